@@ -1,0 +1,161 @@
+"""Graph: what is computed, ops and tensors, with no devices in it.
+
+A graph is written for one microbatch of `batch` samples. Every tensor has a *rate*: once a step
+(variables, accumulated gradients) or once a microbatch (activations). `repeat` and `accumulate`
+join the two. `batch_dim` says which dim of a tensor grows with the number of samples, so that
+`with_batch` can give the same graph for another microbatch size.
+"""
+
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+import msgspec
+
+from models.errors import ModelError
+
+SCHEMA_VERSION = 1
+
+
+class Rate(StrEnum):
+    """How often a tensor is produced."""
+
+    STEP = "step"
+    MICROBATCH = "microbatch"
+
+
+class Phase(StrEnum):
+    """The part of a training step to which an op belongs."""
+
+    BEGIN = "begin"  # once a step, before the first microbatch
+    FORWARD = "forward"
+    BACKWARD_INPUT = "backward_input"
+    BACKWARD_WEIGHT = "backward_weight"
+    UPDATE = "update"  # once a step, after the last microbatch
+
+
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One logical (whole) tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    rate: Rate = Rate.MICROBATCH
+    batch_dim: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One op: a row of the op table applied to named tensors.
+
+    `labels` is the op's index expression (`b t k, k n -> b t n`), see `models.labels`. `block`
+    names the repeated piece of the model that holds the op (`h.3`); `global` means every stage.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    labels: str
+    block: str
+    phase: Phase = Phase.FORWARD
+    attributes: dict[str, int | float | str | bool] = {}
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ops in topological order and the tensors they join.
+
+    `blocks` lists the blocks in the order of the forward pass; blocks of one `template` are equal
+    in structure (op and tensor names differ in the block's prefix only).
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    batch: int
+    tokens_per_sample: int
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    blocks: tuple[str, ...]
+    templates: dict[str, str]
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor called `name`; raises ModelError when there is none."""
+        try:
+            return self.tensors_by_name[name]
+        except KeyError:
+            raise ModelError(f"graph `{self.name}` has no tensor `{name}`") from None
+
+    @property
+    def tensors_by_name(self) -> dict[str, Tensor]:
+        """Every tensor under its name (built anew: keep it when looking up often)."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of trainable values: the sizes of all variables added up."""
+        tensors = self.tensors_by_name
+        return sum(prod(tensors[op.outputs[0]].shape) for op in self.ops if op.kind == "variable")
+
+    def validate(self) -> "Graph":
+        """Return the graph itself once it is known to be well formed.
+
+        Raises
+        ------
+        ModelError
+            A name is used twice, an input is read before it is produced, a tensor has no producer
+            or more than one, or an op's block is not one of the graph's blocks.
+        """
+        known = self.tensors_by_name
+        if len(known) != len(self.tensors):
+            raise ModelError(f"graph `{self.name}` declares a tensor twice")
+        seen: set[str] = set()
+        names: set[str] = set()
+        for op in self.ops:
+            if op.name in names:
+                raise ModelError(f"graph `{self.name}` has two ops called `{op.name}`")
+            names.add(op.name)
+            if op.block != GLOBAL_BLOCK and op.block not in self.templates:
+                raise ModelError(f"op `{op.name}` lies in block `{op.block}`, which is not listed")
+            for name in op.inputs:
+                if name not in seen:
+                    raise ModelError(f"op `{op.name}` reads `{name}` before any op produces it")
+            for name in op.outputs:
+                if name in seen:
+                    raise ModelError(f"op `{op.name}` produces `{name}`, which exists already")
+                if name not in known:
+                    raise ModelError(f"op `{op.name}` produces `{name}`, which is not declared")
+                seen.add(name)
+        if unused := sorted(set(known) - seen):
+            raise ModelError(f"graph `{self.name}` declares `{unused[0]}`, which no op produces")
+        return self
+
+
+GLOBAL_BLOCK = "global"
+
+
+def with_batch(graph: Graph, batch: int) -> Graph:
+    """Return the same graph for microbatches of `batch` samples."""
+    if batch <= 0:
+        raise ModelError(f"batch is {batch}: a microbatch holds at least one sample")
+
+    def scaled(tensor: Tensor) -> Tensor:
+        if tensor.batch_dim is None:
+            return tensor
+        shape = list(tensor.shape)
+        shape[tensor.batch_dim] = shape[tensor.batch_dim] // graph.batch * batch
+        return msgspec.structs.replace(tensor, shape=tuple(shape))
+
+    tensors = tuple(scaled(tensor) for tensor in graph.tensors)
+    return msgspec.structs.replace(graph, batch=batch, tensors=tensors)
+
+
+def to_json(document: Any) -> bytes:
+    """Encode any of the documents (Graph, Plan, ActorGraph, Trace, Cluster, profile)."""
+    return msgspec.json.encode(document, order="deterministic")

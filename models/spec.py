@@ -1,0 +1,41 @@
+"""ModelSpec and TrainingSpec: from these two a training Graph is rebuilt, byte for byte."""
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A zoo family, its configuration, and the sequence length and precision to build it at.
+
+    `config` holds the family's own fields (`gpt`: layers, hidden, heads, ffn_hidden, vocab,
+    positions; `mlp`: inputs, hidden, layers, classes). `precision` is fp64, fp32, tf32, bf16 or
+    fp16: 16-bit kinds keep float32 variables and compute in 16 bits.
+    """
+
+    name: str
+    family: str
+    config: dict[str, int | float | str | bool]
+    seq_len: int = 1
+    precision: str = "fp32"
+
+
+class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The optimizer and its schedule; part of the graph, so part of the plan.
+
+    The learning rate rises linearly over `warmup_steps`, then falls along a cosine to
+    `final_fraction` of `learning_rate` at `decay_steps` (constant when `decay_steps` is 0).
+    Gradients are clipped to a global norm of `clip_norm` (0: not clipped).
+    """
+
+    optimizer: str = "adamw"  # or "sgd"
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_fraction: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    momentum: float = 0.0
+    clip_norm: float = 1.0

@@ -1,0 +1,176 @@
+"""ActorGraph: a plan compiled to actors, registers and queues with their orders.
+
+One `Program` serves every rank of a device class (a pipeline stage, to begin with); `coordinate`
+and `members` turn it into one rank's own. Registers never cross a rank: ranks meet only in actors
+that have a `meeting` (a collective, or the send and recv ends of a transfer).
+
+An actor fires when it is next in each of its queues, every input register holds the version it
+needs and every output register has the slot free. Rates are *holds*: an input port with hold 4
+reads one version for four firings and then gives it back; an output port with hold 4 takes a slot
+at the first of four firings and publishes it at the last.
+"""
+
+from enum import StrEnum
+from math import prod
+
+import msgspec
+
+from planner.mesh import Axis
+
+SCHEMA_VERSION = 1
+
+
+class Leave(StrEnum):
+    """When an actor makes room for the next one in a queue."""
+
+    ISSUED = "issued"
+    COMPLETED = "completed"
+
+
+class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`slots` buffers for successive versions of one rank's shard of a tensor.
+
+    Version v lies in slot v mod slots. `initial` versions exist before the first step (variables).
+    `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
+    `offset_bytes + k * slot_bytes`.
+    """
+
+    name: str
+    tensor: str
+    global_shape: tuple[int, ...]
+    sbp: str
+    shape: tuple[int, ...]
+    dtype: str
+    slots: int = 1
+    initial: int = 0
+    offset_bytes: int = 0
+    slot_bytes: int = 0
+    memory_kind: str = "activation"  # parameter, gradient, optimizer, activation, communication
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One register of an actor and for how many firings a version of it is held."""
+
+    register: int
+    hold: int = 1
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where ranks meet: a collective over mesh axes, over the world, or one end of a transfer.
+
+    Equal `key` and equal group mean the same meeting. `axes` are the mesh axes the group spans;
+    `peer` is the program of a transfer's other end (the rank at the same coordinate);
+    `world` is a group of every rank of every program. `message_bytes` is the size of the whole
+    message as collective libraries count it: the reduced tensor for all_reduce, the larger side
+    for all_gather and reduce_scatter, the local tensor for all_to_all, send and recv.
+    """
+
+    key: str
+    kind: str  # all_reduce all_gather reduce_scatter all_to_all broadcast send recv
+    axes: tuple[str, ...] = ()
+    peer: int | None = None
+    world: bool = False
+    reduction: str = ""
+    message_bytes: int = 0
+
+
+class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One op, boxing step or end of a meeting, fired `firings` times a step.
+
+    `state` are registers that only this actor touches and updates in place (Adam's moments).
+    """
+
+    name: str
+    kind: str
+    queues: tuple[int, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    firings: int
+    labels: str = ""
+    attributes: dict[str, int | float | str | bool] = {}
+    phase: str = "forward"
+    block: str = ""
+    state: tuple[int, ...] = ()
+    meeting: Meeting | None = None
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An in-order lane: `order` lists the actors of one step's firings."""
+
+    name: str
+    leave: Leave
+    order: tuple[int, ...]
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every rank of one device class runs; `ranks` in row-major order of the mesh."""
+
+    name: str
+    stage: int
+    ranks: tuple[int, ...]
+    registers: tuple[Register, ...]
+    actors: tuple[Actor, ...]
+    queues: tuple[Queue, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the arena: the end of the last register."""
+        return max((r.offset_bytes + r.slots * r.slot_bytes for r in self.registers), default=0)
+
+
+class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One program per device class over the mesh `axes` that every stage shares."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    axes: tuple[Axis, ...]
+    programs: tuple[Program, ...]
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes, outer first."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks over all programs."""
+        return sum(len(program.ranks) for program in self.programs)
+
+    def program_of(self, rank: int) -> int:
+        """Index of the program that `rank` runs."""
+        for index, program in enumerate(self.programs):
+            if rank in program.ranks:
+                return index
+        raise ValueError(f"rank {rank} of {self.ranks}: no program lists it")
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Mesh coordinate of `rank` inside its stage."""
+        position = self.programs[self.program_of(rank)].ranks.index(rank)
+        found = []
+        for size in reversed(self.axis_sizes):
+            position, at = divmod(position, size)
+            found.append(at)
+        return tuple(reversed(found))
+
+    def members(self, rank: int, meeting: Meeting) -> tuple[int, ...]:
+        """Ranks of the meeting that `rank` takes part in, in the order of the group.
+
+        A transfer lists the sender first.
+        """
+        if meeting.world:
+            return tuple(sorted(r for program in self.programs for r in program.ranks))
+        index = self.program_of(rank)
+        position = self.programs[index].ranks.index(rank)
+        if meeting.peer is not None:
+            other = self.programs[meeting.peer].ranks[position]
+            return (rank, other) if meeting.kind == "send" else (other, rank)
+        strides = [prod(self.axis_sizes[i + 1 :]) for i in range(len(self.axes))]
+        names = [axis.name for axis in self.axes]
+        base = position
+        members = [0]
+        for axis in meeting.axes:
+            at = names.index(axis)
+            size, stride = self.axis_sizes[at], strides[at]
+            base -= (position // stride % size) * stride
+            members = [member + k * stride for member in members for k in range(size)]
+        return tuple(self.programs[index].ranks[base + member] for member in members)

@@ -1,0 +1,105 @@
+"""The null clock: run an actor graph to its end with no time at all.
+
+One complete run proves that no timing can deadlock the net: it is a marked graph, and whether a
+marked graph can go on does not depend on the order of firings. A run that stops short has a cycle
+of actors that wait for each other, and the error prints it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import networkx as nx
+
+from planner.actors.graph import ActorGraph
+from planner.actors.protocol import Fire, Protocol
+from planner.actors.rendezvous import Rendezvous
+from planner.errors import ProtocolError
+
+Visit = Callable[[int, Fire], None]
+
+
+def run_to_completion(
+    graph: ActorGraph, *, steps: int = 1, folded: bool = True, visit: Visit | None = None
+) -> int:
+    """Fire every actor of `steps` steps and return the number of firings.
+
+    Parameters
+    ----------
+    graph
+        The actor graph.
+    steps
+        Number of training steps to run through.
+    folded
+        One representative per program instead of every rank.
+    visit
+        Called as `visit(instance, fire)` before a local actor completes, and for each member of a
+        meeting before any of them completes.
+
+    Raises
+    ------
+    ProtocolError
+        The graph cannot run to its end; the message names the waiting cycle.
+    """
+    programs = (
+        list(graph.programs)
+        if folded
+        else [graph.programs[graph.program_of(rank)] for rank in range(graph.ranks)]
+    )
+    protocols = [Protocol(program, steps) for program in programs]
+    rendezvous = Rendezvous(graph, folded=folded)
+    meets = [[actor.meeting is not None for actor in program.actors] for program in programs]
+    pending: deque[tuple[int, Fire]] = deque()
+    posted: dict[tuple[int, int], Fire] = {}
+    for instance, protocol in enumerate(protocols):
+        pending.extend((instance, fire) for fire in protocol.start())
+    firings = 0
+    while pending:
+        instance, fire = pending.popleft()
+        arrived: list[tuple[int, int]] | None = [(instance, fire.actor)]
+        posted[instance, fire.actor] = fire
+        if meets[instance][fire.actor]:
+            arrived = rendezvous.arrive(instance, fire.actor, fire.firing)
+        pending.extend((instance, f) for f in protocols[instance].issued(fire.actor))
+        if arrived is None:
+            continue
+        done = [(other, posted.pop((other, actor))) for other, actor in arrived]
+        if visit is not None:
+            for other, ready in done:
+                visit(other, ready)
+        for other, ready in done:
+            firings += 1
+            pending.extend((other, f) for f in protocols[other].completed(ready.actor))
+    if not all(protocol.finished for protocol in protocols):
+        raise ProtocolError(_explain(protocols, rendezvous))
+    return firings
+
+
+def _explain(protocols: list[Protocol], rendezvous: Rendezvous) -> str:
+    """Name one cycle of actors that wait for each other."""
+    waits: nx.DiGraph = nx.DiGraph()
+    for instance, protocol in enumerate(protocols):
+        for wait in protocol.waits():
+            reason = {
+                "input": f"needs `{wait.what}` from",
+                "slot": f"needs a free slot of `{wait.what}`, held by",
+                "queue": f"comes in queue `{wait.what}` after",
+            }[wait.reason]
+            if wait.on >= 0:
+                waits.add_edge((instance, wait.actor), (instance, wait.on), reason=reason)
+        for actor, firing in protocol.under_way():
+            for other in rendezvous.absent(instance, actor, firing):
+                waits.add_edge((instance, actor), other, reason="meets")
+
+    def named(node: tuple[int, int]) -> str:
+        program = protocols[node[0]].program
+        return f"`{program.actors[node[1]].name}` ({program.name})"
+
+    try:
+        cycle = [edge[:2] for edge in nx.find_cycle(waits)]
+    except nx.NetworkXNoCycle:
+        stuck = ", ".join(
+            f"{named(a)} {d['reason']} {named(b)}" for a, b, d in waits.edges(data=True)
+        )
+        return f"the actor graph stops before its end: {stuck or 'nothing can fire'}"
+    steps = "; ".join(f"{named(a)} {waits.edges[a, b]['reason']} {named(b)}" for a, b in cycle)
+    return f"the actor graph deadlocks: {steps}"

@@ -1,0 +1,207 @@
+"""The actor protocol of one rank as a sans-IO state machine: events in, fire commands out.
+
+There is no clock, thread, socket or array here. A driver asks `start()` for the first commands,
+carries each out in its own way and reports `issued` and `completed`; both return the commands that
+have become possible. An actor fires when
+
+* it is next in each of its queues,
+* every input register holds the version it reads (firing // hold), and
+* every output register has the slot of the version it writes (version mod slots) free, which means
+  that every consumer has given back the version that was there before.
+
+With one producer per register, versions read in production order and static queue orders this is
+a marked graph, hence confluent: which slot a firing reads and writes does not depend on timing
+(Lee and Messerschmitt, "Static scheduling of synchronous data flow programs", 1987; Commoner et
+al., "Marked directed graphs", 1971).
+"""
+
+from typing import NamedTuple
+
+from planner.actors.graph import Leave, Program
+from planner.errors import ProtocolError
+
+
+class Fire(NamedTuple):
+    """Command: do firing `firing` of `actor` on these slots of its input and output ports."""
+
+    actor: int
+    firing: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+class Wait(NamedTuple):
+    """Why the next actor of a queue cannot fire: `on` is the actor it waits for."""
+
+    actor: int
+    firing: int
+    reason: str  # "input", "slot", "queue", "meeting"
+    what: str  # name of the register or queue
+    on: int
+
+
+class Protocol:
+    """State of one rank that runs `program` for `steps` steps."""
+
+    def __init__(self, program: Program, steps: int = 1) -> None:
+        actors, registers = program.actors, program.registers
+        self.program = program
+        self.steps = steps
+        self._fired = [0] * len(actors)
+        self._done = [0] * len(actors)
+        self._total = [actor.firings * steps for actor in actors]
+        self._left = sum(self._total)
+        self._slots = [register.slots for register in registers]
+        self._produced = [register.initial for register in registers]
+        # Per register, the number of versions that each consumer has given back.
+        self._released: list[list[int]] = [[] for _ in registers]
+        self._producer = [-1] * len(registers)
+        self._consumers: list[list[int]] = [[] for _ in registers]
+        # Ports as (register, hold, initial versions | index of this consumer in the register).
+        self._inputs: list[list[tuple[int, int, int]]] = []
+        self._outputs: list[list[tuple[int, int, int]]] = []
+        for index, actor in enumerate(actors):
+            ports = []
+            for port in actor.inputs:
+                ports.append((port.register, port.hold, len(self._released[port.register])))
+                self._released[port.register].append(0)
+                self._consumers[port.register].append(index)
+            self._inputs.append(ports)
+            self._outputs.append(
+                [(p.register, p.hold, registers[p.register].initial) for p in actor.outputs]
+            )
+            for port in actor.outputs:
+                self._producer[port.register] = index
+        self._queues = [list(queue.order) for queue in program.queues]
+        self._head = [0] * len(program.queues)
+        self._length = [len(queue.order) * steps for queue in program.queues]
+        self._issue_queues = [self._leaving(a.queues, Leave.ISSUED) for a in actors]
+        self._done_queues = [self._leaving(a.queues, Leave.COMPLETED) for a in actors]
+        self._member = [actor.queues for actor in actors]
+
+    def _leaving(self, queues: tuple[int, ...], leave: Leave) -> tuple[int, ...]:
+        return tuple(q for q in queues if self.program.queues[q].leave is leave)
+
+    @property
+    def finished(self) -> bool:
+        """True once every firing of every step has completed."""
+        return self._left == 0
+
+    def start(self) -> list[Fire]:
+        """Return the commands that are possible before any event."""
+        commands: list[Fire] = []
+        for queue in range(len(self._queues)):
+            self._advance(queue, commands)
+        return commands
+
+    def issued(self, actor: int) -> list[Fire]:
+        """Take note that `actor`'s current firing was handed over; return what it makes possible."""
+        commands: list[Fire] = []
+        for queue in self._issue_queues[actor]:
+            self._head[queue] += 1
+            self._advance(queue, commands)
+        return commands
+
+    def completed(self, actor: int) -> list[Fire]:
+        """Take note that `actor`'s current firing is done; return what it makes possible.
+
+        Raises
+        ------
+        ProtocolError
+            The actor has no firing under way.
+        """
+        firing = self._done[actor]
+        if firing >= self._fired[actor]:
+            name = self.program.actors[actor].name
+            raise ProtocolError(f"actor `{name}` completed firing {firing} before it was fired")
+        self._done[actor] = firing + 1
+        self._left -= 1
+        commands: list[Fire] = []
+        for queue in self._done_queues[actor]:
+            self._head[queue] += 1
+            self._advance(queue, commands)
+        for register, hold, consumer in self._inputs[actor]:
+            if (firing + 1) % hold == 0:
+                self._released[register][consumer] += 1
+                if (producer := self._producer[register]) >= 0:
+                    self._try(producer, commands)
+        for register, hold, _ in self._outputs[actor]:
+            if (firing + 1) % hold == 0:
+                self._produced[register] += 1
+                for index in self._consumers[register]:
+                    self._try(index, commands)
+        return commands
+
+    def _advance(self, queue: int, commands: list[Fire]) -> None:
+        head = self._head[queue]
+        if head < self._length[queue]:
+            order = self._queues[queue]
+            self._try(order[head % len(order)], commands)
+
+    def _try(self, actor: int, commands: list[Fire]) -> None:
+        """Fire `actor` if nothing holds it back."""
+        firing = self._fired[actor]
+        if firing != self._done[actor] or firing >= self._total[actor]:
+            return
+        heads, lengths, queues = self._head, self._length, self._queues
+        for queue in self._member[actor]:
+            head, order = heads[queue], queues[queue]
+            if head >= lengths[queue] or order[head % len(order)] != actor:
+                return
+        slots = self._slots
+        reads = []
+        for register, hold, _ in self._inputs[actor]:
+            version = firing // hold
+            if version >= self._produced[register]:
+                return
+            reads.append(version % slots[register])
+        writes = []
+        for register, hold, initial in self._outputs[actor]:
+            version = firing // hold + initial
+            count = slots[register]
+            if version >= count:
+                before = version - count + 1
+                for released in self._released[register]:
+                    if released < before:
+                        return
+            writes.append(version % count)
+        self._fired[actor] = firing + 1
+        commands.append(Fire(actor, firing, tuple(reads), tuple(writes)))
+
+    def under_way(self) -> list[tuple[int, int]]:
+        """Actors that were fired and have not completed, each with its firing."""
+        return [(a, self._done[a]) for a, f in enumerate(self._fired) if f > self._done[a]]
+
+    def waits(self) -> list[Wait]:
+        """What each unfinished actor at the head of a queue waits for (to explain a deadlock)."""
+        found: list[Wait] = []
+        for queue, order in enumerate(self._queues):
+            if self._head[queue] >= self._length[queue]:
+                continue
+            actor = order[self._head[queue] % len(order)]
+            if self._fired[actor] == self._done[actor]:
+                found.extend(self._reasons(actor))
+        return list(dict.fromkeys(found))
+
+    def _reasons(self, actor: int) -> list[Wait]:
+        firing = self._fired[actor]
+        names = self.program.registers
+        found = []
+        for queue in self._member[actor]:
+            order = self._queues[queue]
+            head = order[self._head[queue] % len(order)]
+            if head != actor:
+                what = self.program.queues[queue].name
+                found.append(Wait(actor, firing, "queue", what, head))
+        for register, hold, _ in self._inputs[actor]:
+            if firing // hold >= self._produced[register]:
+                what, on = names[register].name, self._producer[register]
+                found.append(Wait(actor, firing, "input", what, on))
+        for register, hold, initial in self._outputs[actor]:
+            before = firing // hold + initial - self._slots[register] + 1
+            for consumer, released in zip(
+                self._consumers[register], self._released[register], strict=True
+            ):
+                if released < before:
+                    found.append(Wait(actor, firing, "slot", names[register].name, consumer))
+        return found

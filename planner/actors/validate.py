@@ -1,0 +1,92 @@
+"""What every actor graph must satisfy before a driver may run it."""
+
+from collections import Counter
+
+from planner.actors.graph import ActorGraph, Leave, Program
+from planner.errors import ProtocolError
+
+
+def validate(graph: ActorGraph) -> ActorGraph:
+    """Return the graph itself once it is structurally sound.
+
+    Raises
+    ------
+    ProtocolError
+        A register has two producers or none, rates do not match, an actor is in no lane, a queue's
+        order does not hold every firing, slots overlap in the arena, or a meeting has no other end.
+    """
+    for program in graph.programs:
+        _check_registers(program)
+        _check_queues(program)
+    _check_meetings(graph)
+    return graph
+
+
+def _check_registers(program: Program) -> None:
+    versions: dict[int, int] = {}
+    for actor in program.actors:
+        for port in (*actor.inputs, *actor.outputs):
+            if not 0 <= port.register < len(program.registers):
+                raise ProtocolError(f"actor `{actor.name}` ({program.name}): no such register")
+            if port.hold < 1 or actor.firings % port.hold:
+                raise ProtocolError(
+                    f"actor `{actor.name}` ({program.name}) holds "
+                    f"`{program.registers[port.register].name}` for {port.hold} of "
+                    f"{actor.firings} firings: the hold must divide the firings of a step"
+                )
+        for port in actor.outputs:
+            if port.register in versions:
+                name = program.registers[port.register].name
+                raise ProtocolError(f"register `{name}` ({program.name}) has two producers")
+            versions[port.register] = actor.firings // port.hold
+    for actor in program.actors:
+        for port in actor.inputs:
+            register = program.registers[port.register]
+            if port.register not in versions:
+                raise ProtocolError(
+                    f"register `{register.name}` ({program.name}), read by `{actor.name}`, "
+                    f"has no producer"
+                )
+            if versions[port.register] != actor.firings // port.hold:
+                raise ProtocolError(
+                    f"register `{register.name}` ({program.name}) is produced "
+                    f"{versions[port.register]} times a step, but `{actor.name}` reads "
+                    f"{actor.firings // port.hold} versions"
+                )
+    for register in program.registers:
+        if register.slots < max(1, register.initial):
+            raise ProtocolError(
+                f"register `{register.name}` ({program.name}) has {register.slots} slots"
+            )
+
+
+def _check_queues(program: Program) -> None:
+    for index, queue in enumerate(program.queues):
+        found = Counter(queue.order)
+        for at, actor in enumerate(program.actors):
+            expected = actor.firings if index in actor.queues else 0
+            if found[at] != expected:
+                raise ProtocolError(
+                    f"queue `{queue.name}` ({program.name}) lists `{actor.name}` {found[at]} times "
+                    f"a step, expected {expected}"
+                )
+    for actor in program.actors:
+        if not any(program.queues[q].leave is Leave.COMPLETED for q in actor.queues):
+            raise ProtocolError(
+                f"actor `{actor.name}` ({program.name}) is in no queue that waits for completion"
+            )
+
+
+def _check_meetings(graph: ActorGraph) -> None:
+    ends: dict[tuple[str, int, int], str] = {}
+    for index, program in enumerate(graph.programs):
+        for actor in program.actors:
+            meeting = actor.meeting
+            if meeting is not None and meeting.peer is not None:
+                ends[meeting.key, index, meeting.peer] = actor.name
+    for (key, here, there), name in ends.items():
+        if (key, there, here) not in ends:
+            raise ProtocolError(
+                f"`{name}` ({graph.programs[here].name}) meets nobody: "
+                f"{graph.programs[there].name} has no other end of `{key}`"
+            )

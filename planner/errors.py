@@ -1,0 +1,17 @@
+"""The errors of the planner package, one class per cause."""
+
+
+class PlanError(ValueError):
+    """A plan is malformed or names something that does not exist (exit code 2)."""
+
+
+class InfeasibleError(PlanError):
+    """A well-formed question whose answer is no; names the limit that binds (exit code 1)."""
+
+
+class ClusterError(ValueError):
+    """A cluster or device is unknown or malformed; names the field and the fix."""
+
+
+class ProtocolError(RuntimeError):
+    """An actor graph breaks the protocol or cannot run to its end; names the actors."""

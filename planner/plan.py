@@ -1,0 +1,116 @@
+"""Plan: who computes what. The document that search writes and compile reads.
+
+A plan is self-contained: the model as a specification from which the Graph is rebuilt, the cluster
+as it was, and every decision. It holds no wall-clock figure.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from models.graph import to_json
+from models.spec import ModelSpec, TrainingSpec
+from planner.cluster import Cluster
+from planner.errors import PlanError
+from planner.mesh import Mesh
+
+SCHEMA_VERSION = 1
+
+
+class OpSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The nd-SBP of each input and output of one op, as text: `(S(0), B)`.
+
+    `expansion` names the extra signature that was taken, empty for one derived from labels.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    expansion: str = ""
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to run every block of a template: a signature per op.
+
+    Keys of `signatures` are op names with the block's name cut off (`attn.q.matmul`); they cover
+    every op of the block in the training graph, backward and update included.
+    """
+
+    template: str
+    signatures: dict[str, OpSignature]
+    recompute: str = "none"
+
+
+class BlockChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A block and the index of the variant it runs as."""
+
+    block: str
+    variant: int
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A contiguous piece of the model on one stage; a stage holds `interleave` of them."""
+
+    stage: int
+    blocks: tuple[BlockChoice, ...]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the search proved: seconds in the planner's own cost, and the plans that lost."""
+
+    objective_s: float
+    bound_s: float
+    gap: float
+    candidates: int
+    pruned: int
+    alternatives: tuple[dict[str, Any], ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every decision about one training step.
+
+    Stage s holds the ranks `s * mesh.devices … (s + 1) * mesh.devices - 1`. A step is
+    `microbatches` microbatches of `global_batch / microbatches` samples. `chunks` are in model
+    order; chunk i lies on stage i mod stages for an interleaved schedule.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    global_batch: int
+    microbatches: int
+    mesh: Mesh
+    stages: int
+    schedule: str
+    interleave: int
+    variants: tuple[Variant, ...]
+    chunks: tuple[Chunk, ...]
+    pins: dict[str, str | int | bool] = {}
+    memory_limit_bytes: int = 0
+    seed: int = 0
+    evidence: Evidence | None = None
+    figures: dict[str, Any] = {}  # what the simulator said of it: step_time_s, memory_bytes_max, …
+
+    @property
+    def ranks(self) -> int:
+        """Number of devices the plan uses."""
+        return self.stages * self.mesh.devices
+
+    @property
+    def batch(self) -> int:
+        """Samples of one microbatch over all ranks of a stage."""
+        return self.global_batch // self.microbatches
+
+    def digest(self) -> str:
+        """Short hash of every decision; ties traces and checkpoints to their plan."""
+        bare = msgspec.structs.replace(self, evidence=None, figures={})
+        return hashlib.sha256(to_json(bare)).hexdigest()[:16]
+
+
+def read_plan(text: bytes) -> Plan:
+    """Decode a plan file; raises PlanError with the path of the offending key."""
+    try:
+        return msgspec.json.decode(text, type=Plan)
+    except msgspec.DecodeError as error:
+        raise PlanError(f"not a plan: {error}") from None

@@ -1,0 +1,113 @@
+"""SBP: how a logical tensor lies on the devices of one mesh axis, and nd-SBP over several.
+
+`S(d)` splits dim d, `B` gives every device the whole, `P(sum)` and `P(max)` leave partial values
+that add up (or whose maximum is) the whole. An nd-SBP is one of these per mesh axis, applied from
+the outer axis to the inner: `(S(0), S(0))` on a 2 × 4 mesh cuts dim 0 in two, then each half in
+four. Written `S(0)` on one axis and `(S(0), B)` on several; OneFlow's notation.
+"""
+
+import re
+from math import prod
+from typing import NamedTuple
+
+from planner.errors import PlanError
+
+
+class Sbp(NamedTuple):
+    """One of S(dim), B, P(sum), P(max)."""
+
+    kind: str  # "S", "B", "P"
+    dim: int = -1
+    reduction: str = ""
+
+    def __str__(self) -> str:
+        return {"S": f"S({self.dim})", "B": "B", "P": f"P({self.reduction})"}[self.kind]
+
+    @property
+    def is_split(self) -> bool:
+        """True for S(dim)."""
+        return self.kind == "S"
+
+    @property
+    def is_partial(self) -> bool:
+        """True for P(sum) and P(max)."""
+        return self.kind == "P"
+
+
+BROADCAST = Sbp("B")
+PARTIAL_SUM = Sbp("P", reduction="sum")
+PARTIAL_MAX = Sbp("P", reduction="max")
+
+NdSbp = tuple[Sbp, ...]
+
+
+def split(dim: int) -> Sbp:
+    """Return S(dim)."""
+    return Sbp("S", dim)
+
+
+_ONE = re.compile(r"\s*(?:S\((\d+)\)|(B)|P\((sum|max)\))\s*")
+
+
+def parse_nd_sbp(text: str) -> NdSbp:
+    """Read `S(0)` or `(S(0), B)`; raises PlanError on anything else."""
+    inner = text.strip()
+    if inner == "()":
+        return ()
+    body = inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner
+    found: list[Sbp] = []
+    for piece in body.split(","):
+        match = _ONE.fullmatch(piece)
+        if match is None:
+            raise PlanError(f"`{text}` is not an sbp: expected S(d), B, P(sum) or P(max)")
+        dim, whole, reduction = match.groups()
+        found.append(
+            split(int(dim)) if dim else BROADCAST if whole else Sbp("P", reduction=reduction)
+        )
+    return tuple(found)
+
+
+def format_nd_sbp(sbp: NdSbp) -> str:
+    """Write an nd-SBP the one way it is written everywhere."""
+    return str(sbp[0]) if len(sbp) == 1 else "(" + ", ".join(map(str, sbp)) + ")"
+
+
+def local_shape(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of one device's shard of a tensor of `shape`.
+
+    Raises
+    ------
+    PlanError
+        A split dim does not exist or does not divide evenly over its axes.
+    """
+    local = list(shape)
+    for axis, (one, size) in enumerate(zip(sbp, axis_sizes, strict=True)):
+        if not one.is_split:
+            continue
+        if one.dim >= len(local):
+            raise PlanError(f"{one} on a tensor with {len(local)} dims")
+        if local[one.dim] % size:
+            raise PlanError(
+                f"{one} splits dim {one.dim} (size {local[one.dim]}) over axis {axis} ({size}): "
+                f"not divisible"
+            )
+        local[one.dim] //= size
+    return tuple(local)
+
+
+def shard_offsets(
+    shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...], coordinate: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Global index of the first element, per dim, of the shard at a mesh coordinate."""
+    offsets = [0] * len(shape)
+    local = list(shape)
+    for one, size, at in zip(sbp, axis_sizes, coordinate, strict=True):
+        if one.is_split:
+            local[one.dim] //= size
+            offsets[one.dim] += at * local[one.dim]
+    return tuple(offsets)
+
+
+def local_size(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> int:
+    """Number of elements of one device's shard."""
+    return prod(local_shape(shape, sbp, axis_sizes))
