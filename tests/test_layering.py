@@ -1,0 +1,128 @@
+"""The layout's own rules: imports follow the arrows, heavy libraries stay behind their doors."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ALLOWED = {
+    "models": set(),
+    "planner": {"models"},
+    "simulator": {"models", "planner"},
+    "executor": {"models", "planner"},
+    "millrace": {"models", "planner", "simulator", "executor"},
+}
+
+# Library -> the only paths that may import it.
+DOORS = {
+    "ortools": ("planner/search/",),
+    "mpi4py": ("executor/mpi.py", "executor/launch.py", "executor/worker.py"),
+    "simpy": ("simulator/",),
+    "typer": ("millrace/",),
+    "rich": ("millrace/",),
+    "matplotlib": ("millrace/plot.py",),
+    "cupy": (),
+    "torch": (),
+    "onnx": (),
+}
+
+BANNED_NAMES = {"utils", "util", "helpers", "common", "misc", "manager", "handler", "engine"}
+
+# Importing these must not bring in any of the heavy libraries.
+LIGHT = (
+    "models.graph",
+    "planner",
+    "planner.plan",
+    "planner.actors",
+    "planner.actors.graph",
+    "planner.actors.trace",
+    "executor",
+    "millrace",
+)
+HEAVY = ("ortools", "simpy", "mpi4py", "rich", "typer", "matplotlib")
+
+FILES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
+IDS = [str(path.relative_to(ROOT)) for path in FILES]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """Yield the top-level names that an import statement reads."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute, so that the arrows can be read off them"
+        yield (node.module or "").partition(".")[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_imports_follow_the_arrows_and_keep_to_the_doors(path: Path) -> None:
+    place = path.relative_to(ROOT).as_posix()
+    package = place.partition("/")[0]
+    for node in ast.walk(tree(path)):
+        for name in imported(node):
+            where = f"{place}:{getattr(node, 'lineno', 0)} imports {name}"
+            if name in ALLOWED and name != package:
+                assert name in ALLOWED[package], f"{where}: against the arrows"
+            if name in DOORS:
+                assert place.startswith(DOORS[name] or ("no file",)), f"{where}: not its door"
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_files_and_functions_stay_short_and_say_what_they_are(path: Path) -> None:
+    place = path.relative_to(ROOT).as_posix()
+    lines = len(path.read_text().splitlines())
+    assert lines <= 500, f"{place} has {lines} lines: split it by noun"
+    assert not BANNED_NAMES & set(path.with_suffix("").parts), f"{place}: name the noun"
+    module = tree(path)
+    assert ast.get_docstring(module), f"{place} has no docstring"
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 70, f"{place}: {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name == "__init__.py"], ids=str)
+def test_a_package_opens_with_a_docstring_and_at_most_ten_names(path: Path) -> None:
+    public = 0
+    for node in tree(path).body:
+        if isinstance(node, ast.ImportFrom):
+            public += len(node.names)
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            assert names in (["__all__"], ["__version__"]), f"{path}: logic in a package's door"
+        else:
+            assert isinstance(node, ast.Expr), f"{path}:{node.lineno}: logic in a package's door"
+    assert public <= 10, f"{path} hands out {public} names"
+
+
+def test_no_folder_is_empty_and_none_holds_more_than_fifteen_modules() -> None:
+    for package in ALLOWED:
+        for folder in [ROOT / package, *(p for p in (ROOT / package).rglob("*") if p.is_dir())]:
+            if folder.name == "__pycache__":
+                continue
+            names = [entry.name for entry in folder.iterdir() if entry.name != "__pycache__"]
+            assert names, f"{folder.relative_to(ROOT)} is empty"
+            modules = [name for name in names if name.endswith(".py") and name != "__init__.py"]
+            assert len(modules) <= 15, f"{folder.relative_to(ROOT)} holds {len(modules)} modules"
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_modules_import_no_heavy_library(name: str) -> None:
+    code = (
+        f"import sys, {name}; "
+        f"print([m for m in {HEAVY!r} if m in sys.modules]); "
+        f"sys.exit(any(m in sys.modules for m in {HEAVY!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"import {name} brings {done.stdout}{done.stderr}"
