@@ -95,7 +95,7 @@ class Protocol:
         return commands
 
     def issued(self, actor: int) -> list[Fire]:
-        """Take note that `actor`'s current firing was handed over; return what it makes possible."""
+        """Take note that `actor` was handed over; return the commands that makes possible."""
         commands: list[Fire] = []
         for queue in self._issue_queues[actor]:
             self._head[queue] += 1

@@ -1,0 +1,254 @@
+"""Boxing: from one nd-SBP of a tensor to another, on the same devices or on others.
+
+On one placement a boxing is a path of steps, each one collective or local move over mesh axes:
+
+| from → to     | step           | bytes received per device (t = the tensor as it lies on the group) |
+|---------------|----------------|-------------------------------|
+| S(i) → B      | all_gather     | (p − 1)/p · t                 |
+| P → B         | all_reduce     | 2 (p − 1)/p · t               |
+| P → S(i)      | reduce_scatter | (p − 1)/p · t                 |
+| S(i) → S(j)   | all_to_all     | (p − 1)/p · t/p               |
+| B → S(i)      | slice          | 0                             |
+| B, S(i) → P   | pad            | 0                             |
+
+Between placements every device of the target receives what it lacks (`transfers`). Bytes are those
+of a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+
+An axis may only take up or drop S(i) while no inner axis splits dim i: the pieces of an outer axis
+are then contiguous, and gathering them in group order gives the tensor in order.
+"""
+
+import heapq
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+from planner.errors import InfeasibleError, PlanError
+from planner.sbp import BROADCAST, NdSbp, Sbp, format_nd_sbp, local_shape, shard_offsets, split
+
+
+class Step(NamedTuple):
+    """One collective or local move over the mesh axes with indexes `axes` (outer to inner)."""
+
+    kind: str  # slice pad all_gather all_reduce reduce_scatter all_to_all
+    axes: tuple[int, ...]
+    before: NdSbp
+    after: NdSbp
+
+
+def _kind(before: Sbp, after: Sbp) -> str | None:
+    """The move that takes one axis from `before` to `after`, None where there is none."""
+    if before.is_split:
+        return "all_to_all" if after.is_split else "all_gather" if after == BROADCAST else "pad"
+    if before == BROADCAST:
+        return "slice" if after.is_split else "pad"
+    if after.is_partial:
+        return None
+    return "reduce_scatter" if after.is_split else "all_reduce"
+
+
+def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
+    """Bytes that each device receives during one step on a ring, rounded down."""
+    group = prod(sizes[axis] for axis in step.axes)
+    before = prod(local_shape(shape, step.before, sizes)) * itemsize
+    after = prod(local_shape(shape, step.after, sizes)) * itemsize
+    match step.kind:
+        case "all_gather":
+            return after * (group - 1) // group
+        case "all_reduce":
+            return 2 * before * (group - 1) // group
+        case "reduce_scatter":
+            return before * (group - 1) // group
+        case "all_to_all":
+            return before * (group - 1) // group
+        case _:
+            return 0
+
+
+def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
+    """Message size as collective libraries count it: the larger of the two local tensors."""
+    before = prod(local_shape(shape, step.before, sizes))
+    return max(before, prod(local_shape(shape, step.after, sizes))) * itemsize
+
+
+def _moves(state: NdSbp, wanted: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
+    """Every legal single step from `state`."""
+    found: list[Step] = []
+    # P to the target's P, B and the splits of the target or source are the only stations of use.
+    for axis, one in enumerate(state):
+        if sizes[axis] == 1:
+            continue
+        inner = {
+            s.dim
+            for s, size in zip(state[axis + 1 :], sizes[axis + 1 :], strict=True)
+            if s.is_split and size > 1
+        }
+        if one.is_split and one.dim in inner:
+            continue
+        choices = [BROADCAST, *(split(dim) for dim in range(ndim))]
+        if wanted[axis].is_partial:
+            choices.append(wanted[axis])
+        for after in choices:
+            if after == one or (after.is_split and after.dim in inner):
+                continue
+            if after.is_partial and not one.is_partial and _clashes(state, after):
+                continue
+            if kind := _kind(one, after):
+                found.append(Step(kind, (axis,), state, _replaced(state, (axis,), after)))
+    found.extend(_joint_moves(state, sizes))
+    return found
+
+
+def _clashes(state: NdSbp, after: Sbp) -> bool:
+    return any(one.is_partial and one != after for one in state)
+
+
+def _joint_moves(state: NdSbp, sizes: tuple[int, ...]) -> list[Step]:
+    """One all_reduce over several partial axes, or one all_gather over axes that split one dim."""
+    found = []
+    partial = tuple(a for a, one in enumerate(state) if one.is_partial and sizes[a] > 1)
+    if len(partial) > 1 and len({state[a] for a in partial}) == 1:
+        found.append(Step("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
+    for dim in {one.dim for one in state if one.is_split}:
+        axes = tuple(a for a, one in enumerate(state) if one == split(dim) and sizes[a] > 1)
+        if len(axes) > 1:
+            found.append(Step("all_gather", axes, state, _replaced(state, axes, BROADCAST)))
+    return found
+
+
+def _replaced(state: NdSbp, axes: tuple[int, ...], after: Sbp) -> NdSbp:
+    return tuple(after if axis in axes else one for axis, one in enumerate(state))
+
+
+@cache
+def boxing_path(
+    source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Step, ...]:
+    """Return the steps of least bytes from `source` to `target` on one placement.
+
+    Parameters
+    ----------
+    source, target
+        One SBP per mesh axis.
+    sizes
+        Sizes of the mesh axes.
+    shape
+        Shape of the whole tensor.
+
+    Raises
+    ------
+    InfeasibleError
+        No path exists: a dim does not divide, or P(sum) would have to become P(max).
+
+    Examples
+    --------
+    >>> from planner.sbp import parse_nd_sbp
+    >>> [s.kind for s in boxing_path(parse_nd_sbp("P(sum)"), parse_nd_sbp("S(0)"), (4,), (8, 3))]
+    ['reduce_scatter']
+
+    Notes
+    -----
+    Dijkstra's algorithm over the nd-SBPs that divide, by bytes and then by number of steps.
+    """
+    target = tuple(
+        wanted if size > 1 else have
+        for have, wanted, size in zip(source, target, sizes, strict=True)
+    )
+    count = 0
+    queue: list[tuple[int, int, int, NdSbp, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
+    done: set[NdSbp] = set()
+    while queue:
+        moved, length, _, state, path = heapq.heappop(queue)
+        if state == target:
+            return path
+        if state in done:
+            continue
+        done.add(state)
+        for step in _moves(state, target, len(shape), sizes):
+            if step.after in done:
+                continue
+            try:
+                cost = step_bytes(step, shape, 1, sizes)
+            except PlanError:
+                continue
+            count += 1
+            heapq.heappush(queue, (moved + cost, length + 1, count, step.after, (*path, step)))
+    raise InfeasibleError(
+        f"no boxing from {format_nd_sbp(source)} to {format_nd_sbp(target)} for a tensor of shape "
+        f"{shape} on a mesh of {sizes}"
+    )
+
+
+def boxing_bytes(
+    source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...], itemsize: int
+) -> int:
+    """Bytes that each device receives over the whole path on one placement."""
+    path = boxing_path(source, target, sizes, shape)
+    return sum(step_bytes(step, shape, itemsize, sizes) for step in path)
+
+
+class Transfer(NamedTuple):
+    """A box of the whole tensor that device `source` sends to device `target` of two placements."""
+
+    source: int
+    target: int
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements sent."""
+        return prod(e - b for b, e in zip(self.begin, self.end, strict=True))
+
+
+def transfers(
+    shape: tuple[int, ...],
+    source: NdSbp,
+    source_sizes: tuple[int, ...],
+    target: NdSbp,
+    target_sizes: tuple[int, ...],
+) -> tuple[Transfer, ...]:
+    """Return what must be sent so that another placement holds the tensor as `target`.
+
+    Each device of the target gets every element of its shard exactly once. Where the source holds
+    copies, the senders take turns, so that no one copy serves all; equal meshes with equal SBPs
+    send straight across.
+
+    Raises
+    ------
+    PlanError
+        The source or the target is partial: reduce on the source placement first.
+    """
+    if any(one.is_partial for one in (*source, *target)):
+        raise PlanError(
+            f"transfer from {format_nd_sbp(source)} to {format_nd_sbp(target)}: partial values do "
+            f"not cross placements; reduce them on the source first"
+        )
+    copies: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for device, coordinate in enumerate(_coordinates(source_sizes)):
+        copies.setdefault(_box(shape, source, source_sizes, coordinate), []).append(device)
+    found = []
+    for device, coordinate in enumerate(_coordinates(target_sizes)):
+        begin, end = _box(shape, target, target_sizes, coordinate)
+        for (low, high), holders in copies.items():
+            first = tuple(map(max, begin, low))
+            last = tuple(map(min, end, high))
+            if all(a < b for a, b in zip(first, last, strict=True)):
+                sender = device if device in holders else holders[device % len(holders)]
+                found.append(Transfer(sender, device, first, last))
+    return tuple(found)
+
+
+def _coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for size in sizes:
+        found = [(*head, at) for head in found for at in range(size)]
+    return found
+
+
+def _box(
+    shape: tuple[int, ...], sbp: NdSbp, sizes: tuple[int, ...], coordinate: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    begin = shard_offsets(shape, sbp, sizes, coordinate)
+    local = local_shape(shape, sbp, sizes)
+    return begin, tuple(b + n for b, n in zip(begin, local, strict=True))
