@@ -1,0 +1,90 @@
+"""What an op's outputs are like, given its inputs; and the check that a whole graph agrees."""
+
+from collections.abc import Mapping, Sequence
+
+from models.errors import ModelError
+from models.graph import ITEMSIZE, Graph, Op, Rate, Tensor
+from models.labels import bind, parse
+from models.ops import op_kind
+
+
+def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple[str, ...] | None:
+    """Dtypes of an op's outputs: that of the first floating input, widened where the row says so.
+
+    None when no input is floating, so that the dtype is the caller's to choose.
+    """
+    floating = [dtype for dtype in input_dtypes if dtype.startswith(("float", "bfloat"))]
+    if not floating:
+        return None
+    narrow = floating[0]
+    wide = widened(narrow)
+    row = op_kind(kind)
+    return tuple(wide if index in row.wide_outputs else narrow for index in range(outputs))
+
+
+def widened(dtype: str) -> str:
+    """At least float32."""
+    return dtype if ITEMSIZE[dtype] > 4 else "float32"
+
+
+def output_rate(kind: str, op: str, input_rates: Sequence[Rate]) -> Rate:
+    """Rate of an op's outputs.
+
+    Raises
+    ------
+    ModelError
+        Inputs of different rates meet, or `repeat` or `accumulate` is given the rate it makes.
+    """
+    row = op_kind(kind)
+    if len(set(input_rates)) > 1:
+        raise ModelError(
+            f"op `{op}` ({kind}) reads tensors of both rates; bring those made once a step to the "
+            f"microbatch with `repeat`, or the others to the step with `accumulate`"
+        )
+    if row.rate is None:
+        if not input_rates:
+            raise ModelError(f"op `{op}` ({kind}) has no inputs; it needs at least one")
+        return input_rates[0]
+    if input_rates and input_rates[0] is row.rate:
+        raise ModelError(f"op `{op}` ({kind}) reads a tensor made once a {row.rate} already")
+    return row.rate
+
+
+def check_graph(graph: Graph) -> Graph:
+    """Return the graph itself once every op is known to fit its row of the table.
+
+    Raises
+    ------
+    ModelError
+        What `Graph.validate` refuses; an unknown kind; a missing attribute; shapes that do not fit
+        the labels; rates that do not meet; a batch dim that no label `b` explains.
+    """
+    graph.validate()
+    tensors = graph.tensors_by_name
+    for op in graph.ops:
+        _check_op(op, tensors)
+    return graph
+
+
+def _check_op(op: Op, tensors: Mapping[str, Tensor]) -> None:
+    row = op_kind(op.kind)
+    if row.expansion_only:
+        raise ModelError(f"op `{op.name}`: kind `{op.kind}` occurs in expansions only")
+    if missing := [name for name in row.attributes if name not in op.attributes]:
+        raise ModelError(f"op `{op.name}` ({op.kind}) lacks attribute `{missing[0]}`; add it")
+    inputs = [tensors[name] for name in op.inputs]
+    outputs = [tensors[name] for name in op.outputs]
+    bind(
+        parse(op.labels),
+        tuple(tensor.shape for tensor in inputs),
+        tuple(tensor.shape for tensor in outputs),
+        op=op.name,
+        tensors=op.inputs + op.outputs,
+    )
+    rate = output_rate(op.kind, op.name, [tensor.rate for tensor in inputs])
+    for tensor in outputs:
+        if tensor.rate is not rate:
+            raise ModelError(
+                f"op `{op.name}` makes `{tensor.name}` once a {rate}, but it is declared once a "
+                f"{tensor.rate}"
+            )
