@@ -1,8 +1,9 @@
 """Boxing: from one nd-SBP of a tensor to another, on the same devices or on others.
 
-On one placement a boxing is a path of steps, each one collective or local move over mesh axes:
+On one placement a boxing is a path of steps, each one collective or local move over mesh axes
+(t bytes of tensor lie on the group of p devices):
 
-| from → to     | step           | bytes received per device (t = the tensor as it lies on the group) |
+| from → to     | step           | bytes received per device     |
 |---------------|----------------|-------------------------------|
 | S(i) → B      | all_gather     | (p − 1)/p · t                 |
 | P → B         | all_reduce     | 2 (p − 1)/p · t               |
@@ -24,7 +25,16 @@ from math import prod
 from typing import NamedTuple
 
 from planner.errors import InfeasibleError, PlanError
-from planner.sbp import BROADCAST, NdSbp, Sbp, format_nd_sbp, local_shape, shard_offsets, split
+from planner.sbp import (
+    BROADCAST,
+    PARTIAL_SUM,
+    NdSbp,
+    Sbp,
+    format_nd_sbp,
+    local_shape,
+    shard_offsets,
+    split,
+)
 
 
 class Step(NamedTuple):
@@ -74,7 +84,6 @@ def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tupl
 def _moves(state: NdSbp, wanted: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
     """Every legal single step from `state`."""
     found: list[Step] = []
-    # P to the target's P, B and the splits of the target or source are the only stations of use.
     for axis, one in enumerate(state):
         if sizes[axis] == 1:
             continue
@@ -86,8 +95,8 @@ def _moves(state: NdSbp, wanted: NdSbp, ndim: int, sizes: tuple[int, ...]) -> li
         if one.is_split and one.dim in inner:
             continue
         choices = [BROADCAST, *(split(dim) for dim in range(ndim))]
-        if wanted[axis].is_partial:
-            choices.append(wanted[axis])
+        if wanted[axis] == PARTIAL_SUM:  # zeros are neutral for sums only
+            choices.append(PARTIAL_SUM)
         for after in choices:
             if after == one or (after.is_split and after.dim in inner):
                 continue
