@@ -1,0 +1,26 @@
+"""Chunks that stay in the cache: elementwise kernels of many passes work on one at a time."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from executor.kernels.context import Array
+
+CHUNK_ELEMENTS = 16384
+"""Elements of a chunk: 64 KiB in float32, so that a chunk and its scratch lie in a core's L2."""
+
+
+def chunks(size: int, length: int = CHUNK_ELEMENTS) -> Iterator[slice]:
+    """Cut `size` elements into slices of at most `length`."""
+    for start in range(0, size, length):
+        yield slice(start, min(start + length, size))
+
+
+def scratch(count: int, size: int, dtype: str, length: int = CHUNK_ELEMENTS) -> list[Array]:
+    """Return `count` arrays of one chunk each."""
+    return [np.empty(min(size, length), dtype) for _ in range(count)]
+
+
+def rows_per_chunk(columns: int, rows: int, length: int = CHUNK_ELEMENTS) -> int:
+    """Return how many rows of `columns` elements make a chunk: at least one, at most `rows`."""
+    return max(1, min(rows, length // max(columns, 1)))

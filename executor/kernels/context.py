@@ -1,0 +1,160 @@
+"""What a kernel knows: its op, the shards it reads and writes, and the run it belongs to.
+
+A shard knows the global index of its first element, so that a kernel of an op that depends on
+positions (a causal mask, a row of a split table) gives the same values however tensors are split.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.sbp import NdSbp
+
+Array = NDArray[Any]
+
+Kernel = Callable[[int, Sequence[Array], Sequence[Array]], None]
+"""`kernel(firing, inputs, outputs)`: writes every output; arrays are C-contiguous."""
+
+KernelFactory = Callable[["KernelContext"], Kernel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's part of a tensor: its shape and the global index of its first element."""
+
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the shard."""
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return int(np.dtype(self.dtype).itemsize)
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the shard is the whole tensor."""
+        return self.shape == self.global_shape
+
+
+def whole(shape: tuple[int, ...], dtype: str) -> Shard:
+    """Return the shard that is the whole tensor."""
+    return Shard(global_shape=shape, offsets=(0,) * len(shape), shape=shape, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What an `input` op reads of every sample.
+
+    Parameters
+    ----------
+    name
+        `tokens`, `targets`, `features` or `classes`.
+    values
+        How many different ids there are; 0 for features.
+    shape
+        Shape of one whole sample.
+    region
+        The part of a sample that this rank holds.
+    """
+
+    name: str
+    values: int
+    shape: tuple[int, ...]
+    region: tuple[slice, ...]
+
+
+class Dataset(Protocol):
+    """Where samples come from; `executor.data` holds the implementations.
+
+    A sample is known by its number in the whole run, so that every rank reads its own rows and
+    gets the values it would find in the whole batch.
+    """
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+        """Return the source's region of each of `samples`, stacked along dim 0."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """What all kernels of one rank share during a run.
+
+    Parameters
+    ----------
+    seed
+        Seed of the run (samples and initial values).
+    dataset
+        Where the `input` kernel reads; None when nothing reads.
+    global_batch, microbatches, batch
+        Samples of a step, microbatches of a step, samples of a microbatch.
+    first_step
+        Steps that earlier runs have made (resuming from a checkpoint).
+    totals
+        One `(loss sum, token count, sum of squared gradients)` per step of this run.
+    """
+
+    seed: int
+    dataset: Dataset | None
+    global_batch: int
+    microbatches: int
+    batch: int
+    first_step: int = 0
+    totals: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def record_totals(self, step: int, totals: Array) -> None:
+        """Keep the totals of `step` (counted from this run's first); later calls are ignored."""
+        if len(self.totals) == step:
+            self.totals.append((float(totals[0]), float(totals[1]), float(totals[2])))
+
+
+@dataclass(slots=True, kw_only=True)
+class KernelContext:
+    """All that a kernel factory is told about one actor of one rank.
+
+    Parameters
+    ----------
+    kind, name, labels, attributes
+        Those of the op.
+    inputs, outputs
+        The shards the kernel reads and writes, in the op's order.
+    output_hold
+        Firings that write the same version of the outputs (`accumulate`: microbatches).
+    input_sbp, output_sbp
+        nd-SBP of every input and output; empty on a single device.
+    coordinate, axis_sizes
+        The rank's place in the mesh of its stage, and the mesh's sizes.
+    state
+        Arrays that only this actor touches, zero before the first step: for `adamw` the two
+        moments, for `sgd` with momentum the velocity, in the shape of the variable's shard.
+    run
+        The run that the actor belongs to.
+    """
+
+    kind: str
+    name: str
+    labels: str
+    attributes: Mapping[str, int | float | str | bool]
+    inputs: tuple[Shard, ...]
+    outputs: tuple[Shard, ...]
+    run: RunState
+    output_hold: int = 1
+    input_sbp: tuple[NdSbp, ...] = ()
+    output_sbp: tuple[NdSbp, ...] = ()
+    coordinate: tuple[int, ...] = ()
+    axis_sizes: tuple[int, ...] = ()
+    state: Sequence[Array] = ()
+
+    def number(self, attribute: str, default: float) -> float:
+        """Return an attribute as a float."""
+        return float(self.attributes.get(attribute, default))

@@ -1,0 +1,37 @@
+"""An op's labels on its local shards: the labels of every operand, and their sizes here."""
+
+from dataclasses import dataclass
+
+from executor.kernels.context import KernelContext
+from models.labels import Operand, bind, parse
+
+Dims = tuple[str, ...]
+"""Labels of an operand from the outermost to the innermost, groups taken apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Labels of every operand and the local size of every label."""
+
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    sizes: dict[str, int]
+
+
+def _flat(operand: Operand) -> Dims:
+    return tuple(label for dim in operand for label in dim)
+
+
+def layout(context: KernelContext) -> Layout:
+    """Bind the op's labels to the shapes of its shards; raises ModelError where they disagree."""
+    expression = parse(context.labels)
+    return Layout(
+        inputs=tuple(_flat(operand) for operand in expression.inputs),
+        outputs=tuple(_flat(operand) for operand in expression.outputs),
+        sizes=bind(
+            expression,
+            [shard.shape for shard in context.inputs],
+            [shard.shape for shard in context.outputs],
+            op=context.name,
+        ),
+    )

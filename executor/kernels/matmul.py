@@ -1,0 +1,103 @@
+"""matmul: any einsum of two operands, as one matrix product wherever the dims allow it.
+
+Labels fall into four classes: batch (in both operands and the output), left and right (in one
+operand and the output) and contracted (in both operands only). Each operand is seen as
+(batch…, left, contracted) or (batch…, contracted, right), where left, right and contracted are
+several dims merged into one. On contiguous arrays that merge is nearly always a view; where it is
+not, the operand is copied to scratch once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, Kernel, KernelContext
+from executor.kernels.dims import Dims, Layout, layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """How an array becomes a stack of matrices: split dims, reorder them, merge them."""
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    merged: tuple[int, ...]
+    is_copy: bool
+
+    def __call__(self, array: Array) -> Array:
+        return array.reshape(self.split).transpose(self.order).reshape(self.merged)
+
+
+def _view(dims: Dims, groups: tuple[Dims, ...], sizes: dict[str, int], dtype: str) -> _View:
+    """Plan the view of an operand with `dims` that merges each of `groups` into one dim."""
+    split = tuple(sizes[label] for label in dims)
+    order = tuple(dims.index(label) for group in groups for label in group)
+    merged = tuple(prod(sizes[label] for label in group) for group in groups)
+    sample = np.empty(split, dtype)
+    is_copy = not np.may_share_memory(sample, sample.transpose(order).reshape(merged))
+    return _View(split=split, order=order, merged=merged, is_copy=is_copy)
+
+
+def _classes(found: Layout) -> tuple[Dims, Dims, Dims, Dims]:
+    """Return the batch, left, contracted and right labels in an order that needs few copies."""
+    left_operand, right_operand = found.inputs
+    (output,) = found.outputs
+    batch = tuple(x for x in output if x in left_operand and x in right_operand)
+    left = tuple(x for x in output if x in left_operand and x not in right_operand)
+    right = tuple(x for x in output if x in right_operand and x not in left_operand)
+    contracted = tuple(x for x in left_operand if x in right_operand and x not in output)
+    return batch, left, contracted, right
+
+
+def matmul(context: KernelContext) -> Kernel:
+    """Return the kernel of any einsum of two operands.
+
+    Raises
+    ------
+    ExecutorError
+        The expression has not two operands, repeats a label inside one, or has a label that only
+        one operand holds and the output does not.
+    """
+    found = layout(context)
+    if len(found.inputs) != 2 or len(found.outputs) != 1:
+        raise ExecutorError(
+            f"matmul needs two operands, found `{context.labels}`", actor=context.name
+        )
+    batch, left, contracted, right = _classes(found)
+    known = (set(batch) | set(left) | set(contracted), set(batch) | set(right) | set(contracted))
+    for operand, expected in zip(found.inputs, known, strict=True):
+        if len(set(operand)) != len(operand) or set(operand) != expected:
+            raise ExecutorError(
+                f"matmul cannot compute `{context.labels}`: a label is repeated inside an operand "
+                f"or held by one operand alone; sum it with an op `sum` first",
+                actor=context.name,
+            )
+    stack = tuple((label,) for label in batch)
+    dtype = context.outputs[0].dtype
+    sizes = found.sizes
+    first = _view(found.inputs[0], (*stack, left, contracted), sizes, context.inputs[0].dtype)
+    second = _view(found.inputs[1], (*stack, contracted, right), sizes, context.inputs[1].dtype)
+    result = _view(found.outputs[0], (*stack, left, right), sizes, dtype)
+    if result.is_copy:
+        return _matmul_through_scratch(first, second, result, dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        np.matmul(first(inputs[0]), second(inputs[1]), out=result(outputs[0]))
+
+    return kernel
+
+
+def _matmul_through_scratch(first: _View, second: _View, result: _View, dtype: str) -> Kernel:
+    """Multiply into scratch, then copy: the output's dims interleave left and right."""
+    product = np.empty(result.merged, dtype)
+    apart = tuple(result.split[at] for at in result.order)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        np.matmul(first(inputs[0]), second(inputs[1]), out=product)
+        target = outputs[0].reshape(result.split).transpose(result.order)
+        np.copyto(target, product.reshape(apart))
+
+    return kernel

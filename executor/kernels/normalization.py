@@ -1,0 +1,100 @@
+"""Layer norm and its two gradients; R rows (all leading dims), D features (the last dim).
+
+With x̂ = (x − mean) · rstd, the forward pass keeps mean and rstd of every row, so that the
+gradients need one pass over x to find x̂ again. Rows go in chunks that stay in the cache.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor.kernels.chunks import chunks, rows_per_chunk
+from executor.kernels.context import Array, Kernel, KernelContext
+
+
+def _rows(context: KernelContext) -> tuple[int, int, int]:
+    """Return the rows, columns and rows of a chunk of the first input."""
+    columns = context.inputs[0].shape[-1]
+    rows = context.inputs[0].size // max(columns, 1)
+    return rows, columns, rows_per_chunk(columns, rows)
+
+
+def layer_norm(context: KernelContext) -> Kernel:
+    """Return y, mean and rstd of (x, gamma, beta)."""
+    rows, columns, step = _rows(context)
+    epsilon = context.number("epsilon", 1e-5)
+    averages = np.full(columns, 1 / columns, context.inputs[0].dtype)
+    centred_rows = np.empty((step, columns), context.inputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, gamma, beta = inputs[0].reshape(rows, columns), inputs[1], inputs[2]
+        y = outputs[0].reshape(rows, columns)
+        mean, rstd = outputs[1].reshape(rows), outputs[2].reshape(rows)
+        for part in chunks(rows, step):
+            centred = centred_rows[: part.stop - part.start]
+            np.matmul(x[part], averages, out=mean[part])
+            np.subtract(x[part], mean[part, None], out=centred)
+            np.multiply(centred, centred, out=y[part])
+            np.matmul(y[part], averages, out=rstd[part])
+            rstd[part] = 1 / np.sqrt(rstd[part] + epsilon)
+            np.multiply(centred, rstd[part, None], out=centred)
+            np.multiply(centred, gamma, out=centred)
+            np.add(centred, beta, out=y[part])
+
+    return kernel
+
+
+def layer_norm_grad_input(context: KernelContext) -> Kernel:
+    """Return dx of (dy, x, gamma, mean, rstd).
+
+    With g = dy · gamma: dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)).
+    """
+    rows, columns, step = _rows(context)
+    dtype = context.inputs[0].dtype
+    averages = np.full(columns, 1 / columns, dtype)
+    scaled_rows, normal_rows = (np.empty((step, columns), dtype) for _ in range(2))
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        dy, x = inputs[0].reshape(rows, columns), inputs[1].reshape(rows, columns)
+        gamma, mean, rstd = inputs[2], inputs[3].reshape(rows), inputs[4].reshape(rows)
+        dx = outputs[0].reshape(rows, columns)
+        for part in chunks(rows, step):
+            count = part.stop - part.start
+            scaled, normal = scaled_rows[:count], normal_rows[:count]
+            np.subtract(x[part], mean[part, None], out=normal)
+            np.multiply(normal, rstd[part, None], out=normal)
+            np.multiply(dy[part], gamma, out=scaled)
+            np.multiply(scaled, normal, out=dx[part])
+            along = np.matmul(dx[part], averages)
+            np.multiply(normal, along[:, None], out=normal)
+            np.subtract(scaled, normal, out=normal)
+            np.subtract(normal, np.matmul(scaled, averages)[:, None], out=normal)
+            np.multiply(normal, rstd[part, None], out=dx[part])
+
+    return kernel
+
+
+def layer_norm_grad_weight(context: KernelContext) -> Kernel:
+    """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
+    rows, columns, step = _rows(context)
+    dtype = context.outputs[0].dtype
+    ones = np.ones(step, dtype)
+    products = np.empty((step, columns), dtype)
+    partial = np.empty(columns, dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        dy, x = inputs[0].reshape(rows, columns), inputs[1].reshape(rows, columns)
+        mean, rstd = inputs[2].reshape(rows), inputs[3].reshape(rows)
+        dgamma, dbeta = outputs
+        dgamma.fill(0)
+        dbeta.fill(0)
+        for part in chunks(rows, step):
+            count = part.stop - part.start
+            product = products[:count]
+            np.subtract(x[part], mean[part, None], out=product)
+            np.multiply(product, dy[part], out=product)
+            # rstd joins in the sum over rows, which saves a pass
+            np.add(dgamma, np.matmul(rstd[part], product, out=partial), out=dgamma)
+            np.add(dbeta, np.matmul(ones[:count], dy[part], out=partial), out=dbeta)
+
+    return kernel

@@ -1,0 +1,176 @@
+"""The end of a step: norms, totals, learning rate, AdamW and SGD.
+
+Gradients arrive as unscaled sums over the step's tokens. The gradient that is used is
+sum / tokens · min(1, clip_norm / norm), where norm is that of sum / tokens over all variables.
+"""
+
+from collections.abc import Sequence
+from math import cos, pi, sqrt
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.kernels.chunks import chunks, scratch
+from executor.kernels.context import Array, Kernel, KernelContext
+from models.ops import state_of
+
+
+def squared_sum(context: KernelContext) -> Kernel:
+    """Return the sum of squares, added up in float64."""
+    size = context.inputs[0].size
+    (wide,) = scratch(1, size, "float64")
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        flat = inputs[0].reshape(-1)
+        total = 0.0
+        for part in chunks(size):
+            values = wide[: part.stop - part.start]
+            np.copyto(values, flat[part])
+            total += float(np.dot(values, values))
+        outputs[0][...] = total
+
+    return kernel
+
+
+def step_totals(context: KernelContext) -> Kernel:
+    """Return (loss sum, token count, sum of squares) as this rank's part of a sum over the world.
+
+    Inputs are the loss, the count and any number of squared sums; with the attribute `has_loss`
+    false (a stage that holds no loss) they are squared sums alone. An input that is B on a mesh
+    axis counts on the ranks at coordinate 0 of that axis only.
+    """
+    has_loss = bool(context.attributes.get("has_loss", True))
+    counts = [
+        all(one.kind != "B" or at == 0 for one, at in zip(sbp, context.coordinate, strict=True))
+        for sbp in context.input_sbp or ((),) * len(context.inputs)
+    ]
+    squares_from = 2 if has_loss else 0
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        values = [
+            float(array) if is_counted else 0.0
+            for array, is_counted in zip(inputs, counts, strict=True)
+        ]
+        totals = outputs[0]
+        totals[0], totals[1] = values[:2] if has_loss else (0.0, 0.0)
+        totals[2] = sum(values[squares_from:])
+
+    return kernel
+
+
+def rate_at(context: KernelContext, step: int) -> float:
+    """Return the learning rate of `step`, counted from 0 over all runs.
+
+    A linear rise over `warmup_steps`, then a cosine to `final_fraction` of `learning_rate` at
+    `decay_steps`; constant when that is 0 (Loshchilov and Hutter 2017, without restarts).
+    """
+    peak = context.number("learning_rate", 1e-3)
+    warmup, decay = context.number("warmup_steps", 0), context.number("decay_steps", 0)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if not decay:
+        return peak
+    fraction = context.number("final_fraction", 0.1)
+    progress = min(1.0, (step - warmup) / max(decay - warmup, 1))
+    return peak * (fraction + (1 - fraction) * (1 + cos(pi * progress)) / 2)
+
+
+def learning_rate(context: KernelContext) -> Kernel:
+    """Return the learning rate of the step."""
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = rate_at(context, context.run.first_step + firing)
+
+    return kernel
+
+
+def _gradient_scale(totals: Array, clip_norm: float) -> float:
+    """Return what an unscaled gradient is multiplied by: 1 / tokens, and the clipping."""
+    tokens = max(float(totals[1]), 1.0)
+    norm = sqrt(float(totals[2])) / tokens
+    return (clip_norm / norm if 0 < clip_norm < norm else 1.0) / tokens
+
+
+def _state(context: KernelContext) -> list[Array]:
+    """Return the flat state arrays, as many as the op table says."""
+    names = state_of(context.kind, context.attributes)
+    if len(context.state) != len(names):
+        raise ExecutorError(
+            f"{context.kind} keeps {names}, found {len(context.state)} state arrays",
+            actor=context.name,
+        )
+    return [array.reshape(-1) for array in context.state]
+
+
+def adamw(context: KernelContext) -> Kernel:
+    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+
+    Notes
+    -----
+    Loshchilov and Hutter 2019, algorithm 2, with the bias corrections folded into two scalars:
+    w' = w (1 − lr · decay) − lr √c₂ / c₁ · m / (√v + ε √c₂), where c = 1 − βᵗ.
+    """
+    size = context.outputs[0].size
+    beta1, beta2 = context.number("beta1", 0.9), context.number("beta2", 0.95)
+    epsilon, decay = context.number("epsilon", 1e-8), context.number("weight_decay", 0.0)
+    clip_norm = context.number("clip_norm", 0.0)
+    first_moment, second_moment = _state(context)
+    (buffer,) = scratch(1, size, context.outputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        w, gradient, target = (a.reshape(-1) for a in (inputs[0], inputs[1], outputs[0]))
+        context.run.record_totals(firing, inputs[2])
+        scale, rate = _gradient_scale(inputs[2], clip_norm), float(inputs[3])
+        steps = context.run.first_step + firing + 1
+        correction = sqrt(1 - beta2**steps)
+        pace = rate * correction / (1 - beta1**steps)
+        for part in chunks(size):
+            g, m, v = gradient[part], first_moment[part], second_moment[part]
+            change = buffer[: g.size]
+            np.multiply(g, scale, out=change)
+            np.multiply(m, beta1, out=m)
+            np.multiply(v, beta2, out=v)
+            # m gains (1 − β₁) g and v gains (1 − β₂) g², with one array of scratch
+            np.multiply(change, 1 - beta1, out=change)
+            np.add(m, change, out=m)
+            np.multiply(change, change, out=change)
+            np.multiply(change, (1 - beta2) / (1 - beta1) ** 2, out=change)
+            np.add(v, change, out=v)
+            np.sqrt(v, out=change)
+            np.add(change, epsilon * correction, out=change)
+            np.divide(m, change, out=change)
+            np.multiply(change, pace, out=change)
+            np.multiply(w[part], 1 - rate * decay, out=target[part])
+            np.subtract(target[part], change, out=target[part])
+
+    return kernel
+
+
+def sgd(context: KernelContext) -> Kernel:
+    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+
+    velocity = momentum · velocity + g, w' = w (1 − lr · decay) − lr · velocity; without momentum
+    there is no velocity and g takes its place.
+    """
+    size = context.outputs[0].size
+    momentum, decay = context.number("momentum", 0.0), context.number("weight_decay", 0.0)
+    clip_norm = context.number("clip_norm", 0.0)
+    state = _state(context)
+    (buffer,) = scratch(1, size, context.outputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        w, gradient, target = (a.reshape(-1) for a in (inputs[0], inputs[1], outputs[0]))
+        context.run.record_totals(firing, inputs[2])
+        scale, rate = _gradient_scale(inputs[2], clip_norm), float(inputs[3])
+        for part in chunks(size):
+            change = buffer[: part.stop - part.start]
+            np.multiply(gradient[part], scale, out=change)
+            for velocity in state:
+                np.multiply(velocity[part], momentum, out=velocity[part])
+                np.add(velocity[part], change, out=velocity[part])
+                np.copyto(change, velocity[part])
+            np.multiply(change, rate, out=change)
+            np.multiply(w[part], 1 - rate * decay, out=target[part])
+            np.subtract(target[part], change, out=target[part])
+
+    return kernel

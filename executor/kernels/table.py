@@ -1,0 +1,73 @@
+"""The table of kernels: one factory per op kind; a test holds its keys to those of the op table."""
+
+from executor.errors import ExecutorError
+from executor.kernels.attention import attention, attention_grad
+from executor.kernels.context import Kernel, KernelContext, KernelFactory
+from executor.kernels.elementwise import accumulate, add, cast, gelu, gelu_grad, relu, relu_grad
+from executor.kernels.embedding import embedding, embedding_grad
+from executor.kernels.loss import (
+    count_valid,
+    cross_entropy,
+    cross_entropy_grad,
+    loss_from_sums,
+    row_max,
+    shifted_sums,
+)
+from executor.kernels.matmul import matmul
+from executor.kernels.movement import pad, pad_rows, rearrange, slice_, slice_rows, sum_
+from executor.kernels.normalization import (
+    layer_norm,
+    layer_norm_grad_input,
+    layer_norm_grad_weight,
+)
+from executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
+from executor.kernels.source import input_
+
+KERNELS: dict[str, KernelFactory] = {
+    "accumulate": accumulate,
+    "adamw": adamw,
+    "add": add,
+    "attention": attention,
+    "attention_grad": attention_grad,
+    "cast": cast,
+    "count_valid": count_valid,
+    "cross_entropy": cross_entropy,
+    "cross_entropy_grad": cross_entropy_grad,
+    "embedding": embedding,
+    "embedding_grad": embedding_grad,
+    "gelu": gelu,
+    "gelu_grad": gelu_grad,
+    "input": input_,
+    "layer_norm": layer_norm,
+    "layer_norm_grad_input": layer_norm_grad_input,
+    "layer_norm_grad_weight": layer_norm_grad_weight,
+    "learning_rate": learning_rate,
+    "loss_from_sums": loss_from_sums,
+    "matmul": matmul,
+    "pad": pad,
+    "pad_rows": pad_rows,
+    "rearrange": rearrange,
+    "relu": relu,
+    "relu_grad": relu_grad,
+    "row_max": row_max,
+    "sgd": sgd,
+    "shifted_sums": shifted_sums,
+    "slice": slice_,
+    "slice_rows": slice_rows,
+    "squared_sum": squared_sum,
+    "step_totals": step_totals,
+    "sum": sum_,
+}
+
+
+def make_kernel(context: KernelContext) -> Kernel:
+    """Return the kernel of an actor.
+
+    Raises
+    ------
+    ExecutorError
+        The kind has no kernel, or its labels or shapes are ones the kernel cannot compute.
+    """
+    if context.kind not in KERNELS:
+        raise ExecutorError(f"no NumPy kernel for op kind `{context.kind}`", actor=context.name)
+    return KERNELS[context.kind](context)
