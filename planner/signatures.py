@@ -1,0 +1,346 @@
+"""Signatures: the legal ways to lay one op over a mesh, derived from its index labels.
+
+On one mesh axis (`axis_signatures`) an op may
+
+- run whole everywhere: B on every operand;
+- be split on a label: S on every operand that has it, B on every input that lacks it, P(reduction)
+  on every output that lacks it (no reduction: the label cannot be split);
+- pass partial sums through, where it is linear: P(sum) on all inputs and outputs for a jointly
+  linear op, on exactly one input and all outputs for a multilinear one;
+- take one of the extra signatures of the table `EXTRA`, which labels cannot say: collectives inside
+  complete the outputs. `EXPANSIONS` gives such an op as primitive ops, and `sub_signatures` says
+  how those lie.
+
+On several axes (`op_signatures`) it is one of these per axis, where every dim divides.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from models.graph import Graph, Op, Tensor
+from models.labels import Expression, dim_of, parse
+from models.ops import op_kind
+from planner.errors import PlanError
+from planner.plan import OpSignature
+from planner.sbp import (
+    BROADCAST,
+    PARTIAL_SUM,
+    NdSbp,
+    Sbp,
+    format_nd_sbp,
+    local_shape,
+    parse_nd_sbp,
+    split,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisSignature:
+    """One op on one mesh axis.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of Sbp
+        One per operand.
+    label : str or None
+        The label that is split; None where every operand is whole or partial.
+    expansion : str
+        Name of the extra signature, empty for a derived one.
+    """
+
+    inputs: tuple[Sbp, ...]
+    outputs: tuple[Sbp, ...]
+    label: str | None = None
+    expansion: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """One op on a whole mesh: nd-SBPs per operand, and per axis the label that is split."""
+
+    inputs: tuple[NdSbp, ...]
+    outputs: tuple[NdSbp, ...]
+    labels: tuple[str | None, ...]
+    expansion: str = ""
+
+    @property
+    def document(self) -> OpSignature:
+        """The form that a Plan holds."""
+        return OpSignature(
+            inputs=tuple(map(format_nd_sbp, self.inputs)),
+            outputs=tuple(map(format_nd_sbp, self.outputs)),
+            expansion=self.expansion,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """An extra signature: a label split whose outputs come out whole, by collectives inside."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpansionOp:
+    """One primitive op of an expansion, as a row of an op table: kind, labels, names."""
+
+    kind: str
+    labels: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """The primitive ops that stand for one op, in order.
+
+    `in0`, `in1` … are the op's inputs, `out0` … its outputs, other names are inner tensors. A label
+    means the same as in the op itself. Between two of these ops the usual boxing applies: an inner
+    tensor that comes out partial is made what its readers take.
+    """
+
+    ops: tuple[ExpansionOp, ...]
+
+
+EXTRA: dict[str, tuple[Extra, ...]] = {
+    "cross_entropy": (Extra(name="vocabulary_parallel", label="v"),),
+}
+
+# Megatron-LM's cross entropy over a split vocabulary (Shoeybi et al. 2019, section 3): all_reduces
+# of a maximum and two sums per token, never of the logits.
+EXPANSIONS: dict[tuple[str, str], Expansion] = {
+    ("cross_entropy", "vocabulary_parallel"): Expansion(
+        ops=(
+            ExpansionOp(kind="row_max", labels="b t v -> b t", inputs=("in0",), outputs=("max",)),
+            ExpansionOp(
+                kind="shifted_sums",
+                labels="b t v, b t, b t -> b t c!",
+                inputs=("in0", "max", "in1"),
+                outputs=("sums",),
+            ),
+            ExpansionOp(
+                kind="loss_from_sums",
+                labels="b t, b t c!, b t -> b t, b t",
+                inputs=("max", "sums", "in1"),
+                outputs=("out0", "out1"),
+            ),
+        )
+    ),
+}
+
+
+def split_signature(
+    kind: str, expression: Expression, label: str, whole_outputs: bool = False
+) -> AxisSignature | None:
+    """Return the signature that splits `label`, None where an output cannot be partial.
+
+    `whole_outputs` marks an extra signature: outputs that lack the label come out B.
+    """
+    reduction = op_kind(kind).reduction
+    inputs = tuple(_split_on(operand, label) or BROADCAST for operand in expression.inputs)
+    outputs: list[Sbp] = []
+    for operand in expression.outputs:
+        one = _split_on(operand, label)
+        if one is None and whole_outputs:
+            one = BROADCAST
+        if one is None:
+            if reduction is None:
+                return None
+            one = Sbp("P", reduction=reduction)
+        outputs.append(one)
+    return AxisSignature(inputs=inputs, outputs=tuple(outputs), label=label)
+
+
+def _split_on(operand: tuple[tuple[str, ...], ...], label: str) -> Sbp | None:
+    dim = dim_of(operand, label)
+    return None if dim is None else split(dim)
+
+
+def axis_signatures(
+    kind: str, labels: str, never_partial: Sequence[int] = (), whole: Iterable[str] = ()
+) -> tuple[AxisSignature, ...]:
+    """Return every legal signature of an op on one mesh axis, all-B first.
+
+    Parameters
+    ----------
+    kind, labels : str
+        A row of `models.ops.OPS` and the op's index expression.
+    never_partial : sequence of int, optional
+        Indexes of inputs that cannot be partial (ids).
+    whole : iterable of str, optional
+        Labels that may not be split, besides those marked `!`.
+
+    Examples
+    --------
+    >>> for s in axis_signatures("matmul", "m k, k n -> m n"):
+    ...     print(*s.inputs, "->", *s.outputs)
+    B B -> B
+    S(0) B -> S(0)
+    S(1) S(0) -> P(sum)
+    B S(1) -> S(1)
+    P(sum) B -> P(sum)
+    B P(sum) -> P(sum)
+    """
+    expression = parse(labels)
+    count = len(expression.inputs)
+    outputs = len(expression.outputs)
+    found = [AxisSignature(inputs=(BROADCAST,) * count, outputs=(BROADCAST,) * outputs)]
+    barred = set(whole)
+    for label in expression.splittable:
+        if label not in barred and (one := split_signature(kind, expression, label)):
+            found.append(one)
+    for partial in _partial_inputs(kind, count):
+        if not partial & set(never_partial):
+            inputs = tuple(PARTIAL_SUM if i in partial else BROADCAST for i in range(count))
+            found.append(AxisSignature(inputs=inputs, outputs=(PARTIAL_SUM,) * outputs))
+    for extra in EXTRA.get(kind, ()):
+        one = split_signature(kind, expression, extra.label, whole_outputs=True)
+        if one is not None and extra.label not in barred:
+            found.append(
+                AxisSignature(
+                    inputs=one.inputs,
+                    outputs=one.outputs,
+                    label=extra.label,
+                    expansion=extra.name,
+                )
+            )
+    return tuple(found)
+
+
+def _partial_inputs(kind: str, count: int) -> list[set[int]]:
+    linear = op_kind(kind).linear
+    if linear == "joint":
+        return [set(range(count))] if count else []
+    return [{index} for index in linear]
+
+
+Allowed = Callable[[Op, int, AxisSignature], bool]
+"""Whether an op may take a signature on the mesh axis with this index (pins are such rules)."""
+
+
+def op_signatures(
+    op: Op,
+    tensors: Mapping[str, Tensor],
+    axis_sizes: Sequence[int],
+    *,
+    values: frozenset[str] = frozenset(),
+    whole: Mapping[str, frozenset[str]] | None = None,
+    allowed: Allowed | None = None,
+) -> tuple[Signature, ...]:
+    """Return every legal signature of an op on a mesh, in a fixed order, all-B first.
+
+    Parameters
+    ----------
+    op : Op
+    tensors : mapping
+        The graph's tensors by name: shapes and dtypes.
+    axis_sizes : sequence of int
+    values : frozenset of str, optional
+        Tensors that hold a variable's value (`variable_values`): these are partial only as the
+        summand of a jointly linear op, where zeros elsewhere complete them; multiplying by a
+        partial weight would repeat the whole product on every device.
+    whole : mapping, optional
+        Labels per op kind that may not be split.
+    allowed : callable, optional
+        A filter per axis.
+    """
+    per_axis: list[list[AxisSignature]] = []
+    barred = (whole or {}).get(op.kind, frozenset())
+    ids = [i for i, name in enumerate(op.inputs) if tensors[name].dtype.startswith("int")]
+    if op_kind(op.kind).linear != "joint" or op.outputs[0] in values:
+        ids += [i for i, name in enumerate(op.inputs) if name in values]
+    base = axis_signatures(op.kind, op.labels, ids, barred)
+    for axis in range(len(axis_sizes)):
+        per_axis.append([s for s in base if allowed is None or allowed(op, axis, s)])
+    shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
+    found: dict[tuple[tuple[NdSbp, ...], str], Signature] = {}
+    for choice in product(*per_axis):
+        one = _joined(choice, len(op.inputs), len(op.outputs))
+        if one and _divides(one, shapes, tuple(axis_sizes)):
+            found.setdefault(((*one.inputs, *one.outputs), one.expansion), one)
+    return tuple(found.values())
+
+
+def _joined(choice: tuple[AxisSignature, ...], inputs: int, outputs: int) -> Signature | None:
+    """One signature per axis as one nd-signature; None where P(sum) and P(max) would mix."""
+    signature = Signature(
+        inputs=tuple(tuple(one.inputs[i] for one in choice) for i in range(inputs)),
+        outputs=tuple(tuple(one.outputs[i] for one in choice) for i in range(outputs)),
+        labels=tuple(one.label for one in choice),
+        expansion=next((one.expansion for one in choice if one.expansion), ""),
+    )
+    for sbp in (*signature.inputs, *signature.outputs):
+        if len({one for one in sbp if one.is_partial}) > 1:
+            return None
+    return signature
+
+
+def _divides(
+    signature: Signature, shapes: Sequence[tuple[int, ...]], axis_sizes: tuple[int, ...]
+) -> bool:
+    try:
+        for shape, sbp in zip(shapes, (*signature.inputs, *signature.outputs), strict=True):
+            local_shape(shape, sbp, axis_sizes)
+    except PlanError:
+        return False
+    return True
+
+
+def variable_values(graph: Graph) -> frozenset[str]:
+    """Return the tensors that hold a variable's value: variables, repeated, cast or sliced."""
+    found: set[str] = set()
+    for op in graph.ops:
+        moved = op.kind in ("repeat", "cast", "rearrange", "slice_rows")
+        if op.kind == "variable" or (moved and op.inputs[0] in found):
+            found.update(op.outputs)
+    return frozenset(found)
+
+
+def split_labels(labels: str, signature: OpSignature) -> tuple[str | None, ...]:
+    """Return, per mesh axis, the label that a signature splits; None for whole and partial."""
+    expression = parse(labels)
+    operands = [parse_nd_sbp(text) for text in (*signature.inputs, *signature.outputs)]
+    found: list[str | None] = []
+    for axis in range(len(operands[0]) if operands else 0):
+        label = None
+        for operand, sbp in zip(expression.operands, operands, strict=True):
+            if sbp[axis].is_split:
+                label = operand[sbp[axis].dim][0]
+                break
+        found.append(label)
+    return tuple(found)
+
+
+def sub_signatures(
+    kind: str, labels: str, signature: OpSignature
+) -> tuple[tuple[ExpansionOp, OpSignature], ...]:
+    """Return the primitive ops of an expanded op, each with its signature, in order.
+
+    Every primitive op splits, per axis, the label that the op itself splits, where it has it.
+
+    Raises
+    ------
+    PlanError
+        The kind has no extra signature of that name.
+    """
+    try:
+        expansion = EXPANSIONS[kind, signature.expansion]
+    except KeyError:
+        raise PlanError(
+            f"op kind `{kind}` has no extra signature `{signature.expansion}`"
+        ) from None
+    split_on = split_labels(labels, signature)
+    found: list[tuple[ExpansionOp, OpSignature]] = []
+    for op in expansion.ops:
+        expression = parse(op.labels)
+        choice: list[AxisSignature] = []
+        for label in split_on:
+            known = label is not None and label in expression.labels
+            one = split_signature(op.kind, expression, label) if label and known else None
+            choice.append(one or axis_signatures(op.kind, op.labels)[0])
+        joined = _joined(tuple(choice), len(expression.inputs), len(expression.outputs))
+        assert joined is not None, "one reduction per op"
+        found.append((op, joined.document))
+    return tuple(found)
