@@ -1,0 +1,127 @@
+"""The command line: one app, one file per group of commands, one door for everything that fails.
+
+Exit codes are a contract: 0 done; 1 a well-formed question whose answer is no; 2 cannot be
+understood; 3 failed while running; 130 interrupted. A failure is one sentence on stderr, and under
+`--json` a document with that sentence as `error` on stdout.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+import millrace
+from millrace.guard import check_packages
+
+app = typer.Typer(
+    name="millrace",
+    help="Plan, simulate, run and compare distributed training of large models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"millrace {millrace.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _front(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Plan, simulate, run and compare distributed training of large models."""
+
+
+def _register_commands() -> None:
+    """Fill the app; the guard has run by now, so our packages are the ones imported."""
+    from millrace.commands import catalogues, planning
+
+    catalogues.register(app)
+    planning.register(app)
+
+
+def exit_code_of(error: BaseException) -> int | None:
+    """Return the contract's exit code for an error, None where it is a bug of ours."""
+    from executor.errors import CheckpointError, DataError, ExecutorError
+    from millrace.files import FileError
+    from models.errors import ModelError
+    from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+
+    if isinstance(error, InfeasibleError):
+        return 1
+    if isinstance(
+        error, PlanError | ModelError | ClusterError | DataError | CheckpointError | FileError
+    ):
+        return 2
+    if isinstance(error, ExecutorError | ProtocolError | OSError | MemoryError):
+        return 3
+    return None
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave through every `finally`, so that no rank outlives the command."""
+    raise SystemExit(128 + number)
+
+
+def _fail(sentence: str, code: int) -> int:
+    """Print why the command failed; returns the exit code."""
+    from millrace.output import error_document
+
+    print(f"millrace: {sentence}", file=sys.stderr)
+    if "--json" in sys.argv[1:]:
+        error_document(sentence, code)
+    return code
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        The command line without the program's name; that of the process when left out.
+    """
+    try:
+        check_packages()
+        _register_commands()
+        code = app(args=arguments, prog_name="millrace", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except ImportError as error:
+        return _fail(str(error), 2)
+    except BrokenPipeError:
+        # The reader of our output has gone; nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("MILLRACE_TRACEBACK"):
+            raise
+        if hasattr(error, "format_message"):  # a usage error of the command line's parser
+            return _fail(f"{error.format_message()} (see `millrace --help`)", 2)
+        code = exit_code_of(error)
+        if code is not None:
+            return _fail(str(error) or type(error).__name__, code)
+        return _fail(
+            f"a bug in Millrace: {type(error).__name__}: {error} "
+            f"(set MILLRACE_TRACEBACK=1 to see where)",
+            3,
+        )
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    sys.exit(run())

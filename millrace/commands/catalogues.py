@@ -1,0 +1,127 @@
+"""`millrace models` and `millrace clusters`: what the catalogues hold, or what is asked for."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from millrace.output import Json, answer
+from millrace.units import format_bytes, format_count, format_rate
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("models")(models)
+    app.command("clusters")(clusters)
+
+
+def models(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL...]")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sample; the model's longest by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List models: parameters and training FLOPs of one sample."""
+    from models.zoo.catalogue import NAMES
+
+    rows = [_model_row(name, seq_len) for name in names or NAMES]
+    answer({"rows": rows}, as_json, lambda console: _draw_models(rows, console))
+
+
+def clusters(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER...]")] = None,
+    as_json: Json = False,
+) -> None:
+    """List devices of the catalogue, or describe the clusters that are named."""
+    from millrace.api import cluster
+    from planner.clusters import device_names, load_device
+
+    if names:
+        found = [cluster(name) for name in names]
+        rows = [_device_row(one.name, one.device) | _network(one) for one in found]
+    else:
+        rows = [_device_row(name, load_device(name)) for name in device_names()]
+    answer({"rows": rows}, as_json, lambda console: _draw_clusters(rows, console))
+
+
+def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
+    from models.ops import model_flops
+    from models.spec import TrainingSpec
+    from models.zoo.catalogue import build_training, model_spec
+
+    spec = model_spec(name, seq_len)
+    graph = build_training(spec, TrainingSpec(), 1)
+    return {
+        "name": spec.name,
+        "parameters": graph.parameter_count,
+        "training_flops": model_flops(graph),
+        "seq_len": spec.seq_len,
+        "family": spec.family,
+        "config": spec.config,
+    }
+
+
+def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table()
+    table.add_column("model")
+    for column in ("parameters", "", "seq_len", "training FLOPs of a sample"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['parameters']:,}",
+            format_count(row["parameters"]),
+            str(row["seq_len"]),
+            format_rate(row["training_flops"], "FLOP").removesuffix("/s"),
+        )
+    console.print(table)
+
+
+def _device_row(name: str, device: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "device": device.name,
+        "memory_bytes": device.memory_bytes,
+        "flops_per_s": device.flops_per_s,
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "source": device.source,
+    }
+
+
+def _network(cluster: Any) -> dict[str, Any]:
+    return {
+        "devices": cluster.devices,
+        "devices_per_node": cluster.devices_per_node,
+        "nodes": cluster.nodes,
+        "cores_per_node": cluster.cores_per_node,
+        "intra_node_bytes_per_s": cluster.intra_node.bandwidth_bytes_per_s,
+        "inter_node_bytes_per_s": cluster.inter_node.bandwidth_bytes_per_s,
+    }
+
+
+def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
+    precisions = [p for p in ("fp32", "tf32", "bf16", "fp8") if any(_peak(r, p) for r in rows)]
+    table = Table()
+    table.add_column("name")
+    for column in ("memory", "memory bandwidth", *precisions):
+        table.add_column(column, justify="right")
+    with_network = "devices" in rows[0]
+    if with_network:
+        for column in ("devices", "in a node", "between nodes"):
+            table.add_column(column, justify="right")
+    for row in rows:
+        cells = [row["name"], format_bytes(row["memory_bytes"])]
+        cells.append(format_rate(row["memory_bandwidth_bytes_per_s"], "B"))
+        cells += [format_rate(_peak(row, p), "FLOP") if _peak(row, p) else "" for p in precisions]
+        if with_network:
+            cells.append(f"{row['devices_per_node']} x {row['nodes']}")
+            cells.append(format_rate(row["intra_node_bytes_per_s"], "B"))
+            cells.append(format_rate(row["inter_node_bytes_per_s"], "B"))
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _peak(row: dict[str, Any], precision: str) -> float:
+    return float(row["flops_per_s"].get(precision, 0.0))

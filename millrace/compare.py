@@ -1,0 +1,188 @@
+"""Compare: predicted against measured, as a join of two traces actor by actor.
+
+Every figure is seconds per step on the average rank that runs the actor, over the steps after the
+warm-up. A meeting's span begins when the rank arrives, so waiting for the others counts as
+communication; what no span covers is idle time (the bubble).
+"""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import msgspec
+
+from planner.actors.trace import Lane, Span, Trace
+from planner.errors import PlanError
+
+WARM_UP_STEPS = 5
+MEETINGS = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
+)
+
+
+class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor in both traces; None where a trace does not have it."""
+
+    name: str
+    kind: str
+    phase: str
+    predicted_s: float | None
+    measured_s: float | None
+
+
+class CauseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Time per step and average rank that goes to one cause."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def difference_s(self) -> float:
+        """Predicted minus measured."""
+        return self.predicted_s - self.measured_s
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The join of two traces; `step_time_error` is predicted / measured - 1."""
+
+    plan_digest: str
+    predicted_step_time_s: float
+    measured_step_time_s: float
+    step_time_error: float
+    actors: tuple[ActorRow, ...]
+    causes: tuple[CauseRow, ...]
+    phases: tuple[CauseRow, ...]
+
+
+class _Sums(NamedTuple):
+    """Nanoseconds per step of one trace, each averaged over ranks."""
+
+    actors: dict[str, tuple[str, str, float]]  # name -> kind, phase, time on a rank that has it
+    causes: dict[str, float]
+    phases: dict[str, float]
+
+
+def join(predicted: Trace, measured: Trace) -> Comparison:
+    """Join two traces of one plan.
+
+    Raises
+    ------
+    PlanError
+        The traces are of different plans, or one of them holds no finished step.
+    """
+    if predicted.plan_digest != measured.plan_digest:
+        raise PlanError(
+            f"the trace is of plan {measured.plan_digest}, not of plan {predicted.plan_digest}: "
+            f"give the plan that was run"
+        )
+    for trace in (predicted, measured):
+        if not trace.lanes or trace.steps < 1 or not any(trace.step_end_ns):
+            raise PlanError(f"the {trace.source} trace holds no finished step")
+    before, after = _sums(predicted), _sums(measured)
+    expected_s = predicted.step_time_ns(WARM_UP_STEPS) / 1e9
+    found_s = measured.step_time_ns(WARM_UP_STEPS) / 1e9
+    return Comparison(
+        plan_digest=measured.plan_digest,
+        predicted_step_time_s=expected_s,
+        measured_step_time_s=found_s,
+        step_time_error=expected_s / found_s - 1,
+        actors=_actor_rows(before, after),
+        causes=_cause_rows(before.causes, after.causes),
+        phases=_cause_rows(before.phases, after.phases),
+    )
+
+
+def cause_of(kind: str) -> str:
+    """Name the cause that an actor's time is booked under."""
+    return f"communication: {kind}" if kind in MEETINGS else f"compute: {kind}"
+
+
+def _actor_rows(before: _Sums, after: _Sums) -> tuple[ActorRow, ...]:
+    """Rows of every actor in either trace, largest difference first."""
+    rows = []
+    for name in before.actors.keys() | after.actors.keys():
+        left, right = before.actors.get(name), after.actors.get(name)
+        kind, phase, _ = left or right or ("", "", 0.0)
+        rows.append(
+            ActorRow(
+                name=name,
+                kind=kind,
+                phase=phase,
+                predicted_s=None if left is None else left[2] / 1e9,
+                measured_s=None if right is None else right[2] / 1e9,
+            )
+        )
+    rows.sort(key=lambda row: (-abs((row.predicted_s or 0) - (row.measured_s or 0)), row.name))
+    return tuple(rows)
+
+
+def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[CauseRow, ...]:
+    """Rows of every cause in either trace, largest difference first."""
+    rows = [
+        CauseRow(
+            name=name,
+            predicted_s=before.get(name, 0.0) / 1e9,
+            measured_s=after.get(name, 0.0) / 1e9,
+        )
+        for name in before.keys() | after.keys()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-abs(row.difference_s), row.name)))
+
+
+def _sums(trace: Trace) -> _Sums:
+    """Add up a trace's spans after the warm-up."""
+    first = WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0
+    steps = trace.steps - first
+    lanes = {lane.rank: lane for lane in trace.lanes}
+    origin = {
+        lane.rank: ends[first - 1] if first else 0
+        for lane, ends in zip(trace.lanes, trace.step_end_ns, strict=True)
+    }
+    per_actor: dict[tuple[int, int], int] = defaultdict(int)
+    busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for span in trace.spans:
+        if step_of(span, lanes[span.rank]) >= first:
+            per_actor[span.rank, span.actor] += span.end_ns - span.start_ns
+            busy[span.rank].append((max(span.start_ns, origin[span.rank]), span.end_ns))
+
+    ranks = sum(lane.represents for lane in trace.lanes)
+    actors: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    kinds: dict[str, tuple[str, str]] = {}
+    causes: dict[str, float] = defaultdict(float)
+    phases: dict[str, float] = defaultdict(float)
+    for (rank, actor), total_ns in sorted(per_actor.items()):
+        lane = lanes[rank]
+        name, kind, phase = lane.actors[actor], lane.kinds[actor], lane.phases[actor]
+        share = total_ns / steps * lane.represents
+        actors[name][0] += share
+        actors[name][1] += lane.represents
+        kinds[name] = (kind, phase)
+        causes[cause_of(kind)] += share / ranks
+        phases["communication" if kind in MEETINGS else phase] += share / ranks
+    for lane, ends in zip(trace.lanes, trace.step_end_ns, strict=True):
+        idle = ends[-1] - origin[lane.rank] - covered_ns(busy[lane.rank])
+        causes["idle"] += max(idle, 0) / steps * lane.represents / ranks
+    phases["idle"] = causes["idle"]
+    means = {name: (*kinds[name], total / held) for name, (total, held) in actors.items()}
+    return _Sums(means, causes, phases)
+
+
+def step_of(span: Span, lane: Lane) -> int:
+    """Return the step that a span belongs to."""
+    return span.firing // max(lane.firings[span.actor], 1)
+
+
+def covered_ns(intervals: list[tuple[int, int]]) -> int:
+    """Length of the union of some intervals.
+
+    Examples
+    --------
+    >>> covered_ns([(0, 4), (2, 6), (8, 9)])
+    7
+    """
+    total, reached = 0, 0
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total

@@ -1,0 +1,178 @@
+"""A plan drawn in text: devices × stages, the SBP of one block, memory by kind, and differences.
+
+Shapes of the tables: one column per stage, one row per device of a stage's mesh; one row per op,
+one column for its inputs and one for its outputs.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace.units import format_bytes, format_percent, format_seconds
+from planner.plan import Chunk, Plan
+
+
+def draw_plan(plan: Plan, console: Console) -> None:
+    """Print a plan: its decisions, devices × stages, the SBP of its largest block, its figures."""
+    console.print(headline(plan), markup=False)
+    console.print(devices_table(plan))
+    template = repeated_template(plan)
+    console.print(sbp_table(plan, template))
+    draw_memory(plan, console)
+    if plan.figures.get("step_time_s"):
+        console.print(
+            f"predicted step time {format_seconds(plan.figures['step_time_s'])}", markup=False
+        )
+    if plan.evidence is not None:
+        evidence = plan.evidence
+        console.print(
+            f"objective {format_seconds(evidence.objective_s)}, "
+            f"bound {format_seconds(evidence.bound_s)}, gap {format_percent(evidence.gap)}; "
+            f"{evidence.candidates} candidates, {evidence.pruned} pruned by their bound",
+            markup=False,
+        )
+
+
+def headline(plan: Plan) -> str:
+    """Return the plan's decisions in one line."""
+    axes = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
+    loops = f", {plan.interleave} chunks a stage" if plan.interleave > 1 else ""
+    stages = "1 stage" if plan.stages == 1 else f"{plan.stages} stages, {plan.schedule}{loops}"
+    return (
+        f"{plan.model.name} on {plan.cluster.name}: mesh {axes}, {stages}; "
+        f"{plan.microbatches} microbatches of {plan.batch} samples"
+    )
+
+
+def devices_table(plan: Plan) -> Table:
+    """Return the table of devices (rows) × stages (columns), with the blocks of each stage."""
+    table = Table(title="devices × stages", title_justify="left")
+    table.add_column("mesh " + " ".join(plan.mesh.names) if plan.mesh.names else "mesh")
+    for stage in range(plan.stages):
+        table.add_column(f"stage {stage}")
+    blocks = [stage_blocks(plan, stage) for stage in range(plan.stages)]
+    table.add_row("blocks", *blocks, end_section=True)
+    for device in range(plan.mesh.devices):
+        ranks = [f"rank {stage * plan.mesh.devices + device}" for stage in range(plan.stages)]
+        table.add_row(str(tuple(_coordinate(plan.mesh.sizes, device))), *ranks)
+    return table
+
+
+def stage_blocks(plan: Plan, stage: int) -> str:
+    """Return the blocks of a stage, one line per chunk: `embedding, h.0-1`."""
+    return "\n".join(_runs(chunk) for chunk in plan.chunks if chunk.stage == stage)
+
+
+def sbp_table(plan: Plan, template: str) -> Table:
+    """Return the table of one block's ops with the SBP of their inputs and outputs."""
+    variant = next(variant for variant in plan.variants if variant.template == template)
+    axes = ", ".join(plan.mesh.names)
+    table = Table(title=f"SBP of block `{template}` over ({axes})", title_justify="left")
+    for column in ("op", "inputs", "outputs"):
+        table.add_column(column)
+    for name, signature in variant.signatures.items():
+        outputs = " ".join(signature.outputs)
+        if signature.expansion:
+            outputs += f"  [{signature.expansion}]"
+        table.add_row(Text(name), Text(" ".join(signature.inputs)), Text(outputs))
+    return table
+
+
+def repeated_template(plan: Plan) -> str:
+    """Return the template that most blocks of the plan are of, the one worth drawing."""
+    counts: dict[str, int] = {}
+    for chunk in plan.chunks:
+        for choice in chunk.blocks:
+            template = plan.variants[choice.variant].template
+            counts[template] = counts.get(template, 0) + 1
+    return max(counts, key=lambda template: (counts[template], template))
+
+
+def draw_memory(plan: Plan, console: Console) -> None:
+    """Print memory by kind, per stage, where the plan's figures hold it."""
+    by_stage = plan.figures.get("memory_by_kind")
+    if not by_stage:
+        return
+    kinds = sorted({kind for stage in by_stage for kind in stage})
+    table = Table(title="memory of one device, by kind", title_justify="left")
+    table.add_column("stage")
+    for kind in [*kinds, "sum"]:
+        table.add_column(kind, justify="right")
+    for stage, amounts in enumerate(by_stage):
+        cells = [format_bytes(amounts.get(kind, 0)) for kind in kinds]
+        table.add_row(str(stage), *cells, format_bytes(sum(amounts.values())))
+    console.print(table)
+
+
+def changes(before: Plan, after: Plan) -> list[dict[str, Any]]:
+    """Return every value that differs between two plans, by its path in the document."""
+    left, right = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    return [
+        {"path": path, "before": old, "after": new} for path, old, new in _differences(left, right)
+    ]
+
+
+def draw_changes(found: list[dict[str, Any]], console: Console) -> None:
+    """Print what differs between two plans."""
+    if not found:
+        console.print("the plans are equal")
+        return
+    table = Table()
+    for column in ("what", "before", "after"):
+        table.add_column(column, overflow="fold")
+    for row in found:
+        table.add_row(Text(row["path"]), Text(_short(row["before"])), Text(_short(row["after"])))
+    console.print(table)
+
+
+def _differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Walk two JSON values side by side."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in [*left, *(key for key in right if key not in left)]:
+            inner = f"{path}.{key}" if path else key
+            yield from _differences(left.get(key), right.get(key), inner)
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        for at, (one, other) in enumerate(zip(left, right, strict=True)):
+            yield from _differences(one, other, f"{path}[{at}]")
+    elif left != right:
+        yield path, left, right
+
+
+def _short(value: Any) -> str:
+    """A value in at most 60 characters."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _runs(chunk: Chunk) -> str:
+    """Blocks of a chunk, consecutive ones of a kind as a range: `embedding, layer.0-2`."""
+    runs: list[tuple[str, int, int]] = []
+    names: list[str] = []
+    for choice in chunk.blocks:
+        stem, _, number = choice.block.rpartition(".")
+        if stem and number.isdigit():
+            at = int(number)
+            if runs and runs[-1][0] == stem and runs[-1][2] == at - 1:
+                runs[-1] = (stem, runs[-1][1], at)
+            else:
+                runs.append((stem, at, at))
+                names.append("")
+            first, last = runs[-1][1:]
+            names[-1] = f"{stem}.{first}" if first == last else f"{stem}.{first}-{last}"
+        else:
+            runs.append((choice.block, -1, -1))
+            names.append(choice.block)
+    return ", ".join(names)
+
+
+def _coordinate(sizes: tuple[int, ...], position: int) -> list[int]:
+    """Row-major coordinate of a position."""
+    found = []
+    for size in reversed(sizes):
+        position, at = divmod(position, size)
+        found.append(at)
+    return found[::-1]

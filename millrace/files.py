@@ -1,0 +1,82 @@
+"""Documents on disk: read with the path in every error, written whole or not at all."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from models.graph import to_json
+from planner.actors.trace import Trace
+from planner.errors import PlanError
+from planner.plan import Plan, read_plan
+
+Document = TypeVar("Document")
+
+
+class FileError(ValueError):
+    """A file cannot be read or is not what was asked for; names the path (exit code 2)."""
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """Return the content of a file.
+
+    Raises
+    ------
+    FileError
+        The file is not there, is a folder or may not be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise FileError(f"cannot read the {what} `{path}`: {reason}") from None
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a Plan file; raises FileError or PlanError with the path and the offending key."""
+    try:
+        return read_plan(read_bytes(path, "plan"))
+    except PlanError as error:
+        raise PlanError(f"`{path}`: {error}") from None
+
+
+def load_trace(path: Path) -> Trace:
+    """Read a Trace file; raises FileError with the path and the offending key."""
+    text = read_bytes(path, "trace")
+    try:
+        return msgspec.json.decode(text, type=Trace)
+    except msgspec.DecodeError as error:
+        hint = ""
+        if b'"traceEvents"' in text[:200]:
+            hint = ": this is Chrome's form; write the trace to a name that ends in .json instead"
+        raise FileError(f"`{path}` is not a trace: {error}{hint}") from None
+
+
+def write_document(path: Path, document: object) -> None:
+    """Write a document as indented JSON, in the deterministic order of its bytes."""
+    write_bytes(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file by way of a neighbour, so that no half-written file is left behind.
+
+    Raises
+    ------
+    FileError
+        The folder is not there or may not be written to.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: never to be replaced
+            path.write_bytes(content)
+            return
+        partial.write_bytes(content)
+        partial.replace(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+        reason = (error.strerror or str(error)).lower()
+        raise FileError(f"cannot write `{path}`: {reason}") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()

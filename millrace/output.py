@@ -1,0 +1,62 @@
+"""What a command prints: its answer on stdout, as text or as one JSON document, the rest on stderr.
+
+Progress and warnings go to stderr whatever the form of the answer, so that a script can always read
+stdout. On a terminal long work shows a spinner; elsewhere each step is one plain line.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on stdout and nothing else."),
+]
+
+
+def stdout() -> Console:
+    """Return a console on stdout, at least 100 columns wide where it is not a terminal."""
+    width = None if sys.stdout.isatty() else 100
+    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
+
+
+def stderr() -> Console:
+    """Return a console on stderr."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console], None]) -> None:
+    """Print a command's answer: the document, or what `draw` makes of it."""
+    if as_json:
+        encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
+        sys.stdout.write(encoded.decode() + "\n")
+        sys.stdout.flush()
+        return
+    draw(stdout())
+
+
+def say(text: str) -> None:
+    """Print one line of progress or warning on stderr."""
+    stderr().print(text, markup=False)
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show that long work is going on; yields a function that replaces the text."""
+    console = stderr()
+    if not console.is_terminal:
+        console.print(f"{text} …", markup=False)
+        yield lambda _: None
+        return
+    with console.status(text) as status:
+        yield lambda now: status.update(now)
+
+
+def error_document(sentence: str, code: int) -> None:
+    """Print what went wrong as the JSON document of a command that failed."""
+    answer({"error": sentence, "exit_code": code}, True, lambda _: None)

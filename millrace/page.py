@@ -1,0 +1,167 @@
+"""The comparison as one self-contained HTML page: two timelines under each other, and the tables.
+
+No script, font, image or style comes from elsewhere, so the page can be mailed or archived.
+"""
+
+from collections.abc import Iterable
+from html import escape
+
+from millrace.compare import ActorRow, CauseRow, Comparison
+from millrace.timeline import COLOURS, Timeline
+from millrace.units import format_percent, format_seconds
+
+LABEL_PX = 190
+PLOT_PX = 970
+ROW_PX = 15
+SHOWN_ACTORS = 40
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px;
+       color: #1b1b1b; background: #fff; padding: 0 1rem; }
+h1 { font-size: 1.35rem; margin: 0 0 .3rem; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
+p { margin: .3rem 0; } .key { display: inline-block; margin-right: 1.1rem; }
+.key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .9rem .15rem 0; text-align: right; border-bottom: 1px solid #e4e4e4; }
+th:first-child, td:first-child { text-align: left; } td code { font-size: 12.5px; }
+svg { display: block; width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; }
+footer { margin-top: 2rem; color: #666; font-size: 12px; }
+"""
+
+
+def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Timeline]) -> str:
+    """Return the page of one comparison.
+
+    Parameters
+    ----------
+    title : str
+        What was compared: the model and how it was split.
+    comparison : Comparison
+        The join that the tables show.
+    timelines : iterable of Timeline
+        Drawn under each other on one scale: the predicted one, then the measured one.
+    """
+    drawn = list(timelines)
+    longest = max(timeline.duration_ns for timeline in drawn)
+    error = format_percent(comparison.step_time_error, signed=True)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>Step time: predicted <b>{format_seconds(comparison.predicted_step_time_s)}</b>, "
+        f"measured <b>{format_seconds(comparison.measured_step_time_s)}</b>, "
+        f"error <b>{error}</b> (predicted / measured − 1).</p>",
+        _legend(),
+    ]
+    for timeline in drawn:
+        parts.append(
+            f"<h2>{escape(timeline.source.capitalize())}: step {timeline.step}, "
+            f"{format_seconds(timeline.duration_ns / 1e9)}</h2>"
+        )
+        parts.append(timeline_svg(timeline, longest))
+    parts.append("<h2>Where the time goes, per step on the average rank</h2>")
+    parts.append(_table("cause", comparison.causes))
+    parts.append(f"<h2>The {SHOWN_ACTORS} actors that differ most</h2>")
+    parts.append(_table("actor", comparison.actors[:SHOWN_ACTORS]))
+    parts.append(f"<footer>Millrace · plan {escape(comparison.plan_digest)}</footer>")
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n"
+        f"</body></html>\n"
+    )
+
+
+def timeline_svg(timeline: Timeline, scale_ns: int) -> str:
+    """Return one timeline as inline SVG, `scale_ns` wide.
+
+    Bars under half a pixel that touch one of the same colour are drawn together.
+    """
+    height = ROW_PX * len(timeline.rows) + 26
+    parts = [
+        f'<svg viewBox="0 0 {LABEL_PX + PLOT_PX + 10} {height}" role="img" '
+        f'aria-label="{escape(timeline.source)} timeline">'
+    ]
+    for at, row in enumerate(timeline.rows):
+        top = at * ROW_PX
+        shade = "#f6f6f6" if row.rank % 2 else "#fff"
+        parts.append(
+            f'<rect x="0" y="{top}" width="{LABEL_PX + PLOT_PX}" height="{ROW_PX}" fill="{shade}"/>'
+            f'<text x="4" y="{top + 11}">{escape(f"rank {row.rank} · {row.queue}")}</text>'
+        )
+    per_ns = PLOT_PX / max(scale_ns, 1)
+    for bar in _merged(timeline, scale_ns / PLOT_PX / 2):
+        line, start, end, what, name = bar
+        left = LABEL_PX + max(start, 0) * per_ns
+        width = max((end - max(start, 0)) * per_ns, 0.3)
+        tip = f"{name}: {format_seconds((end - start) / 1e9)}"
+        parts.append(
+            f'<rect x="{left:.2f}" y="{line * ROW_PX + 2}" width="{width:.2f}" '
+            f'height="{ROW_PX - 4}" fill="{COLOURS.get(what, "#555")}">'
+            f"<title>{escape(tip)}</title></rect>"
+        )
+    parts.append(_time_axis(height - 22, scale_ns, timeline.duration_ns))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def _merged(timeline: Timeline, least_ns: float) -> list[tuple[int, int, int, str, str]]:
+    """Bars with the invisibly small ones joined to their neighbour."""
+    merged: list[tuple[int, int, int, str, str]] = []
+    for bar in timeline.bars:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last[0], last[3]) == (bar.row, bar.what)
+            and bar.start_ns - last[2] < least_ns
+            and min(bar.end_ns - bar.start_ns, last[2] - last[1]) < least_ns
+        ):
+            name = last[4] if last[4].endswith(" …") else f"{last[4]} …"
+            merged[-1] = (bar.row, last[1], max(bar.end_ns, last[2]), bar.what, name)
+        else:
+            merged.append((bar.row, bar.start_ns, bar.end_ns, bar.what, bar.name))
+    return merged
+
+
+def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
+    """Five marks of time and the line where the step ends."""
+    parts = []
+    for part in range(6):
+        x = LABEL_PX + PLOT_PX * part / 5
+        anchor = "end" if part == 5 else "middle"
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="#888"/>'
+            f'<text x="{x:.1f}" y="{top + 17}" text-anchor="{anchor}">'
+            f"{format_seconds(scale_ns * part / 5 / 1e9)}</text>"
+        )
+    x = LABEL_PX + PLOT_PX * end_ns / max(scale_ns, 1)
+    parts.append(
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{top}" stroke="#c00" stroke-dasharray="3 2"/>'
+    )
+    return "".join(parts)
+
+
+def _legend() -> str:
+    """What each colour means."""
+    keys = "".join(
+        f'<span class="key"><i style="background:{colour}"></i>{what.replace("_", " ")}</span>'
+        for what, colour in COLOURS.items()
+    )
+    return f"<p>{keys}</p>"
+
+
+def _table(first: str, rows: Iterable[CauseRow | ActorRow]) -> str:
+    """Rows of causes or actors."""
+    lines = [
+        f"<table><tr><th>{first}</th><th>predicted</th><th>measured</th><th>difference</th></tr>"
+    ]
+    for row in rows:
+        cells = [
+            "not there" if value is None else format_seconds(value)
+            for value in (row.predicted_s, row.measured_s)
+        ]
+        difference = (row.predicted_s or 0.0) - (row.measured_s or 0.0)
+        sign = "−" if difference < 0 else "+"
+        lines.append(
+            f"<tr><td><code>{escape(row.name)}</code></td><td>{cells[0]}</td><td>{cells[1]}</td>"
+            f"<td>{sign}{format_seconds(abs(difference))}</td></tr>"
+        )
+    return "".join([*lines, "</table>"])

@@ -1,0 +1,85 @@
+"""Pictures for notebooks, with matplotlib: timelines under each other, devices × stages.
+
+The only file that imports matplotlib (`pip install 'millrace[plot]'`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from millrace.drawing import stage_blocks
+from millrace.timeline import COLOURS, Timeline
+from planner.plan import Plan
+
+
+def plot_timelines(timelines: Sequence[Timeline]) -> Any:
+    """Return a matplotlib Figure of some timelines under each other, on one scale of time.
+
+    Parameters
+    ----------
+    timelines : sequence of Timeline
+        Usually a predicted one and a measured one of the same plan.
+
+    Examples
+    --------
+    >>> figure = plot_timelines([timeline(predicted), timeline(measured)])  # doctest: +SKIP
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [len(one.rows) for one in timelines]
+    figure = Figure(figsize=(11, 0.9 + 0.21 * sum(rows) + 0.5 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 1, sharex=True, height_ratios=rows, squeeze=False)
+    for panel, one in zip(panels[:, 0], timelines, strict=True):
+        for at in range(len(one.rows)):
+            bars = [bar for bar in one.bars if bar.row == at]
+            panel.broken_barh(
+                [(bar.start_ns / 1e6, (bar.end_ns - bar.start_ns) / 1e6) for bar in bars],
+                (at - 0.4, 0.8),
+                facecolors=[COLOURS.get(bar.what, "#555555") for bar in bars],
+            )
+        panel.set_yticks(range(len(one.rows)))
+        panel.set_yticklabels([f"rank {row.rank} {row.queue}" for row in one.rows], fontsize=7)
+        panel.invert_yaxis()
+        panel.axvline(one.duration_ns / 1e6, color="#cc0000", linestyle=":", linewidth=1)
+        panel.set_title(f"{one.source}: {one.duration_ns / 1e6:.1f} ms", loc="left", fontsize=9)
+    panels[-1, 0].set_xlabel("ms from the start of the step")
+    panels[-1, 0].set_xlim(0, 1.01 * max(one.duration_ns for one in timelines) / 1e6)
+    seen = {bar.what for one in timelines for bar in one.bars}
+    patches = [
+        Patch(color=colour, label=what.replace("_", " "))
+        for what, colour in COLOURS.items()
+        if what in seen
+    ]
+    figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), fontsize=8)
+    return figure
+
+
+def plot_devices(plan: Plan) -> Any:
+    """Return a matplotlib Figure of the plan's devices (rows) × stages (columns)."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    size = (1.4 + 2.4 * plan.stages, 1.0 + 0.55 * plan.mesh.devices)
+    figure = Figure(figsize=size, layout="constrained")
+    panel = figure.subplots()
+    for stage in range(plan.stages):
+        colour = f"C{stage % 10}"
+        for device in range(plan.mesh.devices):
+            panel.add_patch(Rectangle((stage, device), 0.94, 0.88, color=colour, alpha=0.35))
+            rank = stage * plan.mesh.devices + device
+            panel.text(stage + 0.47, device + 0.44, f"rank {rank}", ha="center", va="center")
+    panel.set_xlim(-0.06, plan.stages)
+    panel.set_ylim(plan.mesh.devices, -0.12)
+    panel.set_xticks([stage + 0.47 for stage in range(plan.stages)])
+    panel.set_xticklabels(
+        [f"stage {stage}\n{stage_blocks(plan, stage)}" for stage in range(plan.stages)]
+    )
+    panel.xaxis.tick_top()
+    panel.set_yticks([device + 0.44 for device in range(plan.mesh.devices)])
+    names = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
+    panel.set_yticklabels([str(device) for device in range(plan.mesh.devices)])
+    panel.set_ylabel(f"device of the mesh\n{names}")
+    panel.tick_params(length=0)
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+    return figure

@@ -1,0 +1,72 @@
+"""One step of a trace as bars: what every picture of a run or a prediction is drawn from."""
+
+from typing import NamedTuple
+
+from millrace.compare import MEETINGS, WARM_UP_STEPS, step_of
+from planner.actors.trace import Trace
+
+# What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
+# which stays apart for readers with colour blindness).
+COLOURS = {
+    "begin": "#999999",
+    "forward": "#0072B2",
+    "backward_input": "#E69F00",
+    "backward_weight": "#F0E442",
+    "update": "#009E73",
+    "communication": "#CC79A7",
+}
+
+
+class Row(NamedTuple):
+    """A queue of one rank: the line that bars are drawn on."""
+
+    rank: int
+    stage: int
+    queue: str
+
+
+class Bar(NamedTuple):
+    """One firing; times count from the start of the step."""
+
+    row: int
+    start_ns: int
+    end_ns: int
+    what: str  # a key of COLOURS
+    name: str
+
+
+class Timeline(NamedTuple):
+    """One step of a trace."""
+
+    source: str
+    step: int
+    duration_ns: int
+    rows: tuple[Row, ...]
+    bars: tuple[Bar, ...]
+
+
+def timeline(trace: Trace) -> Timeline:
+    """Return the bars of the step whose time lies nearest to the trace's median step.
+
+    A rank's compute queue comes first, its communication queues follow; queues without a bar in
+    the step are left out.
+    """
+    times = trace.step_times_ns()
+    warm_up = WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0
+    middle = trace.step_time_ns(WARM_UP_STEPS)
+    step = min(range(warm_up, len(times)), key=lambda at: (abs(times[at] - middle), at))
+    origin = max(ends[step - 1] for ends in trace.step_end_ns) if step else 0
+    lanes = {lane.rank: lane for lane in trace.lanes}
+    found: dict[Row, list[tuple[int, int, str, str]]] = {}
+    for span in trace.spans:
+        lane = lanes[span.rank]
+        if step_of(span, lane) != step:
+            continue
+        kind = lane.kinds[span.actor]
+        what = "communication" if kind in MEETINGS else lane.phases[span.actor]
+        row = Row(lane.rank, lane.stage, lane.queues[span.actor])
+        bar = (span.start_ns - origin, span.end_ns - origin, what, lane.actors[span.actor])
+        found.setdefault(row, []).append(bar)
+    rows = tuple(sorted(found, key=lambda row: (row.rank, row.queue != "compute", row.queue)))
+    bars = tuple(Bar(at, *bar) for at, row in enumerate(rows) for bar in sorted(found[row]))
+    return Timeline(trace.source, step, times[step], rows, bars)

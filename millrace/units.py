@@ -1,0 +1,68 @@
+"""Units where text is formatted or read: GiB, ms and % exist only here."""
+
+import re
+
+from planner.errors import PlanError
+
+_BYTES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _BYTES[f"{_letter}b"] = 1000**_power
+    _BYTES[f"{_letter}ib"] = 1024**_power
+
+
+def parse_bytes(text: str) -> int:
+    """Read `80GiB`, `512MB` or a plain number of bytes.
+
+    Raises
+    ------
+    PlanError
+        The text is not a positive size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    scale = _BYTES.get(match.group(2).lower()) if match else None
+    if match is None or scale is None or float(match.group(1)) <= 0:
+        raise PlanError(f"`{text}` is not a size in bytes: write 80GiB, 512MB or 1073741824")
+    return round(float(match.group(1)) * scale)
+
+
+def format_bytes(count: float) -> str:
+    """Write a size in the largest binary unit that leaves at least one: `1.50 GiB`."""
+    for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if abs(count) >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in s, ms, µs or ns with three significant digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{_three(seconds / scale)} {unit}"
+    return f"{seconds / 1e-9:.0f} ns" if seconds else "0 s"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """Write a rate with a decimal prefix: `312 TFLOP/s`, `2.0 GB/s`."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(per_second) >= scale:
+            return f"{_three(per_second / scale)} {prefix}{unit}/s"
+    return f"{_three(per_second)} {unit}/s"
+
+
+def format_percent(fraction: float, signed: bool = False) -> str:
+    """Write a fraction as a percentage with one decimal."""
+    return f"{fraction * 100:+.1f} %" if signed else f"{fraction * 100:.1f} %"
+
+
+def format_count(count: float) -> str:
+    """Write a large count with three digits and K, M, B or T: `124M`, `1.56B`."""
+    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(count) >= scale:
+            return f"{_three(count / scale)}{letter}"
+    return f"{count:.0f}"
+
+
+def _three(value: float) -> str:
+    """Three significant digits, never in scientific notation."""
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
