@@ -15,7 +15,7 @@ On several axes (`op_signatures`) it is one of these per axis, where every dim d
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from models.graph import Graph, Op, Tensor
@@ -76,10 +76,15 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """An extra signature: a label split whose outputs come out whole, by collectives inside."""
+    """An extra signature: the label of one dim is split, the outputs come out whole."""
 
     name: str
-    label: str
+    operand: int
+    dim: int
+
+    def label(self, expression: Expression) -> str:
+        """Return the label that is split, in the words of the op's own expression."""
+        return expression.operands[self.operand][self.dim][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +101,17 @@ class ExpansionOp:
 class Expansion:
     """The primitive ops that stand for one op, in order.
 
-    `in0`, `in1` … are the op's inputs, `out0` … its outputs, other names are inner tensors. A label
-    means the same as in the op itself. Between two of these ops the usual boxing applies: an inner
-    tensor that comes out partial is made what its readers take.
+    `in0`, `in1` … are the op's inputs, `out0` … its outputs, other names are inner tensors. In the
+    labels `{split}` stands for the label that the extra signature splits and `{rest}` for the other
+    labels of that operand. Between two of these ops the usual boxing applies: an inner tensor that
+    comes out partial is made what its readers take.
     """
 
     ops: tuple[ExpansionOp, ...]
 
 
 EXTRA: dict[str, tuple[Extra, ...]] = {
-    "cross_entropy": (Extra(name="vocabulary_parallel", label="v"),),
+    "cross_entropy": (Extra(name="vocabulary_parallel", operand=0, dim=-1),),
 }
 
 # Megatron-LM's cross entropy over a split vocabulary (Shoeybi et al. 2019, section 3): all_reduces
@@ -113,16 +119,21 @@ EXTRA: dict[str, tuple[Extra, ...]] = {
 EXPANSIONS: dict[tuple[str, str], Expansion] = {
     ("cross_entropy", "vocabulary_parallel"): Expansion(
         ops=(
-            ExpansionOp(kind="row_max", labels="b t v -> b t", inputs=("in0",), outputs=("max",)),
+            ExpansionOp(
+                kind="row_max",
+                labels="{rest} {split} -> {rest}",
+                inputs=("in0",),
+                outputs=("max",),
+            ),
             ExpansionOp(
                 kind="shifted_sums",
-                labels="b t v, b t, b t -> b t c!",
+                labels="{rest} {split}, {rest}, {rest} -> {rest} moments!",
                 inputs=("in0", "max", "in1"),
                 outputs=("sums",),
             ),
             ExpansionOp(
                 kind="loss_from_sums",
-                labels="b t, b t c!, b t -> b t, b t",
+                labels="{rest}, {rest} moments!, {rest} -> {rest}, {rest}",
                 inputs=("max", "sums", "in1"),
                 outputs=("out0", "out1"),
             ),
@@ -196,16 +207,10 @@ def axis_signatures(
             inputs = tuple(PARTIAL_SUM if i in partial else BROADCAST for i in range(count))
             found.append(AxisSignature(inputs=inputs, outputs=(PARTIAL_SUM,) * outputs))
     for extra in EXTRA.get(kind, ()):
-        one = split_signature(kind, expression, extra.label, whole_outputs=True)
-        if one is not None and extra.label not in barred:
-            found.append(
-                AxisSignature(
-                    inputs=one.inputs,
-                    outputs=one.outputs,
-                    label=extra.label,
-                    expansion=extra.name,
-                )
-            )
+        label = extra.label(expression)
+        one = split_signature(kind, expression, label, whole_outputs=True)
+        if one is not None and label not in barred:
+            found.append(replace(one, expansion=extra.name))
     return tuple(found)
 
 
@@ -325,15 +330,16 @@ def sub_signatures(
     PlanError
         The kind has no extra signature of that name.
     """
-    try:
-        expansion = EXPANSIONS[kind, signature.expansion]
-    except KeyError:
-        raise PlanError(
-            f"op kind `{kind}` has no extra signature `{signature.expansion}`"
-        ) from None
+    if (kind, signature.expansion) not in EXPANSIONS:
+        raise PlanError(f"op kind `{kind}` has no extra signature `{signature.expansion}`")
+    (extra,) = (one for one in EXTRA[kind] if one.name == signature.expansion)
+    own = parse(labels)
+    column = extra.label(own)
+    rest = " ".join(d[0] for d in own.operands[extra.operand] if d[0] != column)
     split_on = split_labels(labels, signature)
     found: list[tuple[ExpansionOp, OpSignature]] = []
-    for op in expansion.ops:
+    for op in EXPANSIONS[kind, signature.expansion].ops:
+        op = replace(op, labels=op.labels.format(split=column, rest=rest))
         expression = parse(op.labels)
         choice: list[AxisSignature] = []
         for label in split_on:

@@ -19,6 +19,8 @@ from planner.signatures import (
     sub_signatures,
 )
 
+VOCABULARY = "vocabulary_parallel"
+
 
 def written(kind: str, labels: str) -> list[str]:
     return [
@@ -180,7 +182,7 @@ def test_vocabulary_parallel_loss_expands_to_three_ops() -> None:
     signature = OpSignature(
         inputs=("(S(0), S(2))", "(S(0), B)"),
         outputs=("(S(0), B)", "(S(0), B)"),
-        expansion="vocabulary_parallel",
+        expansion=VOCABULARY,
     )
     assert split_labels(labels, signature) == ("b", "v")
     row_max, sums, loss = sub_signatures("cross_entropy", labels, signature)
@@ -188,6 +190,17 @@ def test_vocabulary_parallel_loss_expands_to_three_ops() -> None:
     assert sums[1].inputs == ("(S(0), S(2))", "(S(0), B)", "(S(0), B)")
     assert sums[1].outputs == ("(S(0), P(sum))",)
     assert loss[1].outputs == ("(S(0), B)", "(S(0), B)")
+    assert sums[0].labels == "b t v, b t, b t -> b t moments!"
+
+
+def test_an_expansion_takes_the_labels_of_the_op_it_stands_for() -> None:
+    signature = OpSignature(inputs=("S(1)", "B"), outputs=("B", "B"), expansion=VOCABULARY)
+    parts = sub_signatures("cross_entropy", "b c!, b -> b, b", signature)
+    assert [op.labels for op, _ in parts] == [
+        "b c -> b",
+        "b c, b, b -> b moments!",
+        "b, b moments!, b -> b, b",
+    ]
 
 
 def test_an_unknown_expansion_is_refused() -> None:
