@@ -1,0 +1,169 @@
+"""The training graph: a forward graph with its gradients, the step's totals and the optimizer."""
+
+from models.builder import GraphBuilder
+from models.errors import ModelError
+from models.gradients import backward
+from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
+from models.labels import parse, write
+from models.ops import Attributes
+from models.spec import TrainingSpec
+
+LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
+STEP_TOTALS = f"{GLOBAL_BLOCK}.step_totals"
+
+
+def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
+    """Return the graph of one training step.
+
+    Parameters
+    ----------
+    forward : Graph
+        Ends in one scalar `sum` of losses, read by nothing, and one `count_valid`.
+    training : TrainingSpec
+        The optimizer and its learning rate.
+
+    Returns
+    -------
+    Graph
+        Ops by phase: begin, forward, backward (each weight gradient right after the input gradient
+        of its op), update. Gradients are sums over the step's samples; the optimizer divides by
+        the token count, then clips, both from `step_totals`. An optimizer's output is the variable
+        of the next step, `<variable>.next`.
+
+    Raises
+    ------
+    ModelError
+        The graph has no loss or count, an op has no gradient rule, a variable does not reach the
+        loss, or a field of `training` is out of range.
+    """
+    check_training(training)
+    loss, count = _loss_and_count(forward)
+    builder = GraphBuilder.extending(forward)
+    totals = [_accumulated(builder, op) for op in (loss, count)]
+    gradients = backward(builder, forward, loss.outputs[0])
+    variables = [op for op in forward.ops if op.kind == "variable"]
+    for variable in variables:
+        name = variable.outputs[0]
+        totals += builder.emit(
+            "squared_sum",
+            f"{name}.squared_sum",
+            (gradients[name],),
+            write(parse(variable.labels).outputs, ((),)),
+            block=variable.block,
+            phase=Phase.UPDATE,
+        )
+    dtype = builder.tensors[totals[0]].dtype
+    _learning_rate(builder, training, dtype)
+    builder.emit(
+        "step_totals",
+        STEP_TOTALS,
+        totals,
+        write(((),) * len(totals), ((("z",),),), frozenset("z")),
+        shapes=((3,),),
+        dtype=dtype,
+        block=GLOBAL_BLOCK,
+        phase=Phase.UPDATE,
+    )
+    for variable in variables:
+        _update(builder, training, variable, gradients[variable.outputs[0]])
+    return builder.build()
+
+
+def check_training(training: TrainingSpec) -> None:
+    """Raise ModelError when a field is out of its range, naming the field and the range."""
+    if training.optimizer not in ("adamw", "sgd"):
+        raise ModelError(f"there is no optimizer `{training.optimizer}`; choose adamw or sgd")
+    for field in ("beta1", "beta2", "momentum"):
+        value = getattr(training, field)
+        if not 0 <= value < 1:
+            raise ModelError(f"training: `{field}` is {value}; expected 0 <= {field} < 1")
+    not_negative = (
+        "learning_rate",
+        "warmup_steps",
+        "decay_steps",
+        "final_fraction",
+        "epsilon",
+        "weight_decay",
+        "clip_norm",
+    )
+    for field in not_negative:
+        value = getattr(training, field)
+        if value < 0:
+            raise ModelError(f"training: `{field}` is {value}; expected 0 or more")
+    if 0 < training.decay_steps < training.warmup_steps:
+        raise ModelError(
+            f"training: `decay_steps` ({training.decay_steps}) is below `warmup_steps` "
+            f"({training.warmup_steps}); the decay follows the warm-up"
+        )
+
+
+def _loss_and_count(forward: Graph) -> tuple[Op, Op]:
+    read = {name for op in forward.ops for name in op.inputs}
+    tensors = forward.tensors_by_name
+    losses = [
+        op
+        for op in forward.ops
+        if op.kind == "sum" and not tensors[op.outputs[0]].shape and op.outputs[0] not in read
+    ]
+    counts = [op for op in forward.ops if op.kind == "count_valid"]
+    for found, what in ((losses, "scalar `sum` of losses"), (counts, "`count_valid`")):
+        if len(found) != 1:
+            raise ModelError(
+                f"graph `{forward.name}` has {len(found)} ops that are the {what}; a graph to "
+                f"train has one"
+            )
+    return losses[0], counts[0]
+
+
+def _accumulated(builder: GraphBuilder, op: Op) -> str:
+    return builder.emit(
+        "accumulate",
+        f"{op.name}.accumulate",
+        op.outputs,
+        "() -> ",
+        block=op.block,
+        phase=Phase.BACKWARD_WEIGHT,
+    )[0]
+
+
+def _learning_rate(builder: GraphBuilder, training: TrainingSpec, dtype: str) -> None:
+    fields = ("learning_rate", "warmup_steps", "decay_steps", "final_fraction")
+    builder.emit(
+        "learning_rate",
+        LEARNING_RATE,
+        (),
+        " -> ",
+        dtype=dtype,
+        attributes={field: getattr(training, field) for field in fields},
+        block=GLOBAL_BLOCK,
+        phase=Phase.BEGIN,
+    )
+
+
+def _update(builder: GraphBuilder, training: TrainingSpec, variable: Op, gradient: str) -> None:
+    name = variable.outputs[0]
+    (operand,) = parse(variable.labels).outputs
+    builder.emit(
+        training.optimizer,
+        f"{name}.next",
+        (name, gradient, STEP_TOTALS, LEARNING_RATE),
+        write((operand, operand, (("z",),), ()), (operand,), frozenset("z")),
+        attributes=_optimizer_attributes(training, variable),
+        block=variable.block,
+        phase=Phase.UPDATE,
+    )
+
+
+def _optimizer_attributes(training: TrainingSpec, variable: Op) -> Attributes:
+    shared: dict[str, int | float | str | bool] = {
+        "variable": variable.outputs[0],
+        "weight_decay": training.weight_decay if variable.attributes["decay"] else 0.0,
+        "clip_norm": training.clip_norm,
+    }
+    if training.optimizer == "sgd":
+        return shared | {"momentum": training.momentum}
+    return shared | {
+        "beta1": training.beta1,
+        "beta2": training.beta2,
+        "epsilon": training.epsilon,
+    }

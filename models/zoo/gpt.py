@@ -1,0 +1,169 @@
+"""GPT: the decoder of GPT-2 and GPT-3, at any size.
+
+Learned positions, layer norm before each part, GELU in its tanh form, biases, and a head that
+shares the token embedding. Heads stay a dim of their own, so that splitting them is S on that dim.
+
+Shape legend: b batch, t queries, s keys, d hidden (k where contracted, n where made), h heads,
+v vocabulary, p positions.
+
+Notes
+-----
+Radford et al., "Language models are unsupervised multitask learners", 2019; initialisation by its
+section 2.3 and the released code (deviation 0.02, residual projections divided by sqrt(2 layers)).
+GPT-3 (Brown et al., arXiv 2005.14165) alternates dense and locally banded attention; here all
+layers are dense.
+"""
+
+from math import sqrt
+
+import msgspec
+
+from models.builder import GraphBuilder, dense
+from models.errors import ModelError
+from models.graph import Graph
+from models.spec import ModelSpec
+
+INIT_STD = 0.02
+EPSILON = 1e-5
+
+
+class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of a GPT; `positions` is the longest sequence."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn_hidden: int
+    vocab: int
+    positions: int
+
+    @property
+    def residual_std(self) -> float:
+        """Initial deviation of the projections that add to the residual stream."""
+        return INIT_STD / sqrt(2 * self.layers)
+
+
+def check(spec: ModelSpec, config: GptConfig) -> None:
+    """Raise ModelError when sizes do not divide or the sequence is longer than the positions."""
+    for field in config.__struct_fields__:
+        if getattr(config, field) < 1:
+            raise ModelError(f"model `{spec.name}`: `{field}` is {getattr(config, field)}, below 1")
+    if config.hidden % config.heads:
+        raise ModelError(
+            f"model `{spec.name}`: hidden ({config.hidden}) is not divisible by heads "
+            f"({config.heads})"
+        )
+    if not 1 <= spec.seq_len <= config.positions:
+        raise ModelError(
+            f"model `{spec.name}` has {config.positions} positions: sequences of "
+            f"{spec.seq_len} tokens do not fit; use 1 to {config.positions}"
+        )
+
+
+def default_seq_len(config: GptConfig) -> int:
+    """The longest sequence that the positions allow."""
+    return config.positions
+
+
+def build(spec: ModelSpec, config: GptConfig, batch: int) -> Graph:
+    """Return the forward graph: blocks `embedding`, `h.0` …, `head`.
+
+    Raises
+    ------
+    ModelError
+        The sequence is longer than the positions, or sizes do not divide.
+    """
+    check(spec, config)
+    builder = GraphBuilder(
+        name=spec.name, batch=batch, tokens_per_sample=spec.seq_len, precision=spec.precision
+    )
+    x, table = _embedding(builder, config, spec.seq_len)
+    for layer in range(config.layers):
+        builder.begin_block(f"h.{layer}", template="h")
+        x = _attention(builder, config, x)
+        x = _feed_forward(builder, config, x)
+    _head(builder, config, x, table, spec.seq_len)
+    return builder.build()
+
+
+def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[str, str]:
+    """Return the first hidden state and the token table (once a step), which the head shares."""
+    builder.begin_block("embedding")
+    shape = (builder.batch, seq_len)
+    ids = builder.input("ids", "b t", shape, source="tokens", values=config.vocab)
+    table = builder.variable("tokens.weight", "v d", (config.vocab, config.hidden), std=INIT_STD)
+    used = builder.repeat(table, "tokens.weight", "v d")
+    tokens = builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d")
+    positions = builder.variable(
+        "positions.weight", "p d", (config.positions, config.hidden), std=INIT_STD
+    )
+    if seq_len < config.positions:
+        positions = builder.apply(
+            "slice_rows",
+            "positions.weight.rows",
+            (positions,),
+            "p! d -> t! d",
+            shapes=((seq_len, config.hidden),),
+        )
+    rows = builder.repeat(positions, "positions.weight", "t d")
+    return builder.apply("add", "sum", (tokens, rows), "b t d, t d -> b t d"), table
+
+
+def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
+    heads = {"h": config.heads, "d": config.hidden // config.heads}
+    normed = layer_norm(builder, "ln1", x, config.hidden)
+    query, key, value = (
+        dense(builder, f"attn.{part}", normed, "b t k, k h d -> b t h d", heads, std=INIT_STD)
+        for part in ("q", "k", "v")
+    )
+    mixed = builder.apply(
+        "attention",
+        "attn.core",
+        (query, key, value),
+        "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h",
+        attributes={"causal": True, "scale": 1 / sqrt(heads["d"])},
+    )
+    out = dense(
+        builder,
+        "attn.out",
+        mixed,
+        "b t h d, h d n -> b t n",
+        {"n": config.hidden},
+        std=config.residual_std,
+    )
+    return builder.apply("add", "attn.residual", (x, out), "b t n, b t n -> b t n")
+
+
+def _feed_forward(builder: GraphBuilder, config: GptConfig, x: str) -> str:
+    normed = layer_norm(builder, "ln2", x, config.hidden)
+    labels = "b t k, k n -> b t n"
+    wide = dense(builder, "mlp.fc1", normed, labels, {"n": config.ffn_hidden}, std=INIT_STD)
+    active = builder.apply("gelu", "mlp.gelu", (wide,), "b t n -> b t n")
+    narrow = {"n": config.hidden}
+    out = dense(builder, "mlp.fc2", active, labels, narrow, std=config.residual_std)
+    return builder.apply("add", "mlp.residual", (x, out), "b t n, b t n -> b t n")
+
+
+def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len: int) -> None:
+    builder.begin_block("head")
+    normed = layer_norm(builder, "ln", x, config.hidden)
+    tied = builder.repeat(table, "tokens.weight", "v k")
+    logits = builder.apply("matmul", "logits", (normed, tied), "b t k, v k -> b t v")
+    shape = (builder.batch, seq_len)
+    targets = builder.input("targets", "b t", shape, source="targets", values=config.vocab)
+    losses = builder.apply("cross_entropy", "loss", (logits, targets), "b t v!, b t -> b t, b t")
+    builder.apply("sum", "loss_sum", (losses,), "b t -> ")
+    builder.apply("count_valid", "token_count", (targets,), "b t -> ")
+
+
+def layer_norm(builder: GraphBuilder, name: str, x: str, hidden: int) -> str:
+    """Add a layer norm with its own scale and shift over the last dim of `b t d`."""
+    scale = builder.parameter(f"{name}.weight", "d", (hidden,), init="ones", decay=False)
+    shift = builder.parameter(f"{name}.bias", "d", (hidden,), init="zeros", decay=False)
+    return builder.apply(
+        "layer_norm",
+        name,
+        (x, scale, shift),
+        "b t d!, d!, d! -> b t d!, b t, b t",
+        attributes={"epsilon": EPSILON},
+    )

@@ -1,0 +1,90 @@
+"""MLP: a classifier of small images, the least model that has every part of a training step.
+
+Shape legend: b batch, i rows and j columns of an image, k features read, n features made,
+c classes.
+"""
+
+from math import sqrt
+
+import msgspec
+
+from models.builder import GraphBuilder, dense
+from models.errors import ModelError
+from models.graph import Graph
+from models.spec import ModelSpec
+
+
+class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of an MLP: images of `inputs` pixels in rows of `columns`, `layers` hidden layers."""
+
+    inputs: int
+    columns: int
+    hidden: int
+    layers: int
+    classes: int
+
+
+def check(spec: ModelSpec, config: MlpConfig) -> None:
+    """Raise ModelError when the sizes do not divide or a sequence length is asked for."""
+    for field in config.__struct_fields__:
+        if getattr(config, field) < 1:
+            raise ModelError(f"model `{spec.name}`: `{field}` is {getattr(config, field)}, below 1")
+    if config.inputs % config.columns:
+        raise ModelError(
+            f"model `{spec.name}`: inputs ({config.inputs}) is not divisible by columns "
+            f"({config.columns})"
+        )
+    if spec.seq_len != 1:
+        raise ModelError(
+            f"model `{spec.name}` has no sequence: leave its length out, {spec.seq_len} was given"
+        )
+
+
+def default_seq_len(config: MlpConfig) -> int:
+    """One: a sample is one item, whatever the sizes."""
+    return 1
+
+
+def build(spec: ModelSpec, config: MlpConfig, batch: int) -> Graph:
+    """Return the forward graph: blocks `stem`, `layer.0` …, `head`.
+
+    The stem makes the first of the `layers` hidden layers. Weights start at He et al.'s deviation
+    sqrt(2 / inputs of the layer) (arXiv 1502.01852, section 2.2).
+
+    Raises
+    ------
+    ModelError
+        A sequence length is asked for, or the sizes do not divide.
+    """
+    check(spec, config)
+    builder = GraphBuilder(
+        name=spec.name, batch=batch, tokens_per_sample=1, precision=spec.precision
+    )
+    rows = config.inputs // config.columns
+    builder.begin_block("stem")
+    shape = (batch, rows, config.columns)
+    image = builder.input("features", "b i j", shape, source="features")
+    x = builder.apply("rearrange", "flat", (image,), "b i j -> b (i j)")
+    x = _hidden(builder, x, config.inputs, config.hidden)
+    for layer in range(config.layers - 1):
+        builder.begin_block(f"layer.{layer}", template="layer")
+        x = _hidden(builder, x, config.hidden, config.hidden)
+    _head(builder, config, x)
+    return builder.build()
+
+
+def _hidden(builder: GraphBuilder, x: str, inputs: int, outputs: int) -> str:
+    sizes = {"n": outputs}
+    made = dense(builder, "fc", x, "b k, k n -> b n", sizes, std=sqrt(2 / inputs))
+    return builder.apply("relu", "relu", (made,), "b n -> b n")
+
+
+def _head(builder: GraphBuilder, config: MlpConfig, x: str) -> None:
+    builder.begin_block("head")
+    sizes = {"c": config.classes}
+    logits = dense(builder, "logits", x, "b k, k c -> b c", sizes, std=sqrt(2 / config.hidden))
+    classes = (builder.batch,)
+    targets = builder.input("targets", "b", classes, source="classes", values=config.classes)
+    losses = builder.apply("cross_entropy", "loss", (logits, targets), "b c!, b -> b, b")
+    builder.apply("sum", "loss_sum", (losses,), "b -> ")
+    builder.apply("count_valid", "token_count", (targets,), "b -> ")
