@@ -1,0 +1,69 @@
+"""Arena: the one block of memory that holds every register of a rank, laid out at compile time."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.errors import ExecutorError
+from planner.actors.graph import Program, Register
+
+Array = NDArray[Any]
+
+ALIGNMENT_BYTES = 64  # one cache line, and enough for every SIMD load
+
+
+class Arena:
+    """The registers of one program as NumPy views of a single allocation.
+
+    Registers lie at the offsets that the compiler gave them, so that registers whose lives do not
+    overlap may share bytes. Nothing is allocated after construction.
+
+    Parameters
+    ----------
+    program
+        The program whose registers are laid out.
+
+    Attributes
+    ----------
+    views
+        `views[register][slot]`: a C-contiguous array in the register's shape and dtype.
+
+    Raises
+    ------
+    ExecutorError
+        A register's dtype has no NumPy form, or its shard does not fit its slot.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._block = np.zeros(program.memory_bytes + ALIGNMENT_BYTES, np.uint8)
+        self._first = -self._block.ctypes.data % ALIGNMENT_BYTES
+        self.views = tuple(self._slots(register) for register in program.registers)
+
+    def _slots(self, register: Register) -> tuple[Array, ...]:
+        dtype = numpy_dtype(register)
+        size_bytes = dtype.itemsize * int(np.prod(register.shape, dtype=np.int64))
+        if size_bytes > register.slot_bytes:
+            raise ExecutorError(
+                f"register `{register.name}` needs {size_bytes} bytes for {register.shape} of "
+                f"{register.dtype}, but a slot has {register.slot_bytes}: compile the plan again"
+            )
+        starts = (
+            self._first + register.offset_bytes + slot * register.slot_bytes
+            for slot in range(register.slots)
+        )
+        return tuple(
+            self._block[start : start + size_bytes].view(dtype).reshape(register.shape)
+            for start in starts
+        )
+
+
+def numpy_dtype(register: Register) -> np.dtype[Any]:
+    """Return the NumPy dtype of a register; raises ExecutorError for one that NumPy lacks."""
+    try:
+        return np.dtype(register.dtype)
+    except TypeError:
+        raise ExecutorError(
+            f"register `{register.name}` is {register.dtype}, which the NumPy backend cannot "
+            f"compute in: plan with --precision fp32 or fp64"
+        ) from None

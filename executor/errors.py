@@ -1,0 +1,30 @@
+"""The errors of the executor package."""
+
+
+class DataError(ValueError):
+    """Training data is missing or unreadable; names the path and what was expected there."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing, incomplete or of another model; names the tensor or file."""
+
+
+class ExecutorError(RuntimeError):
+    """A run failed; says on which rank and in which actor, and carries the cause.
+
+    Attributes
+    ----------
+    cause : str
+        What went wrong, in one sentence.
+    rank, actor : int or None, str or None
+        Where, as far as it is known.
+    """
+
+    def __init__(self, cause: str, *, rank: int | None = None, actor: str | None = None) -> None:
+        places = [] if rank is None else [f"rank {rank}"]
+        if actor:
+            places.append(f"actor `{actor}`")
+        super().__init__(f"{', '.join(places)}: {cause}" if places else cause)
+        self.cause = cause
+        self.rank = rank
+        self.actor = actor

@@ -1,0 +1,137 @@
+"""One rank's share of a run: its arena, its kernels, and the arrays of each firing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.arena import Arena
+from executor.communicator import Exchange, exchanges_of
+from executor.errors import ExecutorError
+from executor.kernels import Kernel, KernelContext, RunState, Shard, make_kernel
+from planner.actors.graph import Actor, ActorGraph, Register
+from planner.actors.protocol import Fire
+from planner.sbp import parse_nd_sbp, shard_offsets
+
+Array = NDArray[Any]
+Slots = tuple[int, ...]
+Saved = Callable[["RankState", int, int], None]
+
+
+class RankState:
+    """Binds a program and a rank to memory and kernels.
+
+    Parameters
+    ----------
+    graph, rank
+        The actor graph and which of its ranks this is.
+    run
+        What the kernels of this rank share.
+
+    Attributes
+    ----------
+    exchanges
+        The exchange of every meeting actor, by actor index.
+    fired
+        Called as `fired(state, actor, firing)` when a local actor has run (to save checkpoints).
+    """
+
+    def __init__(self, graph: ActorGraph, rank: int, run: RunState) -> None:
+        self.graph, self.rank, self.run_state = graph, rank, run
+        self.program = graph.programs[graph.program_of(rank)]
+        self.coordinate = graph.coordinate(rank)
+        self.arena = Arena(self.program)
+        self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
+        self.fired: Saved | None = None
+        self._kernels = [self._kernel(actor) for actor in self.program.actors]
+        # The slots of a port cycle, so the arrays of a firing are looked up, never made.
+        self._arrays: list[dict[tuple[Slots, Slots], tuple[list[Array], list[Array]]]] = [
+            {} for _ in self.program.actors
+        ]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the arena and of the staging buffers beside it."""
+        staging = sum(exchange.staging_bytes for exchange in self.exchanges.values())
+        return self.program.memory_bytes + staging
+
+    def run(self, fire: Fire) -> None:
+        """Carry out one firing of a local actor."""
+        inputs, outputs = self.arrays(fire)
+        kernel = self._kernels[fire.actor]
+        if kernel is None:
+            raise ExecutorError("met without a communicator", rank=self.rank, actor=self.name(fire))
+        kernel(fire.firing, inputs, outputs)
+        if self.fired is not None:
+            self.fired(self, fire.actor, fire.firing)
+
+    def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
+        """Return the arrays that a firing reads and writes."""
+        known = self._arrays[fire.actor]
+        slots = (fire.reads, fire.writes)
+        found = known.get(slots)
+        if found is None:
+            actor, views = self.program.actors[fire.actor], self.arena.views
+            found = known[slots] = (
+                [views[p.register][s] for p, s in zip(actor.inputs, fire.reads, strict=True)],
+                [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)],
+            )
+        return found
+
+    def name(self, fire: Fire) -> str:
+        """Name of the actor that a command fires."""
+        return self.program.actors[fire.actor].name
+
+    def shard(self, register: Register) -> Shard:
+        """Where this rank's part of a register's tensor begins, and how large it is."""
+        return Shard(
+            global_shape=register.global_shape,
+            offsets=shard_offsets(
+                register.global_shape,
+                parse_nd_sbp(register.sbp),
+                self.graph.axis_sizes,
+                self.coordinate,
+            ),
+            shape=register.shape,
+            dtype=register.dtype,
+        )
+
+    def load(self, register: int, whole: Array, version: int = 0) -> None:
+        """Write this rank's shard of a whole tensor into the slot of `version`."""
+        where = self.program.registers[register]
+        if whole.shape != where.global_shape:
+            raise ExecutorError(
+                f"`{where.tensor}` has shape {where.global_shape} in the plan, but a value of "
+                f"shape {whole.shape} was given"
+            )
+        shard = self.shard(where)
+        region = tuple(
+            slice(start, start + size)
+            for start, size in zip(shard.offsets, shard.shape, strict=True)
+        )
+        np.copyto(self.arena.views[register][version % where.slots], whole[region])
+
+    def _kernel(self, actor: Actor) -> Kernel | None:
+        if actor.meeting is not None:
+            return None
+        registers = self.program.registers
+        inputs = [registers[port.register] for port in actor.inputs]
+        outputs = [registers[port.register] for port in actor.outputs]
+        return make_kernel(
+            KernelContext(
+                kind=actor.kind,
+                name=actor.name,
+                labels=actor.labels,
+                attributes=actor.attributes,
+                inputs=tuple(self.shard(register) for register in inputs),
+                outputs=tuple(self.shard(register) for register in outputs),
+                run=self.run_state,
+                output_hold=actor.outputs[0].hold if actor.outputs else 1,
+                input_sbp=tuple(parse_nd_sbp(register.sbp) for register in inputs),
+                output_sbp=tuple(parse_nd_sbp(register.sbp) for register in outputs),
+                coordinate=self.coordinate,
+                axis_sizes=self.graph.axis_sizes,
+                state=tuple(self.arena.views[register][0] for register in actor.state),
+            )
+        )

@@ -1,0 +1,164 @@
+"""What a rank remembers of its run: when each firing began and ended, and when each step did."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.actors.graph import Actor, ActorGraph, Leave, Program
+from planner.actors.trace import Lane, Span, Trace
+
+Totals = tuple[float, float, float]
+StepDone = Callable[[int], None]
+
+
+class Recorder:
+    """Times of one rank's firings, in arrays that are made before the run.
+
+    Parameters
+    ----------
+    program, steps
+        What is run, and for how many steps.
+    spans
+        Keep every firing; otherwise only the ends of steps.
+    step_done
+        Called with the step's number when its last firing has completed.
+    """
+
+    def __init__(
+        self, program: Program, steps: int, *, spans: bool, step_done: StepDone | None = None
+    ) -> None:
+        self.spans = spans
+        self._firings = [actor.firings for actor in program.actors]
+        counts = [count * steps if spans else 0 for count in self._firings]
+        self._starts = [array("q", bytes(8 * count)) for count in counts]
+        self._ends = [array("q", bytes(8 * count)) for count in counts]
+        self._left = [sum(self._firings)] * steps
+        self.step_end_ns = [0] * steps
+        self._step_done = step_done
+
+    def record(self, actor: int, firing: int, start_ns: int, end_ns: int) -> None:
+        """Keep one firing (the caller serialises calls)."""
+        if self.spans:
+            self._starts[actor][firing] = start_ns
+            self._ends[actor][firing] = end_ns
+        step = firing // self._firings[actor]
+        self._left[step] -= 1
+        if self._left[step] == 0:
+            self.step_end_ns[step] = end_ns
+            if self._step_done is not None:
+                self._step_done(step)
+
+    def recording(self, rank: int, origin_ns: int, totals: Sequence[Totals] = ()) -> "Recording":
+        """Return all that was kept, in nanoseconds after `origin_ns`."""
+        starts, ends = (
+            np.concatenate([np.asarray(column, np.int64) for column in columns] or [_NOTHING])
+            for columns in (self._starts, self._ends)
+        )
+        return Recording(
+            rank=rank,
+            step_end_ns=np.asarray(self.step_end_ns, np.int64) - origin_ns,
+            starts_ns=starts - origin_ns,
+            ends_ns=ends - origin_ns,
+            totals=tuple(totals),
+        )
+
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One rank's times from a common origin, and the totals of every step.
+
+    `starts_ns` and `ends_ns` hold the firings of actor 0, then of actor 1, …; empty when spans
+    were not kept.
+    """
+
+    rank: int
+    step_end_ns: NDArray[np.int64]
+    starts_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+    totals: tuple[Totals, ...]
+
+    def save(self, path: Path) -> None:
+        """Write the recording as a NumPy archive."""
+        np.savez(
+            path,
+            rank=self.rank,
+            step_end_ns=self.step_end_ns,
+            starts_ns=self.starts_ns,
+            ends_ns=self.ends_ns,
+            totals=np.asarray(self.totals, np.float64).reshape(-1, 3),
+        )
+
+
+def load_recording(path: Path) -> Recording:
+    """Read what `Recording.save` wrote."""
+    with np.load(path) as found:
+        return Recording(
+            rank=int(found["rank"]),
+            step_end_ns=found["step_end_ns"],
+            starts_ns=found["starts_ns"],
+            ends_ns=found["ends_ns"],
+            totals=tuple((float(a), float(b), float(c)) for a, b, c in found["totals"]),
+        )
+
+
+def losses(recordings: Sequence[Recording]) -> tuple[float, ...]:
+    """Mean loss per valid token of every step, from the first rank that knows the totals."""
+    totals = max((recording.totals for recording in recordings), key=len, default=())
+    return tuple(loss / count if count else float("nan") for loss, count, _ in totals)
+
+
+def trace_of(
+    graph: ActorGraph, recordings: Sequence[Recording], *, plan_digest: str = "", device: str = ""
+) -> Trace:
+    """Return the measured Trace document of a run."""
+    return Trace(
+        source="measured",
+        plan_digest=plan_digest,
+        device=device,
+        steps=len(recordings[0].step_end_ns),
+        lanes=tuple(_lane(graph, recording.rank) for recording in recordings),
+        step_end_ns=tuple(tuple(r.step_end_ns.tolist()) for r in recordings),
+        spans=tuple(span for recording in recordings for span in _spans(graph, recording)),
+    )
+
+
+def _lane(graph: ActorGraph, rank: int) -> Lane:
+    program = graph.programs[graph.program_of(rank)]
+    return Lane(
+        rank=rank,
+        stage=program.stage,
+        actors=tuple(actor.name for actor in program.actors),
+        kinds=tuple(actor.kind for actor in program.actors),
+        phases=tuple(actor.phase for actor in program.actors),
+        blocks=tuple(actor.block for actor in program.actors),
+        queues=tuple(_drawn_in(program, actor) for actor in program.actors),
+        firings=tuple(actor.firings for actor in program.actors),
+    )
+
+
+def _drawn_in(program: Program, actor: Actor) -> str:
+    """The lane an actor occupies until it completes (`launch` is left at once)."""
+    queues = [program.queues[queue] for queue in actor.queues]
+    return next((q.name for q in queues if q.leave is Leave.COMPLETED), queues[0].name)
+
+
+def _spans(graph: ActorGraph, recording: Recording) -> list[Span]:
+    """Spans of one rank in order of their start."""
+    if not len(recording.starts_ns):
+        return []
+    program = graph.programs[graph.program_of(recording.rank)]
+    steps = len(recording.step_end_ns)
+    counts = np.asarray([actor.firings * steps for actor in program.actors])
+    actors = np.repeat(np.arange(len(counts)), counts)
+    firings = np.concatenate([np.arange(count) for count in counts])
+    order = np.lexsort((actors, recording.starts_ns))
+    columns = (actors, firings, recording.starts_ns, recording.ends_ns)
+    rows = zip(*(column[order].tolist() for column in columns), strict=True)
+    return [Span(recording.rank, *row) for row in rows]

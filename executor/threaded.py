@@ -1,0 +1,168 @@
+"""The threaded driver: one rank's protocol, a thread per lane of local work.
+
+Each queue that actors leave at `completed` has one thread; it runs what the protocol fires on that
+queue, reports `completed`, and takes the next command itself, without a hand-off. Meetings go to
+the communicator in the order in which the protocol fires them, which is the launch order, and come
+back through `done`. One lock serialises the protocol; no lock is held while work runs.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Protocol as Interface
+
+from executor.communicator import Communicator
+from executor.recording import Recorder
+from planner.actors.graph import Program
+from planner.actors.protocol import Fire, Protocol
+
+
+class Work(Interface):
+    """What firings do. `executor.rank.KernelWork` computes; tests put their own in its place."""
+
+    def run(self, rank: int, fire: Fire) -> None:
+        """Carry out one firing of a local actor; calls of different actors may overlap."""
+        ...
+
+
+Failed = Callable[[int, Fire | None, BaseException], None]
+
+
+class RankDriver:
+    """Runs one rank of an actor graph on threads.
+
+    Parameters
+    ----------
+    program, rank, steps
+        What is run.
+    work
+        Carries out local actors.
+    communicator
+        Carries out meetings.
+    recorder
+        Keeps the times.
+    failed
+        Called as `failed(rank, fire, error)` when work raises; the driver has stopped by then.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        steps: int,
+        *,
+        work: Work,
+        communicator: Communicator,
+        recorder: Recorder,
+        failed: Failed,
+    ) -> None:
+        self.rank = rank
+        self._protocol = Protocol(program, steps)
+        self._work, self._communicator = work, communicator
+        self._recorder, self._failed = recorder, failed
+        self._lock = threading.Lock()
+        self._posted_ns = [0] * len(program.actors)
+        self._stopped = False
+        lanes = sorted({a.queues[0] for a in program.actors if a.meeting is None})
+        self._lane_of = [
+            -1 if actor.meeting is not None else lanes.index(actor.queues[0])
+            for actor in program.actors
+        ]
+        self._ready: list[deque[Fire]] = [deque() for _ in lanes]
+        self._wakes = [threading.Condition(self._lock) for _ in lanes]
+        self._idle = threading.Condition(self._lock)
+        self._threads = [
+            threading.Thread(
+                target=self._serve,
+                args=(index,),
+                name=f"rank {rank} {program.queues[lane].name}",
+                daemon=True,
+            )
+            for index, lane in enumerate(lanes)
+        ]
+
+    def start(self) -> None:
+        """Fire what can be fired and begin to work."""
+        with self._lock:
+            self._dispatch(self._protocol.start())
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Wait until every firing has completed, or until the driver is stopped."""
+        with self._lock:
+            while not (self._stopped or self._protocol.finished):
+                self._idle.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def stop(self) -> None:
+        """Start nothing more; work that is under way ends by itself."""
+        with self._lock:
+            self._stopped = True
+            self._wake_all()
+
+    @property
+    def finished(self) -> bool:
+        """True once every firing of every step has completed."""
+        return self._protocol.finished
+
+    def _serve(self, lane: int) -> None:
+        """Body of a lane's thread."""
+        ready, wake, lock = self._ready[lane], self._wakes[lane], self._lock
+        run, rank, protocol = self._work.run, self.rank, self._protocol
+        lock.acquire()
+        try:
+            while True:
+                while not ready:
+                    if self._stopped or protocol.finished:
+                        return
+                    wake.wait()
+                if self._stopped:
+                    return
+                fire = ready.popleft()
+                lock.release()
+                try:
+                    start_ns = perf_counter_ns()
+                    run(rank, fire)
+                    end_ns = perf_counter_ns()
+                except BaseException as error:
+                    self.stop()
+                    self._failed(rank, fire, error)
+                    return
+                finally:
+                    lock.acquire()
+                self._completed(fire, start_ns, end_ns)
+        finally:
+            lock.release()
+
+    def _done(self, fire: Fire) -> None:
+        """A meeting's data has moved (called by the communicator)."""
+        end_ns = perf_counter_ns()
+        with self._lock:
+            if not self._stopped:
+                self._completed(fire, self._posted_ns[fire.actor], end_ns)
+
+    def _completed(self, fire: Fire, start_ns: int, end_ns: int) -> None:
+        """Take note of a completed firing and start what it makes possible; holds the lock."""
+        self._recorder.record(fire.actor, fire.firing, start_ns, end_ns)
+        self._dispatch(self._protocol.completed(fire.actor))
+        if self._protocol.finished:
+            self._wake_all()
+
+    def _dispatch(self, fires: list[Fire]) -> None:
+        """Hand each command to its lane or to the communicator; holds the lock."""
+        for fire in fires:  # grows while it is walked
+            lane = self._lane_of[fire.actor]
+            if lane < 0:
+                self._posted_ns[fire.actor] = perf_counter_ns()
+                self._communicator.post(self.rank, fire, self._done)
+            else:
+                self._ready[lane].append(fire)
+                self._wakes[lane].notify()
+            fires.extend(self._protocol.issued(fire.actor))
+
+    def _wake_all(self) -> None:
+        for wake in (*self._wakes, self._idle):
+            wake.notify_all()
