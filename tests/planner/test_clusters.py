@@ -1,0 +1,197 @@
+"""Clusters: what the command line accepts, what the catalogue holds, what is refused and how."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from models.graph import to_json
+from planner.cluster import Cluster
+from planner.clusters import (
+    device,
+    local_cluster,
+    names,
+    parse_cluster,
+    reference_node,
+    validate,
+)
+from planner.errors import ClusterError
+
+GIB = 1024**3
+CATALOGUE = Path(__file__).parents[2] / "planner" / "catalogue"
+
+OWN = """
+name = "two-boxes"
+devices_per_node = 2
+nodes = 2
+
+[device]
+name = "mine"
+memory_bytes = 1_000
+memory_bandwidth_bytes_per_s = 1e9
+matmul_efficiency = 0.5
+memory_efficiency = 0.5
+launch_ns = 0
+source = "a test"
+flops_per_s = { fp32 = 1e9 }
+
+[intra_node]
+latency_ns = 1
+bandwidth_bytes_per_s = 1e9
+source = "a test"
+
+[inter_node]
+latency_ns = 1
+bandwidth_bytes_per_s = 1e8
+source = "a test"
+"""
+
+
+def test_a_cluster_is_a_device_times_devices_per_node_times_nodes() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:8x16")
+    assert (cluster.devices_per_node, cluster.nodes, cluster.devices) == (8, 16, 128)
+    assert cluster.device == device("a100-sxm-80gb")
+    assert cluster.cores_per_node is None
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_catalogue_entry_is_named_after_its_file_and_survives_json(name: str) -> None:
+    node = reference_node(name)
+    assert node.device.name == name
+    assert msgspec.json.decode(to_json(node), type=Cluster) == node
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_figure_of_the_catalogue_carries_its_source_and_year_on_its_line(name: str) -> None:
+    for line in (CATALOGUE / f"{name}.toml").read_text("utf-8").splitlines():
+        key, _, rest = line.partition(" = ")
+        if rest and key not in ("system", "name", "source", "devices_per_node"):
+            value, mark, source = rest.partition("#")
+            assert mark, f"{name}: {line}"
+            assert key == "memory_bytes" or "20" in source, f"{name}: {line}"
+            assert float(value.replace("_", "")) > 0
+
+
+def test_figures_of_well_known_devices_are_those_of_their_data_sheets() -> None:
+    found = {
+        name: (device(name).flops_per_s["fp16"], device(name).memory_bandwidth_bytes_per_s)
+        for name in ("v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm")
+    }
+    assert found == {
+        "v100-sxm-32gb": (125e12, 900e9),
+        "a100-sxm-80gb": (312e12, 2039e9),
+        "h100-sxm-80gb": (989.4e12, 3350e9),
+        "h200-sxm": (989.4e12, 4800e9),
+    }
+
+
+def test_local_ranks_share_the_cores_and_the_memory_of_one_machine() -> None:
+    cluster = local_cluster(ranks=4, cores=2, memory_bytes=8 * GIB)
+    assert (cluster.devices, cluster.nodes, cluster.cores_per_node) == (4, 1, 2)
+    assert cluster.device.memory_bytes == 2 * GIB
+    assert cluster == parse_cluster("local:4", cores=2, memory_bytes=8 * GIB)
+
+
+def test_a_rank_with_several_cores_to_itself_is_as_fast_as_they_are_together() -> None:
+    one = local_cluster(ranks=4, cores=4, memory_bytes=8 * GIB)
+    two = local_cluster(ranks=2, cores=4, memory_bytes=8 * GIB)
+    assert two.device.flops_per_s["fp32"] == 2 * one.device.flops_per_s["fp32"]
+
+
+def test_a_measured_device_replaces_the_built_in_figures_of_a_local_cluster() -> None:
+    measured = msgspec.structs.replace(
+        device("cpu-core"),
+        name="this-machine",
+        collectives={"send/2": ((1_000, 2_000), (1_001_000, 1_002_000))},
+    )
+    cluster = parse_cluster("local:2", measured, cores=2, memory_bytes=4 * GIB)
+    assert cluster.device.name == "this-machine"
+    assert cluster.device.collectives == measured.collectives
+    assert cluster.intra_node.latency_ns == 2_000
+    assert cluster.intra_node.bandwidth_bytes_per_s == pytest.approx(1e9)
+
+
+def test_a_file_describes_a_cluster_of_a_device_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(OWN)
+    cluster = parse_cluster(str(path))
+    assert (cluster.name, cluster.devices, cluster.device.name) == ("two-boxes", 4, "mine")
+
+
+def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Path) -> None:
+    path = tmp_path / "slow.toml"
+    path.write_text(
+        'device = "a100-sxm-80gb"\nnodes = 4\n[inter_node]\n'
+        'latency_ns = 9_000\nbandwidth_bytes_per_s = 1.2e9\nsource = "10 Gb/s Ethernet"\n'
+    )
+    cluster = parse_cluster(str(path))
+    assert (cluster.name, cluster.devices) == ("slow", 32)
+    assert cluster.device == device("a100-sxm-80gb")
+    assert cluster.inter_node.bandwidth_bytes_per_s == 1.2e9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a100-sxm:8x2", "did you mean a100-sxm-80gb"),
+        ("toaster:8x2", "known: a100-pcie-80gb"),
+        ("h100-sxm-80gb:8x0", "NODES is 0"),
+        ("h100-sxm-80gb:0x8", "GPUS_PER_NODE is 0"),
+        ("h100-sxm-80gb:16x2", "write h100-sxm-80gb:8x2"),
+        ("h100-sxm-80gb:8", "expected DEVICE:GPUS_PER_NODExNODES"),
+        ("h100-sxm-80gb:8x-1", "expected DEVICE:GPUS_PER_NODExNODES"),
+        ("local:0", "expected local:N"),
+        ("local:two", "expected local:N"),
+        ("local:1000000", "use at most local:64"),
+        ("local-gpu:2", "use local:N"),
+        ("nowhere.toml", "No such file"),
+    ],
+)
+def test_a_cluster_that_cannot_be_understood_is_refused_with_the_fix(
+    text: str, expected: str
+) -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(text, cores=2, memory_bytes=4 * GIB)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("nodes = 2", "nodse = 2", "`nodse`"),
+        ("nodes = 2", "nodes = 0", "nodes is 0"),
+        ("devices_per_node = 2", "devices_per_node = 0", "devices_per_node is 0"),
+        ("devices_per_node = 2", "", "needs `devices_per_node`"),
+        ("= 1e8", "= -1e8", "inter_node.bandwidth_bytes_per_s is -100000000.0"),
+        ("= 1e8", "= nan", "inter_node.bandwidth_bytes_per_s is nan"),
+        ("launch_ns = 0", 'launch_ns = "x"', "$.device.launch_ns"),
+        ("matmul_efficiency = 0.5", "matmul_efficiency = 1.5", "device.matmul_efficiency is 1.5"),
+        ("fp32 = 1e9", "fp32 = 0", "device.flops_per_s.fp32 is 0"),
+        ("[device]", "[device", "cluster file"),
+    ],
+)
+def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
+    tmp_path: Path, before: str, after: str, expected: str
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(OWN.replace(before, after))
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(str(path))
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ((), "has no points"),
+        (((0, 5),), "must be above 0"),
+        (((10, 5), (10, 6)), "sort by the first column"),
+    ],
+)
+def test_a_measured_table_out_of_order_is_refused(
+    points: tuple[tuple[int, int], ...], expected: str
+) -> None:
+    node = reference_node("cpu-core")
+    broken = msgspec.structs.replace(node.device, kernels={"matmul": points})
+    with pytest.raises(ClusterError, match=expected):
+        validate(msgspec.structs.replace(node, device=broken))

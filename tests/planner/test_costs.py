@@ -1,0 +1,237 @@
+"""Costs: never less for more work, the textbook's formulas, and measured tables where given."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.actors.graph import Actor, ActorGraph, Meeting, Port, Program, Register
+from planner.cluster import Cluster, Device, Link
+from planner.clusters import device, parse_cluster
+from planner.costs import (
+    actor_duration_ns,
+    collective_duration_ns,
+    durations,
+    interpolate_ns,
+    members_per_node,
+    op_duration_ns,
+)
+from planner.errors import ClusterError
+from planner.mesh import Axis
+
+# Round figures: 1 FLOP per ns, 1 byte per ns, nothing else.
+PLAIN = Device(
+    name="plain",
+    memory_bytes=10**9,
+    flops_per_s={"fp32": 1e9},
+    memory_bandwidth_bytes_per_s=1e9,
+    matmul_efficiency=1.0,
+    memory_efficiency=1.0,
+    launch_ns=0,
+    source="a test",
+)
+LINK = Link(latency_ns=100, bandwidth_bytes_per_s=1e9, source="a test")
+SLOW = Link(latency_ns=1_000, bandwidth_bytes_per_s=1e8, source="a test")
+CLUSTER = Cluster(
+    name="plain", device=PLAIN, devices_per_node=4, nodes=4, intra_node=LINK, inter_node=SLOW
+)
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+
+
+def matmul_ns(m: int, k: int, n: int, on: Device, dtype: str = "float32") -> int:
+    shapes = ((m, k), (k, n))
+    return op_duration_ns(
+        "matmul", "m k, k n -> m n", {}, shapes, ((m, n),), (dtype, dtype), (dtype,), on
+    )
+
+
+def test_a_large_product_costs_its_flops_and_a_small_one_its_bytes() -> None:
+    assert matmul_ns(100, 100, 100, PLAIN) == 2 * 100**3
+    assert matmul_ns(1, 1, 1, PLAIN) == 3 * 4
+
+
+def test_efficiencies_and_launch_add_to_the_roofline() -> None:
+    slow = msgspec.structs.replace(PLAIN, matmul_efficiency=0.5, launch_ns=7)
+    assert matmul_ns(100, 100, 100, slow) == 7 + 4 * 100**3
+
+
+def test_a_product_in_sixteen_bits_uses_the_rate_of_sixteen_bits() -> None:
+    on = device("a100-sxm-80gb")
+    assert matmul_ns(4096, 4096, 4096, on) > 10 * matmul_ns(4096, 4096, 4096, on, "float16")
+
+
+def test_a_precision_that_the_device_lacks_is_refused_by_name() -> None:
+    with pytest.raises(ClusterError, match="`v100-sxm-32gb` has no bf16 arithmetic"):
+        matmul_ns(8, 8, 8, device("v100-sxm-32gb"), "bfloat16")
+
+
+def test_a_measured_kernel_is_read_from_its_table() -> None:
+    measured = msgspec.structs.replace(PLAIN, kernels={"matmul": ((2_000, 50), (2_000_000, 900))})
+    assert matmul_ns(100, 100, 100, measured) == 900
+    assert matmul_ns(10, 10, 10, measured) == 50
+
+
+def test_local_boxing_reads_and_writes_the_smaller_side() -> None:
+    whole, part = ((8, 4),), ((2, 4),)
+    f32 = ("float32",)
+    assert op_duration_ns("slice", "", {}, whole, part, f32, f32, PLAIN) == 2 * 2 * 4 * 4
+    assert op_duration_ns("pad", "", {}, part, whole, f32, f32, PLAIN) == (2 + 8) * 4 * 4
+
+
+def test_interpolation_is_straight_on_logarithms_and_clamped_outside() -> None:
+    points = ((100, 1_000), (10_000, 100_000))
+    assert interpolate_ns(points, 1_000) == 10_000
+    assert interpolate_ns(points, 1) == 1_000
+    assert interpolate_ns(points, 30_000) == 300_000
+    assert interpolate_ns(((5, 3), (10, 2), (20, 9)), 10) == 3, (
+        "noise never makes more work cheaper"
+    )
+
+
+@given(
+    points=st.dictionaries(st.integers(1, 10**12), st.integers(1, 10**12), min_size=1, max_size=6),
+    work=st.lists(st.integers(0, 10**13), min_size=2, max_size=8),
+)
+def test_interpolated_durations_never_fall_with_work(
+    points: dict[int, int], work: list[int]
+) -> None:
+    table = tuple(sorted(points.items()))
+    found = [interpolate_ns(table, size) for size in sorted(work)]
+    assert found == sorted(found)
+
+
+@given(
+    size=st.tuples(*(st.integers(1, 200) for _ in range(3))),
+    more=st.tuples(*(st.integers(0, 200) for _ in range(3))),
+    name=st.sampled_from(("cpu-core", "a100-sxm-80gb", "h200-sxm")),
+)
+def test_a_larger_product_never_costs_less(
+    size: tuple[int, int, int], more: tuple[int, int, int], name: str
+) -> None:
+    larger = [a + b for a, b in zip(size, more, strict=True)]
+    assert matmul_ns(*size, device(name)) <= matmul_ns(*larger, device(name))
+
+
+@given(
+    kind=st.sampled_from(COLLECTIVES),
+    size=st.integers(0, 10**10),
+    more=st.integers(0, 10**10),
+    group=st.integers(1, 16),
+)
+def test_a_larger_message_never_costs_less(kind: str, size: int, more: int, group: int) -> None:
+    here = collective_duration_ns(kind, size, group, CLUSTER)
+    assert here <= collective_duration_ns(kind, size + more, group, CLUSTER)
+
+
+@given(kind=st.sampled_from(COLLECTIVES), size=st.integers(0, 10**9), group=st.integers(2, 15))
+def test_a_larger_group_never_costs_less(kind: str, size: int, group: int) -> None:
+    wide = msgspec.structs.replace(CLUSTER, devices_per_node=16)
+    here = collective_duration_ns(kind, size, group, wide)
+    assert here <= collective_duration_ns(kind, size, group + 1, wide)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("all_reduce", 6 * 100 + 1_500_000),
+        ("all_gather", 3 * 100 + 750_000),
+        ("reduce_scatter", 3 * 100 + 750_000),
+        ("all_to_all", 3 * 100 + 750_000),
+        ("broadcast", 2 * 100 + 1_000_000),
+    ],
+)
+def test_collectives_inside_a_node_follow_the_formula_of_the_ring(kind: str, expected: int) -> None:
+    assert collective_duration_ns(kind, 1_000_000, 4, CLUSTER) == expected
+
+
+def test_a_tiny_all_reduce_goes_along_a_tree() -> None:
+    assert collective_duration_ns("all_reduce", 0, 4, CLUSTER) == 2 * 2 * 100
+
+
+def test_a_transfer_takes_the_link_between_its_two_ends() -> None:
+    assert collective_duration_ns("send", 1_000_000, 2, CLUSTER, (0, 1)) == 100 + 1_000_000
+    assert collective_duration_ns("recv", 1_000_000, 2, CLUSTER, (3, 4)) == 1_000 + 10_000_000
+
+
+def test_a_group_of_one_costs_nothing() -> None:
+    assert collective_duration_ns("all_reduce", 10**9, 1, CLUSTER) == 0
+
+
+def test_every_member_in_a_node_brings_its_own_lane_of_the_network() -> None:
+    spread = collective_duration_ns("all_reduce", 10**6, 4, CLUSTER, (0, 4, 8, 12))
+    paired = collective_duration_ns("all_reduce", 10**6, 4, CLUSTER, (0, 1, 4, 5))
+    assert members_per_node((0, 1, 4, 5), CLUSTER) == 2
+    assert spread == 6 * 1_000 + 15_000_000
+    assert paired == 6 * 1_000 + 7_500_000
+
+
+def test_a_measured_collective_is_read_from_its_table_inside_a_node_only() -> None:
+    measured = msgspec.structs.replace(PLAIN, collectives={"all_reduce/2": ((100, 5_000),)})
+    cluster = msgspec.structs.replace(CLUSTER, device=measured)
+    assert collective_duration_ns("all_reduce", 100, 2, cluster) == 5_000
+    assert collective_duration_ns("all_reduce", 100, 2, cluster, (0, 4)) > 1_000
+    assert collective_duration_ns("all_reduce", 100, 4, cluster) != 5_000
+
+
+def register(name: str, rows: int) -> Register:
+    return Register(
+        name=name,
+        tensor=name,
+        global_shape=(rows, 4),
+        sbp="B",
+        shape=(rows, 4),
+        dtype="float32",
+        slot_bytes=rows * 16,
+    )
+
+
+def test_compiled_actors_cost_what_their_registers_and_groups_say() -> None:
+    meeting = Meeting(key="g", kind="all_reduce", axes=("dp",), message_bytes=4_000)
+    actors = (
+        Actor(
+            name="x",
+            kind="relu",
+            labels="b n -> b n",
+            queues=(0,),
+            inputs=(Port(register=0),),
+            outputs=(Port(register=1),),
+            firings=1,
+        ),
+        Actor(
+            name="g",
+            kind="all_reduce",
+            queues=(1,),
+            inputs=(Port(register=1),),
+            outputs=(Port(register=2),),
+            firings=1,
+            meeting=meeting,
+        ),
+    )
+    program = Program(
+        name="stage 0",
+        stage=0,
+        ranks=tuple(range(8)),
+        registers=tuple(register(name, 10) for name in "abc"),
+        actors=actors,
+        queues=(),
+    )
+    axes = (Axis(name="dp", size=4), Axis(name="tp", size=2))
+    graph = ActorGraph(name="two", axes=axes, programs=(program,))
+    # The group of rank 0 is 0 2 4 6: two members on each of two nodes.
+    expected = (
+        2 * 10 * 4 * 4,
+        collective_duration_ns("all_reduce", 4_000, 4, CLUSTER, (0, 2, 4, 6)),
+    )
+    assert durations(graph, CLUSTER) == (expected,)
+    assert tuple(actor_duration_ns(a, program, graph, CLUSTER) for a in actors) == expected
+
+
+def test_a_gpu_cluster_reduces_faster_inside_a_node_than_across() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:8x2")
+    size = 1_000_000_000
+    inside = collective_duration_ns("all_reduce", size, 8, cluster)
+    across = collective_duration_ns("all_reduce", size, 2, cluster, (0, 8))
+    whole = collective_duration_ns("all_reduce", size, 16, cluster)
+    assert inside < whole < across
+    assert inside == pytest.approx(2 * 7 / 8 * size / 240e9 * 1e9, rel=0.01)
