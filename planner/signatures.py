@@ -104,10 +104,12 @@ class Expansion:
     `in0`, `in1` … are the op's inputs, `out0` … its outputs, other names are inner tensors. In the
     labels `{split}` stands for the label that the extra signature splits and `{rest}` for the other
     labels of that operand. Between two of these ops the usual boxing applies: an inner tensor that
-    comes out partial is made what its readers take.
+    comes out partial is made what its readers take. `sizes` are those of labels that only inner
+    tensors have.
     """
 
     ops: tuple[ExpansionOp, ...]
+    sizes: dict[str, int]
 
 
 EXTRA: dict[str, tuple[Extra, ...]] = {
@@ -137,7 +139,8 @@ EXPANSIONS: dict[tuple[str, str], Expansion] = {
                 inputs=("max", "sums", "in1"),
                 outputs=("out0", "out1"),
             ),
-        )
+        ),
+        sizes={"moments": 2},
     ),
 }
 
