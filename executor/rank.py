@@ -73,10 +73,9 @@ class RankState:
         found = known.get(slots)
         if found is None:
             actor, views = self.program.actors[fire.actor], self.arena.views
-            found = known[slots] = (
-                [views[p.register][s] for p, s in zip(actor.inputs, fire.reads, strict=True)],
-                [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)],
-            )
+            reads = [views[p.register][s] for p, s in zip(actor.inputs, fire.reads, strict=True)]
+            writes = [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)]
+            found = known[slots] = ([writes[0], *reads] if actor.in_place else reads, writes)
         return found
 
     def name(self, fire: Fire) -> str:
@@ -115,9 +114,7 @@ class RankState:
     def _kernel(self, actor: Actor) -> Kernel | None:
         if actor.meeting is not None:
             return None
-        registers = self.program.registers
-        inputs = [registers[port.register] for port in actor.inputs]
-        outputs = [registers[port.register] for port in actor.outputs]
+        inputs, outputs = self.program.operands(actor)
         return make_kernel(
             KernelContext(
                 kind=actor.kind,

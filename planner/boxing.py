@@ -261,3 +261,44 @@ def _box(
     begin = shard_offsets(shape, sbp, sizes, coordinate)
     local = local_shape(shape, sbp, sizes)
     return begin, tuple(b + n for b, n in zip(begin, local, strict=True))
+
+
+class Crossing(NamedTuple):
+    """How a tensor gets from one placement to an equal mesh elsewhere: box, send across, box."""
+
+    before: tuple[Step, ...]
+    carried: NdSbp
+    after: tuple[Step, ...]
+
+
+@cache
+def crossing(
+    source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> Crossing:
+    """Return the cheapest way from `source` here to `target` on another placement of equal mesh.
+
+    The tensor is sent straight across, each device to its counterpart, as the source's SBP or as
+    the target's, whichever makes every device receive fewer bytes in all.
+
+    Raises
+    ------
+    InfeasibleError
+        Source and target are both partial, or no boxing joins them.
+    """
+    best: tuple[int, Crossing] | None = None
+    for carried in dict.fromkeys((target, source)):
+        if any(one.is_partial for one, size in zip(carried, sizes, strict=True) if size > 1):
+            continue
+        before = boxing_path(source, carried, sizes, shape)
+        after = boxing_path(carried, target, sizes, shape)
+        moved = prod(local_shape(shape, carried, sizes)) + sum(
+            step_bytes(step, shape, 1, sizes) for step in (*before, *after)
+        )
+        if best is None or moved < best[0]:
+            best = (moved, Crossing(before, carried, after))
+    if best is None:
+        raise InfeasibleError(
+            f"partial values do not cross stages: {format_nd_sbp(source)} to "
+            f"{format_nd_sbp(target)}; one side must be S or B"
+        )
+    return best[1]

@@ -234,8 +234,7 @@ class _Costs:
     def actor_ns(self, actor: Actor, program: Program) -> int:
         if actor.meeting is not None:
             return self._meeting_ns(actor.meeting, program)
-        inputs = [program.registers[port.register] for port in actor.inputs]
-        outputs = [program.registers[port.register] for port in actor.outputs]
+        inputs, outputs = program.operands(actor)
         work = (
             tuple(register.shape for register in inputs),
             tuple(register.shape for register in outputs),

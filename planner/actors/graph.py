@@ -78,6 +78,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One op, boxing step or end of a meeting, fired `firings` times a step.
 
     `state` are registers that only this actor touches and updates in place (Adam's moments).
+    `in_place`: the op's first operand is the version before the one it writes, found in the same
+    slot (a variable under its optimizer), so no input port reads it.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     phase: str = "forward"
     block: str = ""
     state: tuple[int, ...] = ()
+    in_place: bool = False
     meeting: Meeting | None = None
 
 
@@ -111,6 +114,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     registers: tuple[Register, ...]
     actors: tuple[Actor, ...]
     queues: tuple[Queue, ...]
+
+    def operands(self, actor: Actor) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
+        """Registers of an actor's input and output operands, as its labels list them."""
+        outputs = tuple(self.registers[port.register] for port in actor.outputs)
+        inputs = tuple(self.registers[port.register] for port in actor.inputs)
+        return ((outputs[0], *inputs) if actor.in_place else inputs), outputs
 
     @property
     def memory_bytes(self) -> int:

@@ -172,6 +172,11 @@ class Protocol:
         """Actors that were fired and have not completed, each with its firing."""
         return [(a, self._done[a]) for a, f in enumerate(self._fired) if f > self._done[a]]
 
+    def live_versions(self, register: int, newest: int) -> int:
+        """Slots in use while version `newest` is being made: those not given back, and itself."""
+        released = self._released[register]
+        return newest + 1 - min(released) if released else 1
+
     def waits(self) -> list[Wait]:
         """What each unfinished actor at the head of a queue waits for (to explain a deadlock)."""
         found: list[Wait] = []
@@ -180,10 +185,11 @@ class Protocol:
                 continue
             actor = order[self._head[queue] % len(order)]
             if self._fired[actor] == self._done[actor]:
-                found.extend(self._reasons(actor))
+                found.extend(self.reasons(actor))
         return list(dict.fromkeys(found))
 
-    def _reasons(self, actor: int) -> list[Wait]:
+    def reasons(self, actor: int) -> list[Wait]:
+        """What holds back the next firing of one actor."""
         firing = self._fired[actor]
         names = self.program.registers
         found = []

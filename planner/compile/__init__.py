@@ -1,0 +1,13 @@
+"""Compile: from a Plan to an ActorGraph that provably runs to its end.
+
+Comes in: a Plan (and the training Graph that its specification rebuilds). Goes out: an ActorGraph
+with one program per stage: actors, registers with computed slots and places, queues with static
+orders.
+
+Read first `program.py` (the passes in order), then `lowering.py` (ops and boxing become actors)
+and `orders.py` (slots, launch order).
+"""
+
+from planner.compile.program import compile_plan
+
+__all__ = ["compile_plan"]

@@ -1,0 +1,122 @@
+"""Drafts: a stage's actors and registers while the compiler still adds to them."""
+
+from dataclasses import dataclass, field
+from math import prod
+
+from models.graph import ITEMSIZE
+from planner.actors.graph import Actor, Meeting, Port, Register
+from planner.sbp import NdSbp, format_nd_sbp, local_shape
+
+# What runs when: `part` is begin, F, B, W or update; F, B and W once a microbatch and chunk.
+Section = tuple[str, int]
+PART_ORDER = {"begin": 0, "F": 1, "B": 2, "W": 3, "update": 4}
+
+BEGIN: Section = ("begin", 0)
+UPDATE: Section = ("update", 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftActor:
+    """An actor before its queues are known: `section` of the compute queue, or a `lane`."""
+
+    name: str
+    kind: str
+    section: Section
+    firings: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    labels: str = ""
+    attributes: dict[str, int | float | str | bool] = field(default_factory=dict)
+    block: str = ""
+    state: tuple[int, ...] = ()
+    in_place: bool = False
+    meeting: Meeting | None = None
+    lane: str = "compute"
+
+    def finished(self, queues: tuple[int, ...]) -> Actor:
+        """The actor as the document holds it."""
+        return Actor(
+            name=self.name,
+            kind=self.kind,
+            queues=queues,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            firings=self.firings,
+            labels=self.labels,
+            attributes=self.attributes,
+            phase=PHASES[self.section[0]],
+            block=self.block,
+            state=self.state,
+            in_place=self.in_place,
+            meeting=self.meeting,
+        )
+
+
+PHASES = {
+    "begin": "begin",
+    "F": "forward",
+    "B": "backward_input",
+    "W": "backward_weight",
+    "update": "update",
+}
+
+
+@dataclass(slots=True)
+class DraftStage:
+    """Actors and registers of one stage, in the order in which they were needed."""
+
+    sizes: tuple[int, ...]
+    actors: list[DraftActor] = field(default_factory=list)
+    registers: list[Register] = field(default_factory=list)
+    producer: dict[int, int] = field(default_factory=dict)
+
+    def add_register(
+        self,
+        *,
+        name: str,
+        tensor: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        sbp: NdSbp,
+        memory_kind: str,
+        initial: int = 0,
+    ) -> int:
+        """Add a register of one slot for this stage's shard of a tensor; return its index."""
+        local = local_shape(shape, sbp, self.sizes)
+        self.registers.append(
+            Register(
+                name=name,
+                tensor=tensor,
+                global_shape=shape,
+                sbp=format_nd_sbp(sbp),
+                shape=local,
+                dtype=dtype,
+                initial=initial,
+                slot_bytes=-(-prod(local) * ITEMSIZE[dtype] // ALIGNMENT) * ALIGNMENT,
+                memory_kind=memory_kind,
+            )
+        )
+        return len(self.registers) - 1
+
+    def add_actor(self, actor: DraftActor) -> int:
+        """Add an actor; return its index."""
+        self.actors.append(actor)
+        for port in actor.outputs:
+            self.producer[port.register] = len(self.actors) - 1
+        return len(self.actors) - 1
+
+    def needed_in(self, register: int, section: Section) -> None:
+        """Let the local boxing behind `register` run early enough for `section`."""
+        index = self.producer.get(register)
+        while index is not None:
+            actor = self.actors[index]
+            if actor.kind not in BOXING or PART_ORDER[section[0]] >= PART_ORDER[actor.section[0]]:
+                return
+            actor.section = section
+            index = self.producer.get(actor.inputs[0].register) if actor.inputs else None
+
+
+ALIGNMENT = 64  # bytes; a cache line, and enough for the widest vector instructions
+BOXING = frozenset(
+    ("slice", "pad", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "recv")
+)

@@ -1,0 +1,437 @@
+"""Lowering: placed ops become actors, and every change of SBP or stage becomes boxing actors.
+
+A boxing is made once per (tensor, stage, target SBP) and shared by all its readers, as the search
+charges it. One exception: what is gathered from a parameter every microbatch (ZeRO-3) is gathered
+anew for the backward pass, for holding it in between is what that choice avoids.
+"""
+
+from dataclasses import dataclass
+
+from models.graph import ITEMSIZE, Graph, Phase, Rate
+from models.labels import parse
+from models.ops import state_of
+from planner.actors.graph import Meeting, Port
+from planner.boxing import Step, boxing_path, crossing, message_bytes
+from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
+from planner.compile.placement import PlacedOp
+from planner.errors import PlanError
+from planner.mesh import Mesh
+from planner.plan import OpSignature
+from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
+from planner.signatures import sub_signatures
+
+PARTS = {Phase.FORWARD: "F", Phase.BACKWARD_INPUT: "B", Phase.BACKWARD_WEIGHT: "W"}
+MOMENTS = "moments"  # the label of the two sums that vocabulary-parallel loss reduces
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor as it lies on one stage: its register, and how often a version of it comes.
+
+    `repeated`: the version of a step, to be read once a microbatch.
+    """
+
+    register: int
+    rate: Rate
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What boxing must know of a tensor, in the graph or inside an expansion."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Lowering:
+    """Builds every stage's draft from the placed ops of one plan."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, stages: int, microbatches: int) -> None:
+        self.tensors = graph.tensors_by_name
+        self.mesh = mesh
+        self.microbatches = microbatches
+        self.stages = [DraftStage(mesh.sizes) for _ in range(stages)]
+        self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
+        # Where each tensor is produced: stage → (SBP, value).
+        self._homes: dict[str, dict[int, tuple[NdSbp, Value]]] = {}
+        # What boxing made of it: (stage, tensor, SBP, forward or backward) → value.
+        self._boxed: dict[tuple[int, str, NdSbp, str], Value] = {}
+        self._variables: dict[tuple[int, str], int] = {}
+
+    def lower(self, placed: PlacedOp) -> None:
+        """Add the actors of one op."""
+        rule = _RULES.get(placed.op.kind, Lowering._compute)
+        (Lowering._expanded if placed.expansion else rule)(self, placed)
+
+    # Rules, one per kind of op that is not simply one actor.
+
+    def _variable(self, placed: PlacedOp) -> None:
+        name, sbp = placed.op.outputs[0], placed.outputs[0]
+        register = self._register(placed.stage, name, name, sbp, "parameter", initial=1)
+        self._variables[placed.stage, name] = register
+        self._made(placed.stage, name, sbp, Value(register, Rate.STEP))
+
+    def _repeat(self, placed: PlacedOp) -> None:
+        value = self.need(placed.stage, placed.op.inputs[0], placed.inputs[0], BEGIN, Rate.STEP)
+        held = Value(value.register, Rate.STEP, repeated=True)
+        self._made(placed.stage, placed.op.outputs[0], placed.inputs[0], held)
+
+    def _update(self, placed: PlacedOp) -> None:
+        op, stage = placed.op, placed.stage
+        register = self._variables[stage, op.inputs[0]]
+        shape = self.tensors[op.outputs[0]].shape
+        state = tuple(
+            self.stages[stage].add_register(
+                name=f"{op.inputs[0]}.{name}",
+                tensor=f"{op.inputs[0]}.{name}",
+                shape=shape,
+                dtype=self.tensors[op.outputs[0]].dtype,
+                sbp=placed.outputs[0],
+                memory_kind="optimizer",
+                initial=1,
+            )
+            for name in state_of(op.kind, op.attributes)
+        )
+        inputs = tuple(
+            Port(register=self.need(stage, name, sbp, UPDATE, Rate.STEP).register)
+            for name, sbp in zip(op.inputs[1:], placed.inputs[1:], strict=True)
+        )
+        self.stages[stage].add_actor(
+            DraftActor(
+                name=op.name,
+                kind=op.kind,
+                section=UPDATE,
+                firings=1,
+                inputs=inputs,
+                outputs=(Port(register=register),),
+                labels=op.labels,
+                attributes=dict(op.attributes),
+                block=op.block,
+                state=state,
+                in_place=True,
+            )
+        )
+
+    def _totals(self, placed: PlacedOp) -> None:
+        """Each stage adds up what it has; one all_reduce over the world joins them."""
+        op, stage = placed.op, placed.stage
+        draft = self.stages[stage]
+        here = [name for name in op.inputs if stage in self._homes[name]]
+        ports = [Port(register=self._homes[name][stage][1].register) for name in here]
+        partial = (PARTIAL_SUM,) * len(self.mesh.axes)
+        alone = self.mesh.devices * len(self.stages) == 1
+        first = self._register(
+            stage,
+            op.outputs[0],
+            f"{op.outputs[0]} here",
+            self.whole if alone else partial,
+            "gradient",
+        )
+        draft.add_actor(
+            DraftActor(
+                name=op.name,
+                kind=op.kind,
+                section=UPDATE,
+                firings=1,
+                inputs=tuple(ports),
+                outputs=(Port(register=first),),
+                labels=", ".join([""] * len(ports)) + " -> z!",
+                attributes={**op.attributes, "has_loss": op.inputs[0] in here},
+                block=op.block,
+            )
+        )
+        last = first
+        if not alone:
+            last = self._register(stage, op.outputs[0], op.outputs[0], self.whole, "gradient")
+            size = local_size(self.tensors[op.outputs[0]].shape, self.whole, self.mesh.sizes)
+            meeting = Meeting(
+                key=op.name,
+                kind="all_reduce",
+                axes=self.mesh.names,
+                world=True,
+                reduction="sum",
+                message_bytes=size * ITEMSIZE[self.tensors[op.outputs[0]].dtype],
+            )
+            draft.add_actor(
+                DraftActor(
+                    name=f"{op.name}: all_reduce",
+                    kind="all_reduce",
+                    section=UPDATE,
+                    firings=1,
+                    inputs=(Port(register=first),),
+                    outputs=(Port(register=last),),
+                    block=op.block,
+                    meeting=meeting,
+                    lane="world",
+                )
+            )
+        self._made(stage, op.outputs[0], self.whole, Value(last, Rate.STEP))
+
+    def _compute(self, placed: PlacedOp) -> None:
+        op, stage = placed.op, placed.stage
+        rates = [self.tensors[name].rate for name in op.outputs]
+        gathers = op.kind == "accumulate"
+        rate = Rate.MICROBATCH if gathers or Rate.MICROBATCH in rates else Rate.STEP
+        section = self._section(placed, rate)
+        hold = self.microbatches if gathers else 1
+        ports = []
+        for name, sbp in zip(op.inputs, placed.inputs, strict=True):
+            value = self.need(stage, name, sbp, section, rate)
+            ports.append(Port(register=value.register, hold=self._hold(value, rate)))
+        outputs = []
+        for name, sbp in zip(op.outputs, placed.outputs, strict=True):
+            kind = (
+                "activation"
+                if rate is Rate.MICROBATCH and not gathers
+                else ("parameter" if section == BEGIN else "gradient")
+            )
+            register = self._register(stage, name, name, sbp, kind)
+            self._made(stage, name, sbp, Value(register, self.tensors[name].rate))
+            outputs.append(Port(register=register, hold=hold))
+        self.stages[stage].add_actor(
+            DraftActor(
+                name=op.name,
+                kind=op.kind,
+                section=section,
+                firings=self.microbatches if rate is Rate.MICROBATCH else 1,
+                inputs=tuple(ports),
+                outputs=tuple(outputs),
+                labels=op.labels,
+                attributes=dict(op.attributes),
+                block=op.block,
+            )
+        )
+
+    def _expanded(self, placed: PlacedOp) -> None:
+        """An extra signature: its primitive ops one by one, with boxing in between."""
+        op, stage = placed.op, placed.stage
+        section = self._section(placed, Rate.MICROBATCH)
+        dtype = self.tensors[op.outputs[0]].dtype
+        names = {f"in{i}": name for i, name in enumerate(op.inputs)}
+        names |= {f"out{i}": name for i, name in enumerate(op.outputs)}
+        shapes = {f"in{i}": self.tensors[name].shape for i, name in enumerate(op.inputs)}
+        made: dict[str, tuple[NdSbp, Value]] = {}
+        signature = OpSignature(
+            inputs=tuple(map(format_nd_sbp, placed.inputs)),
+            outputs=tuple(map(format_nd_sbp, placed.outputs)),
+            expansion=placed.expansion,
+        )
+        for inner, how in sub_signatures(op.kind, op.labels, signature):
+            expression = parse(inner.labels)
+            sizes = {MOMENTS: 2}
+            ports = []
+            for name, text in zip(inner.inputs, how.inputs, strict=True):
+                sbp = parse_nd_sbp(text)
+                if name in names:
+                    value = self.need(stage, names[name], sbp, section, Rate.MICROBATCH)
+                else:
+                    inside = Inside(f"{op.name}.{name}", shapes[name], dtype)
+                    value = self._box(stage, inside, *made[name], sbp, section)
+                ports.append(Port(register=value.register))
+            for name, dims in zip(inner.inputs, expression.inputs, strict=True):
+                sizes |= {dim[0]: n for dim, n in zip(dims, shapes[name], strict=True)}
+            results = []
+            for name, dims, text in zip(
+                inner.outputs, expression.outputs, how.outputs, strict=True
+            ):
+                shapes[name] = tuple(sizes[dim[0]] for dim in dims)
+                tensor = names.get(name, f"{op.name}.{name}")
+                register = self.stages[stage].add_register(
+                    name=tensor,
+                    tensor=tensor,
+                    shape=shapes[name],
+                    dtype=dtype,
+                    sbp=parse_nd_sbp(text),
+                    memory_kind="activation",
+                )
+                made[name] = (parse_nd_sbp(text), Value(register, Rate.MICROBATCH))
+                if name in names:
+                    self._made(stage, tensor, *made[name])
+                results.append(Port(register=register))
+            self.stages[stage].add_actor(
+                DraftActor(
+                    name=f"{op.name}.{inner.kind}",
+                    kind=inner.kind,
+                    section=section,
+                    firings=self.microbatches,
+                    inputs=tuple(ports),
+                    outputs=tuple(results),
+                    labels=inner.labels,
+                    attributes=dict(op.attributes),
+                    block=op.block,
+                )
+            )
+
+    # Values: where a tensor is, and how it gets where it is needed.
+
+    def need(self, stage: int, tensor: str, sbp: NdSbp, section: Section, rate: Rate) -> Value:
+        """Return the value of `tensor` on `stage` as `sbp`, adding what boxing it takes.
+
+        Raises
+        ------
+        PlanError
+            A value made once a microbatch is read once a step, or one is repeated across stages.
+        """
+        homes = self._homes[tensor]
+        what = Inside(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
+        if stage in homes:
+            source, value = homes[stage]
+            if rate is Rate.STEP and value.rate is Rate.MICROBATCH:
+                raise PlanError(f"`{tensor}` comes once a microbatch, but is read once a step")
+            return self._box(stage, what, source, value, sbp, section)
+        home, (source, value) = next(iter(homes.items()))
+        if value.repeated:
+            raise PlanError(f"`{tensor}` is repeated on stage {home} but read on stage {stage}")
+        way = crossing(source, sbp, self.mesh.sizes, what.shape)
+        there = BEGIN if value.rate is Rate.STEP else section
+        sent = self._box(home, what, source, value, way.carried, there)
+        arrived = self._boxed.get((stage, tensor, way.carried, "from"))
+        if arrived is None:
+            arrived = self._transfer(home, stage, tensor, way.carried, sent, section)
+            self._boxed[stage, tensor, way.carried, "from"] = arrived
+        return self._box(stage, what, way.carried, arrived, sbp, section)
+
+    def _box(
+        self,
+        stage: int,
+        what: Inside,
+        source: NdSbp,
+        value: Value,
+        target: NdSbp,
+        section: Section,
+    ) -> Value:
+        """Take a value on one stage from one SBP to another."""
+        side = " again" if value.repeated and section[0] in ("B", "W") else ""
+        for step in boxing_path(source, target, self.mesh.sizes, what.shape):
+            key = (stage, what.tensor, step.after, side)
+            if key not in self._boxed:
+                self._boxed[key] = self._step(stage, what, step, value, section, side)
+            value = self._boxed[key]
+        self.stages[stage].needed_in(value.register, section)
+        return value
+
+    def _step(
+        self, stage: int, what: Inside, step: Step, value: Value, section: Section, side: str
+    ) -> Value:
+        """Add the actor of one boxing step."""
+        draft = self.stages[stage]
+        often = value.repeated or value.rate is Rate.MICROBATCH
+        rate = Rate.MICROBATCH if often else Rate.STEP
+        before, after = format_nd_sbp(step.before), format_nd_sbp(step.after)
+        name = f"{what.tensor}: {before} -> {after}{side}"
+        kind = draft.registers[value.register].memory_kind
+        register = draft.add_register(
+            name=f"{what.tensor} {after}{side}",
+            tensor=what.tensor,
+            shape=what.shape,
+            dtype=what.dtype,
+            sbp=step.after,
+            memory_kind="activation" if value.repeated else kind,
+        )
+        axes = tuple(self.mesh.names[axis] for axis in step.axes)
+        meeting = None
+        if step.kind not in ("slice", "pad"):
+            before_one = step.before[step.axes[0]]
+            meeting = Meeting(
+                key=name,
+                kind=step.kind,
+                axes=axes,
+                reduction=before_one.reduction,
+                message_bytes=message_bytes(
+                    step, what.shape, ITEMSIZE[what.dtype], self.mesh.sizes
+                ),
+            )
+        draft.add_actor(
+            DraftActor(
+                name=name,
+                kind=step.kind,
+                section=section,
+                firings=self.microbatches if often else 1,
+                inputs=(Port(register=value.register, hold=self._hold(value, rate)),),
+                outputs=(Port(register=register),),
+                block=self._block(stage, value.register),
+                meeting=meeting,
+                lane="compute" if meeting is None else "+".join(axes),
+            )
+        )
+        return Value(register, rate)
+
+    def _transfer(
+        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: Value, section: Section
+    ) -> Value:
+        """Send a value to another stage, each device to its counterpart."""
+        shape, dtype = self.tensors[tensor].shape, self.tensors[tensor].dtype
+        size = local_size(shape, sbp, self.mesh.sizes) * ITEMSIZE[dtype]
+        firings = self.microbatches if value.rate is Rate.MICROBATCH else 1
+        key = f"{tensor}: stage {home} -> stage {stage}"
+        kind = self.stages[home].registers[value.register].memory_kind
+        register = self._register(stage, tensor, f"{tensor} from stage {home}", sbp, kind)
+        block = self._block(home, value.register)
+        self.stages[home].add_actor(
+            DraftActor(
+                name=f"{key}: send",
+                kind="send",
+                section=section,
+                firings=firings,
+                inputs=(Port(register=value.register),),
+                outputs=(),
+                block=block,
+                meeting=Meeting(key=key, kind="send", peer=stage, message_bytes=size),
+                lane=f"send to stage {stage}",
+            )
+        )
+        self.stages[stage].add_actor(
+            DraftActor(
+                name=f"{key}: recv",
+                kind="recv",
+                section=section,
+                firings=firings,
+                inputs=(),
+                outputs=(Port(register=register),),
+                block=block,
+                meeting=Meeting(key=key, kind="recv", peer=home, message_bytes=size),
+                lane=f"recv from stage {home}",
+            )
+        )
+        return Value(register, value.rate)
+
+    def _block(self, stage: int, register: int) -> str:
+        draft = self.stages[stage]
+        index = draft.producer.get(register)
+        return draft.actors[index].block if index is not None else ""
+
+    def _made(self, stage: int, tensor: str, sbp: NdSbp, value: Value) -> None:
+        self._homes.setdefault(tensor, {})[stage] = (sbp, value)
+
+    def _register(
+        self, stage: int, tensor: str, name: str, sbp: NdSbp, kind: str, initial: int = 0
+    ) -> int:
+        logical = self.tensors[tensor]
+        return self.stages[stage].add_register(
+            name=name,
+            tensor=tensor,
+            shape=logical.shape,
+            dtype=logical.dtype,
+            sbp=sbp,
+            memory_kind=kind,
+            initial=initial,
+        )
+
+    def _hold(self, value: Value, rate: Rate) -> int:
+        return self.microbatches if rate is Rate.MICROBATCH and value.rate is Rate.STEP else 1
+
+    def _section(self, placed: PlacedOp, rate: Rate) -> Section:
+        if rate is Rate.MICROBATCH:
+            return (PARTS[placed.op.phase], placed.chunk)
+        return UPDATE if placed.op.phase is Phase.UPDATE else BEGIN
+
+
+_RULES = {
+    "variable": Lowering._variable,
+    "repeat": Lowering._repeat,
+    "adamw": Lowering._update,
+    "sgd": Lowering._update,
+    "step_totals": Lowering._totals,
+}

@@ -1,0 +1,269 @@
+"""Orders and slots: everything about an actor graph that no run may decide.
+
+Compute queues follow the schedule table. The rest comes from two runs of the same protocol over
+the compute orders, with communication in no order yet:
+
+1. *Latest*: a transfer or collective happens only when some compute queue can go no further without
+   it. The most versions alive at once in that run are the fewest slots with which the net is live;
+   transfers get `OVERLAP_DEPTH` more, so that the next one can arrive while the last is in use.
+2. *Earliest*, with those slots and priced durations: the order in which meetings start is the one
+   total order of all collectives and transfers; each rank's launch queue and lanes are its
+   restriction. It is the order of a run that went to its end, so with it the net still does.
+"""
+
+import heapq
+from collections.abc import Sequence
+from math import prod
+
+from msgspec.structs import replace
+
+from planner.actors.graph import ActorGraph, Leave, Program, Queue
+from planner.actors.protocol import Fire, Protocol
+from planner.actors.rendezvous import Rendezvous
+from planner.compile.draft import DraftStage
+from planner.errors import ProtocolError
+from planner.mesh import Axis
+from planner.schedules import Slot
+
+OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
+
+Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
+
+
+def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
+    """The compute queue of one step: begin, the schedule's slots, update."""
+    sections: dict[tuple[str, int], list[int]] = {}
+    for index, actor in enumerate(draft.actors):
+        if actor.lane == "compute":
+            sections.setdefault(actor.section, []).append(index)
+    order = list(sections.get(("begin", 0), ()))
+    for slot in slots:
+        parts = [sections.get((part, slot.chunk), []) for part in slot.part]
+        order.extend(sorted(index for part in parts for index in part))
+    order.extend(sections.get(("update", 0), ()))
+    return tuple(order)
+
+
+def unordered(draft: DraftStage, name: str, stage: int, slots: Sequence[Slot]) -> Program:
+    """The program with its compute order, and every meeting in a queue of its own."""
+    compute = Queue(name="compute", leave=Leave.COMPLETED, order=compute_order(draft, slots))
+    queues = [compute]
+    actors = []
+    for index, actor in enumerate(draft.actors):
+        if actor.lane == "compute":
+            actors.append(actor.finished((0,)))
+            continue
+        actors.append(actor.finished((len(queues),)))
+        queues.append(Queue(name=actor.name, leave=Leave.COMPLETED, order=(index,) * actor.firings))
+    devices = prod(draft.sizes)
+    ranks = tuple(range(stage * devices, (stage + 1) * devices))
+    return Program(
+        name=name,
+        stage=stage,
+        ranks=ranks,
+        registers=tuple(draft.registers),
+        actors=tuple(actors),
+        queues=tuple(queues),
+    )
+
+
+def least_slots(graph: ActorGraph) -> ActorGraph:
+    """Give every register the slots that the run with the latest meetings needs.
+
+    Raises
+    ------
+    ProtocolError
+        The compute orders wait for one another in a cycle.
+    """
+    roomy = _with_slots(
+        graph, [[_versions(p, r) for r in range(len(p.registers))] for p in graph.programs]
+    )
+    peaks = _LatestRun(roomy).peaks()
+    slots = []
+    for program, peak in zip(graph.programs, peaks, strict=True):
+        crossing = {
+            port.register
+            for actor in program.actors
+            if actor.meeting is not None and actor.meeting.peer is not None and actor.firings > 1
+            for port in (*actor.inputs, *actor.outputs)
+        }
+        slots.append(
+            [
+                min(most + (OVERLAP_DEPTH if index in crossing else 0), _versions(program, index))
+                for index, most in enumerate(peak)
+            ]
+        )
+    return _with_slots(graph, slots)
+
+
+def _versions(program: Program, register: int) -> int:
+    """Versions of a register that one step can have alive."""
+    for actor in program.actors:
+        for port in actor.outputs:
+            if port.register == register:
+                made = actor.firings // port.hold
+                return max(1, made if not program.registers[register].initial else 1)
+    return 1
+
+
+def _with_slots(graph: ActorGraph, slots: list[list[int]]) -> ActorGraph:
+    programs = []
+    for program, counts in zip(graph.programs, slots, strict=True):
+        registers = tuple(
+            replace(r, slots=n) for r, n in zip(program.registers, counts, strict=True)
+        )
+        programs.append(replace(program, registers=registers))
+    return replace(graph, programs=tuple(programs))
+
+
+class _LatestRun:
+    """A run of one step in which meetings happen only when a compute queue is stuck without."""
+
+    def __init__(self, graph: ActorGraph) -> None:
+        self.graph = graph
+        self.protocols = [Protocol(program) for program in graph.programs]
+        self.rendezvous = Rendezvous(graph, folded=True)
+        self.held: dict[tuple[int, int], Fire] = {}
+        self.most = [[1] * len(program.registers) for program in graph.programs]
+        self.local: list[tuple[int, Fire]] = []
+
+    def peaks(self) -> list[list[int]]:
+        """Most versions alive at once, per program and register."""
+        for instance, protocol in enumerate(self.protocols):
+            self._take(instance, protocol.start())
+        while not all(protocol.finished for protocol in self.protocols):
+            while self.local:
+                instance, fire = self.local.pop()
+                self._take(instance, self.protocols[instance].issued(fire.actor))
+                self._take(instance, self.protocols[instance].completed(fire.actor))
+            self._meet()
+        return self.most
+
+    def _take(self, instance: int, fires: list[Fire]) -> None:
+        program = self.graph.programs[instance]
+        for fire in fires:
+            if program.actors[fire.actor].meeting is not None:
+                self.held[instance, fire.actor] = fire
+            else:
+                self._count(instance, fire)
+                self.local.append((instance, fire))
+
+    def _count(self, instance: int, fire: Fire) -> None:
+        program = self.graph.programs[instance]
+        for port in program.actors[fire.actor].outputs:
+            newest = fire.firing // port.hold + program.registers[port.register].initial
+            live = self.protocols[instance].live_versions(port.register, newest)
+            self.most[instance][port.register] = max(self.most[instance][port.register], live)
+
+    def _meet(self) -> None:
+        """Let the meetings happen that the stuck compute queues need; all that is left at last."""
+        if all(protocol.finished for protocol in self.protocols):
+            return
+        wanted: list[tuple[int, int]] = []
+        seen: set[tuple[int, int]] = set()
+        pending = [
+            (instance, wait.on)
+            for instance, protocol in enumerate(self.protocols)
+            for wait in protocol.waits()
+            if protocol.program.actors[wait.actor].meeting is None
+        ] or list(self.held)
+        while pending:
+            at = pending.pop()
+            if at in seen or at[1] < 0:
+                continue
+            seen.add(at)
+            instance, actor = at
+            meets = self.protocols[instance].program.actors[actor].meeting is not None
+            if at not in self.held:
+                pending.extend((instance, w.on) for w in self.protocols[instance].reasons(actor))
+                continue
+            others = self.rendezvous.absent(instance, actor, self.held[at].firing) if meets else []
+            missing = [other for other in others if other not in self.held]
+            pending.extend(missing)
+            if not missing:
+                wanted.append(at)
+        happened = False
+        for instance, actor in wanted:
+            happened |= self._happen(instance, actor)
+        if not happened:
+            raise ProtocolError(
+                "the compute orders deadlock: "
+                + "; ".join(
+                    f"`{p.program.actors[w.actor].name}` waits for `{w.what}`"
+                    for p in self.protocols
+                    for w in p.waits()
+                )
+            )
+
+    def _happen(self, instance: int, actor: int) -> bool:
+        fire = self.held.get((instance, actor))
+        if fire is None:
+            return False
+        others = self.rendezvous.absent(instance, actor, fire.firing)
+        for party in dict.fromkeys([(instance, actor), *others]):
+            self._count(party[0], self.held.pop(party))
+            self._take(party[0], self.protocols[party[0]].issued(party[1]))
+            self._take(party[0], self.protocols[party[0]].completed(party[1]))
+        return True
+
+
+def launch_order(graph: ActorGraph, durations: Durations) -> list[list[int]]:
+    """Run one step as early as durations allow; return each program's meetings as they started."""
+    protocols = [Protocol(program) for program in graph.programs]
+    rendezvous = Rendezvous(graph, folded=True)
+    started: list[list[int]] = [[] for _ in protocols]
+    events: list[tuple[int, int, int, int]] = []  # time, sequence, instance, actor
+    count = 0
+
+    def begin(now: int, instance: int, fires: list[Fire]) -> None:
+        nonlocal count
+        todo = [(instance, fire) for fire in fires]
+        while todo:
+            at, fire = todo.pop(0)
+            parties: list[tuple[int, int]] | None = [(at, fire.actor)]
+            if graph.programs[at].actors[fire.actor].meeting is not None:
+                parties = rendezvous.arrive(at, fire.actor, fire.firing)
+                for other, actor in parties or ():
+                    started[other].append(actor)
+            todo.extend((at, f) for f in protocols[at].issued(fire.actor))
+            for other, actor in parties or ():
+                count += 1
+                heapq.heappush(events, (now + durations[other][actor], count, other, actor))
+
+    for instance, protocol in enumerate(protocols):
+        begin(0, instance, protocol.start())
+    while events:
+        now, _, instance, actor = heapq.heappop(events)
+        begin(now, instance, protocols[instance].completed(actor))
+    return started
+
+
+def with_queues(
+    graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations
+) -> ActorGraph:
+    """Put every meeting into its lane and the launch queue, in the one total order."""
+    programs = []
+    for program, draft, started in zip(
+        graph.programs, drafts, launch_order(graph, durations), strict=True
+    ):
+        lanes = sorted({actor.lane for actor in draft.actors if actor.lane != "compute"})
+        queues = [program.queues[0]]
+        for lane in lanes:
+            order = tuple(a for a in started if draft.actors[a].lane == lane)
+            queues.append(Queue(name=lane, leave=Leave.COMPLETED, order=order))
+        if lanes:
+            queues.append(Queue(name="launch", leave=Leave.ISSUED, order=tuple(started)))
+        numbers = {lane: index + 1 for index, lane in enumerate(lanes)}
+        actors = tuple(
+            replace(actor, queues=(0,))
+            if drafted.lane == "compute"
+            else replace(actor, queues=(numbers[drafted.lane], len(queues) - 1))
+            for actor, drafted in zip(program.actors, draft.actors, strict=True)
+        )
+        programs.append(replace(program, actors=actors, queues=tuple(queues)))
+    return replace(graph, programs=tuple(programs))
+
+
+def joined(programs: Sequence[Program], name: str, axes: tuple[Axis, ...]) -> ActorGraph:
+    """The programs of all stages as one actor graph."""
+    return ActorGraph(name=name, axes=axes, programs=tuple(programs))

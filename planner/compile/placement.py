@@ -1,0 +1,144 @@
+"""Placement: which stage runs each op of the training graph, and with which signature."""
+
+from dataclasses import dataclass
+
+from models.graph import GLOBAL_BLOCK, Graph, Op
+from planner.errors import InfeasibleError, PlanError
+from planner.plan import OpSignature, Plan
+from planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
+from planner.schedules import SCHEDULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedOp:
+    """One op on one stage; `chunk` counts the chunks of the stage."""
+
+    op: Op
+    stage: int
+    chunk: int
+    inputs: tuple[NdSbp, ...]
+    outputs: tuple[NdSbp, ...]
+    expansion: str = ""
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise unless the plan's numbers agree with one another.
+
+    Raises
+    ------
+    PlanError
+        Something is malformed: a size below one, an unknown schedule or variant, blocks missing.
+    InfeasibleError
+        The sizes are well formed but do not divide, or the cluster has too few devices.
+    """
+    for name in ("global_batch", "microbatches", "stages", "interleave"):
+        if getattr(plan, name) < 1:
+            raise PlanError(f"plan: `{name}` is {getattr(plan, name)}, expected at least 1")
+    for axis in plan.mesh.axes:
+        if axis.size < 1:
+            raise PlanError(f"plan: mesh axis `{axis.name}` has size {axis.size}")
+    if len(set(plan.mesh.names)) != len(plan.mesh.names):
+        raise PlanError(f"plan: mesh axes {plan.mesh.names} are not all different")
+    if plan.schedule not in SCHEDULES:
+        raise PlanError(f"plan: unknown schedule `{plan.schedule}`; one of {', '.join(SCHEDULES)}")
+    if plan.global_batch % plan.microbatches:
+        raise InfeasibleError(
+            f"plan: global_batch {plan.global_batch} does not divide into {plan.microbatches} "
+            f"microbatches"
+        )
+    if plan.ranks > plan.cluster.devices:
+        raise InfeasibleError(
+            f"plan: {plan.stages} stages of {plan.mesh.devices} devices need {plan.ranks} devices, "
+            f"`{plan.cluster.name}` has {plan.cluster.devices}"
+        )
+    for number, chunk in enumerate(plan.chunks):
+        if not 0 <= chunk.stage < plan.stages:
+            raise PlanError(f"plan: chunk {number} lies on stage {chunk.stage} of {plan.stages}")
+        for choice in chunk.blocks:
+            if not 0 <= choice.variant < len(plan.variants):
+                raise PlanError(f"plan: block `{choice.block}` names variant {choice.variant}")
+    if missing := sorted(set(range(plan.stages)) - {chunk.stage for chunk in plan.chunks}):
+        raise PlanError(f"plan: stage {missing[0]} holds no chunk")
+
+
+def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
+    """Give every op of the training graph its stage, chunk and nd-SBPs, in the graph's order.
+
+    Ops of the global block come once per stage. SBPs on axes of size one are written B.
+
+    Raises
+    ------
+    PlanError
+        A block has no place or no signature, or a signature does not fit its op.
+    InfeasibleError
+        A shard does not divide.
+    """
+    homes: dict[str, tuple[int, int, int]] = {}
+    on_stage = [0] * plan.stages
+    for chunk in plan.chunks:
+        for choice in chunk.blocks:
+            if choice.block in homes:
+                raise PlanError(f"plan: block `{choice.block}` is placed twice")
+            homes[choice.block] = (chunk.stage, on_stage[chunk.stage], choice.variant)
+        on_stage[chunk.stage] += 1
+    if unknown := sorted(set(homes) - set(graph.blocks)):
+        raise PlanError(f"plan: `{plan.model.name}` has no block `{unknown[0]}`")
+    if missing := [block for block in graph.blocks if block not in homes]:
+        raise PlanError(f"plan: block `{missing[0]}` is placed on no stage")
+    placed: list[PlacedOp] = []
+    shapes = {tensor.name: tensor.shape for tensor in graph.tensors}
+    for op in graph.ops:
+        if op.block == GLOBAL_BLOCK:
+            placed.extend(_everywhere(op, plan))
+            continue
+        stage, chunk_index, variant = homes[op.block]
+        signatures = plan.variants[variant].signatures
+        signature = signatures.get(op.name.removeprefix(op.block + "."))
+        if signature is None:
+            raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")
+        inputs, outputs = _read(op, signature, plan, shapes)
+        placed.append(
+            PlacedOp(
+                op=op,
+                stage=stage,
+                chunk=chunk_index,
+                inputs=inputs,
+                outputs=outputs,
+                expansion=signature.expansion,
+            )
+        )
+    return tuple(placed)
+
+
+def _everywhere(op: Op, plan: Plan) -> list[PlacedOp]:
+    whole = (BROADCAST,) * len(plan.mesh.axes)
+    inputs, outputs = (whole,) * len(op.inputs), (whole,) * len(op.outputs)
+    return [
+        PlacedOp(op=op, stage=stage, chunk=0, inputs=inputs, outputs=outputs)
+        for stage in range(plan.stages)
+    ]
+
+
+def _read(
+    op: Op, signature: OpSignature, plan: Plan, shapes: dict[str, tuple[int, ...]]
+) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+    """Parse one op's signature and check it against the op and its tensors."""
+    if len(signature.inputs) != len(op.inputs) or len(signature.outputs) != len(op.outputs):
+        raise PlanError(
+            f"plan: op `{op.name}` has {len(op.inputs)} inputs and {len(op.outputs)} outputs, its "
+            f"signature {len(signature.inputs)} and {len(signature.outputs)}"
+        )
+    sizes = plan.mesh.sizes
+    found: list[NdSbp] = []
+    for name, text in zip(
+        (*op.inputs, *op.outputs), (*signature.inputs, *signature.outputs), strict=True
+    ):
+        sbp = parse_nd_sbp(text)
+        if len(sbp) != len(sizes):
+            raise PlanError(f"plan: op `{op.name}`: {text} on a mesh of {len(sizes)} axes")
+        try:
+            local_shape(shapes[name], sbp, sizes)
+        except PlanError as error:
+            raise InfeasibleError(f"plan: op `{op.name}`, tensor `{name}`: {error}") from None
+        found.append(tuple(one if n > 1 else BROADCAST for one, n in zip(sbp, sizes, strict=True)))
+    return tuple(found[: len(op.inputs)]), tuple(found[len(op.inputs) :])

@@ -1,0 +1,67 @@
+"""The compiler's passes, in order: place, lower, slots, orders, places in memory, proof."""
+
+from models.graph import Graph
+from models.zoo.catalogue import build_training
+from planner.actors.graph import ActorGraph
+from planner.actors.null_clock import run_to_completion
+from planner.actors.validate import validate
+from planner.compile.arena import lay_out
+from planner.compile.lowering import Lowering
+from planner.compile.orders import joined, least_slots, unordered, with_queues
+from planner.compile.placement import check_plan, place
+from planner.costs import durations
+from planner.plan import Plan
+from planner.schedules import schedule_order
+
+
+def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
+    """Return the actor graph of a plan, proven to run to its end.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    graph
+        Its training graph for microbatches of `plan.batch` samples, where it is already at hand.
+
+    Raises
+    ------
+    PlanError
+        The plan is malformed, or does not fit the model's ops.
+    InfeasibleError
+        Shards or microbatches do not divide, or the schedule cannot run the chunks.
+    ProtocolError
+        The compiled graph would deadlock (a bug in a schedule or in the compiler).
+    """
+    check_plan(plan)
+    if graph is None:
+        graph = build_training(plan.model, plan.training, plan.batch)
+    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches)
+    for placed in place(plan, graph):
+        lowering.lower(placed)
+    drafts = lowering.stages
+    slots = [
+        schedule_order(
+            plan.schedule,
+            stage=stage,
+            stages=plan.stages,
+            chunks=sum(chunk.stage == stage for chunk in plan.chunks),
+            microbatches=plan.microbatches,
+        )
+        for stage in range(plan.stages)
+    ]
+    programs = [
+        unordered(draft, f"stage {stage}", stage, slots[stage])
+        for stage, draft in enumerate(drafts)
+    ]
+    actors = joined(programs, plan.model.name, plan.mesh.axes)
+    actors = least_slots(actors)
+    actors = with_queues(actors, drafts, durations(actors, plan.cluster))
+    joint = all(slot.part not in ("B", "W") for order in slots for slot in order)
+    laid_out = [
+        lay_out(program, draft, joint)
+        for program, draft in zip(actors.programs, drafts, strict=True)
+    ]
+    actors = validate(joined(laid_out, plan.model.name, plan.mesh.axes))
+    run_to_completion(actors)
+    return actors
