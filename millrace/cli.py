@@ -8,18 +8,18 @@ understood; 3 failed while running; 130 interrupted. A failure is one sentence o
 import os
 import signal
 import sys
+from functools import cache
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 import millrace
-from millrace.guard import check_packages
+from millrace.guard import HiddenPackageError, check_packages
 
 app = typer.Typer(
     name="millrace",
     help="Plan, simulate, run and compare distributed training of large models.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -43,6 +43,7 @@ def _front(
     """Plan, simulate, run and compare distributed training of large models."""
 
 
+@cache
 def _register_commands() -> None:
     """Fill the app; the guard has run by now, so our packages are the ones imported."""
     from millrace.commands import catalogues, planning
@@ -95,11 +96,12 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         check_packages()
         _register_commands()
-        code = app(args=arguments, prog_name="millrace", standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else arguments
+        code = app(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
-    except ImportError as error:
+    except HiddenPackageError as error:
         return _fail(str(error), 2)
     except BrokenPipeError:
         # The reader of our output has gone; nothing more can be said there.

@@ -78,6 +78,8 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
     for trace in (predicted, measured):
         if not trace.lanes or trace.steps < 1 or not any(trace.step_end_ns):
             raise PlanError(f"the {trace.source} trace holds no finished step")
+        if not trace.spans:
+            raise PlanError(f"the {trace.source} trace holds no spans: write it with --trace")
     before, after = _sums(predicted), _sums(measured)
     expected_s = predicted.step_time_ns(WARM_UP_STEPS) / 1e9
     found_s = measured.step_time_ns(WARM_UP_STEPS) / 1e9

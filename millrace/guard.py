@@ -14,12 +14,16 @@ from pathlib import Path
 PACKAGES = ("models", "planner", "simulator", "executor")
 
 
+class HiddenPackageError(ImportError):
+    """A foreign package of the same name hides one of Millrace's (exit code 2)."""
+
+
 def check_packages() -> None:
-    """Raise ImportError when one of Millrace's packages is hidden by a foreign one.
+    """Do nothing where Millrace's own packages are the ones that get imported.
 
     Raises
     ------
-    ImportError
+    HiddenPackageError
         Names the package, the path in the way, the path that was expected, and the fix.
     """
     root = Path(__file__).resolve().parent.parent
@@ -27,13 +31,13 @@ def check_packages() -> None:
         expected = root / name
         found = _folder(find_spec(name))
         if found != expected:
-            raise ImportError(
+            raise HiddenPackageError(
                 f"the package `{name}` at {found or 'nowhere'} hides Millrace's own at {expected}: "
                 f"rename or remove it, or take its folder off PYTHONPATH and sys.path "
                 f"(`python -P -m millrace` leaves out the current directory)"
             )
         if _was_overwritten(name, expected):
-            raise ImportError(
+            raise HiddenPackageError(
                 f"{expected / '__init__.py'} is not Millrace's: another distribution installed a "
                 f"package `{name}` over it; install Millrace in an environment of its own"
             )

@@ -36,13 +36,14 @@ def clusters(
 ) -> None:
     """List devices of the catalogue, or describe the clusters that are named."""
     from millrace.api import cluster
-    from planner.clusters import device_names, load_device
+    from planner.clusters import device
+    from planner.clusters import names as device_names
 
     if names:
         found = [cluster(name) for name in names]
         rows = [_device_row(one.name, one.device) | _network(one) for one in found]
     else:
-        rows = [_device_row(name, load_device(name)) for name in device_names()]
+        rows = [_device_row(name, device(name)) for name in device_names()]
     answer({"rows": rows}, as_json, lambda console: _draw_clusters(rows, console))
 
 

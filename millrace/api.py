@@ -1,0 +1,89 @@
+"""The verbs as a Python API: build, search, compile, simulate, execute, compare.
+
+Each takes and returns the documents (Graph, Plan, ActorGraph, Trace), so that a script can stop or
+start anywhere on the road:
+
+>>> from millrace import api
+>>> graph = api.build("gpt2-small", batch=1)
+>>> graph.parameter_count
+124439808
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from millrace.guard import check_packages
+from models.graph import Graph
+from planner.actors.graph import ActorGraph
+from planner.cluster import Cluster
+from planner.plan import Plan
+
+check_packages()
+
+Progress = Callable[[str], None]
+
+
+def build(
+    model: str, *, batch: int = 1, seq_len: int | None = None, precision: str = "fp32"
+) -> Graph:
+    """Return the training graph of a model of the zoo, or of `package.module:function`.
+
+    Parameters
+    ----------
+    model : str
+        A name of `millrace models`, or a function that returns a forward Graph.
+    batch : int
+        Samples of one microbatch.
+    seq_len : int, optional
+        Tokens of a sample; the model's longest by default.
+    precision : str
+        fp64, fp32, tf32, bf16 or fp16.
+
+    Raises
+    ------
+    ModelError
+        The name, the sequence length or the precision does not exist.
+    """
+    from models.spec import TrainingSpec
+    from models.zoo.catalogue import build_training, model_spec
+
+    return build_training(model_spec(model, seq_len, precision), TrainingSpec(), batch)
+
+
+def cluster(text: str, *, profile: Path | None = None, progress: Progress | None = None) -> Cluster:
+    """Return the cluster written as on the command line: `a100-sxm-80gb:8x16`, `local:4`, a file.
+
+    Parameters
+    ----------
+    text : str
+        The cluster.
+    profile : Path, optional
+        A device profile to read, for a local cluster, instead of this machine's cached one.
+    progress : callable, optional
+        Told in words when something takes long.
+
+    Raises
+    ------
+    ClusterError
+        The text has another form or names an unknown device.
+    FileError
+        The profile cannot be read.
+    """
+    from planner.clusters import parse_cluster
+
+    return parse_cluster(text)
+
+
+def compile(plan: Plan) -> ActorGraph:
+    """Return the plan compiled: actors, registers and queues, proven to run to their end.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit its model or mesh.
+    ProtocolError
+        The graph cannot run to its end; names the actors that wait for each other.
+    """
+    from planner.compile import compile_plan
+
+    return compile_plan(plan)

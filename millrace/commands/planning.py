@@ -1,0 +1,150 @@
+"""`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from millrace.output import Json, answer, say, working
+from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
+from planner.errors import PlanError
+
+PINS = "Pins (what is left out, the search decides)"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("plan")(plan)
+    app.command("show")(show)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    cluster: Annotated[str, typer.Option("--cluster", help="DEVICE:GPUSxNODES, local:N or TOML.")],
+    global_batch: Annotated[int, typer.Option("--global-batch", min=1, help="Samples a step.")],
+    seq_len: Annotated[int | None, typer.Option("--seq-len", min=1)] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32 tf32 fp16 bf16.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Device profile to read.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Per device, such as 80GiB.")] = None,
+    max_gap: Annotated[float, typer.Option(min=0.0, help="Stop within this of the bound.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    optimize_for: Annotated[str, typer.Option(help="throughput.")] = "throughput",
+    explain: Annotated[bool, typer.Option(help="Also print the plans that lost, and why.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
+    tp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
+    pp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
+    cp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
+    ep: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Samples of a rank.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="gpipe 1f1b interleaved-1f1b zb-h1 zb-v.")
+    ] = None,
+    interleave: Annotated[int | None, typer.Option(min=1, help="Chunks on a stage.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="none selective full.")] = None,
+    zero: Annotated[str | None, typer.Option(help="0 1 2 3 3-hybrid.")] = None,
+    sequence_parallel: Annotated[
+        bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Search for the fastest plan that fits."""
+    from millrace import api
+
+    if optimize_for != "throughput":
+        raise PlanError(
+            f"--optimize-for {optimize_for}: this version plans for throughput only; leave it out"
+        )
+    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    pins = _given(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        micro_batch=micro_batch,
+        schedule=schedule,
+        interleave=interleave,
+        recompute=recompute,
+        zero=zero,
+        sequence_parallel=sequence_parallel,
+    )
+    on = api.cluster(cluster, profile=profile, progress=say)
+    with working(f"planning {model} for {on.name}"):
+        found = api.search(
+            model,
+            on,
+            global_batch,
+            seq_len=seq_len,
+            precision=precision,
+            memory_limit_bytes=limit_bytes,
+            max_gap=max_gap,
+            seed=seed,
+            pins=pins,
+        )
+    if output is not None:
+        from millrace.files import write_document
+
+        write_document(output, found.plan)
+    document = api.plan_summary(found.plan) | {"search_time_s": found.search_time_s}
+    answer(document, as_json, lambda console: _draw_found(found.plan, document, explain, console))
+    if output is not None:
+        say(f"plan written to {output}")
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN")],
+    other: Annotated[Path | None, typer.Argument(metavar="[PLAN]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw a plan, or what differs between two."""
+    from millrace import api, drawing
+    from millrace.files import load_plan
+
+    before = load_plan(plan)
+    if other is None:
+        document = api.plan_summary(before) | {"plan": msgspec.to_builtins(before)}
+        answer(document, as_json, lambda console: drawing.draw_plan(before, console))
+        return
+    found = drawing.changes(before, load_plan(other))
+    answer({"changes": found}, as_json, lambda console: drawing.draw_changes(found, console))
+
+
+def _given(**pins: str | int | bool | None) -> dict[str, str | int | bool]:
+    """The options that were written on the command line."""
+    return {name: value for name, value in pins.items() if value is not None}
+
+
+def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Console) -> None:
+    from millrace import drawing
+
+    drawing.draw_plan(plan, console)
+    console.print(
+        f"{format_rate(document['tokens_per_s'], 'token')}, "
+        f"{format_rate(document['tflops_per_gpu'] * 1e12, 'FLOP')} per device, "
+        f"mfu {format_percent(document['mfu'])}, "
+        f"at most {format_bytes(document['memory_bytes_max'])} on a device, "
+        f"searched for {format_seconds(document['search_time_s'])}",
+        markup=False,
+    )
+    if explain:
+        console.print(_alternatives_table(document["alternatives"]))
+
+
+def _alternatives_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="plans that lost", title_justify="left")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,90 @@
+"""The contract of the command line: one document, one sentence, one exit code."""
+
+import json
+
+import pytest
+
+import millrace
+from millrace.cli import exit_code_of, run
+from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Return (exit code, stdout, stderr) of a command line."""
+
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["millrace", *arguments])
+        code = run(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return called
+
+
+def test_the_version_is_the_packages(call):
+    assert call("--version") == (0, f"millrace {millrace.__version__}\n", "")
+
+
+def test_without_a_command_the_help_is_printed(call):
+    code, out, _ = call()
+    assert code == 0
+    for command in ("models", "clusters", "plan", "show"):
+        assert command in out
+
+
+def test_models_are_listed_as_one_document(call):
+    code, out, err = call("models", "gpt2-small", "gpt2", "--json")
+    rows = json.loads(out)["rows"]
+    assert (code, err) == (0, "")
+    assert [row["name"] for row in rows] == ["gpt2-small", "gpt2-small"]
+    assert rows[0]["parameters"] == 124_439_808
+
+
+def test_training_flops_are_those_of_one_sample_at_the_length_asked_for(call):
+    _, out, _ = call("models", "gpt2-small", "--seq-len", "512", "--json")
+    # 6 FLOPs per weight of a matmul and token (the tied head included, positions and biases not),
+    # and 12 per layer, key and hidden dim for full attention.
+    weights = 12 * 12 * 768**2 + 50257 * 768
+    attention = 12 * 12 * 512 * 768
+    assert json.loads(out)["rows"][0]["training_flops"] == 512 * (6 * weights + attention)
+
+
+def test_devices_are_listed_and_a_cluster_is_described(call):
+    _, out, _ = call("clusters", "--json")
+    assert "a100-sxm-80gb" in [row["name"] for row in json.loads(out)["rows"]]
+    _, out, _ = call("clusters", "a100-sxm-80gb:8x16", "--json")
+    assert json.loads(out)["rows"][0]["devices"] == 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("models", "gpt2-smal"), "did you mean gpt2-small"),
+        (("models", "gpt2", "--seq-len", "0"), "--seq-len"),
+        (("models", "gpt2", "--seq-len", "4096"), "1024 positions"),
+        (("clusters", "a100-sxm-80g:8x1"), "did you mean a100-sxm-80gb"),
+        (("clusters", "local:none"), "expected local:N"),
+        (("show", "nowhere.json"), "cannot read the plan `nowhere.json`"),
+        (("plan", "gpt2", "--cluster", "local:2"), "--global-batch"),
+        (("no-such-command",), "no-such-command"),
+    ],
+)
+def test_what_cannot_be_understood_ends_with_2_and_one_sentence(call, arguments, said):
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len(err.splitlines()) == 1
+    code, out, _ = call(*arguments, "--json")
+    assert code == 2
+    assert said in json.loads(out)["error"]
+
+
+def test_every_error_has_its_exit_code():
+    assert exit_code_of(InfeasibleError("does not fit")) == 1
+    assert exit_code_of(PlanError("no such thing")) == 2
+    assert exit_code_of(ClusterError("unknown")) == 2
+    assert exit_code_of(ProtocolError("stuck")) == 3
+    assert exit_code_of(OSError(28, "No space left on device")) == 3
+    assert exit_code_of(ZeroDivisionError()) is None

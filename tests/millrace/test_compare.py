@@ -1,0 +1,80 @@
+"""The join of two traces: what each figure is, and what is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.compare import covered_ns, join
+from planner.errors import PlanError
+from tests.millrace.traces import two_rank_trace
+
+
+def causes(comparison):
+    return {row.name: (row.predicted_s, row.measured_s) for row in comparison.causes}
+
+
+def test_a_trace_against_itself_has_no_error():
+    trace = two_rank_trace("measured", steps=7)
+    found = join(trace, trace)
+    assert found.step_time_error == 0
+    assert all(row.predicted_s == row.measured_s for row in (*found.actors, *found.causes))
+
+
+def test_actors_and_causes_are_seconds_per_step_on_the_average_rank():
+    found = join(two_rank_trace("simulated"), two_rank_trace("measured", steps=8, compute_ns=800))
+    assert found.predicted_step_time_s == pytest.approx(1600e-9)
+    assert found.measured_step_time_s == pytest.approx(2000e-9)
+    assert found.step_time_error == pytest.approx(1600 / 2000 - 1)
+    rows = {row.name: row for row in found.actors}
+    assert rows["mul"].predicted_s == pytest.approx(1200e-9)
+    assert rows["mul"].measured_s == pytest.approx(1600e-9)
+    assert causes(found) == {
+        "compute: matmul": (pytest.approx(1200e-9), pytest.approx(1600e-9)),
+        "communication: all_reduce": (pytest.approx(300e-9), pytest.approx(300e-9)),
+        "idle": (pytest.approx(100e-9), pytest.approx(100e-9)),
+    }
+
+
+def test_the_largest_difference_comes_first():
+    found = join(two_rank_trace("simulated"), two_rank_trace("measured", compute_ns=900))
+    assert found.actors[0].name == "mul"
+    assert found.causes[0].name == "compute: matmul"
+
+
+def test_causes_add_up_to_the_step_time_where_nothing_overlaps():
+    found = join(two_rank_trace("simulated"), two_rank_trace("measured", wait_ns=70, steps=9))
+    assert sum(row.predicted_s for row in found.causes) == pytest.approx(1600e-9)
+    assert sum(row.measured_s for row in found.causes) == pytest.approx(1370e-9)
+    assert sum(row.measured_s for row in found.phases) == pytest.approx(1370e-9)
+
+
+def test_a_folded_trace_weighs_as_the_ranks_it_stands_for():
+    folded = two_rank_trace("simulated", represents=64)
+    assert causes(join(folded, two_rank_trace("measured")))["idle"][0] == pytest.approx(100e-9)
+
+
+def test_an_actor_of_one_trace_only_has_no_figure_in_the_other():
+    measured = two_rank_trace("measured")
+    lanes = tuple(msgspec.structs.replace(lane, actors=("mul", "other")) for lane in measured.lanes)
+    found = join(two_rank_trace("simulated"), msgspec.structs.replace(measured, lanes=lanes))
+    rows = {row.name: row for row in found.actors}
+    assert rows["sum"].measured_s is None
+    assert rows["other"].predicted_s is None
+
+
+def test_traces_of_two_plans_are_refused_with_both_digests():
+    with pytest.raises(PlanError, match=r"ffff.*00112233aabbccdd.*give the plan that was run"):
+        join(two_rank_trace("simulated"), two_rank_trace("measured", digest="ffff"))
+
+
+def test_a_trace_without_a_step_is_refused():
+    empty = msgspec.structs.replace(two_rank_trace("measured"), step_end_ns=((), ()), steps=0)
+    with pytest.raises(PlanError, match="no finished step"):
+        join(two_rank_trace("simulated"), empty)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple)))
+def test_covered_time_is_the_number_of_covered_units(intervals):
+    covered = {unit for start, end in intervals for unit in range(start, end)}
+    assert covered_ns(intervals) == len(covered)

@@ -1,0 +1,52 @@
+"""Documents on disk: errors name the path, writing is whole or not at all."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from millrace.files import FileError, load_plan, load_trace, write_bytes, write_document
+from planner.errors import PlanError
+from tests.millrace.traces import two_rank_trace
+
+
+def test_a_trace_comes_back_as_it_was_written(tmp_path):
+    trace = two_rank_trace("measured", steps=3)
+    path = tmp_path / "run.json"
+    write_document(path, trace)
+    assert load_trace(path) == trace
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_what_is_not_there_or_not_a_plan_is_named(tmp_path):
+    with pytest.raises(FileError, match=r"the plan `.*none.json`: no such file"):
+        load_plan(tmp_path / "none.json")
+    with pytest.raises(FileError, match="is a directory"):
+        load_plan(tmp_path)
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"modle": 1}')
+    with pytest.raises(PlanError, match=r"wrong.json`: not a plan: .*modle"):
+        load_plan(wrong)
+    wrong.write_bytes(b"\xff\xfe")
+    with pytest.raises(PlanError, match=r"wrong.json`: not a plan"):
+        load_plan(wrong)
+
+
+def test_a_trace_in_chromes_form_is_refused_with_the_way_out(tmp_path):
+    path = tmp_path / "run.chrome.json"
+    path.write_text('{"displayTimeUnit": "ms", "traceEvents": []}')
+    with pytest.raises(FileError, match="Chrome's form"):
+        load_trace(path)
+
+
+def test_a_folder_that_is_not_there_is_named_and_nothing_is_left(tmp_path):
+    with pytest.raises(FileError, match=r"cannot write `.*absent/plan.json`"):
+        write_bytes(tmp_path / "absent" / "plan.json", b"x")
+    with pytest.raises(FileError, match="cannot write"):
+        write_bytes(tmp_path, b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_file_is_written_to_and_not_replaced():
+    write_bytes(Path("/dev/null"), b"x")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
