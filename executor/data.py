@@ -217,8 +217,9 @@ def _read_path(path: Path, vocab: int) -> NDArray[np.unsignedinteger]:
         )
     if vocab != BYTE_VALUES:
         return _token_file(path, vocab)
-    files = iter([path]) if path.is_file() else _files(path)
-    tokens = _bytes_of(files, None)
+    if path.is_file() and path.stat().st_size:
+        return np.memmap(path, np.uint8, mode="r")
+    tokens = _bytes_of(_files(path), None) if path.is_dir() else np.empty(0, np.uint8)
     if not tokens.size:
         raise DataError(f"`{path}` holds no text: give a file or folder with some")
     return tokens

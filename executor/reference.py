@@ -63,6 +63,7 @@ class Reference:
     steps_done: int = field(init=False, default=0)
     _begin: list[tuple[Op, Kernel]] = field(init=False, default_factory=list)
     _microbatch: list[tuple[Op, Kernel]] = field(init=False, default_factory=list)
+    _end: list[tuple[Op, Kernel]] = field(init=False, default_factory=list)
     _update: list[tuple[Op, Kernel]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,10 +110,11 @@ class Reference:
         self.steps_done += 1
 
     def accumulate_gradients(self) -> None:
-        """Run a step up to its last microbatch, leaving the variables as they are."""
+        """Run a step but for its optimizers, leaving the variables as they are."""
         self._fire(self._begin, self.steps_done)
         for microbatch in range(self.microbatches):
             self._fire(self._microbatch, self.steps_done * self.microbatches + microbatch)
+        self._fire(self._end, self.steps_done)
 
     def parameters(self) -> dict[str, Array]:
         """Return a copy of every variable."""
@@ -123,13 +125,15 @@ class Reference:
         return {op.inputs[0]: self.values[op.inputs[1]].copy() for op in self.optimizer_ops}
 
     def _group_of(self, op: Op, tensors: dict[str, Tensor]) -> list[tuple[Op, Kernel]]:
-        """Return the group of ops that fire together: an op's phase and rate decide."""
+        """Return the group of ops that fire together: kind, rate and phase decide."""
+        if op.kind in OPTIMIZERS:
+            return self._update
         per_microbatch = op.kind == "accumulate" or any(
             tensors[name].rate is Rate.MICROBATCH for name in op.outputs
         )
         if per_microbatch:
             return self._microbatch
-        return self._begin if op.phase is Phase.BEGIN else self._update
+        return self._begin if op.phase is Phase.BEGIN else self._end
 
     def _context(self, op: Op, tensors: dict[str, Tensor]) -> KernelContext:
         shards = {

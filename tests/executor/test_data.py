@@ -1,0 +1,165 @@
+"""Samples are the same whoever reads them; bad data is refused in one clear sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor.data import Blobs, TokenWindows, open_dataset
+from executor.errors import DataError
+from executor.kernels.context import Array, Dataset, Source
+from executor.variables import initial_value
+from models.spec import ModelSpec
+
+SEQ_LEN = 16
+
+
+def gpt(vocab: int = 256) -> ModelSpec:
+    config = {
+        "layers": 1, "hidden": 8, "heads": 2, "ffn_hidden": 16, "vocab": vocab, "positions": SEQ_LEN
+    }  # fmt: skip
+    return ModelSpec(name="tiny", family="gpt", config=config, seq_len=SEQ_LEN)
+
+
+def mlp() -> ModelSpec:
+    config = {"inputs": 12, "columns": 4, "hidden": 8, "layers": 1, "classes": 3}
+    return ModelSpec(name="tiny", family="mlp", config=config)
+
+
+def source(name: str, shape: tuple[int, ...], *region: slice) -> Source:
+    full = tuple(slice(0, size) for size in shape)
+    return Source(name=name, values=0, shape=shape, region=region or full)
+
+
+def read(data: Dataset, name: str, samples: list[int], *region: slice) -> Array:
+    shape = (3, 4) if name == "features" else () if name == "classes" else (SEQ_LEN,)
+    return data.read(source(name, shape, *region), np.array(samples))
+
+
+def test_the_default_corpus_is_python_source_read_as_bytes():
+    data = open_dataset(None, gpt(), seed=0)
+    assert isinstance(data, TokenWindows)
+    assert len(data.tokens) > 2**20
+    assert b"import" in data.tokens.tobytes()
+
+
+def test_targets_are_the_tokens_one_further(tmp_path: Path):
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    data = open_dataset(str(tmp_path / "text"), gpt(), seed=3)
+    tokens, targets = read(data, "tokens", [0, 1, 2]), read(data, "targets", [0, 1, 2])
+    np.testing.assert_array_equal(targets, tokens + 1)
+    assert tokens.dtype == np.int32
+
+
+def test_a_sample_does_not_depend_on_who_reads_it(tmp_path: Path):
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    data = open_dataset(str(tmp_path / "text"), gpt(), seed=3)
+    whole = read(data, "tokens", [5, 6, 7, 8])
+    np.testing.assert_array_equal(read(data, "tokens", [7]), whole[2:3])
+    np.testing.assert_array_equal(read(data, "tokens", [6, 8], slice(4, 8)), whole[1::2, 4:8])
+
+
+def test_samples_follow_from_the_seed(tmp_path: Path):
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    drawn = [
+        read(open_dataset(str(tmp_path / "text"), gpt(), seed=seed), "tokens", list(range(9)))
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+
+
+def test_windows_reach_both_ends_of_the_text(tmp_path: Path):
+    (tmp_path / "text").write_bytes(bytes(range(SEQ_LEN + 3)))
+    data = open_dataset(str(tmp_path / "text"), gpt(), seed=0)
+    starts = set(read(data, "tokens", list(range(60)))[:, 0].tolist())
+    assert starts == {0, 1, 2}
+
+
+def test_a_folder_is_its_text_files_in_order_of_names(tmp_path: Path):
+    (tmp_path / "b.txt").write_bytes(b"second")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_bytes(b"first, and so on; ")
+    (tmp_path / "c.png").write_bytes(b"\0\1\2")
+    (tmp_path / ".hidden").write_bytes(b"no")
+    data = open_dataset(str(tmp_path), gpt(), seed=0)
+    assert isinstance(data, TokenWindows)
+    assert data.tokens.tobytes() == b"first, and so on; second"
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(1000, np.uint16), (70_000, np.uint32)])
+def test_token_files_hold_ids_as_wide_as_the_vocabulary_needs(
+    tmp_path: Path, vocab: int, dtype: type
+):
+    ids = np.arange(300) + vocab - 300
+    ids.astype(dtype).tofile(tmp_path / "ids.bin")
+    data = open_dataset(str(tmp_path / "ids.bin"), gpt(vocab), seed=0)
+    tokens = read(data, "tokens", [0, 1])
+    np.testing.assert_array_equal(np.diff(tokens, axis=1), 1)
+    assert tokens.min() >= vocab - 300
+
+
+def test_blobs_are_the_same_in_parts_and_classes_have_centres():
+    data = open_dataset(None, mlp(), seed=0)
+    assert isinstance(data, Blobs)
+    samples = list(range(400))
+    features, classes = read(data, "features", samples), read(data, "classes", samples)
+    assert set(classes.tolist()) == {0, 1, 2}
+    corner = read(data, "features", [7], slice(1, 2), slice(0, 2))
+    np.testing.assert_array_equal(corner, features[7:8, 1:2, 0:2])
+    means = np.stack([features[classes == label].mean(0) for label in range(3)])
+    spread = np.abs(means[0] - means[1]).max()
+    assert spread > 4 / np.sqrt(100)  # four deviations of a mean over about a hundred samples
+
+
+def token_file(path: Path, ids: list[int]) -> str:
+    np.array(ids, np.uint16).tofile(path)
+    return str(path)
+
+
+def test_what_is_wrong_with_data_is_said(tmp_path: Path):
+    short, empty, odd = tmp_path / "short", tmp_path / "empty", tmp_path / "odd.bin"
+    short.write_bytes(b"x" * SEQ_LEN)
+    empty.write_bytes(b"")
+    odd.write_bytes(b"xyz")
+    large = token_file(tmp_path / "large.bin", [7] * 50 + [1000])
+    cases = [
+        (str(tmp_path / "nowhere"), gpt(), "nowhere` is not there"),
+        (str(short), gpt(), "holds 16 tokens, a sample takes 17"),
+        (str(empty), gpt(), "holds no text"),
+        (str(odd), gpt(1000), "has 3 bytes: expected token ids of 2 bytes each"),
+        (str(short), gpt(1000), "needs one .bin file of uint16 token ids"),
+        (large, gpt(1000), "holds token id 1000, the model's vocabulary is 1000"),
+        (None, gpt(100), "read as bytes, for a vocabulary of 256 or more"),
+        (str(short), mlp(), "trains on synthetic classifier data"),
+    ]
+    for path, spec, message in cases:
+        with pytest.raises(DataError, match=message):
+            open_dataset(path, spec, seed=0)
+
+
+def test_an_id_beyond_the_first_millions_is_refused_when_read():
+    data = TokenWindows(tokens=np.full(40, 9, np.uint16), vocab=9, seed=0, origin="`ids.bin`")
+    with pytest.raises(DataError, match="token id 9"):
+        read(data, "tokens", [0])
+
+
+def test_a_dataset_refuses_a_source_it_does_not_hold():
+    with pytest.raises(DataError, match="reads `features`"):
+        read(
+            TokenWindows(tokens=np.ones(40, np.uint8), vocab=9, seed=0, origin="x"), "features", [0]
+        )
+    with pytest.raises(DataError, match="reads `tokens`"):
+        read(Blobs(classes=2, seed=0), "tokens", [0])
+
+
+def test_initial_values_follow_from_seed_and_name_in_every_precision():
+    draw = {"init": "normal", "std": 0.02}
+    narrow = initial_value("w", (300, 40), "float32", draw, seed=1)
+    wide = initial_value("w", (300, 40), "float64", draw, seed=1)
+    np.testing.assert_array_equal(narrow, wide)
+    assert (narrow != initial_value("x", (300, 40), "float32", draw, seed=1)).any()
+    assert (narrow != initial_value("w", (300, 40), "float32", draw, seed=2)).any()
+    assert narrow.std() == pytest.approx(0.02, rel=0.05)
+    assert initial_value("g", (3,), "float32", {"init": "ones"}, seed=0).tolist() == [1, 1, 1]
+    assert initial_value("b", (2,), "float64", {"init": "zeros"}, seed=0).tolist() == [0, 0]

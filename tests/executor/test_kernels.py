@@ -1,0 +1,161 @@
+"""Every kernel against a plain formula, whole and cut along any labels it may be cut along."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.errors import ExecutorError
+from executor.kernels import KERNELS, KernelContext, make_kernel
+from executor.kernels.context import Array, Shard, whole
+from models.labels import parse, shape_of
+from models.ops import OPS
+from tests.executor.kernel_calls import call, call_sharded, run_state
+from tests.executor.kernel_examples import EXAMPLES, Example
+
+NO_KERNEL = {"variable", "repeat"}  # read from registers, which hold them
+LOCAL_BOXING = {"slice", "pad"}
+TOLERANCE = {"float64": 1e-11, "float32": 2e-4}
+
+every_example = pytest.mark.parametrize(
+    "example", EXAMPLES, ids=lambda e: f"{e.kind}: {e.labels} {e.attributes or ''}"
+)
+
+
+def output_shards(example: Example, dtype: str) -> list[Shard]:
+    outputs = parse(example.labels).outputs
+    return [whole(shape_of(operand, example.label_sizes), dtype) for operand in outputs]
+
+
+def assert_close(found: list[Array], expected: tuple[Array, ...], dtype: str) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_every_op_kind_has_a_kernel_and_every_kernel_an_op_kind():
+    assert set(KERNELS) == set(OPS) - NO_KERNEL | LOCAL_BOXING
+
+
+def test_every_kernel_has_an_example_or_a_test_of_its_own():
+    elsewhere = LOCAL_BOXING | {"input", "adamw", "sgd", "step_totals", "learning_rate"}
+    assert {example.kind for example in EXAMPLES} | elsewhere == set(KERNELS)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@every_example
+def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str):
+    inputs = example.inputs(dtype)
+    found = call(
+        example.kind,
+        example.labels,
+        inputs,
+        output_shards(example, dtype),
+        attributes=example.attributes,
+    )
+    assert_close(found, example.expected(inputs), dtype)
+
+
+def splits_of(example: Example) -> st.SearchStrategy[dict[str, int]]:
+    """Any set of labels the op table allows to split, each into parts that divide it."""
+    expression = parse(example.labels)
+    reduction = OPS[example.kind].reduction
+    outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
+    allowed = [
+        label
+        for label in expression.splittable
+        if reduction is not None or all(label in labels for labels in outputs)
+    ]
+    sizes = example.label_sizes
+    parts = {
+        label: st.sampled_from([p for p in (1, 2, 3, 4, 8) if sizes[label] % p == 0])
+        for label in allowed
+    }
+    return st.fixed_dictionaries(parts).map(
+        lambda found: {label: parts for label, parts in found.items() if parts > 1}
+    )
+
+
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+@every_example
+def test_shards_put_together_equal_the_whole(example: Example, data: st.DataObject):
+    splits = data.draw(splits_of(example))
+    inputs = example.inputs("float64")
+    found = call_sharded(
+        example.kind,
+        example.labels,
+        inputs,
+        output_shards(example, "float64"),
+        splits,
+        attributes=example.attributes,
+        reduction=OPS[example.kind].reduction,
+    )
+    assert_close(found, example.expected(inputs), "float64")
+
+
+@every_example
+def test_partial_inputs_give_partial_outputs_where_the_table_says_linear(example: Example):
+    row = OPS[example.kind]
+    inputs = example.inputs("float64")
+    shards = output_shards(example, "float64")
+    joint = row.linear == "joint"
+    for at in [tuple(range(len(inputs)))] if joint else [(index,) for index in row.linear]:
+        other = example.inputs("float64", seed=1)
+        first = [other[i] if i in at else x for i, x in enumerate(inputs)]
+        second = [x - other[i] if i in at else x for i, x in enumerate(inputs)]
+        partial = [
+            call(example.kind, example.labels, given, shards, attributes=example.attributes)
+            for given in (first, second)
+        ]
+        total = [a + b for a, b in zip(*partial, strict=True)]
+        assert_close(total, example.expected(inputs), "float64")
+
+
+def test_logits_far_from_zero_overflow_nothing():
+    logits = np.array([[1e4, 1e4 - 1, -1e4]], np.float32)
+    targets = np.array([1], np.int32)
+    loss, logsumexp = call(
+        "cross_entropy", "b v!, b -> b, b", [logits, targets], [whole((1,), "float32")] * 2
+    )
+    np.testing.assert_allclose(loss, [1 + np.log1p(np.exp(-1))], rtol=1e-3)
+    (slope,) = call(
+        "cross_entropy_grad", "b v, b, b -> b v", [logits, targets, logsumexp],
+        [whole((1, 3), "float32")],
+    )  # fmt: skip
+    np.testing.assert_allclose(slope.sum(), 0, atol=1e-3)
+
+
+def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after():
+    shard = whole((3,), "float32")
+    kernel = make_kernel(
+        KernelContext(
+            kind="accumulate", name="a", labels="n -> n", attributes={}, inputs=(shard,),
+            outputs=(shard,), output_hold=3, run=run_state(),
+        )
+    )  # fmt: skip
+    total = np.full(3, 99, np.float32)
+    seen = []
+    for firing in range(6):
+        kernel(firing, [np.full(3, firing, np.float32)], [total])
+        seen.append(float(total[0]))
+    assert seen == [0, 1, 3, 3, 7, 12]
+
+
+def test_cast_goes_between_float_widths():
+    x = np.array([1.0, 1 / 3], np.float64)
+    (narrow,) = call("cast", "n -> n", [x], [whole((2,), "float32")])
+    np.testing.assert_array_equal(narrow, x.astype(np.float32))
+
+
+def test_matmul_refuses_a_label_that_only_one_operand_has():
+    with pytest.raises(ExecutorError, match="sum it with an op `sum` first"):
+        call(
+            "matmul", "b t k, k n -> b n",
+            [np.zeros((2, 3, 4)), np.zeros((4, 5))], [whole((2, 5), "float64")],
+        )  # fmt: skip
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(ExecutorError, match="no NumPy kernel for op kind `conv`"):
+        call("conv", "n -> n", [np.zeros(2)], [whole((2,), "float64")])
