@@ -18,10 +18,9 @@ from planner.errors import PlanError
 from planner.mesh import Mesh
 from planner.plan import OpSignature
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
-from planner.signatures import sub_signatures
+from planner.signatures import EXPANSIONS, sub_signatures
 
 PARTS = {Phase.FORWARD: "F", Phase.BACKWARD_INPUT: "B", Phase.BACKWARD_WEIGHT: "W"}
-MOMENTS = "moments"  # the label of the two sums that vocabulary-parallel loss reduces
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +219,7 @@ class Lowering:
         )
         for inner, how in sub_signatures(op.kind, op.labels, signature):
             expression = parse(inner.labels)
-            sizes = {MOMENTS: 2}
+            sizes = dict(EXPANSIONS[op.kind, placed.expansion].sizes)
             ports = []
             for name, text in zip(inner.inputs, how.inputs, strict=True):
                 sbp = parse_nd_sbp(text)

@@ -1,0 +1,272 @@
+"""Boxing equals gather-then-reshard, and moves the bytes that its table says."""
+
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.in_process import KernelWork, execute_lockstep
+from executor.kernels.context import RunState
+from executor.rank import RankState
+from planner.actors.graph import ActorGraph, Meeting, Port
+from planner.boxing import Step, boxing_path, crossing, message_bytes, step_bytes, transfers
+from planner.compile.draft import BEGIN, DraftActor, DraftStage
+from planner.compile.orders import unordered
+from planner.errors import InfeasibleError, PlanError
+from planner.mesh import Axis
+from planner.sbp import (
+    BROADCAST,
+    PARTIAL_MAX,
+    PARTIAL_SUM,
+    NdSbp,
+    format_nd_sbp,
+    local_shape,
+    parse_nd_sbp,
+    shard_offsets,
+    split,
+)
+
+NAMES = ("outer", "middle", "inner")
+
+
+def coordinates(sizes):
+    return list(product(*map(range, sizes)))
+
+
+def shards_of(whole, sbp, sizes, rng):
+    """What each device holds when the tensor lies as `sbp`: written from the definition."""
+    shards = []
+    for at in coordinates(sizes):
+        offsets = shard_offsets(whole.shape, sbp, sizes, at)
+        local = local_shape(whole.shape, sbp, sizes)
+        region = tuple(slice(o, o + n) for o, n in zip(offsets, local, strict=True))
+        shards.append(whole[region].copy())
+    for axis, one in enumerate(sbp):
+        if not one.is_partial:
+            continue
+        for index, at in enumerate(coordinates(sizes)):
+            if at[axis] == 0:
+                group = [
+                    i
+                    for i, other in enumerate(coordinates(sizes))
+                    if other[:axis] + other[axis + 1 :] == at[:axis] + at[axis + 1 :]
+                ]
+                parts = rng.integers(-50, 50, (len(group), *shards[index].shape)).astype(float)
+                if one == PARTIAL_SUM:
+                    parts[0] = shards[index] - parts[1:].sum(axis=0)
+                else:
+                    parts = np.minimum(parts, shards[index])
+                    parts[rng.integers(len(group))] = shards[index]
+                for member, part in zip(group, parts, strict=True):
+                    shards[member] = part
+    return shards
+
+
+def combined(shards, shape, sbp, sizes):
+    """The whole tensor again, by reducing partial axes and placing every shard."""
+    kinds = {one.reduction for one in sbp if one.is_partial}
+    whole = np.full(shape, -np.inf if kinds == {"max"} else 0.0)
+    for shard, at in zip(shards, coordinates(sizes), strict=True):
+        if any(one == BROADCAST and c for one, c in zip(sbp, at, strict=True)):
+            continue
+        offsets = shard_offsets(shape, sbp, sizes, at)
+        region = tuple(slice(o, o + n) for o, n in zip(offsets, shard.shape, strict=True))
+        if kinds == {"max"}:
+            whole[region] = np.maximum(whole[region], shard)
+        else:
+            whole[region] += shard
+    return whole
+
+
+def chain(path: tuple[Step, ...], shape, sizes, source: NdSbp) -> ActorGraph:
+    """An actor graph whose only work is to take one register along a boxing path."""
+    draft = DraftStage(sizes)
+    register = draft.add_register(
+        name="source", tensor="x", shape=shape, dtype="float64", sbp=source,
+        memory_kind="activation", initial=1,
+    )  # fmt: skip
+    for number, step in enumerate(path):
+        after = draft.add_register(
+            name=f"after {number}", tensor="x", shape=shape, dtype="float64", sbp=step.after,
+            memory_kind="activation",
+        )  # fmt: skip
+        meeting = None
+        if step.kind not in ("slice", "pad"):
+            meeting = Meeting(
+                key=f"step {number}",
+                kind=step.kind,
+                axes=tuple(NAMES[axis] for axis in step.axes),
+                reduction=step.before[step.axes[0]].reduction,
+                message_bytes=message_bytes(step, shape, 8, sizes),
+            )
+        draft.add_actor(
+            DraftActor(
+                name=f"step {number}", kind=step.kind, section=BEGIN, firings=1,
+                inputs=(Port(register=register),), outputs=(Port(register=after),),
+                meeting=meeting, lane="compute" if meeting is None else "lane",
+            )
+        )  # fmt: skip
+        register = after
+    program = unordered(draft, "stage 0", 0, ())
+    end = 0
+    registers = []
+    for item in program.registers:
+        registers.append(type(item)(**{**_fields(item), "offset_bytes": end}))
+        end += item.slot_bytes
+    program = type(program)(**{**_fields(program), "registers": tuple(registers)})
+    axes = tuple(Axis(name=name, size=n) for name, n in zip(NAMES, sizes, strict=False))
+    return ActorGraph(name="boxing", axes=axes, programs=(program,))
+
+
+def _fields(item):
+    return {name: getattr(item, name) for name in item.__struct_fields__}
+
+
+@st.composite
+def cases(draw):
+    sizes = tuple(draw(st.lists(st.sampled_from((1, 2, 3)), min_size=1, max_size=3)))
+    ndim = draw(st.integers(1, 3))
+    shape = tuple(draw(st.lists(st.sampled_from((6, 12, 36)), min_size=ndim, max_size=ndim)))
+    reduction = draw(st.sampled_from((PARTIAL_SUM, PARTIAL_MAX)))
+    states = [BROADCAST, reduction, *(split(dim) for dim in range(ndim))]
+    goals = [BROADCAST, PARTIAL_SUM, *(split(dim) for dim in range(ndim))]
+    source = tuple(draw(st.sampled_from(states)) for _ in sizes)
+    target = tuple(draw(st.sampled_from(goals)) for _ in sizes)
+    return sizes, shape, source, target, draw(st.integers(0, 2**32 - 1))
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_boxing_equals_gather_then_reshard(case):
+    sizes, shape, source, target, seed = case
+    rng = np.random.default_rng(seed)
+    try:
+        local_shape(shape, source, sizes), local_shape(shape, target, sizes)
+        path = boxing_path(source, target, sizes, shape)
+    except (InfeasibleError, PlanError):
+        return
+    whole = rng.integers(-50, 50, shape).astype(float)
+    graph = chain(path, shape, sizes, source)
+    states = []
+    for rank, shard in enumerate(shards_of(whole, source, sizes, rng)):
+        run = RunState(seed=0, dataset=None, global_batch=1, microbatches=1, batch=1)
+        state = RankState(graph, rank, run)
+        state.arena.views[0][0][...] = shard
+        states.append(state)
+    work = KernelWork(states)
+    execute_lockstep(graph, 1, work, work.meet)
+    after = path[-1].after if path else source
+    found = [state.arena.views[-1][0] for state in states]
+    np.testing.assert_array_equal(combined(found, shape, after, sizes), whole)
+    for one, wanted, size in zip(after, target, sizes, strict=True):
+        assert one == wanted or size == 1
+
+
+@given(cases())
+@settings(max_examples=200, deadline=None)
+def test_the_bytes_of_a_step_are_those_that_a_device_lacks(case):
+    sizes, shape, source, target, _ = case
+    try:
+        path = boxing_path(source, target, sizes, shape)
+    except (InfeasibleError, PlanError):
+        return
+    for step in path:
+        group = prod(sizes[axis] for axis in step.axes)
+        for at in coordinates(sizes):
+            before = elements(shape, step.before, sizes, at)
+            after = elements(shape, step.after, sizes, at)
+            if step.kind in ("slice", "pad"):
+                lacks = 0
+                assert step.kind == "pad" or after <= before
+            elif step.kind == "reduce_scatter":
+                lacks = (group - 1) * len(after)
+            elif step.kind == "all_reduce":
+                lacks = 2 * (group - 1) * len(after) // group
+            else:
+                lacks = len(after - before)
+            assert step_bytes(step, shape, 1, sizes) == lacks
+
+
+def elements(shape, sbp, sizes, at):
+    """Flat indexes of the elements that the device at a coordinate holds (partial or whole)."""
+    offsets = shard_offsets(shape, sbp, sizes, at)
+    local = local_shape(shape, sbp, sizes)
+    grid = np.arange(prod(shape)).reshape(shape)
+    region = tuple(slice(o, o + n) for o, n in zip(offsets, local, strict=True))
+    return frozenset(grid[region].ravel().tolist())
+
+
+@given(cases(), st.lists(st.sampled_from((1, 2, 3)), min_size=1, max_size=2).map(tuple))
+@settings(max_examples=150, deadline=None)
+def test_transfers_between_placements_give_every_device_its_shard_once(case, target_sizes):
+    sizes, shape, source, _, seed = case
+    rng = np.random.default_rng(seed)
+    target = tuple(
+        [BROADCAST, *(split(d) for d in range(len(shape)))][rng.integers(len(shape) + 1)]
+        for _ in target_sizes
+    )
+    try:
+        moves = transfers(shape, source, sizes, target, target_sizes)
+    except PlanError:
+        return
+    whole = rng.standard_normal(shape)
+    held = shards_of(whole, source, sizes, rng)
+    received = [np.full(local_shape(shape, target, target_sizes), np.nan)
+                for _ in coordinates(target_sizes)]  # fmt: skip
+    for move in moves:
+        here = shard_offsets(shape, source, sizes, coordinates(sizes)[move.source])
+        there = shard_offsets(shape, target, target_sizes, coordinates(target_sizes)[move.target])
+        take = tuple(
+            slice(b - o, e - o) for b, e, o in zip(move.begin, move.end, here, strict=True)
+        )
+        put = tuple(
+            slice(b - o, e - o) for b, e, o in zip(move.begin, move.end, there, strict=True)
+        )
+        assert np.isnan(received[move.target][put]).all()
+        received[move.target][put] = held[move.source][take]
+    for found, expected in zip(received, shards_of(whole, target, target_sizes, rng), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    total = sum(move.elements for move in moves)
+    assert total == prod(target_sizes) * prod(local_shape(shape, target, target_sizes))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kinds"),
+    [
+        ("S(0)", "B", ["all_gather"]),
+        ("P(sum)", "B", ["all_reduce"]),
+        ("P(max)", "B", ["all_reduce"]),
+        ("P(sum)", "S(1)", ["reduce_scatter"]),
+        ("S(0)", "S(1)", ["all_to_all"]),
+        ("B", "S(0)", ["slice"]),
+        ("B", "P(sum)", ["pad"]),
+        ("S(1)", "P(sum)", ["pad"]),
+    ],
+)
+def test_one_axis_takes_one_step(source, target, kinds):
+    path = boxing_path(parse_nd_sbp(source), parse_nd_sbp(target), (4,), (8, 8))
+    assert [step.kind for step in path] == kinds
+
+
+def test_partial_over_two_axes_is_reduced_at_once():
+    source, target = parse_nd_sbp("(P(sum), P(sum))"), parse_nd_sbp("(B, B)")
+    (step,) = boxing_path(source, target, (2, 4), (16,))
+    assert step.kind == "all_reduce"
+    assert step.axes == (0, 1)
+
+
+def test_a_maximum_cannot_become_a_sum():
+    with pytest.raises(InfeasibleError, match=r"no boxing from B to P\(max\)"):
+        boxing_path((BROADCAST,), (PARTIAL_MAX,), (2,), (4,))
+
+
+def test_a_partial_value_is_reduced_before_it_crosses_stages():
+    way = crossing(parse_nd_sbp("P(sum)"), parse_nd_sbp("S(0)"), (4,), (8, 8))
+    assert [step.kind for step in way.before] == ["reduce_scatter"]
+    assert format_nd_sbp(way.carried) == "S(0)"
+    assert way.after == ()
+    with pytest.raises(PlanError, match="partial values do not cross"):
+        transfers((8,), (PARTIAL_SUM,), (2,), (BROADCAST,), (2,))
