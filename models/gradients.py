@@ -142,8 +142,8 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
     graph : Graph
         The forward graph.
     loss : str
-        A scalar tensor that is the sum of the losses, read by nothing; the gradients are of this sum, over all
-        samples of the step (not of a mean).
+        A scalar tensor that is the sum of the losses, read by nothing; the gradients are of this
+        sum, over all samples of the step (not of a mean).
 
     Returns
     -------

@@ -9,8 +9,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A zoo family, its configuration, and the sequence length and precision to build it at.
 
     `config` holds the family's own fields (`gpt`: layers, hidden, heads, ffn_hidden, vocab,
-    positions; `mlp`: inputs, hidden, layers, classes). `precision` is fp64, fp32, tf32, bf16 or
-    fp16: 16-bit kinds keep float32 variables and compute in 16 bits.
+    positions; `mlp`: inputs, columns, hidden, layers, classes; `function`: none, its `name` is
+    `package.module:function`). `precision` is fp64, fp32, tf32, bf16 or fp16: 16-bit kinds keep
+    float32 variables and compute in 16 bits.
     """
 
     name: str

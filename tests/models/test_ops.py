@@ -1,0 +1,302 @@
+"""The op table says the truth: every split it allows gives the whole, every linearity holds."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.errors import ModelError
+from models.gradients import RULES
+from models.graph import Graph, Op, Rate, Tensor
+from models.inference import check_graph
+from models.labels import dim_of, parse, shape_of
+from models.ops import OPS, model_flops, op_work, state_of
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build, build_training, model_spec
+from tests.models.oracle import KINDS, evaluate
+
+Array = NDArray[Any]
+SIZES = {"b": 2, "t": 4, "s": 4, "h": 2, "d": 6, "k": 4, "n": 2, "v": 8, "p": 6, "i": 2, "j": 4}
+SIZES |= {"c": 2, "z": 3}
+ATTENTION = "b t h d!, b s! h d!, b s! h d!"
+
+
+class Sample(NamedTuple):
+    """Labels of an op, and which of its inputs hold ids."""
+
+    labels: str
+    ids: tuple[int, ...] = ()
+    attributes: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default is never changed
+
+
+SAMPLES = {
+    "repeat": [Sample("k n -> k n")],
+    "accumulate": [Sample("k n -> k n")],
+    "cast": [Sample("k n -> k n")],
+    "rearrange": [Sample("b i j -> b (i j)"), Sample("b t (h d) -> b h t d")],
+    "slice_rows": [Sample("p! d -> t! d")],
+    "pad_rows": [Sample("t! d -> p! d")],
+    "matmul": [
+        Sample("b t k, k n -> b t n"),
+        Sample("b t k, k h d -> b t h d"),
+        Sample("b t h d, h d n -> b t n"),
+        Sample("b t k, v k -> b t v"),
+    ],
+    "add": [Sample("b t n, n -> b t n"), Sample("b t n, b t n, b t n -> b t n")],
+    "sum": [Sample("b t n -> n"), Sample("b t -> ")],
+    "relu": [Sample("b t n -> b t n")],
+    "relu_grad": [Sample("b t n, b t n -> b t n")],
+    "gelu": [Sample("b t n -> b t n")],
+    "gelu_grad": [Sample("b t n, b t n -> b t n")],
+    "layer_norm": [Sample("b t d!, d!, d! -> b t d!, b t, b t", (), {"epsilon": 1e-5})],
+    "layer_norm_grad_input": [Sample("b t d!, b t d!, d!, b t, b t -> b t d!")],
+    "layer_norm_grad_weight": [Sample("b t d, b t d, b t, b t -> d, d")],
+    "embedding": [Sample("b t, v d -> b t d", (0,))],
+    "embedding_grad": [Sample("b t, b t d -> v d", (0,))],
+    "attention": [
+        Sample(f"{ATTENTION} -> b t h d!, b t h", (), {"scale": 0.5, "causal": causal})
+        for causal in (True, False)
+    ],
+    "attention_grad": [
+        Sample(
+            f"{ATTENTION}, b t h d!, b t h, b t h d! -> {ATTENTION}",
+            (),
+            {"scale": 0.5, "causal": True},
+        )
+    ],
+    "cross_entropy": [Sample("b t v!, b t -> b t, b t", (1,))],
+    "cross_entropy_grad": [Sample("b t v, b t, b t -> b t v", (1,))],
+    "count_valid": [Sample("b t -> ", (0,))],
+    "row_max": [Sample("b t v -> b t")],
+    "shifted_sums": [Sample("b t v, b t, b t -> b t c!", (2,))],
+    "loss_from_sums": [Sample("b t, b t c!, b t -> b t, b t", (2,))],
+    "squared_sum": [Sample("k n -> ")],
+    "step_totals": [Sample(", , , -> z!")],
+}
+CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
+IDS = [f"{kind}: {sample.labels}" for kind, sample in CASES]
+
+
+def inputs_of(sample: Sample, seed: int = 0) -> list[Array]:
+    generator = np.random.default_rng(seed)
+    made: list[Array] = []
+    for index, operand in enumerate(parse(sample.labels).inputs):
+        shape = shape_of(operand, SIZES)
+        if index in sample.ids:
+            made.append(generator.integers(0, SIZES["v"], shape))
+        else:
+            made.append(np.abs(generator.normal(0, 1, shape)) + 0.1)
+    return made
+
+
+def computed(kind: str, sample: Sample, inputs: list[Array]) -> tuple[Array, ...]:
+    shapes = [shape_of(operand, SIZES) for operand in parse(sample.labels).outputs]
+    return evaluate(kind, sample.labels, inputs, shapes, sample.attributes)
+
+
+def test_every_kind_that_computes_has_a_sample_here() -> None:
+    without = {"input", "variable", "learning_rate", "adamw", "sgd"}
+    assert set(SAMPLES) == set(OPS) - without == set(KINDS)
+
+
+def test_exactly_the_differentiable_kinds_have_a_rule() -> None:
+    assert set(RULES) == {name for name, kind in OPS.items() if kind.differentiable}
+
+
+@pytest.mark.parametrize(("kind", "sample"), CASES, ids=IDS)
+def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sample: Sample) -> None:
+    expression = parse(sample.labels)
+    inputs = inputs_of(sample)
+    whole = computed(kind, sample, inputs)
+    for label in expression.splittable:
+        lacking = [operand for operand in expression.outputs if dim_of(operand, label) is None]
+        if lacking and OPS[kind].reduction is None:
+            continue
+        shards = []
+        for half in range(2):
+            offset = half * SIZES[label] // 2
+            sizes = SIZES | {label: SIZES[label] // 2}
+            cut = [
+                x if (at := dim_of(operand, label)) is None else np.split(x, 2, at)[half]
+                for x, operand in zip(inputs, expression.inputs, strict=True)
+            ]
+            shapes = [shape_of(operand, sizes) for operand in expression.outputs]
+            shards.append(
+                evaluate(kind, sample.labels, cut, shapes, sample.attributes, {label: offset})
+            )
+        for first, second, expected, operand in zip(
+            *shards, whole, expression.outputs, strict=True
+        ):
+            at = dim_of(operand, label)
+            if at is not None:
+                joined = np.concatenate([first, second], at)
+            else:
+                joined = (
+                    np.maximum(first, second) if OPS[kind].reduction == "max" else first + second
+                )
+            np.testing.assert_allclose(joined, expected, rtol=1e-9, atol=1e-9, err_msg=label)
+
+
+@pytest.mark.parametrize(("kind", "sample"), CASES, ids=IDS)
+def test_partial_sums_pass_through_where_the_table_says_linear(kind: str, sample: Sample) -> None:
+    linear = OPS[kind].linear
+    first, second = inputs_of(sample, 1), inputs_of(sample, 2)
+    everything = tuple(range(len(first)))
+    choices = [everything] if linear == "joint" else [(index,) for index in linear]
+    for partial in choices:
+        other = [
+            b if i in partial else a for i, (a, b) in enumerate(zip(first, second, strict=True))
+        ]
+        both = [
+            a + b if i in partial else a for i, (a, b) in enumerate(zip(first, second, strict=True))
+        ]
+        for one, two, expected in zip(
+            computed(kind, sample, first),
+            computed(kind, sample, other),
+            computed(kind, sample, both),
+            strict=True,
+        ):
+            np.testing.assert_allclose(one + two, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_the_loss_from_split_logits_is_the_cross_entropy() -> None:
+    logits, targets = inputs_of(SAMPLES["cross_entropy"][0])
+    targets[0, 0] = -1
+    rows, tokens = (2, 4), (2, 4, 2)
+    loss, logsumexp = computed("cross_entropy", SAMPLES["cross_entropy"][0], [logits, targets])
+    halves = list(zip(np.split(logits, 2, -1), (0, 4), strict=True))
+    largest = np.max(
+        [evaluate("row_max", "b t v -> b t", [half], [rows])[0] for half, _ in halves], axis=0
+    )
+    labels = SAMPLES["shifted_sums"][0].labels
+    sums = sum(
+        evaluate("shifted_sums", labels, [half, largest, targets], [tokens], {}, {"v": offset})[0]
+        for half, offset in halves
+    )
+    labels = SAMPLES["loss_from_sums"][0].labels
+    again = evaluate("loss_from_sums", labels, [largest, sums, targets], [rows, rows])
+    np.testing.assert_allclose(again[0], loss, rtol=1e-12)
+    np.testing.assert_allclose(again[1], logsumexp, rtol=1e-12)
+    assert loss[0, 0] == 0
+
+
+def test_work_of_a_product_counts_two_flops_a_point_and_every_byte_once() -> None:
+    work = op_work("matmul", "b k, k n -> b n", {}, [(2, 3), (3, 5)], [(2, 5)], [2, 2], [4])
+    assert work == (2 * 2 * 3 * 5, 2 * 6 + 2 * 15 + 4 * 10)
+
+
+def test_work_of_attention_is_full_and_twice_as_much_backward() -> None:
+    q, k, row = (2, 4, 3, 5), (2, 7, 3, 5), (2, 4, 3)
+    attributes = {"causal": True, "scale": 1.0}
+    labels = SAMPLES["attention"][0].labels
+    forward = op_work("attention", labels, attributes, [q, k, k], [q, row], [4] * 3, [4] * 2)
+    labels = SAMPLES["attention_grad"][0].labels
+    inputs = [q, k, k, q, row, q]
+    backward = op_work("attention_grad", labels, attributes, inputs, [q, k, k], [4] * 6, [4] * 3)
+    assert forward.flops == 4 * 2 * 3 * 4 * 7 * 5
+    assert backward.flops == 2 * forward.flops
+
+
+def test_an_embedding_reads_only_the_rows_it_gives() -> None:
+    work = op_work(
+        "embedding", "b t, v d -> b t d", {}, [(2, 3), (100, 5)], [(2, 3, 5)], [4, 4], [4]
+    )
+    assert work == (0, 4 * 6 + 4 * 30 + 4 * 30)
+
+
+def test_an_accumulate_reads_what_it_adds_to() -> None:
+    assert op_work("accumulate", "k -> k", {}, [(10,)], [(10,)], [2], [4]).bytes == 20 + 80
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "states"),
+    [("adamw", {}, 2), ("sgd", {"momentum": 0.9}, 1), ("sgd", {"momentum": 0.0}, 0)],
+)
+def test_an_optimizer_reads_and_writes_the_state_it_keeps(
+    kind: str, attributes: dict[str, Any], states: int
+) -> None:
+    assert len(state_of(kind, attributes)) == states
+    shapes = [(10,), (10,), (3,), ()]
+    work = op_work(kind, "k, k, z!, -> k", attributes, shapes, [(10,)], [4] * 4, [4])
+    assert work == (0, 4 * (10 + 10 + 3 + 1) + 40 + 2 * 40 * states)
+
+
+def test_model_flops_of_gpt2_match_the_formula() -> None:
+    spec = model_spec("gpt2-small", seq_len=512)
+    layers, hidden, vocab, t, batch = 12, 768, 50257, 512, 3
+    products = 2 * batch * t * (layers * 12 * hidden**2 + hidden * vocab)
+    attention = 4 * batch * layers * t * t * hidden
+    forward = build(spec, batch)
+    assert model_flops(forward) == products + attention
+    assert model_flops(build_training(spec, TrainingSpec(), batch)) == 3 * (products + attention)
+
+
+def graph_of(op: Op, *tensors: Tensor) -> Graph:
+    made = [
+        Op(
+            name=f"make.{tensor.name}",
+            kind="variable" if tensor.rate is Rate.STEP else "input",
+            inputs=(),
+            outputs=(tensor.name,),
+            labels="-> k n",
+            block="only",
+            attributes={
+                "source": "features",
+                "values": 0,
+                "init": "zeros",
+                "std": 0,
+                "decay": True,
+            },
+        )
+        for tensor in tensors
+        if tensor.name not in op.outputs
+    ]
+    return Graph(
+        name="small",
+        batch=2,
+        tokens_per_sample=1,
+        ops=(*made, op),
+        tensors=tensors,
+        blocks=("only",),
+        templates={"only": "only"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "rates", "complaint"),
+    [
+        ("copy", "k n -> k n", "mm", "there is no op kind `copy`"),
+        ("row_max", "k n -> k n", "mm", "occurs in expansions only"),
+        ("attention", "k n -> k n", "mm", "lacks attribute `causal`"),
+        ("relu", "k n -> n k", "mm", "op `only.y`, tensor `y`: label `n` is 4 elsewhere but 2"),
+        ("repeat", "k n -> k n", "mm", "made once a microbatch already"),
+        ("accumulate", "k n -> k n", "ss", "made once a step already"),
+        ("relu", "k n -> k n", "ms", "declared once a step"),
+    ],
+)
+def test_a_graph_that_breaks_its_table_is_refused_with_the_op(
+    kind: str, labels: str, rates: str, complaint: str
+) -> None:
+    rate = {"m": Rate.MICROBATCH, "s": Rate.STEP}
+    x = Tensor(name="x", shape=(2, 4), rate=rate[rates[0]])
+    y = Tensor(name="y", shape=(2, 4), rate=rate[rates[1]])
+    op = Op(name="only.y", kind=kind, inputs=("x",), outputs=("y",), labels=labels, block="only")
+    with pytest.raises(ModelError) as refused:
+        check_graph(graph_of(op, x, y))
+    assert complaint in str(refused.value)
+
+
+def test_ops_of_mixed_rates_are_told_to_repeat() -> None:
+    x, w = Tensor(name="x", shape=(2, 4)), Tensor(name="w", shape=(2, 4), rate=Rate.STEP)
+    y = Tensor(name="y", shape=(2, 4))
+    op = Op(
+        name="only.y",
+        kind="add",
+        inputs=("x", "w"),
+        outputs=("y",),
+        labels="k n, k n -> k n",
+        block="only",
+    )
+    with pytest.raises(ModelError, match="with `repeat`"):
+        check_graph(graph_of(op, x, w, y))
