@@ -9,16 +9,24 @@ start anywhere on the road:
 124439808
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 from millrace.guard import check_packages
+
+check_packages()  # before anything below looks for `models` or `planner`
+
+# ruff: noqa: E402
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millrace.compare import Comparison, join
 from models.graph import Graph
 from planner.actors.graph import ActorGraph
+from planner.actors.trace import Trace
 from planner.cluster import Cluster
 from planner.plan import Plan
 
-check_packages()
+if TYPE_CHECKING:
+    from simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
 
@@ -87,3 +95,55 @@ def compile(plan: Plan) -> ActorGraph:
     from planner.compile import compile_plan
 
     return compile_plan(plan)
+
+
+def simulate(
+    plan: Plan,
+    *,
+    steps: int = 3,
+    jitter: float = 0.0,
+    stragglers: Mapping[int, float] | None = None,
+    seed: int = 0,
+) -> "Simulated":
+    """Return what the plan would do on the cluster it was made for: a Trace and its figures.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan; it is compiled first.
+    steps : int
+        Training steps; the last one gives the figures.
+    jitter : float
+        Standard deviation of the logarithm of every duration (0.1: about ten percent).
+    stragglers : mapping, optional
+        Rank to factor on the durations of its ops (2.0: half as fast).
+    seed : int
+        Of the jitter.
+
+    Raises
+    ------
+    SimulationError
+        An option is out of its range.
+    """
+    from simulator.simulate import simulate as run
+
+    return run(
+        compile(plan),
+        plan.cluster,
+        steps=steps,
+        plan_digest=plan.digest(),
+        jitter=jitter,
+        stragglers=stragglers,
+        seed=seed,
+    )
+
+
+def compare(plan: Plan, measured: Trace) -> Comparison:
+    """Return the join of the plan's prediction with a measured trace, actor by actor.
+
+    Raises
+    ------
+    PlanError
+        The trace is of another plan, or holds no finished step.
+    """
+    return join(simulate(plan).trace, measured)

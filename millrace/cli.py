@@ -46,10 +46,10 @@ def _front(
 @cache
 def _register_commands() -> None:
     """Fill the app; the guard has run by now, so our packages are the ones imported."""
-    from millrace.commands import catalogues, planning
+    from millrace.commands import catalogues, planning, running
 
-    catalogues.register(app)
-    planning.register(app)
+    for group in (planning, running, catalogues):
+        group.register(app)
 
 
 def exit_code_of(error: BaseException) -> int | None:
@@ -58,12 +58,13 @@ def exit_code_of(error: BaseException) -> int | None:
     from millrace.files import FileError
     from models.errors import ModelError
     from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+    from simulator.errors import SimulationError
 
     if isinstance(error, InfeasibleError):
         return 1
-    if isinstance(
-        error, PlanError | ModelError | ClusterError | DataError | CheckpointError | FileError
-    ):
+    if isinstance(error, PlanError | ModelError | ClusterError | SimulationError):
+        return 2
+    if isinstance(error, DataError | CheckpointError | FileError):
         return 2
     if isinstance(error, ExecutorError | ProtocolError | OSError | MemoryError):
         return 3

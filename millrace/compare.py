@@ -1,8 +1,8 @@
 """Compare: predicted against measured, as a join of two traces actor by actor.
 
 Every figure is seconds per step on the average rank that runs the actor, over the steps after the
-warm-up. A meeting's span begins when the rank arrives, so waiting for the others counts as
-communication; what no span covers is idle time (the bubble).
+warm-up (of a simulation: over its last step). A meeting's span begins when the rank arrives, so
+waiting for the others counts as communication; what no span covers is idle time (the bubble).
 """
 
 from collections import defaultdict
@@ -81,8 +81,7 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
         if not trace.spans:
             raise PlanError(f"the {trace.source} trace holds no spans: write it with --trace")
     before, after = _sums(predicted), _sums(measured)
-    expected_s = predicted.step_time_ns(WARM_UP_STEPS) / 1e9
-    found_s = measured.step_time_ns(WARM_UP_STEPS) / 1e9
+    expected_s, found_s = step_time_ns(predicted) / 1e9, step_time_ns(measured) / 1e9
     return Comparison(
         plan_digest=measured.plan_digest,
         predicted_step_time_s=expected_s,
@@ -133,7 +132,7 @@ def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[Caus
 
 def _sums(trace: Trace) -> _Sums:
     """Add up a trace's spans after the warm-up."""
-    first = WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0
+    first = first_step(trace)
     steps = trace.steps - first
     lanes = {lane.rank: lane for lane in trace.lanes}
     origin = {
@@ -167,6 +166,21 @@ def _sums(trace: Trace) -> _Sums:
     phases["idle"] = causes["idle"]
     means = {name: (*kinds[name], total / held) for name, (total, held) in actors.items()}
     return _Sums(means, causes, phases)
+
+
+def first_step(trace: Trace) -> int:
+    """Return the first step that counts: after the warm-up, the last one of a simulation.
+
+    A simulated step repeats exactly once the pipeline is full, so one of them says it all.
+    """
+    if trace.source == "simulated":
+        return trace.steps - 1
+    return WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0
+
+
+def step_time_ns(trace: Trace) -> int:
+    """Return the median time of the steps that count, of the slowest rank."""
+    return trace.step_time_ns(first_step(trace))
 
 
 def step_of(span: Span, lane: Lane) -> int:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from millrace.chrome import chrome_trace
 from models.graph import to_json
 from planner.actors.trace import Trace
 from planner.errors import PlanError
@@ -52,6 +53,14 @@ def load_trace(path: Path) -> Trace:
         if b'"traceEvents"' in text[:200]:
             hint = ": this is Chrome's form; write the trace to a name that ends in .json instead"
         raise FileError(f"`{path}` is not a trace: {error}{hint}") from None
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace: in Chrome's form to `*.chrome.json`, else as the Trace document."""
+    if path.name.endswith(".chrome.json"):
+        write_bytes(path, msgspec.json.encode(chrome_trace(trace)))
+    else:
+        write_bytes(path, to_json(trace))
 
 
 def write_document(path: Path, document: object) -> None:

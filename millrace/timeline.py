@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from millrace.compare import MEETINGS, WARM_UP_STEPS, step_of
+from millrace.compare import MEETINGS, first_step, step_of, step_time_ns
 from planner.actors.trace import Trace
 
 # What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
@@ -52,9 +52,8 @@ def timeline(trace: Trace) -> Timeline:
     the step are left out.
     """
     times = trace.step_times_ns()
-    warm_up = WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0
-    middle = trace.step_time_ns(WARM_UP_STEPS)
-    step = min(range(warm_up, len(times)), key=lambda at: (abs(times[at] - middle), at))
+    middle = step_time_ns(trace)
+    step = min(range(first_step(trace), len(times)), key=lambda at: (abs(times[at] - middle), at))
     origin = max(ends[step - 1] for ends in trace.step_end_ns) if step else 0
     lanes = {lane.rank: lane for lane in trace.lanes}
     found: dict[Row, list[tuple[int, int, str, str]]] = {}

@@ -12,7 +12,21 @@ from millrace.output import Json, answer, say, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 from planner.errors import PlanError
 
-PINS = "Pins (what is left out, the search decides)"
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name of `millrace models`.")]
+OnCluster = Annotated[
+    str, typer.Option("--cluster", help="DEVICE:GPUS_PER_NODExNODES, local:N or a TOML file.")
+]
+GlobalBatch = Annotated[int, typer.Option("--global-batch", min=1, help="Samples of a step.")]
+SeqLen = Annotated[int | None, typer.Option(min=1, help="Tokens; the longest by default.")]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")]
+Profile = Annotated[Path | None, typer.Option(help="Device profile to read for local:N.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")]
+MaxGap = Annotated[float, typer.Option(min=0.0, help="Stop within this of the lower bound.")]
+# Pins: what is left out, the search decides.
+Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
+PINS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave", "recompute", "zero")
+PINS += ("sequence_parallel",)
+SCHEDULES = "gpipe, 1f1b, interleaved-1f1b or zb-h1"
 
 
 def register(app: typer.Typer) -> None:
@@ -22,32 +36,30 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL")],
-    cluster: Annotated[str, typer.Option("--cluster", help="DEVICE:GPUSxNODES, local:N or TOML.")],
-    global_batch: Annotated[int, typer.Option("--global-batch", min=1, help="Samples a step.")],
-    seq_len: Annotated[int | None, typer.Option("--seq-len", min=1)] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 tf32 fp16 bf16.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Device profile to read.")] = None,
-    memory_limit: Annotated[str | None, typer.Option(help="Per device, such as 80GiB.")] = None,
-    max_gap: Annotated[float, typer.Option(min=0.0, help="Stop within this of the bound.")] = 0.0,
+    model: Model,
+    cluster: OnCluster,
+    global_batch: GlobalBatch,
+    seq_len: SeqLen = None,
+    precision: Precision = "fp32",
+    profile: Profile = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
+    max_gap: MaxGap = 0.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    optimize_for: Annotated[str, typer.Option(help="throughput.")] = "throughput",
-    explain: Annotated[bool, typer.Option(help="Also print the plans that lost, and why.")] = False,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan.")] = None,
-    dp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
-    tp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
-    pp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
-    cp: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
-    ep: Annotated[int | None, typer.Option(min=1, rich_help_panel=PINS)] = None,
-    micro_batch: Annotated[int | None, typer.Option(min=1, help="Samples of a rank.")] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="gpipe 1f1b interleaved-1f1b zb-h1 zb-v.")
-    ] = None,
-    interleave: Annotated[int | None, typer.Option(min=1, help="Chunks on a stage.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="none selective full.")] = None,
-    zero: Annotated[str | None, typer.Option(help="0 1 2 3 3-hybrid.")] = None,
+    optimize_for: Annotated[str, typer.Option(help="Only throughput.")] = "throughput",
+    explain: Annotated[bool, typer.Option("--explain", help="Also print plans that lost.")] = False,
+    output: Output = None,
+    dp: Count = None,
+    tp: Count = None,
+    pp: Count = None,
+    cp: Count = None,
+    ep: Count = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Pin: samples of a rank.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=f"Pin: {SCHEDULES}.")] = None,
+    interleave: Annotated[int | None, typer.Option(min=1, help="Pin: chunks of a stage.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="Pin: none, selective or full.")] = None,
+    zero: Annotated[str | None, typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid.")] = None,
     sequence_parallel: Annotated[
-        bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel")
+        bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Pin.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,19 +71,9 @@ def plan(
             f"--optimize-for {optimize_for}: this version plans for throughput only; leave it out"
         )
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    pins = _given(
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=ep,
-        micro_batch=micro_batch,
-        schedule=schedule,
-        interleave=interleave,
-        recompute=recompute,
-        zero=zero,
-        sequence_parallel=sequence_parallel,
-    )
+    chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
+    given = zip(PINS, (*chosen, sequence_parallel), strict=True)
+    pins = {name: value for name, value in given if value is not None}
     on = api.cluster(cluster, profile=profile, progress=say)
     with working(f"planning {model} for {on.name}"):
         found = api.search(
@@ -111,11 +113,6 @@ def show(
         return
     found = drawing.changes(before, load_plan(other))
     answer({"changes": found}, as_json, lambda console: drawing.draw_changes(found, console))
-
-
-def _given(**pins: str | int | bool | None) -> dict[str, str | int | bool]:
-    """The options that were written on the command line."""
-    return {name: value for name, value in pins.items() if value is not None}
 
 
 def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Console) -> None:

@@ -1,0 +1,162 @@
+"""`millrace simulate`, `run` and `compare`: a plan on simulated time, on devices, and joined."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from millrace.compare import ActorRow, CauseRow, Comparison
+from millrace.output import Json, answer, say, working
+from millrace.units import format_bytes, format_percent, format_rate, format_seconds
+from planner.errors import PlanError
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of `millrace plan -o`.")]
+TraceOutput = Annotated[
+    Path | None,
+    typer.Option("--trace", help="Write the Trace here (*.chrome.json: Chrome's form)."),
+]
+SHOWN_ROWS = 12
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("simulate")(simulate)
+    app.command("compare")(compare)
+
+
+def simulate(
+    plan: PlanFile,
+    jitter: Annotated[float, typer.Option(help="0.1: durations vary by ten percent.")] = 0.0,
+    straggler: Annotated[
+        list[str] | None, typer.Option(metavar="RANK:FACTOR", help="3:2.0: rank 3 takes twice.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
+    fidelity: Annotated[str, typer.Option(help="Only op: every actor of the plan.")] = "op",
+    trace: TraceOutput = None,
+    as_json: Json = False,
+) -> None:
+    """Predict how fast a plan runs on the cluster it was made for."""
+    from millrace import api
+    from millrace.figures import speed
+    from millrace.files import load_plan, write_trace
+
+    if fidelity != "op":
+        raise PlanError(f"--fidelity {fidelity}: this version simulates every op; leave it out")
+    planned = load_plan(plan)
+    began = perf_counter()
+    with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
+        found = api.simulate(
+            planned, jitter=jitter, stragglers=_stragglers(straggler or ()), seed=seed
+        )
+    wall_time_s = perf_counter() - began
+    step_time_s = found.step_time_ns / 1e9
+    document = {
+        "step_time_s": step_time_s,
+        **speed(planned, step_time_s)._asdict(),
+        "bubble_fraction": found.bubble_fraction,
+        "exposed_communication_s": found.exposed_communication_ns / 1e9,
+        "memory_bytes_max": found.memory_bytes_max,
+        "firings": found.firings,
+        "wall_time_s": wall_time_s,
+    }
+    if trace is not None:
+        write_trace(trace, found.trace)
+    answer(document, as_json, lambda console: _draw_figures(document, console))
+
+
+def compare(
+    plan: PlanFile,
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A file of `run --trace`.")],
+    tolerance: Annotated[
+        float | None, typer.Option(min=0.0, help="0.2: exit with 1 when off by more than 20 %.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with both timelines.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Join the prediction with what was measured, actor by actor."""
+    from millrace import api
+    from millrace.compare import join
+    from millrace.drawing import headline
+    from millrace.files import load_plan, load_trace, write_bytes
+    from millrace.page import comparison_page
+    from millrace.timeline import timeline
+
+    planned, measured = load_plan(plan), load_trace(trace)
+    with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
+        predicted = api.simulate(planned).trace
+    found = join(predicted, measured)
+    if html is not None:
+        drawn = [timeline(predicted), timeline(measured)]
+        write_bytes(html, comparison_page(headline(planned), found, drawn).encode())
+    answer(msgspec.to_builtins(found), as_json, lambda console: draw_comparison(found, console))
+    if tolerance is not None and abs(found.step_time_error) > tolerance:
+        say(
+            f"millrace: the step time is off by "
+            f"{format_percent(found.step_time_error, signed=True)}, "
+            f"outside the tolerance of {format_percent(tolerance)}"
+        )
+        raise typer.Exit(1)
+
+
+def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
+    mfu = document["mfu"]
+    lines = {
+        "step time": format_seconds(document["step_time_s"]),
+        "speed": format_rate(document["tokens_per_s"], "token"),
+        "mfu": "unknown: no peak for this precision" if mfu is None else format_percent(mfu),
+        "bubble": format_percent(document["bubble_fraction"]),
+        "exposed communication": format_seconds(document["exposed_communication_s"]),
+        "memory of the fullest device": format_bytes(document["memory_bytes_max"]),
+        "simulated": f"{document['firings']:,} firings in "
+        f"{format_seconds(document['wall_time_s'])}",
+    }
+    for name, value in lines.items():
+        console.print(f"{name:<30}{value}", markup=False)
+
+
+def draw_comparison(found: Comparison, console: Console) -> None:
+    """Print where the time goes, the actors that differ most, and the error of the step time."""
+    console.print(_rows_table("cause (per step, average rank)", found.causes[:SHOWN_ROWS]))
+    console.print(_rows_table("actors that differ most", found.actors[:SHOWN_ROWS]))
+    console.print(
+        f"step time: predicted {format_seconds(found.predicted_step_time_s)}, "
+        f"measured {format_seconds(found.measured_step_time_s)}, "
+        f"error {format_percent(found.step_time_error, signed=True)}",
+        markup=False,
+    )
+
+
+def _rows_table(title: str, rows: Iterable[CauseRow | ActorRow]) -> Table:
+    table = Table()
+    table.add_column(title, overflow="fold")
+    for column in ("predicted", "measured", "difference"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        before, after = row.predicted_s, row.measured_s
+        difference = (before or 0.0) - (after or 0.0)
+        table.add_row(
+            row.name,
+            "not there" if before is None else format_seconds(before),
+            "not there" if after is None else format_seconds(after),
+            f"{'-' if difference < 0 else '+'}{format_seconds(abs(difference))}",
+        )
+    return table
+
+
+def _stragglers(texts: Iterable[str]) -> dict[int, float]:
+    """Read `RANK:FACTOR`, as often as it was given."""
+    found = {}
+    for text in texts:
+        rank, _, factor = text.partition(":")
+        try:
+            found[int(rank)] = float(factor)
+        except ValueError:
+            raise PlanError(
+                f"--straggler {text}: expected RANK:FACTOR, such as 3:2.0 (rank 3 takes twice)"
+            ) from None
+    return found
