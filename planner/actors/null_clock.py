@@ -74,21 +74,32 @@ def run_to_completion(
     return firings
 
 
+_REASONS = {
+    "input": "needs `{}` from",
+    "slot": "needs a free slot of `{}`, held by",
+    "queue": "comes in queue `{}` after",
+}
+
+
 def _explain(protocols: list[Protocol], rendezvous: Rendezvous) -> str:
     """Name one cycle of actors that wait for each other."""
     waits: nx.DiGraph = nx.DiGraph()
+    pending: list[tuple[int, int]] = []
     for instance, protocol in enumerate(protocols):
-        for wait in protocol.waits():
-            reason = {
-                "input": f"needs `{wait.what}` from",
-                "slot": f"needs a free slot of `{wait.what}`, held by",
-                "queue": f"comes in queue `{wait.what}` after",
-            }[wait.reason]
-            if wait.on >= 0:
-                waits.add_edge((instance, wait.actor), (instance, wait.on), reason=reason)
         for actor, firing in protocol.under_way():
             for other in rendezvous.absent(instance, actor, firing):
                 waits.add_edge((instance, actor), other, reason="meets")
+                pending.append(other)
+        pending.extend((instance, wait.actor) for wait in protocol.waits())
+    seen: set[tuple[int, int]] = set()
+    while pending:
+        at = pending.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        for wait in protocols[at[0]].reasons(at[1]):
+            waits.add_edge(at, (at[0], wait.on), reason=_REASONS[wait.reason].format(wait.what))
+            pending.append((at[0], wait.on))
 
     def named(node: tuple[int, int]) -> str:
         program = protocols[node[0]].program

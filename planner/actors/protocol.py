@@ -183,14 +183,14 @@ class Protocol:
         for queue, order in enumerate(self._queues):
             if self._head[queue] >= self._length[queue]:
                 continue
-            actor = order[self._head[queue] % len(order)]
-            if self._fired[actor] == self._done[actor]:
-                found.extend(self.reasons(actor))
+            found.extend(self.reasons(order[self._head[queue] % len(order)]))
         return list(dict.fromkeys(found))
 
     def reasons(self, actor: int) -> list[Wait]:
         """What holds back the next firing of one actor."""
         firing = self._fired[actor]
+        if firing != self._done[actor] or firing >= self._total[actor]:
+            return []
         names = self.program.registers
         found = []
         for queue in self._member[actor]:
