@@ -84,7 +84,7 @@ class GraphBuilder:
     def extending(cls, graph: Graph) -> "GraphBuilder":
         """Start from the ops of `graph`; what is added names its own block and phase."""
         builder = cls(name=graph.name, batch=graph.batch, tokens_per_sample=graph.tokens_per_sample)
-        builder.tensors = graph.tensors_by_name
+        builder.tensors = dict(graph.tensors_by_name)
         builder._ops = list(graph.ops)
         builder._templates = {block: graph.templates[block] for block in graph.blocks}
         return builder

@@ -7,6 +7,7 @@ join the two. `batch_dim` says which dim of a tensor grows with the number of sa
 """
 
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -69,7 +70,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attributes: dict[str, int | float | str | bool] = {}
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Ops in topological order and the tensors they join.
 
     `blocks` lists the blocks in the order of the forward pass; blocks of one `template` are equal
@@ -92,9 +93,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         except KeyError:
             raise ModelError(f"graph `{self.name}` has no tensor `{name}`") from None
 
-    @property
+    @cached_property
     def tensors_by_name(self) -> dict[str, Tensor]:
-        """Every tensor under its name (built anew: keep it when looking up often)."""
+        """Every tensor under its name; made once, not to be changed."""
         return {tensor.name: tensor for tensor in self.tensors}
 
     @property
