@@ -1,8 +1,9 @@
 """Compare: predicted against measured, as a join of two traces actor by actor.
 
-Every figure is seconds per step on the average rank that runs the actor, over the steps after the
-warm-up (of a simulation: over its last step). A meeting's span begins when the rank arrives, so
-waiting for the others counts as communication; what no span covers is idle time (the bubble).
+Every figure is seconds per step on the average rank, over the steps after the warm-up (of a
+simulation: over its last step). An actor's time is that of its spans; a meeting's span begins when
+the rank arrives, so waiting for the others is part of it. Causes split a step without overlap:
+compute by op kind, communication by kind where no compute hides it, and idle time (the bubble).
 """
 
 from collections import defaultdict
@@ -93,11 +94,6 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
     )
 
 
-def cause_of(kind: str) -> str:
-    """Name the cause that an actor's time is booked under."""
-    return f"communication: {kind}" if kind in MEETINGS else f"compute: {kind}"
-
-
 def _actor_rows(before: _Sums, after: _Sums) -> tuple[ActorRow, ...]:
     """Rows of every actor in either trace, largest difference first."""
     rows = []
@@ -127,45 +123,114 @@ def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[Caus
         )
         for name in before.keys() | after.keys()
     ]
-    return tuple(sorted(rows, key=lambda row: (-abs(row.difference_s), row.name)))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.difference_s), -row.measured_s, row.name)))
 
 
 def _sums(trace: Trace) -> _Sums:
-    """Add up a trace's spans after the warm-up."""
+    """Add up a trace's spans over the steps that count."""
     first = first_step(trace)
     steps = trace.steps - first
+    ranks = sum(lane.represents for lane in trace.lanes)
+    spans: dict[int, list[Span]] = {lane.rank: [] for lane in trace.lanes}
     lanes = {lane.rank: lane for lane in trace.lanes}
-    origin = {
-        lane.rank: ends[first - 1] if first else 0
-        for lane, ends in zip(trace.lanes, trace.step_end_ns, strict=True)
-    }
-    per_actor: dict[tuple[int, int], int] = defaultdict(int)
-    busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for span in trace.spans:
         if step_of(span, lanes[span.rank]) >= first:
-            per_actor[span.rank, span.actor] += span.end_ns - span.start_ns
-            busy[span.rank].append((max(span.start_ns, origin[span.rank]), span.end_ns))
-
-    ranks = sum(lane.represents for lane in trace.lanes)
+            spans[span.rank].append(span)
     actors: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     kinds: dict[str, tuple[str, str]] = {}
     causes: dict[str, float] = defaultdict(float)
     phases: dict[str, float] = defaultdict(float)
-    for (rank, actor), total_ns in sorted(per_actor.items()):
-        lane = lanes[rank]
-        name, kind, phase = lane.actors[actor], lane.kinds[actor], lane.phases[actor]
-        share = total_ns / steps * lane.represents
-        actors[name][0] += share
-        actors[name][1] += lane.represents
-        kinds[name] = (kind, phase)
-        causes[cause_of(kind)] += share / ranks
-        phases["communication" if kind in MEETINGS else phase] += share / ranks
     for lane, ends in zip(trace.lanes, trace.step_end_ns, strict=True):
-        idle = ends[-1] - origin[lane.rank] - covered_ns(busy[lane.rank])
-        causes["idle"] += max(idle, 0) / steps * lane.represents / ranks
-    phases["idle"] = causes["idle"]
+        per_actor: dict[int, int] = defaultdict(int)
+        for span in spans[lane.rank]:
+            per_actor[span.actor] += span.end_ns - span.start_ns
+        share = lane.represents / steps / ranks
+        for actor, total_ns in sorted(per_actor.items()):
+            name, kind, phase = lane.actors[actor], lane.kinds[actor], lane.phases[actor]
+            actors[name][0] += total_ns / steps * lane.represents
+            actors[name][1] += lane.represents
+            kinds[name] = (kind, phase)
+            if kind not in MEETINGS:
+                causes[f"compute: {kind}"] += total_ns * share
+                phases[phase] += total_ns * share
+        window = (ends[first - 1] if first else 0, ends[-1])
+        for kind, total_ns in _uncovered(lane, spans[lane.rank], window).items():
+            causes[f"communication: {kind}" if kind else "idle"] += total_ns * share
+            phases["communication" if kind else "idle"] += total_ns * share
     means = {name: (*kinds[name], total / held) for name, (total, held) in actors.items()}
     return _Sums(means, causes, phases)
+
+
+def _uncovered(lane: Lane, spans: list[Span], window: tuple[int, int]) -> dict[str, int]:
+    """Time in which a rank computes nothing, by the kind of its meeting, "" where it has none."""
+    compute = [
+        (span.start_ns, span.end_ns) for span in spans if lane.kinds[span.actor] not in MEETINGS
+    ]
+    meetings = [
+        (span.start_ns, span.end_ns, lane.kinds[span.actor])
+        for span in spans
+        if lane.kinds[span.actor] in MEETINGS
+    ]
+    return exposed_ns(compute, meetings, window)
+
+
+def exposed_ns(
+    compute: list[tuple[int, int]],
+    meetings: list[tuple[int, int, str]],
+    window: tuple[int, int],
+) -> dict[str, int]:
+    """Split the part of a window that no compute covers among meetings; the rest is under "".
+
+    Of several meetings under way at once the time goes to the one that ends first.
+
+    Parameters
+    ----------
+    compute : list of (start, end)
+        When something is computed.
+    meetings : list of (start, end, kind)
+        When a meeting is under way.
+    window : (start, end)
+        What is split.
+
+    Examples
+    --------
+    >>> exposed_ns([(0, 4), (9, 10)], [(2, 7, "recv"), (3, 12, "all_reduce")], (0, 14))
+    {'recv': 3, 'all_reduce': 4, '': 2}
+    """
+    found: dict[str, int] = {}
+    coming = sorted(meetings, reverse=True)
+    under_way: list[tuple[int, int, str]] = []
+    for start, end in gaps(compute, window):
+        at = start
+        while at < end:
+            while coming and coming[-1][0] <= at:
+                under_way.append(coming.pop())
+            under_way = [meeting for meeting in under_way if meeting[1] > at]
+            upto = min(end, coming[-1][0]) if coming else end
+            kind = ""
+            if under_way:
+                _, first_end, kind = min(under_way, key=lambda meeting: meeting[1])
+                upto = min(upto, first_end)
+            found[kind] = found.get(kind, 0) + upto - at
+            at = upto
+    return found
+
+
+def gaps(intervals: list[tuple[int, int]], window: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the parts of a window that no interval covers.
+
+    Examples
+    --------
+    >>> gaps([(0, 4), (2, 6), (8, 9)], (1, 12))
+    [(6, 8), (9, 12)]
+    """
+    found = []
+    reached = window[0]
+    for start, end in [*sorted(intervals), (window[1], window[1])]:
+        if min(start, window[1]) > reached:
+            found.append((reached, min(start, window[1])))
+        reached = max(reached, end)
+    return found
 
 
 def first_step(trace: Trace) -> int:
@@ -186,19 +251,3 @@ def step_time_ns(trace: Trace) -> int:
 def step_of(span: Span, lane: Lane) -> int:
     """Return the step that a span belongs to."""
     return span.firing // max(lane.firings[span.actor], 1)
-
-
-def covered_ns(intervals: list[tuple[int, int]]) -> int:
-    """Length of the union of some intervals.
-
-    Examples
-    --------
-    >>> covered_ns([(0, 4), (2, 6), (8, 9)])
-    7
-    """
-    total, reached = 0, 0
-    for start, end in sorted(intervals):
-        if end > reached:
-            total += end - max(start, reached)
-            reached = end
-    return total

@@ -5,6 +5,7 @@ No script, font, image or style comes from elsewhere, so the page can be mailed 
 
 from collections.abc import Iterable
 from html import escape
+from math import floor, log10
 
 from millrace.compare import ActorRow, CauseRow, Comparison
 from millrace.timeline import COLOURS, Timeline
@@ -122,21 +123,27 @@ def _merged(timeline: Timeline, least_ns: float) -> list[tuple[int, int, int, st
 
 
 def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
-    """Five marks of time and the line where the step ends."""
+    """Marks at round times, and the line where the step ends."""
     parts = []
-    for part in range(6):
-        x = LABEL_PX + PLOT_PX * part / 5
-        anchor = "end" if part == 5 else "middle"
+    step_ns = _round_step(scale_ns / 6)
+    for mark in range(int(scale_ns // step_ns) + 1):
+        x = LABEL_PX + PLOT_PX * mark * step_ns / max(scale_ns, 1)
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="#888"/>'
-            f'<text x="{x:.1f}" y="{top + 17}" text-anchor="{anchor}">'
-            f"{format_seconds(scale_ns * part / 5 / 1e9)}</text>"
+            f'<text x="{x:.1f}" y="{top + 17}" text-anchor="middle">'
+            f"{format_seconds(mark * step_ns / 1e9)}</text>"
         )
     x = LABEL_PX + PLOT_PX * end_ns / max(scale_ns, 1)
     parts.append(
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{top}" stroke="#c00" stroke-dasharray="3 2"/>'
     )
     return "".join(parts)
+
+
+def _round_step(least_ns: float) -> float:
+    """The smallest of 1, 2, 5 × 10ⁿ ns that is at least `least_ns`."""
+    power = 10.0 ** floor(log10(max(least_ns, 1.0)))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least_ns)
 
 
 def _legend() -> str:

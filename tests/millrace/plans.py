@@ -1,40 +1,75 @@
-"""A plan by hand, with enough in it to be drawn."""
+"""Plans by hand: one to be drawn, one that compiles and runs."""
 
-from models.spec import TrainingSpec
-from models.zoo.catalogue import model_spec
+from models.graph import GLOBAL_BLOCK, Graph, Op
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training, model_spec
 from planner.cluster import Cluster
 from planner.clusters import local_cluster
 from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, Evidence, OpSignature, Plan, Variant
+from planner.signatures import axis_signatures
 
 
 def cluster() -> Cluster:
+    """Four ranks on two cores."""
     return local_cluster(4, cores=2, memory_bytes=8 * 2**30)
 
 
 def drawn_plan() -> Plan:
-    """Four blocks of a GPT on two stages of two devices."""
+    """Four blocks of a GPT on two stages of two devices; it has too few signatures to run."""
     split = OpSignature(inputs=("B", "S(1)"), outputs=("S(2)",))
+    variants = (
+        Variant(template="embedding", signatures={}),
+        Variant(template="h", signatures={"mlp.fc1.matmul": split}),
+        Variant(template="head", signatures={}),
+    )
+    evidence = Evidence(objective_s=0.11, bound_s=0.1, gap=0.1, candidates=12, pruned=7)
+    return _plan(model_spec("gpt-demo"), "tp", variants, evidence)
+
+
+def data_parallel_pipeline() -> Plan:
+    """A tiny GPT on two stages of two devices that share each microbatch."""
+    spec = ModelSpec(
+        name="tiny",
+        family="gpt",
+        config={
+            "layers": 4,
+            "hidden": 16,
+            "heads": 2,
+            "ffn_hidden": 32,
+            "vocab": 256,
+            "positions": 8,
+        },
+        seq_len=8,
+    )
+    graph = build_training(spec, TrainingSpec(), 4)
+    blocks = {"embedding": "embedding", "h": "h.0", "head": "head"}
+    variants = tuple(
+        Variant(template=template, signatures=_batch_split(graph, block))
+        for template, block in blocks.items()
+    )
+    return _plan(spec, "dp", variants, None)
+
+
+def _plan(
+    spec: ModelSpec, axis: str, variants: tuple[Variant, ...], evidence: Evidence | None
+) -> Plan:
     return Plan(
-        model=model_spec("gpt-demo"),
+        model=spec,
         training=TrainingSpec(),
         cluster=cluster(),
         global_batch=16,
         microbatches=4,
-        mesh=Mesh(axes=(Axis(name="tp", size=2),)),
+        mesh=Mesh(axes=(Axis(name=axis, size=2),)),
         stages=2,
         schedule="1f1b",
         interleave=1,
-        variants=(
-            Variant(template="embedding", signatures={}),
-            Variant(template="h", signatures={"mlp.fc1.matmul": split}),
-            Variant(template="head", signatures={}),
-        ),
+        variants=variants,
         chunks=(
             Chunk(stage=0, blocks=_blocks("embedding", "h.0", "h.1")),
             Chunk(stage=1, blocks=_blocks("h.2", "h.3", "head")),
         ),
-        evidence=Evidence(objective_s=0.11, bound_s=0.1, gap=0.1, candidates=12, pruned=7),
+        evidence=evidence,
     )
 
 
@@ -42,4 +77,24 @@ def _blocks(*names: str) -> tuple[BlockChoice, ...]:
     variants = {"embedding": 0, "h": 1, "head": 2}
     return tuple(
         BlockChoice(block=name, variant=variants[name.partition(".")[0]]) for name in names
+    )
+
+
+def _batch_split(graph: Graph, block: str) -> dict[str, OpSignature]:
+    """Split the batch wherever an op has one, leave gradients partial, all else whole."""
+    return {
+        op.name.removeprefix(f"{block}."): _signature(op)
+        for op in graph.ops
+        if op.block == block and op.block != GLOBAL_BLOCK
+    }
+
+
+def _signature(op: Op) -> OpSignature:
+    known = axis_signatures(op.kind, op.labels)
+    found = next((one for one in known if one.label == "b"), known[0])
+    if op.kind == "accumulate":
+        found = next(one for one in known if str(one.inputs[0]) == "P(sum)")
+    return OpSignature(
+        inputs=tuple(str(one) for one in found.inputs),
+        outputs=tuple(str(one) for one in found.outputs),
     )

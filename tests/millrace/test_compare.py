@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.compare import covered_ns, join
+from millrace.compare import exposed_ns, gaps, join
 from planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 
@@ -74,7 +74,29 @@ def test_a_trace_without_a_step_is_refused():
         join(two_rank_trace("simulated"), empty)
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple)))
-def test_covered_time_is_the_number_of_covered_units(intervals):
-    covered = {unit for start, end in intervals for unit in range(start, end)}
-    assert covered_ns(intervals) == len(covered)
+INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple))
+
+
+@given(INTERVALS, st.integers(0, 20), st.integers(20, 40))
+def test_gaps_are_the_units_of_the_window_that_nothing_covers(intervals, start, end):
+    covered = {unit for first, last in intervals for unit in range(first, last)}
+    found = gaps(intervals, (start, end))
+    assert [unit for first, last in found for unit in range(first, last)] == [
+        unit for unit in range(start, end) if unit not in covered
+    ]
+
+
+@given(INTERVALS, INTERVALS)
+def test_each_unit_that_no_compute_covers_goes_to_one_meeting_or_to_none(compute, times):
+    meetings = [(first, last, f"k{at % 2}") for at, (first, last) in enumerate(times)]
+    found = exposed_ns(compute, meetings, (5, 35))
+    covered = {unit for first, last in compute for unit in range(first, last)}
+    met = {unit for first, last, _ in meetings for unit in range(first, last)}
+    window = set(range(5, 35)) - covered
+    assert found.get("", 0) == len(window - met)
+    assert sum(found.values()) == len(window)
+
+
+def test_communication_that_compute_hides_is_no_cause():
+    found = exposed_ns([(0, 10)], [(2, 8, "all_reduce")], (0, 12))
+    assert found == {"": 2}
