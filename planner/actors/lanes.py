@@ -1,0 +1,26 @@
+"""Lanes: the names behind a rank's spans in a Trace, the same for simulated and measured ones."""
+
+from planner.actors.graph import Actor, ActorGraph, Leave, Program
+from planner.actors.trace import Lane
+
+
+def lane_of(graph: ActorGraph, rank: int, represents: int = 1) -> Lane:
+    """Return the lane of `rank`, standing for `represents` ranks that run alike."""
+    program = graph.programs[graph.program_of(rank)]
+    return Lane(
+        rank=rank,
+        stage=program.stage,
+        actors=tuple(actor.name for actor in program.actors),
+        kinds=tuple(actor.kind for actor in program.actors),
+        phases=tuple(actor.phase for actor in program.actors),
+        blocks=tuple(actor.block for actor in program.actors),
+        queues=tuple(drawn_in(program, actor) for actor in program.actors),
+        firings=tuple(actor.firings for actor in program.actors),
+        represents=represents,
+    )
+
+
+def drawn_in(program: Program, actor: Actor) -> str:
+    """Name of the queue that an actor occupies until it completes (`launch` is left at once)."""
+    queues = [program.queues[queue] for queue in actor.queues]
+    return next((q.name for q in queues if q.leave is Leave.COMPLETED), queues[0].name)

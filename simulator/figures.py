@@ -1,0 +1,79 @@
+"""Figures: what a run's times add up to in its steady state.
+
+The window is the last step but one, from the end of the step before to its own end (of the slowest
+rank): the next step follows, as it would in a long run, where steps overlap. Within it every rank's
+time is split in three that add up to the window:
+
+* busy: an actor without a meeting is under way (on shared cores also while it waits for one);
+* exposed communication: nothing computes, and the data of at least one of the rank's meetings
+  moves (all members have come, the meeting has not ended);
+* bubble: the rest. The rank waits for others to come, or for its schedule.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.kernel import Instance
+
+Times = NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    """One rank's window in nanoseconds."""
+
+    busy_ns: int
+    exposed_ns: int
+    bubble_ns: int
+
+
+def step_ends_ns(instance: Instance, steps: int) -> list[int]:
+    """When the last firing of each step ended on one rank."""
+    last = [0] * steps
+    for actor, ends in zip(instance.program.actors, instance.ends, strict=True):
+        for step in range(steps):
+            last[step] = max(last[step], ends[(step + 1) * actor.firings - 1])
+    return last
+
+
+def window_ns(step_ends: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Begin and end of the window, from each rank's ends of steps.
+
+    Runs of one or two steps have no step with one before and one behind: their last step serves.
+    """
+    slowest = [0, *(max(column) for column in zip(*step_ends, strict=True))]
+    at = -1 if len(slowest) < 4 else -2
+    return slowest[at - 1], slowest[at]
+
+
+def covered_ns(intervals: Iterable[tuple[Times, Times]], begin_ns: int, end_ns: int) -> int:
+    """Length of the union of intervals (starts, ends) inside a window."""
+    pairs = list(intervals)
+    if not pairs:
+        return 0
+    starts = np.clip(np.concatenate([start for start, _ in pairs]), begin_ns, end_ns)
+    ends = np.clip(np.concatenate([end for _, end in pairs]), begin_ns, end_ns)
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], ends[order]
+    # What lies behind the latest end so far is new.
+    before = np.concatenate([[begin_ns], np.maximum.accumulate(ends)[:-1]])
+    return int(np.maximum(ends - np.maximum(starts, before), 0).sum())
+
+
+def split(instance: Instance, begin_ns: int, end_ns: int) -> Split:
+    """Split one rank's window into busy, exposed communication and bubble."""
+    compute: list[tuple[Times, Times]] = []
+    moving: list[tuple[Times, Times]] = []
+    rows = zip(instance.meets, instance.starts, instance.moves, instance.ends, strict=True)
+    for meets, starts, moves, ends in rows:
+        begun = _array(moves if meets else starts)
+        (moving if meets else compute).append((begun, _array(ends)))
+    busy = covered_ns(compute, begin_ns, end_ns)
+    either = covered_ns(compute + moving, begin_ns, end_ns)
+    return Split(busy, either - busy, end_ns - begin_ns - either)
+
+
+def _array(times: Sequence[int]) -> Times:
+    return np.asarray(times, np.int64)

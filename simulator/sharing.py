@@ -1,0 +1,101 @@
+"""Sharing: several jobs on the cores of one host, all running at the same rate.
+
+With n runnable threads on C cores every thread runs at rate min(1, C / n). All rates being equal, a
+job is done when the host's *progress* (what one thread would have done since the start) has grown
+by the job's work, so only the earliest end need be known. Progress is a whole number of parts of a
+nanosecond that every number of threads up to 64 divides, so that it is exact; a job ends at the
+first whole nanosecond at which its work is done.
+
+Notes
+-----
+Egalitarian processor sharing: Kleinrock, "Time-shared systems: a theoretical treatment", 1967.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import lcm
+
+from simpy import Environment, Event
+
+SCALE = lcm(*range(1, 65))
+
+Done = Callable[[], object]
+
+
+class Host:
+    """The cores of one host and the jobs on them.
+
+    Parameters
+    ----------
+    env
+        The simulated clock.
+    cores
+        Number of cores.
+    """
+
+    def __init__(self, env: Environment, cores: int) -> None:
+        self.env = env
+        self.cores = cores
+        self._threads = 0
+        self._progress = 0
+        self._at = 0
+        self._jobs: list[tuple[int, int, int, Done]] = []  # end in progress, order, threads, done
+        self._order = 0
+        self._wake_at = -1
+
+    def add(self, work_ns: int, threads: int, done: Done) -> None:
+        """Start a job that takes `work_ns` when alone on the host; `done()` is called at its end.
+
+        A job of more threads than cores shares the cores among its own threads, which `work_ns`
+        has in it already.
+        """
+        self._advance()
+        work = work_ns * SCALE
+        if threads > self.cores:
+            work = work * self.cores // threads
+        self._threads += threads
+        heappush(self._jobs, (self._progress + work, self._order, threads, done))
+        self._order += 1
+        self._plan()
+
+    def _advance(self) -> None:
+        """Bring progress to the present."""
+        now = int(self.env.now)
+        elapsed = (now - self._at) * SCALE
+        if self._threads > self.cores:
+            elapsed = elapsed * self.cores // self._threads
+        self._progress += elapsed
+        self._at = now
+
+    def _plan(self) -> None:
+        """Wake at the earliest end, unless that or an earlier time is waited for already.
+
+        A job that arrives later only delays the others: the wake-up that comes too early then
+        plans anew.
+        """
+        if not self._jobs:
+            return
+        missing = max(self._jobs[0][0] - self._progress, 0)
+        if self._threads > self.cores:
+            delay = -(-missing * self._threads // (SCALE * self.cores))
+        else:
+            delay = -(-missing // SCALE)
+        at = int(self.env.now) + delay
+        if self._wake_at < 0 or at < self._wake_at:
+            self._wake_at = at
+            wake = self.env.timeout(delay)
+            wake.callbacks.append(self._wake)
+
+    def _wake(self, event: Event) -> None:
+        if self.env.now != self._wake_at:
+            return  # An earlier wake-up was planned after this one and has done its work.
+        self._wake_at = -1
+        self._advance()
+        ended = []
+        while self._jobs and self._jobs[0][0] <= self._progress:
+            _, _, threads, done = heappop(self._jobs)
+            self._threads -= threads
+            ended.append(done)
+        self._plan()
+        for done in ended:
+            done()

@@ -1,0 +1,230 @@
+"""Simulate: run an actor graph on a cluster in simulated time and say what came of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.actors.graph import ActorGraph
+from planner.actors.lanes import lane_of
+from planner.actors.protocol import Protocol
+from planner.actors.trace import Span, Trace
+from planner.cluster import Cluster
+from planner.compile import compile_plan
+from planner.costs import durations
+from planner.plan import Plan
+from simulator.errors import SimulationError
+from simulator.figures import split, step_ends_ns, window_ns
+from simulator.kernel import Instance, Kernel
+from simulator.noise import factors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What came of a simulated run.
+
+    Attributes
+    ----------
+    trace
+        Every firing of every simulated rank (no spans where they were not asked for).
+    step_time_ns
+        Steady: of the last step but one (of the last, if there are fewer than three), from the end
+        of the step before, on the slowest rank.
+    bubble_fraction
+        Share of that time in which a rank neither computes nor takes part in a meeting whose data
+        moves; mean over ranks.
+    exposed_communication_ns
+        Time of the step in which a rank's meeting moves data and the rank computes nothing; mean
+        over ranks. See `simulator.figures` for both.
+    memory_bytes_max
+        The largest arena of any rank.
+    firings
+        Number of firings that were simulated.
+    """
+
+    trace: Trace
+    step_time_ns: int
+    bubble_fraction: float
+    exposed_communication_ns: int
+    memory_bytes_max: int
+    firings: int
+
+
+def predict(plan: Plan, *, steps: int = 3, spans: bool = True) -> Simulated:
+    """Compile a plan and simulate it on the cluster it was made for."""
+    graph = compile_plan(plan)
+    return simulate(graph, plan.cluster, steps=steps, plan_digest=plan.digest(), spans=spans)
+
+
+def simulate(
+    graph: ActorGraph,
+    cluster: Cluster,
+    *,
+    steps: int = 3,
+    plan_digest: str = "",
+    jitter: float = 0.0,
+    seed: int = 0,
+    stragglers: Mapping[int, float] | None = None,
+    spans: bool = True,
+    folded: bool | None = None,
+    durations_ns: Sequence[Sequence[int]] | None = None,
+) -> Simulated:
+    """Run `steps` steps of an actor graph in simulated time.
+
+    Parameters
+    ----------
+    graph, cluster
+        What runs, and where; rank r lies on device r.
+    steps
+        Number of training steps; three are the fewest that show the steady state.
+    plan_digest
+        Put into the trace.
+    jitter
+        Standard deviation of the logarithm of every duration, see `simulator.noise`.
+    seed
+        Of the jitter.
+    stragglers
+        Rank → factor on the durations of its ops (2.0: half as fast).
+    spans
+        Keep every firing in the trace.
+    folded
+        One representative per program instead of every rank; None: where that is exact, which is
+        when ranks do not share cores and run alike.
+    durations_ns
+        One per program and actor, to replay measured times; None: those of `planner.costs`.
+
+    Raises
+    ------
+    SimulationError
+        An option is out of its range, or folding is asked for where ranks differ.
+    ProtocolError
+        The graph stops before its end.
+    """
+    named = dict(stragglers or {})
+    _check(graph, cluster, steps, jitter, named)
+    differ = cluster.cores_per_node is not None or jitter > 0 or bool(named)
+    if folded and differ:
+        raise SimulationError(
+            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
+            "rank (folded=False)"
+        )
+    folded = not differ if folded is None else folded
+    ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
+    table = durations(graph, cluster) if durations_ns is None else durations_ns
+    noise = Noise(jitter, seed, named)
+    instances = _instances(graph, cluster, ranks, steps, table, noise)
+    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
+    firings = kernel.run()
+    ends = tuple(tuple(step_ends_ns(instance, steps)) for instance in instances)
+    represents = [len(i.program.ranks) if folded else 1 for i in instances]
+    begin_ns, end_ns = window_ns(ends)
+    parts = [split(instance, begin_ns, end_ns) for instance in instances]
+    weights = np.asarray(represents) / sum(represents)
+    bubble_ns = float(np.dot([part.bubble_ns for part in parts], weights))
+    exposed_ns = float(np.dot([part.exposed_ns for part in parts], weights))
+    return Simulated(
+        trace=Trace(
+            source="simulated",
+            plan_digest=plan_digest,
+            device=cluster.device.name,
+            steps=steps,
+            lanes=tuple(
+                lane_of(graph, i.rank, count)
+                for i, count in zip(instances, represents, strict=True)
+            ),
+            step_end_ns=ends,
+            spans=tuple(_spans(instances)) if spans else (),
+        ),
+        step_time_ns=end_ns - begin_ns,
+        bubble_fraction=bubble_ns / (end_ns - begin_ns) if end_ns > begin_ns else 0.0,
+        exposed_communication_ns=round(exposed_ns),
+        memory_bytes_max=max(program.memory_bytes for program in graph.programs),
+        firings=firings,
+    )
+
+
+def _check(
+    graph: ActorGraph, cluster: Cluster, steps: int, jitter: float, stragglers: Mapping[int, float]
+) -> None:
+    if steps < 1:
+        raise SimulationError(f"steps is {steps}: at least one step is simulated")
+    if not (isfinite(jitter) and 0 <= jitter <= 1):
+        raise SimulationError(f"jitter is {jitter}: expected 0 to 1 (0.1 is ten percent)")
+    if graph.ranks > cluster.devices:
+        raise SimulationError(
+            f"`{graph.name}` has {graph.ranks} ranks, but cluster `{cluster.name}` has "
+            f"{cluster.devices} devices"
+        )
+    for rank, factor in stragglers.items():
+        if not 0 <= rank < graph.ranks:
+            raise SimulationError(f"straggler {rank}: the ranks are 0 to {graph.ranks - 1}")
+        if not (isfinite(factor) and factor > 0):
+            raise SimulationError(f"straggler {rank}: factor {factor}, expected above 0")
+
+
+class Noise(NamedTuple):
+    """How ranks differ: see `simulate`."""
+
+    jitter: float
+    seed: int
+    stragglers: Mapping[int, float]
+
+
+def _instances(
+    graph: ActorGraph,
+    cluster: Cluster,
+    ranks: Iterable[int],
+    steps: int,
+    table: Sequence[Sequence[int]],
+    noise: Noise,
+) -> list[Instance]:
+    cores = cluster.cores_per_node or 1
+    found = []
+    for rank in ranks:
+        index = graph.program_of(rank)
+        program = graph.programs[index]
+        slow = noise.stragglers.get(rank, 1.0)
+        delays = [
+            ns if actor.meeting is not None else round(ns * slow)
+            for ns, actor in zip(table[index], program.actors, strict=True)
+        ]
+        noisy: Sequence[Sequence[int]] = ()
+        if noise.jitter > 0:
+            noisy = [
+                _noisy(ns, noise, rank, a, actor.firings * steps)
+                for a, (ns, actor) in enumerate(zip(delays, program.actors, strict=True))
+            ]
+        found.append(
+            Instance(
+                rank=rank,
+                program=program,
+                protocol=Protocol(program, steps),
+                delays=delays,
+                noisy=noisy,
+                # A rank computes with its share of the cores, as the launcher sets it.
+                threads=max(1, cores // min(graph.ranks, cluster.devices_per_node)),
+                node=rank // cluster.devices_per_node,
+            )
+        )
+    return found
+
+
+def _noisy(ns: int, noise: Noise, rank: int, actor: int, count: int) -> list[int]:
+    scaled = ns * factors(noise.jitter, noise.seed, rank, actor, count)
+    return [round(value) for value in scaled.tolist()]
+
+
+def _spans(instances: Sequence[Instance]) -> list[Span]:
+    """Every firing, by rank and then by start."""
+    found: list[Span] = []
+    for instance in instances:
+        rows = [
+            (start, actor, firing, end)
+            for actor, (starts, ends) in enumerate(zip(instance.starts, instance.ends, strict=True))
+            for firing, (start, end) in enumerate(zip(starts, ends, strict=True))
+        ]
+        rows.sort()
+        found.extend(Span(instance.rank, actor, f, start, end) for start, actor, f, end in rows)
+    return found

@@ -1,0 +1,307 @@
+"""Random actor graphs that run to their end: the common ground of every driver of the protocol.
+
+One or more stages of one or two ranks; variables that an update writes at the end of a step;
+computations at both rates, accumulations, collectives among a stage's ranks and transfers between
+stages in any direction. Orders are read off one legal execution without queues or slot limits, so
+the graph is live once registers have enough slots; these start low and grow until a run on the
+null clock reaches its end.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
+from planner.actors.null_clock import run_to_completion
+from planner.actors.validate import validate
+from planner.errors import ProtocolError
+from planner.mesh import Axis
+from planner.sbp import local_shape, parse_nd_sbp
+
+SHAPE = (8,)
+ITEM_BYTES = 8
+LINE_BYTES = 64
+
+
+@dataclass(slots=True)
+class DraftRegister:
+    sbp: str
+    per_step: bool
+    slots: int
+    initial: int = 0
+
+
+@dataclass(slots=True)
+class DraftActor:
+    name: str
+    kind: str
+    queue: str
+    firings: int
+    inputs: list[tuple[int, int]] = field(default_factory=list)  # register, hold
+    outputs: list[tuple[int, int]] = field(default_factory=list)
+    meeting: Meeting | None = None
+    in_place: bool = False
+
+
+@dataclass(slots=True)
+class DraftStage:
+    registers: list[DraftRegister] = field(default_factory=list)
+    actors: list[DraftActor] = field(default_factory=list)
+    orders: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Drawing:
+    """Draws one graph from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.name = f"random {seed}"
+        self.size = self.random.choice((1, 2, 2))
+        self.microbatches = self.random.randint(1, 4)
+        stages = self.random.randint(1, 4 // self.size)
+        self.stages = [DraftStage() for _ in range(stages)]
+        self.links: dict[tuple[int, int], tuple[int, int]] = {}  # send → recv
+
+    def draw(self) -> ActorGraph:
+        for stage in self.stages:
+            for _ in range(self.random.randint(0, 2)):
+                stage.registers.append(DraftRegister("B", True, 1, initial=1))
+        actions = (self.compute, self.compute, self.accumulate, self.collective, self.transfer)
+        for at in range(len(self.stages)):
+            self.compute(at, at)
+        for number in range(len(self.stages), self.random.randint(8, 24)):
+            self.random.choice(actions)(self.random.randrange(len(self.stages)), number)
+        for at, stage in enumerate(self.stages):
+            variables = [r for r, register in enumerate(stage.registers) if register.initial]
+            for variable in variables:
+                self.update(at, variable)
+        self.execute()
+        while True:
+            graph = validate(self.graph())
+            try:
+                run_to_completion(graph, steps=3, folded=False)
+            except ProtocolError:
+                for stage in self.stages:
+                    for register in stage.registers:
+                        register.slots += not register.initial
+            else:
+                return graph
+
+    def pick(self, at: int, most: int, *, per_step: bool | None = None) -> list[int]:
+        found = [
+            index
+            for index, register in enumerate(self.stages[at].registers)
+            if per_step in (None, register.per_step)
+        ]
+        return self.random.sample(found, min(len(found), self.random.randint(0, most)))
+
+    def register(self, at: int, sbp: str, per_step: bool) -> int:
+        slots = self.random.choice((1, 1, 2, 3))
+        self.stages[at].registers.append(DraftRegister(sbp, per_step, slots))
+        return len(self.stages[at].registers) - 1
+
+    def compute(self, at: int, number: int) -> None:
+        stage = self.stages[at]
+        once = self.random.random() < 0.25
+        firings = 1 if once else self.microbatches
+        inputs = self.pick(at, 3, per_step=True if once else None)
+        holds = [firings if stage.registers[i].per_step else 1 for i in inputs]
+        outputs = [
+            (self.register(at, self.random.choice(("B", "S(0)", "P(sum)")), once), 1)
+            for _ in range(self.random.randint(0, 2))
+        ]
+        queue = self.random.choice(("compute", "compute", "compute", "copy"))
+        stage.actors.append(
+            DraftActor(
+                f"compute {number}",
+                "opaque",
+                queue,
+                firings,
+                list(zip(inputs, holds, strict=True)),
+                outputs,
+            )
+        )
+
+    def accumulate(self, at: int, number: int) -> None:
+        if inputs := self.pick(at, 1, per_step=False):
+            output = self.register(at, "P(sum)", True)
+            self.stages[at].actors.append(
+                DraftActor(
+                    f"accumulate {number}",
+                    "opaque",
+                    "compute",
+                    self.microbatches,
+                    [(inputs[0], 1)],
+                    [(output, self.microbatches)],
+                )
+            )
+
+    def collective(self, at: int, number: int) -> None:
+        kinds = {"S(0)": ["all_gather"], "P(sum)": ["all_reduce", "reduce_scatter"]}
+        for source in self.pick(at, 1):
+            register = self.stages[at].registers[source]
+            if register.sbp in kinds and not register.initial:
+                kind = self.random.choice(kinds[register.sbp])
+                target = "S(0)" if kind == "reduce_scatter" else "B"
+                meeting = Meeting(
+                    key=f"m{number}",
+                    kind=kind,
+                    axes=("dp",),
+                    reduction="sum",
+                    message_bytes=SHAPE[0] * ITEM_BYTES,
+                )
+                output = self.register(at, target, register.per_step)
+                self.meet(at, f"{kind} {number}", "dp", register.per_step, meeting)
+                self.stages[at].actors[-1].inputs.append((source, 1))
+                self.stages[at].actors[-1].outputs.append((output, 1))
+
+    def transfer(self, at: int, number: int) -> None:
+        others = [other for other in range(len(self.stages)) if other != at]
+        picked = self.pick(at, 1)
+        if not others or not picked:
+            return
+        there, source = self.random.choice(others), picked[0]
+        register = self.stages[at].registers[source]
+        size = SHAPE[0] * ITEM_BYTES
+        sending, receiving = (
+            Meeting(key=f"m{number}", kind=kind, peer=peer, message_bytes=size)
+            for kind, peer in (("send", there), ("recv", at))
+        )
+        self.meet(at, f"send {number}", f"to {there}", register.per_step, sending)
+        self.stages[at].actors[-1].inputs.append((source, 1))
+        output = self.register(there, register.sbp, register.per_step)
+        self.meet(there, f"recv {number}", f"from {at}", register.per_step, receiving)
+        self.stages[there].actors[-1].outputs.append((output, 1))
+        here = (at, len(self.stages[at].actors) - 1)
+        self.links[here] = (there, len(self.stages[there].actors) - 1)
+
+    def meet(self, at: int, name: str, queue: str, per_step: bool, meeting: Meeting) -> None:
+        firings = 1 if per_step else self.microbatches
+        self.stages[at].actors.append(
+            DraftActor(name, meeting.kind, queue, firings, meeting=meeting)
+        )
+
+    def update(self, at: int, variable: int) -> None:
+        registers = self.stages[at].registers
+        inputs = [i for i in self.pick(at, 3, per_step=True) if not registers[i].initial]
+        self.stages[at].actors.append(
+            DraftActor(
+                f"update {variable}",
+                "opaque",
+                "compute",
+                1,
+                [(i, 1) for i in inputs],
+                [(variable, 1)],
+                in_place=True,
+            )
+        )
+
+    def execute(self) -> None:
+        """Fire one step in a random legal order and write down the order of every queue."""
+        fired: dict[tuple[int, int], int] = {}
+        receivers = set(self.links.values())
+        senders = [
+            (at, index)
+            for at, stage in enumerate(self.stages)
+            for index in range(len(stage.actors))
+            if (at, index) not in receivers
+        ]
+        while ready := [event for event in senders if self.ready(event, fired)]:
+            event = self.random.choice(ready)
+            for at, index in (event, self.links.get(event)) if event in self.links else (event,):
+                fired[at, index] = fired.get((at, index), 0) + 1
+                actor, orders = self.stages[at].actors[index], self.stages[at].orders
+                orders.setdefault(actor.queue, []).append(index)
+                if actor.meeting is not None:
+                    orders.setdefault("launch", []).append(index)
+
+    def ready(self, event: tuple[int, int], fired: dict[tuple[int, int], int]) -> bool:
+        at, index = event
+        stage = self.stages[at]
+        actor, firing = stage.actors[index], fired.get(event, 0)
+        if firing == actor.firings:
+            return False
+        for register, hold in actor.inputs:
+            producers = [
+                (other, out_hold)
+                for other, producer in enumerate(stage.actors)
+                for out, out_hold in producer.outputs
+                if out == register
+            ]
+            made = stage.registers[register].initial + sum(
+                fired.get((at, other), 0) // out_hold for other, out_hold in producers
+            )
+            if firing // hold >= made:
+                return False
+        # A variable is written in place: only when all that read it this step have done so.
+        return all(
+            fired.get((at, other), 0) == reader.firings
+            for register, _ in actor.outputs
+            if stage.registers[register].initial
+            for other, reader in enumerate(stage.actors)
+            if register in (i for i, _ in reader.inputs)
+        )
+
+    def graph(self) -> ActorGraph:
+        axes = (Axis(name="dp", size=self.size),)
+        return ActorGraph(
+            name=self.name,
+            axes=axes,
+            programs=tuple(self.program(at) for at in range(len(self.stages))),
+        )
+
+    def program(self, at: int) -> Program:
+        stage = self.stages[at]
+        names = sorted(stage.orders)
+        registers, end = [], 0
+        for index, draft in enumerate(stage.registers):
+            shape = local_shape(SHAPE, parse_nd_sbp(draft.sbp), (self.size,))
+            registers.append(
+                Register(
+                    name=f"r{index}",
+                    tensor=f"r{index}",
+                    global_shape=SHAPE,
+                    sbp=draft.sbp,
+                    shape=shape,
+                    dtype="float64",
+                    slots=draft.slots,
+                    initial=draft.initial,
+                    offset_bytes=end,
+                    slot_bytes=LINE_BYTES,
+                )
+            )
+            end += draft.slots * LINE_BYTES
+        actors = []
+        for actor in stage.actors:
+            lanes = (actor.queue,) if actor.meeting is None else (actor.queue, "launch")
+            actors.append(
+                Actor(
+                    name=actor.name,
+                    kind=actor.kind,
+                    queues=tuple(names.index(lane) for lane in lanes),
+                    inputs=tuple(Port(register=r, hold=hold) for r, hold in actor.inputs),
+                    outputs=tuple(Port(register=r, hold=hold) for r, hold in actor.outputs),
+                    firings=actor.firings,
+                    meeting=actor.meeting,
+                    in_place=actor.in_place,
+                )
+            )
+        return Program(
+            name=f"stage {at}",
+            stage=at,
+            ranks=tuple(range(at * self.size, (at + 1) * self.size)),
+            registers=tuple(registers),
+            actors=tuple(actors),
+            queues=tuple(
+                Queue(
+                    name=name,
+                    leave=Leave.ISSUED if name == "launch" else Leave.COMPLETED,
+                    order=tuple(stage.orders[name]),
+                )
+                for name in names
+            ),
+        )
+
+
+def random_actor_graph(seed: int) -> ActorGraph:
+    """Return a live actor graph over one to four ranks, the same for the same seed."""
+    return Drawing(seed).draw()
