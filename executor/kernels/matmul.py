@@ -20,15 +20,27 @@ from executor.kernels.dims import Dims, Layout, layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """How an array becomes a stack of matrices: split dims, reorder them, merge them."""
+    """How an array becomes a stack of matrices: split dims, reorder them, merge them.
+
+    `scratch` holds the matrices where the merge is not a view.
+    """
 
     split: tuple[int, ...]
     order: tuple[int, ...]
     merged: tuple[int, ...]
-    is_copy: bool
+    scratch: Array | None
 
-    def __call__(self, array: Array) -> Array:
-        return array.reshape(self.split).transpose(self.order).reshape(self.merged)
+    def read(self, array: Array) -> Array:
+        """Return the array's matrices."""
+        apart = self.apart(array)
+        if self.scratch is None:
+            return apart.reshape(self.merged)
+        np.copyto(self.scratch.reshape(apart.shape), apart)
+        return self.scratch
+
+    def apart(self, array: Array) -> Array:
+        """Return the array with the dims of the matrices in order, not yet merged."""
+        return array.reshape(self.split).transpose(self.order)
 
 
 def _view(dims: Dims, groups: tuple[Dims, ...], sizes: dict[str, int], dtype: str) -> _View:
@@ -37,8 +49,9 @@ def _view(dims: Dims, groups: tuple[Dims, ...], sizes: dict[str, int], dtype: st
     order = tuple(dims.index(label) for group in groups for label in group)
     merged = tuple(prod(sizes[label] for label in group) for group in groups)
     sample = np.empty(split, dtype)
-    is_copy = not np.may_share_memory(sample, sample.transpose(order).reshape(merged))
-    return _View(split=split, order=order, merged=merged, is_copy=is_copy)
+    is_view = np.may_share_memory(sample, sample.transpose(order).reshape(merged))
+    scratch = None if is_view else np.empty(merged, dtype)
+    return _View(split=split, order=order, merged=merged, scratch=scratch)
 
 
 def _classes(found: Layout) -> tuple[Dims, Dims, Dims, Dims]:
@@ -81,23 +94,15 @@ def matmul(context: KernelContext) -> Kernel:
     first = _view(found.inputs[0], (*stack, left, contracted), sizes, context.inputs[0].dtype)
     second = _view(found.inputs[1], (*stack, contracted, right), sizes, context.inputs[1].dtype)
     result = _view(found.outputs[0], (*stack, left, right), sizes, dtype)
-    if result.is_copy:
-        return _matmul_through_scratch(first, second, result, dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        np.matmul(first(inputs[0]), second(inputs[1]), out=result(outputs[0]))
-
-    return kernel
-
-
-def _matmul_through_scratch(first: _View, second: _View, result: _View, dtype: str) -> Kernel:
-    """Multiply into scratch, then copy: the output's dims interleave left and right."""
-    product = np.empty(result.merged, dtype)
-    apart = tuple(result.split[at] for at in result.order)
-
-    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        np.matmul(first(inputs[0]), second(inputs[1]), out=product)
-        target = outputs[0].reshape(result.split).transpose(result.order)
-        np.copyto(target, product.reshape(apart))
+        left_matrices, right_matrices = first.read(inputs[0]), second.read(inputs[1])
+        target = result.apart(outputs[0])
+        if result.scratch is None:
+            np.matmul(left_matrices, right_matrices, out=target.reshape(result.merged))
+        else:
+            # the output interleaves dims of the left and of the right operand
+            np.matmul(left_matrices, right_matrices, out=result.scratch)
+            np.copyto(target, result.scratch.reshape(target.shape))
 
     return kernel

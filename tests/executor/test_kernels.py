@@ -1,5 +1,8 @@
 """Every kernel against a plain formula, whole and cut along any labels it may be cut along."""
 
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -110,6 +113,38 @@ def test_partial_inputs_give_partial_outputs_where_the_table_says_linear(example
         ]
         total = [a + b for a, b in zip(*partial, strict=True)]
         assert_close(total, example.expected(inputs), "float64")
+
+
+NUMPY_BUFFERS_BYTES = 3 * 8192 * 4 + 4096  # a ufunc's own, of three operands
+LARGE = {
+    "b": 8, "t": 256, "s": 256, "h": 4, "d": 64, "k": 512, "n": 512, "v": 512, "p": 400,
+    "i": 256, "j": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "example",
+    [example for example in EXAMPLES if not example.sizes],
+    ids=lambda e: f"{e.kind}: {e.labels}",
+)
+def test_a_firing_takes_little_memory_of_its_own(example: Example):
+    large = replace(example, sizes=LARGE)
+    inputs, shards = large.inputs("float32"), output_shards(large, "float32")
+    kernel = make_kernel(
+        KernelContext(
+            kind=large.kind, name="large", labels=large.labels, attributes=large.attributes,
+            inputs=tuple(whole(array.shape, str(array.dtype)) for array in inputs),
+            outputs=tuple(shards), run=run_state(),
+        )
+    )  # fmt: skip
+    outputs = [np.zeros(shard.shape, shard.dtype) for shard in shards]
+    kernel(0, inputs, outputs)
+    tracemalloc.start()
+    kernel(0, inputs, outputs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    largest = max(array.nbytes for array in (*inputs, *outputs))
+    assert peak < NUMPY_BUFFERS_BYTES + largest / 8
 
 
 def test_logits_far_from_zero_overflow_nothing():
