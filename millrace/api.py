@@ -26,6 +26,7 @@ from planner.cluster import Cluster
 from planner.plan import Plan
 
 if TYPE_CHECKING:
+    from executor.launch import Measured
     from simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
@@ -135,6 +136,65 @@ def simulate(
         jitter=jitter,
         stragglers=stragglers,
         seed=seed,
+    )
+
+
+def execute(
+    plan: Plan,
+    *,
+    steps: int = 50,
+    data: Path | None = None,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    trace: bool = True,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    progress: Callable[[int, float], None] | None = None,
+) -> "Measured":
+    """Train the plan on this machine, one process per rank, and return times, losses and a Trace.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    steps : int
+        Training steps.
+    data : Path, optional
+        File or folder to train on; the Python standard library's source files by default.
+    seed : int
+        Of the initial values and of the samples.
+    learning_rate : float, optional
+        Peak learning rate in place of the plan's.
+    trace : bool
+        Keep every firing's times; without, the Trace holds the ends of steps only.
+    checkpoint : Path, optional
+        Folder to save variables and optimizer state in.
+    resume : bool
+        Go on from the last checkpoint in that folder.
+    progress : callable, optional
+        Called as `progress(step, loss)` after every step.
+
+    Raises
+    ------
+    ExecutorError
+        A rank failed; names the rank, the actor and the cause.
+    DataError, CheckpointError
+        Data or checkpoint are not there, or do not fit the model.
+    InfeasibleError
+        This machine cannot hold the ranks.
+    """
+    from executor.launch import execute as run
+
+    return run(
+        plan,
+        steps=steps,
+        data=None if data is None else str(data),
+        seed=seed,
+        learning_rate=learning_rate,
+        trace=trace,
+        checkpoint=checkpoint,
+        resume=resume,
+        progress=progress,
     )
 
 

@@ -57,6 +57,32 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda now: status.update(now)
 
 
+@contextmanager
+def training(steps: int) -> Iterator[Callable[[int, float], None]]:
+    """Show a live loss line; yields what is to be called as `told(step, loss)` after each step.
+
+    A terminal shows every step in place; elsewhere each tenth step is one plain line.
+    """
+    console = stderr()
+
+    def line(step: int, loss: float) -> str:
+        return f"step {step + 1:>4} of {steps}   loss {loss:.4f}"
+
+    if not console.is_terminal:
+        last = -1
+
+        def told(step: int, loss: float) -> None:
+            nonlocal last
+            if step // 10 != last // 10 or step + 1 == steps:
+                console.print(line(step, loss), markup=False)
+            last = step
+
+        yield told
+        return
+    with console.status(f"starting {steps} steps") as status:
+        yield lambda step, loss: status.update(line(step, loss))
+
+
 def error_document(sentence: str, code: int) -> None:
     """Print what went wrong as the JSON document of a command that failed."""
     answer({"error": sentence, "exit_code": code}, True, lambda _: None)

@@ -24,8 +24,10 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the p
 MaxGap = Annotated[float, typer.Option(min=0.0, help="Stop within this of the lower bound.")]
 # Pins: what is left out, the search decides.
 Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
-PINS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave", "recompute", "zero")
-PINS += ("sequence_parallel",)
+PINS = (
+    *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
+    *("recompute", "zero", "sequence_parallel"),
+)
 SCHEDULES = "gpipe, 1f1b, interleaved-1f1b or zb-h1"
 
 

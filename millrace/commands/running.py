@@ -1,6 +1,7 @@
 """`millrace simulate`, `run` and `compare`: a plan on simulated time, on devices, and joined."""
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.compare import ActorRow, CauseRow, Comparison
-from millrace.output import Json, answer, say, working
+from millrace.output import Json, answer, say, training, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
 from planner.errors import PlanError
 
@@ -26,6 +27,7 @@ SHOWN_ROWS = 12
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("simulate")(simulate)
+    app.command("run")(run)
     app.command("compare")(compare)
 
 
@@ -67,6 +69,60 @@ def simulate(
     if trace is not None:
         write_trace(trace, found.trace)
     answer(document, as_json, lambda console: _draw_figures(document, console))
+
+
+def run(
+    plan: PlanFile,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 50,
+    data: Annotated[
+        Path | None, typer.Option(help="File or folder; the standard library's sources by default.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Only numpy.")] = "numpy",
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
+    trace: TraceOutput = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder to save the state in.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a plan for real, one process per rank on this machine."""
+    from millrace import api
+    from millrace.figures import speed
+    from millrace.files import load_plan, write_trace
+
+    if backend != "numpy":
+        raise PlanError(f"--backend {backend}: this version runs on numpy only; leave it out")
+    if lr is not None and not 0 < lr < inf:
+        raise PlanError(f"--lr {lr}: expected a learning rate above 0")
+    if resume and checkpoint is None:
+        raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
+    planned = load_plan(plan)
+    with training(steps) as told:
+        found = api.execute(
+            planned,
+            steps=steps,
+            data=data,
+            seed=seed,
+            learning_rate=lr,
+            trace=trace is not None,
+            checkpoint=checkpoint,
+            resume=resume,
+            progress=told,
+        )
+    if trace is not None:
+        write_trace(trace, found.trace)
+    step_time_s = found.step_time_ns / 1e9
+    document = {
+        "step_time_s": step_time_s,
+        **speed(planned, step_time_s)._asdict(),
+        "loss": found.losses,
+        "first_step": found.first_step,
+        "ranks": found.ranks,
+        "backend": found.backend,
+    }
+    answer(document, as_json, lambda console: _draw_run(document, console))
 
 
 def compare(
@@ -117,6 +173,21 @@ def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
     }
     for name, value in lines.items():
         console.print(f"{name:<30}{value}", markup=False)
+
+
+def _draw_run(document: Mapping[str, Any], console: Console) -> None:
+    losses, first = document["loss"], document["first_step"]
+    console.print(
+        f"step time {format_seconds(document['step_time_s'])}, "
+        f"{format_rate(document['tokens_per_s'], 'token')} on {document['ranks']} ranks "
+        f"({document['backend']})",
+        markup=False,
+    )
+    console.print(
+        f"loss {losses[0]:.4f} after step {first + 1}, "
+        f"{losses[-1]:.4f} after step {first + len(losses)}",
+        markup=False,
+    )
 
 
 def draw_comparison(found: Comparison, console: Console) -> None:
