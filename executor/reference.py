@@ -80,16 +80,16 @@ class Reference:
                 # one value serves every microbatch: the repeated tensor is the same array
                 self.values[op.outputs[0]] = self.values[op.inputs[0]]
                 continue
-            for name in op.outputs:
-                self.values[name] = np.zeros(tensors[name].shape, tensors[name].dtype)
             if op.kind == "variable":
                 (name,) = op.outputs
                 tensor = tensors[name]
-                self.values[name][...] = initial_value(
+                self.values[name] = initial_value(
                     name, tensor.shape, tensor.dtype, op.attributes, self.seed
                 )
                 continue
             self._group_of(op, tensors).append((op, make_kernel(self._context(op, tensors))))
+            for name in op.outputs:
+                self.values[name] = np.zeros(tensors[name].shape, tensors[name].dtype)
 
     @property
     def optimizer_ops(self) -> list[Op]:

@@ -60,14 +60,24 @@ KERNELS: dict[str, KernelFactory] = {
 }
 
 
+DTYPES = ("float32", "float64", "int32", "int64")
+
+
 def make_kernel(context: KernelContext) -> Kernel:
     """Return the kernel of an actor.
 
     Raises
     ------
     ExecutorError
-        The kind has no kernel, or its labels or shapes are ones the kernel cannot compute.
+        The kind has no kernel, a dtype is too narrow for a CPU, or the labels or shapes are ones
+        that the kernel cannot compute.
     """
     if context.kind not in KERNELS:
         raise ExecutorError(f"no NumPy kernel for op kind `{context.kind}`", actor=context.name)
+    for shard in (*context.inputs, *context.outputs):
+        if shard.dtype not in DTYPES:
+            raise ExecutorError(
+                f"the NumPy backend has no {shard.dtype}: plan with --precision fp32",
+                actor=context.name,
+            )
     return KERNELS[context.kind](context)

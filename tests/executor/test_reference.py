@@ -1,9 +1,11 @@
 """The reference trains, and its gradients are those of finite differences."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from executor.data import open_dataset
+from executor.errors import ExecutorError
 from executor.reference import Reference, run_reference
 from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
@@ -106,6 +108,12 @@ def test_training_learns_a_batch_by_heart(spec: ModelSpec, optimizer: str):
     training = TrainingSpec(optimizer=optimizer, learning_rate=rate, momentum=0.9)
     losses = one_batch(build_training(spec, training, 8), spec, 60)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_sixteen_bit_precision_is_refused_with_the_way_out():
+    spec = msgspec.structs.replace(MLP, precision="bf16")
+    with pytest.raises(ExecutorError, match="no bfloat16: plan with --precision fp32"):
+        reference(spec, batch=2, microbatches=1)
 
 
 def test_a_run_is_the_same_twice():
