@@ -106,8 +106,8 @@ class Kernel:
             if cores_per_node is not None:
                 self._hosts.setdefault(instance.node, Host(self.env, cores_per_node))
 
-    def run(self) -> int:
-        """Run to the end; return the number of firings.
+    def run(self) -> None:
+        """Run to the end, so that the instances hold the times of every firing.
 
         Raises
         ------
@@ -120,7 +120,6 @@ class Kernel:
         if not all(instance.protocol.finished for instance in self.instances):
             run_to_completion(self.graph, folded=self.folded)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
-        return sum(len(ends) for instance in self.instances for ends in instance.ends)
 
     def _carry_out(self, index: int, commands: list[Fire]) -> None:
         instance = self.instances[index]

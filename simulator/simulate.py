@@ -116,33 +116,9 @@ def simulate(
     noise = Noise(jitter, seed, named)
     instances = _instances(graph, cluster, ranks, steps, table, noise)
     kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
-    firings = kernel.run()
-    ends = tuple(tuple(step_ends_ns(instance, steps)) for instance in instances)
-    represents = [len(i.program.ranks) if folded else 1 for i in instances]
-    begin_ns, end_ns = window_ns(ends)
-    parts = [split(instance, begin_ns, end_ns) for instance in instances]
-    weights = np.asarray(represents) / sum(represents)
-    bubble_ns = float(np.dot([part.bubble_ns for part in parts], weights))
-    exposed_ns = float(np.dot([part.exposed_ns for part in parts], weights))
-    return Simulated(
-        trace=Trace(
-            source="simulated",
-            plan_digest=plan_digest,
-            device=cluster.device.name,
-            steps=steps,
-            lanes=tuple(
-                lane_of(graph, i.rank, count)
-                for i, count in zip(instances, represents, strict=True)
-            ),
-            step_end_ns=ends,
-            spans=tuple(_spans(instances)) if spans else (),
-        ),
-        step_time_ns=end_ns - begin_ns,
-        bubble_fraction=bubble_ns / (end_ns - begin_ns) if end_ns > begin_ns else 0.0,
-        exposed_communication_ns=round(exposed_ns),
-        memory_bytes_max=max(program.memory_bytes for program in graph.programs),
-        firings=firings,
-    )
+    kernel.run()
+    represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
+    return _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
 
 
 def _check(
@@ -162,6 +138,44 @@ def _check(
             raise SimulationError(f"straggler {rank}: the ranks are 0 to {graph.ranks - 1}")
         if not (isfinite(factor) and factor > 0):
             raise SimulationError(f"straggler {rank}: factor {factor}, expected above 0")
+
+
+def _simulated(
+    graph: ActorGraph,
+    cluster: Cluster,
+    instances: Sequence[Instance],
+    represents: Sequence[int],
+    steps: int,
+    plan_digest: str,
+    spans: bool,
+) -> Simulated:
+    """Put together what the instances saw."""
+    ends = tuple(tuple(step_ends_ns(instance, steps)) for instance in instances)
+    begin_ns, end_ns = window_ns(ends)
+    parts = [split(instance, begin_ns, end_ns) for instance in instances]
+    shares = np.asarray(represents) / sum(represents)
+    bubble_ns = float(np.dot([part.bubble_ns for part in parts], shares))
+    exposed_ns = float(np.dot([part.exposed_ns for part in parts], shares))
+    trace = Trace(
+        source="simulated",
+        plan_digest=plan_digest,
+        device=cluster.device.name,
+        steps=steps,
+        lanes=tuple(
+            lane_of(graph, instance.rank, count)
+            for instance, count in zip(instances, represents, strict=True)
+        ),
+        step_end_ns=ends,
+        spans=tuple(_spans(instances)) if spans else (),
+    )
+    return Simulated(
+        trace=trace,
+        step_time_ns=end_ns - begin_ns,
+        bubble_fraction=bubble_ns / (end_ns - begin_ns) if end_ns > begin_ns else 0.0,
+        exposed_communication_ns=round(exposed_ns),
+        memory_bytes_max=max(program.memory_bytes for program in graph.programs),
+        firings=sum(len(column) for instance in instances for column in instance.ends),
+    )
 
 
 class Noise(NamedTuple):
