@@ -16,7 +16,7 @@ from planner.sbp import parse_nd_sbp, shard_offsets
 
 Array = NDArray[Any]
 Slots = tuple[int, ...]
-Saved = Callable[["RankState", int, int], None]
+Fired = Callable[[int, int], None]
 
 
 class RankState:
@@ -34,7 +34,7 @@ class RankState:
     exchanges
         The exchange of every meeting actor, by actor index.
     fired
-        Called as `fired(state, actor, firing)` when a local actor has run (to save checkpoints).
+        Called as `fired(actor, firing)` when a local actor has run (to save checkpoints).
     """
 
     def __init__(self, graph: ActorGraph, rank: int, run: RunState) -> None:
@@ -43,7 +43,7 @@ class RankState:
         self.coordinate = graph.coordinate(rank)
         self.arena = Arena(self.program)
         self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
-        self.fired: Saved | None = None
+        self.fired: Fired | None = None
         self._kernels = [self._kernel(actor) for actor in self.program.actors]
         # The slots of a port cycle, so the arrays of a firing are looked up, never made.
         self._arrays: list[dict[tuple[Slots, Slots], tuple[list[Array], list[Array]]]] = [
@@ -64,7 +64,7 @@ class RankState:
             raise ExecutorError("met without a communicator", rank=self.rank, actor=self.name(fire))
         kernel(fire.firing, inputs, outputs)
         if self.fired is not None:
-            self.fired(self, fire.actor, fire.firing)
+            self.fired(fire.actor, fire.firing)
 
     def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
         """Return the arrays that a firing reads and writes."""

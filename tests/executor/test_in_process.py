@@ -136,7 +136,7 @@ def test_a_rank_that_raises_stops_all_others_and_names_the_actor() -> None:
                 raise FloatingPointError("overflow")
             work.run(rank, fire)
 
-    with pytest.raises(ExecutorError, match="rank 2.*: FloatingPointError: overflow") as raised:
+    with pytest.raises(ExecutorError, match=r"rank 2.*: FloatingPointError: overflow") as raised:
         execute_in_process(graph, 50, Fails(), work.meet)
     assert raised.value.rank == 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank")]

@@ -1,0 +1,45 @@
+"""Job: what the parent tells the ranks, in a file of the job's folder."""
+
+from pathlib import Path
+
+import msgspec
+
+from models.graph import to_json
+from models.spec import ModelSpec
+from planner.actors.graph import ActorGraph
+
+FILE = "job.json"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of an actor graph.
+
+    `variables` holds, per variable, the attributes that say how it is initialised. `parent` is the
+    process whose end the ranks do not outlive. `resume` is a checkpoint to begin from,
+    `checkpoint` the folder to save in.
+    """
+
+    graph: ActorGraph
+    model: ModelSpec
+    variables: dict[str, dict[str, int | float | str | bool]]
+    global_batch: int
+    microbatches: int
+    batch: int
+    steps: int
+    seed: int
+    data: str | None
+    spans: bool
+    parent: int
+    first_step: int = 0
+    resume: str | None = None
+    checkpoint: str | None = None
+    checkpoint_every: int = 0
+
+    def save(self, folder: Path) -> None:
+        """Write the job into its folder."""
+        (folder / FILE).write_bytes(to_json(self))
+
+
+def read_job(folder: Path) -> Job:
+    """Return the job of a folder."""
+    return msgspec.json.decode((folder / FILE).read_bytes(), type=Job)

@@ -1,0 +1,201 @@
+"""execute: run a plan on this machine, one process per rank, and say what happened."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from executor.checkpoint import (
+    commit_finished,
+    find_checkpoint,
+    manifest_of,
+    read_manifest,
+    remove_partial,
+)
+from executor.data import open_dataset
+from executor.job import Job
+from executor.processes import check_capacity, run_ranks
+from executor.recording import load_recording, losses, trace_of
+from models.graph import Graph
+from models.zoo.catalogue import build_training
+from planner.actors.graph import ActorGraph
+from planner.actors.trace import Trace
+from planner.compile import compile_plan
+from planner.plan import Plan
+
+Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run gave.
+
+    Attributes
+    ----------
+    trace
+        Ends of all steps, and the spans of all firings if they were asked for.
+    losses
+        Mean loss per valid token of every step.
+    gradient_norms
+        Norm of the mean gradient of every step, before clipping.
+    first_step
+        Steps made by earlier runs.
+    """
+
+    trace: Trace
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    first_step: int = 0
+    backend: str = "numpy"
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+        return len(self.trace.lanes)
+
+    @property
+    def step_time_ns(self) -> int:
+        """Median step time of the slowest rank after the warm-up steps."""
+        return self.trace.step_time_ns()
+
+
+def execute(
+    plan: Plan,
+    *,
+    steps: int,
+    data: str | None = None,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    trace: bool = False,
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 0,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Measured:
+    """Train a plan for `steps` steps, one process per rank on this machine.
+
+    Parameters
+    ----------
+    plan
+        What to run; its ranks are processes here, whatever its cluster is.
+    steps
+        Number of steps.
+    data
+        A file or folder to train on; None: what `executor.data.open_dataset` takes then.
+    seed
+        Seed of initial values and samples.
+    learning_rate
+        Peak learning rate in place of the plan's.
+    trace
+        Keep every firing's times, not only the ends of steps.
+    checkpoint
+        Folder in which to save variables and optimizer state at the end, and every
+        `checkpoint_every` steps if that is not 0.
+    resume
+        Go on from the last checkpoint in that folder, which may be another plan's of the model.
+    progress
+        Called as `progress(step, loss)` after every step, counted from 0 over all runs.
+
+    Returns
+    -------
+    Measured
+        Times, losses and the Trace.
+
+    Raises
+    ------
+    ExecutorError
+        A rank failed; names the rank, the actor and the cause.
+    InfeasibleError
+        This machine cannot hold the ranks.
+    DataError, CheckpointError
+        The data or the checkpoint to resume is not there, or does not fit the model.
+    """
+    digest = plan.digest()
+    if learning_rate is not None:
+        training = msgspec.structs.replace(plan.training, learning_rate=learning_rate)
+        plan = msgspec.structs.replace(plan, training=training)
+    open_dataset(data, plan.model, seed)
+    training_graph = build_training(plan.model, plan.training, plan.batch)
+    graph = compile_plan(plan, training_graph)
+    check_capacity(
+        tuple(graph.programs[graph.program_of(r)].memory_bytes for r in range(graph.ranks))
+    )
+    source = find_checkpoint(checkpoint) if resume and checkpoint else None
+    first_step = 0
+    if source is not None:
+        manifest = read_manifest(source)
+        manifest.check(graph, plan.model.name)
+        first_step = manifest.step
+    if checkpoint is not None:
+        remove_partial(checkpoint)
+    saved = manifest_of(graph, model=plan.model.name, plan_digest=digest)
+    with TemporaryDirectory(prefix="millrace-") as name:
+        folder = Path(name)
+        job = Job(
+            graph=graph,
+            model=plan.model,
+            variables=_variables(training_graph),
+            global_batch=plan.global_batch,
+            microbatches=plan.microbatches,
+            batch=plan.batch,
+            steps=steps,
+            seed=seed,
+            data=data,
+            spans=trace,
+            parent=os.getpid(),
+            first_step=first_step,
+            resume=str(source.resolve()) if source else None,
+            checkpoint=str(checkpoint.resolve()) if checkpoint else None,
+            checkpoint_every=checkpoint_every,
+        )
+        job.save(folder)
+        reader = _Progress(folder, progress)
+
+        def watch() -> None:
+            reader.read()
+            if checkpoint is not None:
+                commit_finished(checkpoint, saved)
+
+        run_ranks("executor.worker", graph.ranks, folder, watch=watch)
+        return _measured(graph, folder, digest, plan.cluster.device.name, job.first_step)
+
+
+def _variables(graph: Graph) -> dict[str, dict[str, Any]]:
+    return {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
+
+
+def _measured(
+    graph: ActorGraph, folder: Path, digest: str, device: str, first_step: int
+) -> Measured:
+    recordings = [load_recording(folder / f"rank.{rank}.npz") for rank in range(graph.ranks)]
+    totals = max((recording.totals for recording in recordings), key=len)
+    return Measured(
+        trace=trace_of(graph, recordings, plan_digest=digest, device=device),
+        losses=losses(recordings),
+        gradient_norms=tuple(squares**0.5 / max(count, 1.0) for _, count, squares in totals),
+        first_step=first_step,
+    )
+
+
+class _Progress:
+    """Reads the lines that rank 0 writes after every step."""
+
+    def __init__(self, folder: Path, tell: Progress | None) -> None:
+        self._path, self._tell, self._read = folder / "progress", tell, 0
+
+    def read(self) -> None:
+        """Pass on the steps that have ended since the last call."""
+        if self._tell is None or not self._path.exists():
+            return
+        with self._path.open("rb") as lines:
+            lines.seek(self._read)
+            text = lines.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            step, loss = line.split()
+            self._tell(int(step), float(loss))

@@ -1,0 +1,311 @@
+"""One process per rank on this machine: started, watched, and ended without a trace.
+
+Ranks are started by the `mpiexec` of this environment, in a session of their own. Whatever
+happens (success, a rank that raises or is killed, Ctrl-C, SIGTERM), no process and no
+shared-memory segment is left. Causes of failures travel in files, one per rank, since exit codes
+of dead ranks are not reliable under MPICH.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, perf_counter_ns, sleep
+from types import FrameType
+
+import msgspec
+
+import executor
+from executor.errors import ExecutorError
+from planner.errors import InfeasibleError
+
+POLL_S = 0.02
+END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
+TOKEN = "MILLRACE_JOB"
+# What a rank takes besides its arena: Python, NumPy, mpi4py and MPICH's own segments, measured as
+# the resident size of a worker with an empty arena (November 2026: 75 MB).
+PROCESS_BYTES = 80_000_000
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank writes before it ends early."""
+
+    rank: int
+    actor: str | None
+    cause: str
+    at_ns: int
+    details: str
+
+
+def report_failure(folder: Path, rank: int, actor: str | None, error: BaseException) -> None:
+    """Write down in a rank why it cannot go on (the parent reads it when the rank has ended)."""
+    if isinstance(error, ExecutorError):
+        actor, cause = actor or error.actor, error.cause
+    else:
+        cause = f"{type(error).__name__}: {error}"
+    failure = Failure(
+        rank=rank,
+        actor=actor,
+        cause=cause,
+        at_ns=perf_counter_ns(),
+        details="".join(traceback.format_exception(error)),
+    )
+    draft = folder / f"failure.{rank}.draft"
+    draft.write_bytes(msgspec.json.encode(failure))
+    draft.replace(folder / f"failure.{rank}.json")
+
+
+def report_process(folder: Path, rank: int) -> None:
+    """Write down in a rank which process it is."""
+    (folder / f"process.{rank}").write_text(str(os.getpid()))
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def check_capacity(arena_bytes: tuple[int, ...]) -> None:
+    """Refuse ranks that this machine cannot hold.
+
+    Parameters
+    ----------
+    arena_bytes
+        Bytes of each rank's arena.
+
+    Raises
+    ------
+    InfeasibleError
+        There is not enough memory, or there are too many processes; says by how much.
+    """
+    ranks = len(arena_bytes)
+    needed = sum(arena_bytes) + ranks * PROCESS_BYTES
+    available = available_memory_bytes()
+    if needed > available:
+        raise InfeasibleError(
+            f"{ranks} ranks need {needed / 2**30:.1f} GiB of memory on this machine, and "
+            f"{available / 2**30:.1f} GiB are available ({(needed - available) / 2**30:.1f} GiB "
+            f"short): use fewer ranks or a smaller model"
+        )
+    allowed = _processes_allowed()
+    if ranks > allowed:
+        raise InfeasibleError(
+            f"{ranks} ranks are {ranks} processes, and this machine allows {allowed} more: use "
+            f"fewer ranks"
+        )
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that new processes may take without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), flags=re.MULTILINE)
+        if found:
+            available = int(found[1]) * 1024
+            return min(available, _control_group("memory.max", "memory.current", available))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _processes_allowed() -> int:
+    """Processes that may still be started (each rank has about five threads)."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limit = soft if soft != resource.RLIM_INFINITY else 1 << 22
+    return min(limit, _control_group("pids.max", "pids.current", limit)) // 5
+
+
+def _control_group(limit: str, used: str, default: int) -> int:
+    """What the container's control group leaves, or `default` where it sets no limit."""
+    root = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):
+        return int((root / limit).read_text()) - int((root / used).read_text())
+    return default
+
+
+def run_ranks(
+    module: str, ranks: int, folder: Path, *, watch: Callable[[], None] = lambda: None
+) -> None:
+    """Run `python -m module folder` as `ranks` processes that MPI joins, to their end.
+
+    Parameters
+    ----------
+    module
+        The module that every rank runs.
+    folder
+        The job's folder; its path is the module's argument.
+    watch
+        Called every 20 ms while the ranks run.
+
+    Raises
+    ------
+    ExecutorError
+        A rank failed or died; names the rank, the actor and the cause as far as they are known.
+    """
+    token = f"{os.getpid()}-{perf_counter_ns()}"
+    segments = _segments()
+    output = folder / "output"
+    with _interruptible(), output.open("wb") as sink:
+        process = subprocess.Popen(
+            _command(module, ranks, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env=_environment(ranks, token),
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                watch()
+                sleep(POLL_S)
+            watch()
+        finally:
+            with _uninterruptible():
+                _end(process, token)
+                _remove_segments(segments)
+    if process.returncode != 0 or list(folder.glob("failure.*.json")):
+        raise _failure(folder, process.returncode)
+
+
+def _command(module: str, ranks: int, folder: Path) -> list[str]:
+    """`-m mpi4py` ends all ranks when one raises; without it the others would wait for ever."""
+    launcher = [_mpiexec(), "-launcher", "fork", "-n", str(ranks)]
+    return [*launcher, sys.executable, "-P", "-m", "mpi4py", "-m", module, str(folder)]
+
+
+def _mpiexec() -> str:
+    """The launcher of the environment in use, before any other on the path."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise ExecutorError("no `mpiexec` beside the interpreter or on PATH: pip install mpich")
+    return found
+
+
+def _environment(ranks: int, token: str) -> dict[str, str]:
+    """Environment of the ranks: our packages first, one share of the cores for BLAS."""
+    # A command that itself runs under MPI hands down variables that would confuse ours.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_", "HYDI_"))}
+    root = str(Path(executor.__file__).resolve().parent.parent)
+    threads = str(max(1, usable_cores() // ranks))
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH")))),
+        "PYTHONSAFEPATH": "1",
+        "OPENBLAS_NUM_THREADS": threads,
+        "OMP_NUM_THREADS": threads,
+        TOKEN: token,
+    }
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM unwind the stack like Ctrl-C, so that ranks are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _uninterruptible() -> Iterator[None]:
+    """Finish cleaning up even when Ctrl-C is pressed again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[bytes], token: str) -> None:
+    """End mpiexec and every process that it started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    deadline, patience = monotonic() + END_S_MAX, monotonic() + 0.5
+    while (left := processes_of(token)) and monotonic() < deadline:
+        if monotonic() > patience:
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        sleep(POLL_S)
+
+
+def processes_of(token: str) -> list[int]:
+    """Return the processes that carry a job's token in their environment."""
+    mark = f"{TOKEN}={token}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _segments() -> set[Path]:
+    return set(Path("/dev/shm").glob("mpich_*"))
+
+
+def _remove_segments(before: set[Path]) -> None:
+    """Remove what a job left that ended while MPI was starting.
+
+    Ranks remove the names of their segments themselves as soon as all have them mapped. What is
+    left is new, ours, and mapped by no process that still runs.
+    """
+    fresh = {path for path in _segments() - before if path.exists()}
+    if not fresh:
+        return
+    mapped = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped += path.read_text()
+    for path in fresh:
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid() and str(path) not in mapped:
+                path.unlink()
+
+
+def _failure(folder: Path, code: int) -> ExecutorError:
+    """What went wrong: the first failure that a rank wrote, or how a rank died."""
+    failures = [
+        msgspec.json.decode(path.read_bytes(), type=Failure)
+        for path in folder.glob("failure.*.json")
+    ]
+    if failures:
+        first = min(failures, key=lambda failure: failure.at_ns)
+        error = ExecutorError(first.cause, rank=first.rank, actor=first.actor)
+        error.add_note(first.details)
+        return error
+    output = (folder / "output").read_text(errors="replace")
+    dead = re.search(r"PID (\d+) RUNNING AT", output)
+    ranks = {path.read_text(): int(path.suffix[1:]) for path in folder.glob("process.*")}
+    rank = ranks.get(dead[1]) if dead else None
+    how = re.search(r"EXIT STRING: (.+)", output)
+    ended = f"the process ended: {how[1]}" if how else f"mpiexec ended with code {code}"
+    told = [line for line in output.splitlines() if line.strip() and not line.startswith("=")]
+    hint = "" if how else "; last lines: " + " | ".join(told[-5:])
+    return ExecutorError(f"{ended}{hint}", rank=rank)

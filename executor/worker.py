@@ -1,0 +1,145 @@
+"""One rank of a run: `python -m mpi4py -m executor.worker JOB_FOLDER`, started by `launch`."""
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from time import sleep
+
+from executor.checkpoint import Saver, load_checkpoint
+from executor.data import open_dataset
+from executor.in_process import KernelWork
+from executor.job import Job, read_job
+from executor.kernels import RunState
+from executor.mpi import MpiCommunicator, World, join_world
+from executor.processes import report_failure, report_process
+from executor.rank import RankState
+from executor.recording import Recorder, Recording, StepDone
+from executor.threaded import RankDriver
+from executor.variables import initial_value
+from planner.actors.protocol import Fire
+
+PARENT_POLL_S = 1.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the rank that MPI says this process is."""
+    folder = Path(arguments[1])
+    rank = int(os.environ.get("PMI_RANK", "0"))
+    try:
+        report_process(folder, rank)
+        job = read_job(folder)
+        watch_parent(job.parent)
+        world = join_world()
+        _run(job, folder, world)
+    except BaseException as error:
+        give_up(folder, rank, None, error)
+
+
+def give_up(folder: Path, rank: int, actor: str | None, error: BaseException) -> None:
+    """Say why, and end this process at once, which makes MPI end all others."""
+    report_failure(folder, rank, actor, error)
+    sys.stdout.flush()
+    # Not sys.exit: leaving the interpreter would wait in MPI_Finalize for ranks that wait for us.
+    os._exit(1)
+
+
+def watch_parent(parent: int) -> None:
+    """End this rank when the command that started it is gone (killed without a chance to act)."""
+
+    def watch() -> None:
+        while Path(f"/proc/{parent}").exists():
+            sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    if Path("/proc/self").exists():
+        threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def run_rank(
+    state: RankState,
+    world: World,
+    folder: Path,
+    *,
+    steps: int,
+    spans: bool,
+    step_done: StepDone | None = None,
+) -> Recording:
+    """Run this process's rank for `steps` steps, all other ranks doing the same."""
+    program = state.program
+
+    def failed(rank: int, fire: Fire | None, error: BaseException) -> None:
+        give_up(folder, rank, None if fire is None else state.name(fire), error)
+
+    communicator = MpiCommunicator(state.graph, state, world)
+    recorder = Recorder(program, steps, spans=spans, step_done=step_done)
+    driver = RankDriver(
+        program,
+        state.rank,
+        steps,
+        work=KernelWork([state]),
+        communicator=communicator,
+        recorder=recorder,
+        failed=failed,
+    )
+    origin_ns = world.origin_ns()
+    communicator.start(failed)
+    driver.start()
+    driver.join()
+    communicator.close()
+    return recorder.recording(state.rank, origin_ns, state.run_state.totals)
+
+
+def _run(job: Job, folder: Path, world: World) -> None:
+    run = RunState(
+        seed=job.seed,
+        dataset=open_dataset(job.data, job.model, job.seed),
+        global_batch=job.global_batch,
+        microbatches=job.microbatches,
+        batch=job.batch,
+        first_step=job.first_step,
+    )
+    state = RankState(job.graph, world.rank, run)
+    _load(job, state)
+    if job.checkpoint is not None:
+        saver = Saver(
+            Path(job.checkpoint),
+            state,
+            last_step=job.first_step + job.steps,
+            every=job.checkpoint_every,
+        )
+        state.fired = saver.fired
+    with (folder / "progress").open("ab", buffering=0) as lines:
+
+        def step_done(step: int) -> None:
+            if world.rank == 0 and len(run.totals) > step:
+                loss, count, _ = run.totals[step]
+                lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+
+        recording = run_rank(
+            state, world, folder, steps=job.steps, spans=job.spans, step_done=step_done
+        )
+    recording.save(folder / f"rank.{world.rank}.npz")
+    world.barrier()
+
+
+def _load(job: Job, state: RankState) -> None:
+    """Fill variables and optimizer state: from a checkpoint, or as they are at the beginning."""
+    if job.resume is not None:
+        load_checkpoint(Path(job.resume), state)
+        return
+    for index, register in enumerate(state.program.registers):
+        if register.tensor in job.variables and register.initial:
+            whole = initial_value(
+                register.tensor,
+                register.global_shape,
+                register.dtype,
+                job.variables[register.tensor],
+                job.seed,
+            )
+            state.load(index, whole)
+
+
+if __name__ == "__main__":
+    main(sys.argv)
