@@ -177,13 +177,13 @@ class Protocol:
         released = self._released[register]
         return newest + 1 - min(released) if released else 1
 
-    def waits(self) -> list[Wait]:
-        """What each unfinished actor at the head of a queue waits for (to explain a deadlock)."""
+    def waits(self, queue: int | None = None) -> list[Wait]:
+        """What the actors at the heads of the queues, or of one, wait for."""
         found: list[Wait] = []
-        for queue, order in enumerate(self._queues):
-            if self._head[queue] >= self._length[queue]:
-                continue
-            found.extend(self.reasons(order[self._head[queue] % len(order)]))
+        for index in range(len(self._queues)) if queue is None else (queue,):
+            order, head = self._queues[index], self._head[index]
+            if head < self._length[index]:
+                found.extend(self.reasons(order[head % len(order)]))
         return list(dict.fromkeys(found))
 
     def reasons(self, actor: int) -> list[Wait]:

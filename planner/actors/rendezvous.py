@@ -24,6 +24,7 @@ class Rendezvous:
         self.folded = folded
         self._groups: list[dict[int, int]] = []  # instance → actor → group
         self._sizes: list[int] = []
+        self._members: list[list[Arrival]] = []
         found: dict[tuple[str, tuple[int, ...]], int] = {}
         instances = range(len(graph.programs)) if folded else range(graph.ranks)
         for instance in instances:
@@ -43,7 +44,9 @@ class Rendezvous:
                 at = found.setdefault((actor.meeting.key, tuple(sorted(parties))), len(found))
                 if at == len(self._sizes):
                     self._sizes.append(len(parties))
+                    self._members.append([])
                 groups[index] = at
+                self._members[at].append((instance, index))
             self._groups.append(groups)
         self._arrived: dict[tuple[int, int], list[Arrival]] = {}
 
@@ -62,10 +65,4 @@ class Rendezvous:
         """Those who have not arrived where `actor` waits (to explain a deadlock)."""
         group = self._groups[instance][actor]
         present = {at for at, _ in self._arrived.get((group, firing), [])}
-        return [
-            (other, index)
-            for other, groups in enumerate(self._groups)
-            if other not in present
-            for index, number in groups.items()
-            if number == group
-        ]
+        return [member for member in self._members[group] if member[0] not in present]

@@ -284,8 +284,7 @@ class Lowering:
         if value.repeated:
             raise PlanError(f"`{tensor}` is repeated on stage {home} but read on stage {stage}")
         way = crossing(source, sbp, self.mesh.sizes, what.shape)
-        there = BEGIN if value.rate is Rate.STEP else section
-        sent = self._box(home, what, source, value, way.carried, there)
+        sent = self._box(home, what, source, value, way.carried, self._after(home, value))
         arrived = self._boxed.get((stage, tensor, way.carried, "from"))
         if arrived is None:
             arrived = self._transfer(home, stage, tensor, way.carried, sent, section)
@@ -395,6 +394,12 @@ class Lowering:
             )
         )
         return Value(register, value.rate)
+
+    def _after(self, stage: int, value: Value) -> Section:
+        """The section in which a value can first be worked on where it was made."""
+        made = self.stages[stage].producer.get(value.register)
+        section = BEGIN if made is None else self.stages[stage].actors[made].section
+        return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
 
     def _block(self, stage: int, register: int) -> str:
         draft = self.stages[stage]

@@ -27,6 +27,8 @@ from planner.schedules import Slot
 
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 
+COMPUTE = 0  # index of the compute queue in every program
+
 Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
 
 
@@ -75,12 +77,11 @@ def least_slots(graph: ActorGraph) -> ActorGraph:
     ProtocolError
         The compute orders wait for one another in a cycle.
     """
-    roomy = _with_slots(
-        graph, [[_versions(p, r) for r in range(len(p.registers))] for p in graph.programs]
-    )
+    versions = [_versions(program) for program in graph.programs]
+    roomy = _with_slots(graph, versions)
     peaks = _LatestRun(roomy).peaks()
     slots = []
-    for program, peak in zip(graph.programs, peaks, strict=True):
+    for program, peak, most in zip(graph.programs, peaks, versions, strict=True):
         crossing = {
             port.register
             for actor in program.actors
@@ -89,21 +90,21 @@ def least_slots(graph: ActorGraph) -> ActorGraph:
         }
         slots.append(
             [
-                min(most + (OVERLAP_DEPTH if index in crossing else 0), _versions(program, index))
-                for index, most in enumerate(peak)
+                min(alive + (OVERLAP_DEPTH if register in crossing else 0), most[register])
+                for register, alive in enumerate(peak)
             ]
         )
     return _with_slots(graph, slots)
 
 
-def _versions(program: Program, register: int) -> int:
-    """Versions of a register that one step can have alive."""
+def _versions(program: Program) -> list[int]:
+    """Versions of each register that one step can have alive."""
+    most = [1] * len(program.registers)
     for actor in program.actors:
         for port in actor.outputs:
-            if port.register == register:
-                made = actor.firings // port.hold
-                return max(1, made if not program.registers[register].initial else 1)
-    return 1
+            if not program.registers[port.register].initial:
+                most[port.register] = actor.firings // port.hold
+    return most
 
 
 def _with_slots(graph: ActorGraph, slots: list[list[int]]) -> ActorGraph:
@@ -164,8 +165,7 @@ class _LatestRun:
         pending = [
             (instance, wait.on)
             for instance, protocol in enumerate(self.protocols)
-            for wait in protocol.waits()
-            if protocol.program.actors[wait.actor].meeting is None
+            for wait in protocol.waits(COMPUTE)
         ] or list(self.held)
         while pending:
             at = pending.pop()
@@ -186,14 +186,16 @@ class _LatestRun:
         for instance, actor in wanted:
             happened |= self._happen(instance, actor)
         if not happened:
-            raise ProtocolError(
-                "the compute orders deadlock: "
-                + "; ".join(
-                    f"`{p.program.actors[w.actor].name}` waits for `{w.what}`"
-                    for p in self.protocols
-                    for w in p.waits()
-                )
-            )
+            raise ProtocolError(f"the compute orders deadlock: {self._stuck()}")
+
+    def _stuck(self) -> str:
+        """What every stuck compute queue waits for."""
+        return "; ".join(
+            f"`{protocol.program.actors[wait.actor].name}` ({protocol.program.name}) needs "
+            f"`{wait.what}` from `{protocol.program.actors[wait.on].name}`"
+            for protocol in self.protocols
+            for wait in protocol.waits(COMPUTE)
+        )
 
     def _happen(self, instance: int, actor: int) -> bool:
         fire = self.held.get((instance, actor))
