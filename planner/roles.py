@@ -1,0 +1,140 @@
+"""Roles: the names by which people know a plan's axes (dp, tp, cp, ZeRO), read off its signatures.
+
+Nothing is declared: an axis counts as dp where the products inside the repeated blocks split the
+batch label, as cp where they split the sequence, as tp where they split any other. Where ops
+disagree a role is None, and the axes themselves hold the truth.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from models.graph import Graph, Op
+from models.ops import op_kind
+from planner.plan import OpSignature, Plan
+from planner.sbp import parse_nd_sbp
+from planner.signatures import split_labels
+
+Roles = dict[str, int | bool | None]
+
+
+def _placed(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
+    """Every op that has a signature; of blocks that repeat where there are any."""
+    variant = {
+        choice.block: plan.variants[choice.variant]
+        for chunk in plan.chunks
+        for choice in chunk.blocks
+    }
+    for op in graph.ops:
+        if op.block in variant:
+            inner = op.name.removeprefix(op.block + ".")
+            yield op, variant[op.block].signatures[inner]
+
+
+def label_role(label: str | None) -> str | None:
+    """The role that splitting a label gives an axis."""
+    if label is None:
+        return None
+    return {"b": "dp", "t": "cp"}.get(label, "tp")
+
+
+def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
+    """Per mesh axis, the roles that the products and attentions of repeated blocks give it."""
+    times: dict[str, int] = {}
+    for block in graph.blocks:
+        times[graph.templates[block]] = times.get(graph.templates[block], 0) + 1
+    repeated = {block for block in graph.blocks if times[graph.templates[block]] > 1}
+    found: list[set[str]] = [set() for _ in plan.mesh.axes]
+    for op, signature in _placed(plan, graph):
+        if (repeated and op.block not in repeated) or not op_kind(op.kind).flops_per_point:
+            continue
+        for axis, label in enumerate(split_labels(op.labels, signature)):
+            role = label_role(label)
+            if role is not None:
+                found[axis].add(role)
+    return tuple(frozenset(one) for one in found)
+
+
+def roles(plan: Plan, graph: Graph) -> Roles:
+    """Return dp, tp, pp, cp, ep, zero and sequence_parallel of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        Its training graph.
+
+    Returns
+    -------
+    dict
+        None where ops disagree.
+    """
+    per_axis = axis_roles(plan, graph)
+    sizes = plan.mesh.sizes
+    agreed = all(len(one) <= 1 for one in per_axis)
+
+    def degree(role: str) -> int | None:
+        if not agreed:
+            return None
+        return prod(size for size, one in zip(sizes, per_axis, strict=True) if role in one)
+
+    def axes(role: str) -> list[int]:
+        return [a for a, one in enumerate(per_axis) if role in one and sizes[a] > 1]
+
+    return {
+        "dp": degree("dp"),
+        "tp": degree("tp"),
+        "pp": plan.stages,
+        "cp": degree("cp"),
+        "ep": 1,
+        "zero": _zero(plan, graph, axes("dp")) if agreed else None,
+        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if agreed else None,
+    }
+
+
+def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | None:
+    """Level of the weights with two dims or more (the small ones may not divide)."""
+    if not axes:
+        return 0
+    tensors = graph.tensors_by_name
+    storage: dict[str, bool] = {}
+    repeated: dict[str, bool] = {}
+    accumulated: dict[str, bool] = {}
+    source: dict[str, str] = {}
+    for op, signature in _placed(plan, graph):
+        if op.kind not in ("variable", "repeat", "accumulate"):
+            continue
+        sbp = parse_nd_sbp(signature.outputs[0])
+        split = any(sbp[axis].is_split for axis in axes)
+        if len(tensors[op.outputs[0]].shape) < 2:
+            continue
+        if op.kind == "variable":
+            storage[op.outputs[0]] = split
+        elif op.kind == "repeat":
+            source[op.name] = op.inputs[0]
+            repeated[op.name] = split
+        else:
+            accumulated[op.name.removesuffix(".accumulate")] = split
+    levels = set()
+    for name, variable in source.items():
+        if variable not in storage:
+            continue
+        if not storage[variable]:
+            levels.add(0)
+        elif repeated[name]:
+            levels.add(3)
+        else:
+            levels.add(2 if accumulated.get(name) else 1)
+    return levels.pop() if len(levels) == 1 else None
+
+
+def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
+    """Whether norms split the sequence over the tp axes."""
+    found = {
+        split_labels(op.labels, signature)[axis] == "t"
+        for op, signature in _placed(plan, graph)
+        if op.kind == "layer_norm"
+        for axis in axes
+    }
+    if not found:
+        return False
+    return found.pop() if len(found) == 1 else None

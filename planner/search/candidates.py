@@ -1,0 +1,175 @@
+"""Candidates of the outer search: stages, mesh, microbatches and schedule, within the pins."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from planner.cluster import Cluster
+from planner.errors import InfeasibleError
+from planner.search.pins import Pins, RoledAxis
+from planner.search.stages import Pipeline
+
+# Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
+FREE_AXES_MAX = 2
+INTERLEAVES = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One shape of a plan: everything but the signatures and the division into stages."""
+
+    axes: tuple[RoledAxis, ...]
+    pipeline: Pipeline
+    batch: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def text(self) -> str:
+        """The candidate in one line, for reports."""
+        mesh = " × ".join(f"{axis.role or 'free'} {axis.size}" for axis in self.axes)
+        p = self.pipeline
+        return (
+            f"{p.stages} stages of {mesh}, {p.microbatches} microbatches of {self.batch}, "
+            f"{p.schedule}" + (f" × {p.interleave}" if p.interleave > 1 else "")
+        )
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def candidates(
+    pins: Pins, cluster: Cluster, global_batch: int, blocks: int, sequence: bool
+) -> tuple[Candidate, ...]:
+    """Return every candidate that the pins, the devices and the batch allow, in a fixed order.
+
+    Parameters
+    ----------
+    pins : Pins
+    cluster : Cluster
+        Every device is used.
+    global_batch : int
+        Samples of a step.
+    blocks : int
+        Blocks of the model: no more chunks than that.
+    sequence : bool
+        Whether the model has a sequence label, so that an axis may split it.
+
+    Raises
+    ------
+    InfeasibleError
+        The pins leave nothing; says which of them.
+    """
+    pins.check()
+    if pins.cp is not None and pins.cp > 1 and not sequence:
+        raise InfeasibleError(f"--cp {pins.cp}: this model has no sequence to split; leave it out")
+    devices = cluster.devices
+    pinned = prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))
+    if devices % pinned:
+        raise InfeasibleError(
+            f"the pinned degrees make {pinned} devices, which do not divide the {devices} of "
+            f"`{cluster.name}`: choose degrees whose product divides {devices}"
+        )
+    degrees = (pins.dp, pins.tp, pins.pp, pins.cp)
+    if all(degrees) and pinned != devices:
+        raise InfeasibleError(
+            f"the pinned degrees make {pinned} devices, `{cluster.name}` has {devices}: leave one "
+            f"degree out, or plan for a cluster of {pinned}"
+        )
+    found: list[Candidate] = []
+    for stages in (pins.pp,) if pins.pp else divisors(devices):
+        if devices % (pinned // (pins.pp or 1) * stages) or stages > blocks:
+            continue
+        for axes in _meshes(pins, devices // stages, sequence):
+            for batch in _batches(pins, axes, global_batch):
+                for pipeline in _pipelines(pins, stages, global_batch // batch, blocks):
+                    found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
+    if not found:
+        raise InfeasibleError(_nothing(pins, devices, global_batch, blocks))
+    return tuple(found)
+
+
+def _meshes(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[RoledAxis, ...]]:
+    """Axes of one stage: the pinned ones in the order dp, cp, free, tp; tp joins neighbours."""
+    if pins.dp is None and (pins.zero is not None or pins.micro_batch is not None):
+        fixed = (pins.tp or 1) * (pins.cp or 1)
+        choices = [d for d in divisors(devices) if devices % (d * fixed) == 0]
+    else:
+        choices = [pins.dp or 1]
+    for dp in choices:
+        roles = (("dp", dp), ("cp", pins.cp or 1), ("", 0), ("tp", pins.tp or 1))
+        rest, left = divmod(devices, prod(size for _, size in roles if size))
+        if left:
+            continue
+        settled = pins.dp is not None or len(choices) > 1
+        if rest > 1 and settled and pins.tp and (pins.cp or not sequence):
+            continue
+        taken = sum(size > 1 for _, size in roles)
+        for free in _factors(rest, max(1, FREE_AXES_MAX - taken)):
+            axes: list[RoledAxis] = []
+            for role, size in roles:
+                sizes = free if role == "" else (size,)
+                axes.extend(RoledAxis(role=role, size=n) for n in sizes if n > 1)
+            yield tuple(axes)
+
+
+def _factors(number: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factorisations into at most so many factors above one."""
+    if number == 1:
+        yield ()
+        return
+    yield (number,)
+    if most > 1:
+        for first in divisors(number)[1:-1]:
+            yield (first, number // first)
+
+
+def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tuple[int, ...]:
+    """Samples of one microbatch over all replicas."""
+    dp = prod(axis.size for axis in axes if axis.role == "dp")
+    if pins.micro_batch is not None:
+        batch = pins.micro_batch * dp
+        return (batch,) if global_batch % batch == 0 else ()
+    return tuple(batch for batch in divisors(global_batch) if batch % dp == 0)
+
+
+def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Iterator[Pipeline]:
+    schedules = (pins.schedule,) if pins.schedule else ("1f1b", "interleaved-1f1b")
+    for schedule in schedules:
+        interleaved = schedule == "interleaved-1f1b"
+        if pins.interleave is not None:
+            choices: tuple[int, ...] = (pins.interleave,)
+        elif interleaved and stages > 1:
+            choices = tuple(n for n in INTERLEAVES if n > 1)
+        else:
+            choices = (1,)
+        for chunks in choices:
+            if chunks > 1 and not interleaved and schedule != "gpipe":
+                continue
+            if interleaved and stages > 1 and (microbatches % stages or chunks == 1):
+                continue
+            if interleaved and stages == 1 and not pins.schedule:
+                continue
+            if stages * chunks <= blocks:
+                yield Pipeline(
+                    schedule=schedule,
+                    stages=stages,
+                    interleave=chunks,
+                    microbatches=microbatches,
+                )
+
+
+def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
+    """The sentence for pins that leave no candidate."""
+    set_pins = ", ".join(f"{name} {value}" for name, value in pins.document.items()) or "none"
+    return (
+        f"no plan: {devices} devices, a global batch of {global_batch} and {blocks} blocks leave "
+        f"none under the pins ({set_pins}): the microbatch of all replicas must divide the global "
+        f"batch, degrees the devices, chunks must not outnumber blocks, and interleaved-1f1b needs "
+        f"microbatches in multiples of the stages"
+    )

@@ -1,0 +1,194 @@
+"""Pins: what a user fixes beforehand, as rules on signatures.
+
+A pinned degree gives a mesh axis a role, and a role says which labels the axis may split: `dp` the
+batch, `cp` the sequence, `tp` the labels of weights and heads. An axis without a role is free, but
+what is pinned elsewhere is barred from it: with `dp` pinned no other axis splits the batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import prod
+
+from models.graph import Graph, Op
+from models.labels import parse
+from models.ops import op_kind
+from planner.errors import InfeasibleError, PlanError
+from planner.schedules import SCHEDULES
+from planner.signatures import Allowed, AxisSignature
+
+BATCH = "b"
+SEQUENCE = "t"
+DEGREES = ("dp", "tp", "pp", "cp", "ep")
+STORAGE = ("variable", "adamw", "sgd", "squared_sum")
+NORMS = ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Choices fixed by the user; None leaves one to the search.
+
+    `micro_batch` counts the samples of one microbatch on one data-parallel replica.
+    """
+
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    micro_batch: int | None = None
+    schedule: str | None = None
+    interleave: int | None = None
+    recompute: str | None = None
+    zero: str | int | None = None
+    sequence_parallel: bool | None = None
+
+    @property
+    def document(self) -> dict[str, str | int | bool]:
+        """The pins that are set, as a Plan holds them."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def check(self) -> None:
+        """Refuse what is malformed and what this version cannot do.
+
+        Raises
+        ------
+        PlanError
+            A degree or micro batch below one, or an unknown schedule, recompute or zero.
+        InfeasibleError
+            Experts (no model has an expert label yet), recomputation, hybrid ZeRO.
+        """
+        for name in (*DEGREES, "micro_batch", "interleave"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlanError(f"--{name.replace('_', '-')} is {value}: expected at least 1")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise PlanError(
+                f"--schedule {self.schedule}: unknown; choose one of {', '.join(SCHEDULES)}"
+            )
+        if self.recompute not in (None, "none", "selective", "full"):
+            raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
+        if str(self.zero) not in ("None", "0", "1", "2", "3", "3-hybrid"):
+            raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
+        if self.ep is not None and self.ep > 1:
+            raise InfeasibleError(
+                f"--ep {self.ep}: no op of this model has an expert label to split; leave --ep out"
+            )
+        if self.recompute in ("selective", "full"):
+            raise InfeasibleError(
+                f"--recompute {self.recompute}: this version keeps every activation; leave it out, "
+                f"or make room with a smaller --micro-batch, --tp or --zero"
+            )
+        if self.zero == "3-hybrid":
+            raise InfeasibleError(
+                "--zero 3-hybrid: this version splits storage over all data-parallel ranks or "
+                "none; choose 0, 1, 2 or 3"
+            )
+
+    @property
+    def zero_level(self) -> int | None:
+        """The pinned ZeRO stage as a number."""
+        return None if self.zero is None else int(self.zero)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoledAxis:
+    """A mesh axis of a candidate; `role` is dp, cp, tp, or empty for a free one."""
+
+    role: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRules:
+    """Filters for `op_signatures`: what an op may do on each axis of a candidate.
+
+    `must` narrows it further to what a pin asks for; an op that this leaves with nothing (a bias
+    that does not divide) falls back to `may`.
+    """
+
+    axes: tuple[RoledAxis, ...]
+    pins: Pins
+    forced: frozenset[str]  # ops whose weight a pinned tp has to split
+    required: Mapping[str, str]  # op to the label that it splits on the tp axes
+
+    def may(self, op: Op, axis: int, signature: AxisSignature) -> bool:
+        """Whether the role of the axis lets the op take this signature."""
+        role = self.axes[axis].role
+        if role == "dp":
+            return self._follows(BATCH, op, signature)
+        if role == "cp":
+            return self._follows(SEQUENCE, op, signature)
+        if role == "tp":
+            return self._tensor(op, signature)
+        return self._free(op, signature)
+
+    def must(self, op: Op, axis: int, signature: AxisSignature) -> bool:
+        """`may`, and what pins of zero, sequence_parallel and single ops ask for."""
+        if not self.may(op, axis, signature):
+            return False
+        role = self.axes[axis].role
+        if role == "tp" and op.name in self.required:
+            return signature.label == self.required[op.name]
+        if role == "tp" and self.pins.sequence_parallel and op.kind in NORMS:
+            return signature.label == SEQUENCE
+        if role in ("dp", "cp"):
+            return self._zero(op, signature)
+        return True
+
+    def _follows(self, label: str, op: Op, signature: AxisSignature) -> bool:
+        """An op that has the axis's label splits it; one that lacks it does as it likes."""
+        return signature.label == label if label in parse(op.labels).splittable else True
+
+    def _tensor(self, op: Op, signature: AxisSignature) -> bool:
+        if signature.label == BATCH:
+            return False
+        if signature.label == SEQUENCE:
+            return self.pins.sequence_parallel is not False and not multiplies(op)
+        return signature.label is not None if op.name in self.forced else True
+
+    def _free(self, op: Op, signature: AxisSignature) -> bool:
+        label, pins = signature.label, self.pins
+        if label == BATCH:
+            return pins.dp is None
+        if label == SEQUENCE:
+            return pins.cp is None or not multiplies(op)
+        return pins.tp is None or label is None or not multiplies(op)
+
+    def _zero(self, op: Op, signature: AxisSignature) -> bool:
+        level = self.pins.zero_level
+        if level is None or {BATCH, SEQUENCE} & set(parse(op.labels).splittable):
+            return True
+        split = signature.label is not None
+        if op.kind in STORAGE:
+            return split == (level >= 1)
+        if op.kind == "repeat":
+            return split == (level >= 3)
+        if op.kind == "accumulate":
+            return split == (level >= 2)
+        return True
+
+
+def multiplies(op: Op) -> bool:
+    """Whether an op is one of those whose splits give an axis its role."""
+    return bool(op_kind(op.kind).flops_per_point) or op.kind in ("embedding", "embedding_grad")
+
+
+def forced_ops(graph: Graph, op_names: Mapping[str, int]) -> frozenset[str]:
+    """Representative ops that a pinned tp must split: products in blocks that repeat.
+
+    Where no block repeats, those of every block.
+    """
+    found = {op.name: op for op in graph.ops if op.name in op_names and multiplies(op)}
+    repeated = {name for name in found if op_names[name] > 1}
+    return frozenset(repeated or found)
+
+
+def filters(rules: AxisRules) -> tuple[Allowed, Allowed]:
+    """The narrow filter and the one to fall back to."""
+    return rules.must, rules.may
+
+
+def pinned_devices(pins: Pins) -> int:
+    """Devices that the pinned degrees of a stage make, times the pinned stages."""
+    return prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))

@@ -1,0 +1,56 @@
+"""The question put to the search."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from models.spec import ModelSpec, TrainingSpec
+from planner.cluster import Cluster
+from planner.errors import PlanError
+from planner.search.pins import Pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """What to plan, for which devices, and what is fixed beforehand.
+
+    Attributes
+    ----------
+    model, training, cluster
+        The documents that go into the plan.
+    global_batch : int
+        Samples of a step.
+    pins : Pins
+        Choices of the user.
+    memory_limit_bytes : int or None
+        Memory of one device that the plan may use; None: all that the device has.
+    max_gap : float
+        Relative gap at which a solver may stop.
+    seed : int
+        Written into the plan; runs take their random numbers from it.
+    required : mapping
+        Label that an op (by its name) must split on the tp axes, for plans of a wanted form.
+    """
+
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    global_batch: int
+    pins: Pins = field(default_factory=Pins)
+    memory_limit_bytes: int | None = None
+    max_gap: float = 0.0
+    seed: int = 0
+    required: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise PlanError(f"--global-batch is {self.global_batch}: expected at least 1")
+        if self.max_gap < 0:
+            raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of one device that the plan may use."""
+        limit = self.memory_limit_bytes
+        return self.cluster.device.memory_bytes if limit is None else limit
