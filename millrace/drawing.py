@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.units import format_bytes, format_percent, format_seconds
+from models.graph import Phase
+from models.zoo.catalogue import build_training
 from planner.plan import Chunk, Plan
 
 
@@ -68,17 +70,32 @@ def stage_blocks(plan: Plan, stage: int) -> str:
 
 
 def sbp_table(plan: Plan, template: str) -> Table:
-    """Return the table of one block's ops with the SBP of their inputs and outputs."""
-    variant = next(variant for variant in plan.variants if variant.template == template)
-    axes = ", ".join(plan.mesh.names)
-    table = Table(title=f"SBP of block `{template}` over ({axes})", title_justify="left")
-    for column in ("op", "inputs", "outputs"):
+    """Return the table of one block's forward ops with the SBP of their inputs and outputs.
+
+    Variables are in it, for their storage; backward and update ops are in the plan's file.
+    """
+    graph = build_training(plan.model, plan.training, plan.batch)
+    block, variant = next(
+        (choice.block, plan.variants[choice.variant])
+        for chunk in plan.chunks
+        for choice in chunk.blocks
+        if plan.variants[choice.variant].template == template
+    )
+    table = Table(
+        title=f"SBP of block `{block}` over ({', '.join(plan.mesh.names)}), forward",
+        title_justify="left",
+    )
+    for column in ("op", "kind", "inputs", "outputs"):
         table.add_column(column)
-    for name, signature in variant.signatures.items():
-        outputs = " ".join(signature.outputs)
-        if signature.expansion:
-            outputs += f"  [{signature.expansion}]"
-        table.add_row(Text(name), Text(" ".join(signature.inputs)), Text(outputs))
+    for op in graph.ops:
+        name = op.name.removeprefix(f"{block}.")
+        shown = op.phase is Phase.FORWARD or op.kind == "variable"
+        signature = variant.signatures.get(name)
+        if op.block != block or not shown or op.kind == "repeat" or signature is None:
+            continue
+        kind = op.kind + (f" ({signature.expansion})" if signature.expansion else "")
+        cells = (name, kind, " ".join(signature.inputs), " ".join(signature.outputs))
+        table.add_row(*map(Text, cells))
     return table
 
 

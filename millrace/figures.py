@@ -1,10 +1,19 @@
-"""Figures of a plan that follow from its step time: tokens per second, FLOP/s, utilisation."""
+"""Figures of a plan: what follows from its step time, its registers, and its signatures.
 
-from typing import NamedTuple
+`dp tp pp cp ep zero sequence_parallel` are derived from the signatures and None where ops
+disagree; `axes` then holds the truth.
+"""
 
+from typing import Any, NamedTuple
+
+import msgspec
+
+from models.graph import Graph
 from models.ops import model_flops
 from models.zoo.catalogue import build_training
+from planner.actors.graph import ActorGraph
 from planner.plan import Plan
+from planner.roles import roles
 
 
 class Speed(NamedTuple):
@@ -19,10 +28,9 @@ class Speed(NamedTuple):
     mfu: float | None
 
 
-def step_flops(plan: Plan) -> int:
-    """Return the model FLOPs of a step: forward and backward, recomputation excluded."""
-    graph = build_training(plan.model, plan.training, plan.batch)
-    return model_flops(graph) * plan.microbatches
+def training_graph(plan: Plan) -> Graph:
+    """Return the training graph that a plan's specification rebuilds."""
+    return build_training(plan.model, plan.training, plan.batch)
 
 
 def tokens_per_step(plan: Plan) -> int:
@@ -31,11 +39,77 @@ def tokens_per_step(plan: Plan) -> int:
 
 
 def speed(plan: Plan, step_time_s: float) -> Speed:
-    """Return what a step time means for a plan."""
-    per_device = step_flops(plan) / step_time_s / plan.ranks
+    """Return what a step time means for a plan; model FLOPs leave out recomputation."""
+    flops = model_flops(training_graph(plan)) * plan.microbatches
+    per_device = flops / step_time_s / plan.ranks
     peak = plan.cluster.device.flops_per_s.get(plan.model.precision)
     return Speed(
         tokens_per_s=tokens_per_step(plan) / step_time_s,
         tflops_per_gpu=per_device / 1e12,
         mfu=per_device / peak if peak else None,
     )
+
+
+def memory_by_kind(graph: ActorGraph) -> list[dict[str, int]]:
+    """Return the bytes of one device's registers by kind of memory, per stage.
+
+    Registers may share a place, so the sum can be more than the arena holds at any time.
+    """
+    found = []
+    for program in graph.programs:
+        amounts: dict[str, int] = {}
+        for register in program.registers:
+            size = register.slots * register.slot_bytes
+            amounts[register.memory_kind] = amounts.get(register.memory_kind, 0) + size
+        found.append(dict(sorted(amounts.items())))
+    return found
+
+
+def with_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> Plan:
+    """Return the plan with what the simulator and the compiler say of it."""
+    step_time_s = step_time_ns / 1e9
+    figures = {
+        "step_time_s": step_time_s,
+        **speed(plan, step_time_s)._asdict(),
+        "memory_bytes_max": max(program.memory_bytes for program in graph.programs),
+        "memory_by_kind": memory_by_kind(graph),
+    }
+    return msgspec.structs.replace(plan, figures=figures)
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """Return the fields by which scripts know a plan (the contract of `millrace plan --json`)."""
+    found: dict[str, Any] = dict(roles(plan, training_graph(plan)))
+    dp = found["dp"]
+    recompute = {variant.recompute for variant in plan.variants}
+    found |= {
+        "micro_batch": None if dp is None else plan.batch // dp,
+        "schedule": plan.schedule,
+        "interleave": plan.interleave,
+        "recompute": recompute.pop() if len(recompute) == 1 else None,
+        "axes": [{"name": axis.name, "size": axis.size} for axis in plan.mesh.axes],
+        "microbatches": plan.microbatches,
+        "global_batch": plan.global_batch,
+        "ranks": plan.ranks,
+        "digest": plan.digest(),
+    }
+    missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
+    found |= dict.fromkeys(missing) | plan.figures
+    evidence = plan.evidence
+    found |= {
+        "objective": None if evidence is None else evidence.objective_s,
+        "bound": None if evidence is None else evidence.bound_s,
+        "gap": None if evidence is None else evidence.gap,
+        "alternatives": [] if evidence is None else list(evidence.alternatives),
+    }
+    return found
+
+
+def kinds_of_parallelism(plan: Plan) -> list[str]:
+    """Return the names of the plan's degrees above one, `dp 2`; of its axes where ops disagree."""
+    found = roles(plan, training_graph(plan))
+    degrees = {name: found[name] for name in ("dp", "tp", "cp")}
+    if None in degrees.values():
+        degrees = {axis.name: axis.size for axis in plan.mesh.axes}
+    degrees["pp"] = plan.stages
+    return [f"{name} {size}" for name, size in degrees.items() if size and size > 1]

@@ -67,6 +67,7 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits."""
     from millrace import api
+    from millrace.figures import plan_summary
 
     if optimize_for != "throughput":
         raise PlanError(
@@ -93,7 +94,7 @@ def plan(
         from millrace.files import write_document
 
         write_document(output, found.plan)
-    document = api.plan_summary(found.plan) | {"search_time_s": found.search_time_s}
+    document = plan_summary(found.plan) | {"search_time_s": found.search_time_s}
     answer(document, as_json, lambda console: _draw_found(found.plan, document, explain, console))
     if output is not None:
         say(f"plan written to {output}")
@@ -105,12 +106,13 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Draw a plan, or what differs between two."""
-    from millrace import api, drawing
+    from millrace import drawing
+    from millrace.figures import plan_summary
     from millrace.files import load_plan
 
     before = load_plan(plan)
     if other is None:
-        document = api.plan_summary(before) | {"plan": msgspec.to_builtins(before)}
+        document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
         answer(document, as_json, lambda console: drawing.draw_plan(before, console))
         return
     found = drawing.changes(before, load_plan(other))

@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from millrace.drawing import changes, draw_changes, draw_plan, headline, stage_blocks
-from tests.millrace.plans import drawn_plan
+from tests.millrace.plans import data_parallel_pipeline, drawn_plan
 
 
 def drawn(draw, *arguments):
@@ -27,11 +27,17 @@ def test_devices_are_rows_stages_are_columns_and_runs_of_blocks_are_ranges():
     ]
 
 
-def test_the_signatures_of_the_repeated_block_and_the_proof_are_shown():
-    text = drawn(draw_plan, drawn_plan())
-    assert "SBP of block `h` over (tp)" in text
-    assert "B S(1)" in text
-    assert "gap 10.0 %" in text
+def test_the_forward_signatures_of_the_repeated_block_are_shown_in_the_models_order():
+    text = drawn(draw_plan, data_parallel_pipeline())
+    assert "SBP of block `h.0` over (dp), forward" in text
+    names = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│ ")]
+    assert "attn.q.weight" in names
+    assert names.index("ln1") < names.index("attn.core") < names.index("mlp.fc2.matmul")
+    assert not [name for name in names if "grad" in name or name.endswith(".next")]
+
+
+def test_the_proof_of_the_search_is_shown():
+    assert "gap 10.0 %" in drawn(draw_plan, drawn_plan())
 
 
 def test_the_headline_says_every_decision_in_one_line():
