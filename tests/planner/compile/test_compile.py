@@ -1,0 +1,160 @@
+"""Compiling: what the actor graph of a plan must be, whatever the plan."""
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from models.graph import to_json
+from planner.actors.graph import ActorGraph, Leave
+from planner.actors.null_clock import run_to_completion
+from planner.actors.protocol import Fire
+from planner.compile import compile_plan
+from planner.errors import InfeasibleError, PlanError
+from planner.mesh import Axis, Mesh
+from planner.plan import Chunk, Plan
+from tests.millrace.plans import data_parallel_pipeline
+
+SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+
+
+def plan_with(**changes) -> Plan:
+    return replace(data_parallel_pipeline(), **changes)
+
+
+def interleaved() -> Plan:
+    """The same four blocks and two ends as two chunks a stage."""
+    plan = data_parallel_pipeline()
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    chunks = tuple(
+        Chunk(stage=i % 2, blocks=tuple(blocks[start:stop]))
+        for i, (start, stop) in enumerate(((0, 2), (2, 3), (3, 4), (4, 6)))
+    )
+    return replace(plan, schedule="interleaved-1f1b", interleave=2, chunks=chunks)
+
+
+PLANS = [*(plan_with(schedule=name) for name in SCHEDULES), interleaved()]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+def test_slots_that_are_in_use_at_once_never_share_memory(plan):
+    graph = compile_plan(plan)
+    live: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in graph.programs]
+    readers: dict[tuple[int, int, int], int] = {}
+    consumers = [
+        [
+            sum(port.register == register for a in program.actors for port in a.inputs)
+            for register in range(len(program.registers))
+        ]
+        for program in graph.programs
+    ]
+    for held, program in zip(live, graph.programs, strict=True):
+        for index, register in enumerate(program.registers):
+            if register.initial:
+                held[index, 0] = span(register, 0)
+
+    def visit(instance: int, fire: Fire) -> None:
+        program = graph.programs[instance]
+        actor = program.actors[fire.actor]
+        for port, slot in zip(actor.outputs, fire.writes, strict=True):
+            if fire.firing % port.hold == 0:
+                mine = span(program.registers[port.register], slot)
+                for (register, other), taken in live[instance].items():
+                    if (register, other) != (port.register, slot):
+                        assert mine[1] <= taken[0] or taken[1] <= mine[0], (
+                            program.registers[port.register].name,
+                            program.registers[register].name,
+                        )
+                live[instance][port.register, slot] = mine
+                readers[instance, port.register, slot] = consumers[instance][port.register]
+        for port, slot in zip(actor.inputs, fire.reads, strict=True):
+            assert (port.register, slot) in live[instance]
+            if (fire.firing + 1) % port.hold == 0 and not program.registers[port.register].initial:
+                readers[instance, port.register, slot] -= 1
+                if readers[instance, port.register, slot] == 0:
+                    del live[instance][port.register, slot]
+
+    assert run_to_completion(graph, steps=2, visit=visit) > 0
+
+
+def span(register, slot):
+    start = register.offset_bytes + slot * register.slot_bytes
+    return start, start + register.slot_bytes
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+def test_the_same_plan_compiles_to_the_same_bytes_and_back(plan):
+    first, second = compile_plan(plan), compile_plan(plan)
+    assert to_json(first) == to_json(second)
+    assert msgspec.json.decode(to_json(first), type=ActorGraph) == first
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+def test_every_meeting_is_in_a_lane_and_in_the_one_launch_order(plan):
+    for program in compile_plan(plan).programs:
+        launch = next(q for q in program.queues if q.name == "launch")
+        assert launch.leave is Leave.ISSUED
+        meetings = [i for i, actor in enumerate(program.actors) if actor.meeting is not None]
+        assert sorted(set(launch.order)) == meetings
+        for lane in program.queues:
+            if lane.name not in ("launch", "compute"):
+                members = set(lane.order)
+                assert [a for a in launch.order if a in members] == list(lane.order)
+
+
+def test_stages_agree_on_the_order_of_what_passes_between_them():
+    first, second = compile_plan(interleaved()).programs
+    orders = []
+    for program, peer in ((first, 1), (second, 0)):
+        launch = next(q for q in program.queues if q.name == "launch")
+        meetings = [program.actors[index].meeting for index in launch.order]
+        orders.append([m.key for m in meetings if m is not None and (m.peer == peer or m.world)])
+    assert orders[0] == orders[1]
+
+
+def test_deeper_schedules_hold_more_activations():
+    peaks = {}
+    for schedule in ("gpipe", "1f1b"):
+        first, last = compile_plan(plan_with(schedule=schedule, microbatches=8)).programs
+        peaks[schedule] = (first.memory_bytes, last.memory_bytes)
+    assert peaks["1f1b"][0] < peaks["gpipe"][0]
+    assert peaks["1f1b"][1] < peaks["gpipe"][1]
+
+
+def test_more_devices_on_an_axis_change_no_program():
+    plan = plan_with(mesh=Mesh(axes=(Axis(name="dp", size=128),)), global_batch=512)
+    plan = replace(plan, cluster=replace(plan.cluster, devices_per_node=8, nodes=32))
+    graph = compile_plan(plan)
+    assert len(graph.programs) == 2
+    assert graph.ranks == 256
+    small = compile_plan(plan_with(global_batch=8))
+    assert [len(p.actors) for p in graph.programs] == [len(p.actors) for p in small.programs]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"schedule": "2f2b"}, PlanError, "unknown schedule `2f2b`; one of gpipe"),
+        ({"microbatches": 0}, PlanError, "`microbatches` is 0, expected at least 1"),
+        ({"microbatches": 3}, InfeasibleError, "16 does not divide into 3 microbatches"),
+        ({"chunks": ()}, PlanError, "stage 0 holds no chunk"),
+        ({"variants": ()}, PlanError, "block `embedding` names variant 0"),
+        (
+            {"mesh": Mesh(axes=(Axis(name="dp", size=4),))},
+            InfeasibleError,
+            "2 stages of 4 devices need 8 devices, `local:4` has 4",
+        ),
+        ({"microbatches": 16}, InfeasibleError, "splits dim 0 .* not divisible"),
+    ],
+)
+def test_a_plan_that_does_not_fit_together_is_refused_by_name(changes, error, message):
+    with pytest.raises(error, match=message):
+        compile_plan(plan_with(**changes))
+
+
+def test_a_block_without_a_signature_is_named():
+    plan = data_parallel_pipeline()
+    signatures = dict(plan.variants[1].signatures)
+    del signatures["mlp.fc1.matmul"]
+    variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
+    with pytest.raises(PlanError, match=r"no signature for op `h\.0\.mlp\.fc1\.matmul`"):
+        compile_plan(replace(plan, variants=(*variants, plan.variants[2])))
