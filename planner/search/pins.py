@@ -133,7 +133,7 @@ class AxisRules:
         if role == "tp" and self.pins.sequence_parallel and op.kind in NORMS:
             return signature.label == SEQUENCE
         if role in ("dp", "cp"):
-            return self._zero(op, signature)
+            return self._zero(BATCH if role == "dp" else SEQUENCE, op, signature)
         return True
 
     def _follows(self, label: str, op: Op, signature: AxisSignature) -> bool:
@@ -155,9 +155,9 @@ class AxisRules:
             return pins.cp is None or not multiplies(op)
         return pins.tp is None or label is None or not multiplies(op)
 
-    def _zero(self, op: Op, signature: AxisSignature) -> bool:
+    def _zero(self, label: str, op: Op, signature: AxisSignature) -> bool:
         level = self.pins.zero_level
-        if level is None or {BATCH, SEQUENCE} & set(parse(op.labels).splittable):
+        if level is None or label in parse(op.labels).splittable:
             return True
         split = signature.label is not None
         if op.kind in STORAGE:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from models.graph import Op, Phase, Rate, Tensor
 from models.ops import state_of
+from planner.boxing import Step
 from planner.errors import InfeasibleError
 from planner.sbp import NdSbp
-from planner.search.durations import Durations
+from planner.search.durations import LOCAL, Durations
 from planner.search.folding import Folded, FoldedNet
 from planner.signatures import Allowed, Signature, op_signatures, variable_values
 
@@ -269,7 +270,8 @@ class _Builder:
             self.made[net.tensor] = producer, outputs
         sources = tuple(dict.fromkeys(outputs))
         at = {sbp: index for index, sbp in enumerate(targets)}
-        reachable, figures = self._boxing(self.tensors[net.tensor], sources, targets)
+        kept = frozenset(at[sbp] for _, sbps, holds in uses if holds for sbp in sbps)
+        reachable, figures = self._boxing(self.tensors[net.tensor], sources, targets, kept)
         if net.crossing and not self.rules.crossing_partial:
             partial = [
                 np.array([any(s.is_partial for s in x) for x in y]) for y in (sources, targets)
@@ -297,9 +299,16 @@ class _Builder:
         )
 
     def _boxing(
-        self, tensor: Tensor, sources: tuple[NdSbp, ...], targets: tuple[NdSbp, ...]
+        self,
+        tensor: Tensor,
+        sources: tuple[NdSbp, ...],
+        targets: tuple[NdSbp, ...],
+        kept: frozenset[int],
     ) -> tuple[NDArray[np.bool_], Ints]:
-        """Cost of every boxing; a tensor made once a step keeps its boxed copy for the step."""
+        """Figures of every boxing; targets in `kept` have their bytes counted as held already.
+
+        What a collective reads and writes has a place of its own while the step lasts.
+        """
         reachable = np.zeros((len(sources), len(targets)), np.bool_)
         figures = np.zeros((len(sources), len(targets), len(FIGURES)), np.int64)
         step = tensor.rate is Rate.STEP
@@ -313,9 +322,30 @@ class _Builder:
                     continue
                 duration = self.durations.boxing_ns(source, target, tensor.shape, tensor.dtype)
                 figures[i, j, 1 if step else 0] = duration
-                if step:
-                    figures[i, j, 2] = self.durations.local_bytes(tensor, target)
+                places = boxing_places(path, keeps_source=step, keeps_target=j in kept)
+                figures[i, j, 2] = sum(self.durations.local_bytes(tensor, s) for s in places)
         return reachable, figures
+
+
+def boxing_places(
+    path: tuple[Step, ...], *, keeps_source: bool, keeps_target: bool
+) -> tuple[NdSbp, ...]:
+    """SBPs of the buffers that a boxing adds to what its ends have anyway.
+
+    Local steps within a microbatch reuse the memory of their section; collectives run beside it,
+    so their ends have places of their own. A step-rate source and a kept target are counted where
+    they are made.
+    """
+    moves = [step.kind not in LOCAL for step in path]
+    found: list[NdSbp] = []
+    for index, step in enumerate(path):
+        last = index == len(path) - 1
+        follows = not last and moves[index + 1]
+        if (moves[index] or follows or keeps_source) and not (last and keeps_target):
+            found.append(step.after)
+    if path and moves[0] and not keeps_source:
+        found.append(path[0].before)
+    return tuple(found)
 
 
 def _partial(states: tuple[NdSbp, ...]) -> NDArray[np.bool_]:
