@@ -41,7 +41,9 @@ class Entry(NamedTuple):
     config: Config
 
 
-def _gpt(layers: int, hidden: int, heads: int, vocab: int, positions: int) -> Entry:
+def _gpt(
+    layers: int, hidden: int, heads: int, vocab: int, positions: int, **initial: float
+) -> Entry:
     config: Config = {
         "layers": layers,
         "hidden": hidden,
@@ -49,6 +51,7 @@ def _gpt(layers: int, hidden: int, heads: int, vocab: int, positions: int) -> En
         "ffn_hidden": 4 * hidden,
         "vocab": vocab,
         "positions": positions,
+        **initial,
     }
     return Entry("gpt", config)
 
@@ -60,7 +63,7 @@ def _gpt(layers: int, hidden: int, heads: int, vocab: int, positions: int) -> En
 # as used in practice).
 _ENTRIES: dict[str, Entry] = {
     "mlp": Entry("mlp", {"inputs": 784, "columns": 28, "hidden": 256, "layers": 4, "classes": 10}),
-    "gpt-demo": _gpt(4, 192, 8, 256, 128),
+    "gpt-demo": _gpt(4, 192, 8, 256, 128, token_std=0.005),
     "gpt2-small": _gpt(12, 768, 12, 50257, 1024),
     "gpt2-medium": _gpt(24, 1024, 16, 50257, 1024),
     "gpt2-large": _gpt(36, 1280, 20, 50257, 1024),

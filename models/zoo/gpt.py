@@ -28,7 +28,12 @@ EPSILON = 1e-5
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of a GPT; `positions` is the longest sequence."""
+    """Sizes of a GPT; `positions` is the longest sequence.
+
+    `token_std` is the initial deviation of the token table. The tied head multiplies by the same
+    table, so at GPT-2's 0.02 a narrow model over few tokens begins by predicting the token it
+    reads; a smaller deviation lets it begin by predicting nothing.
+    """
 
     layers: int
     hidden: int
@@ -36,6 +41,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ffn_hidden: int
     vocab: int
     positions: int
+    token_std: float = INIT_STD
 
     @property
     def residual_std(self) -> float:
@@ -46,8 +52,10 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def check(spec: ModelSpec, config: GptConfig) -> None:
     """Raise ModelError when sizes do not divide or the sequence is longer than the positions."""
     for field in config.__struct_fields__:
-        if getattr(config, field) < 1:
+        if field != "token_std" and getattr(config, field) < 1:
             raise ModelError(f"model `{spec.name}`: `{field}` is {getattr(config, field)}, below 1")
+    if config.token_std <= 0:
+        raise ModelError(f"model `{spec.name}`: `token_std` is {config.token_std}, not above 0")
     if config.hidden % config.heads:
         raise ModelError(
             f"model `{spec.name}`: hidden ({config.hidden}) is not divisible by heads "
@@ -91,7 +99,9 @@ def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[
     builder.begin_block("embedding")
     shape = (builder.batch, seq_len)
     ids = builder.input("ids", "b t", shape, source="tokens", values=config.vocab)
-    table = builder.variable("tokens.weight", "v d", (config.vocab, config.hidden), std=INIT_STD)
+    table = builder.variable(
+        "tokens.weight", "v d", (config.vocab, config.hidden), std=config.token_std
+    )
     used = builder.repeat(table, "tokens.weight", "v d")
     tokens = builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d")
     positions = builder.variable(
