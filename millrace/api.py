@@ -16,10 +16,13 @@ check_packages()  # before anything below looks for `models` or `planner`
 # ruff: noqa: E402
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from millrace.compare import Comparison, join
 from models.graph import Graph
+from models.spec import TrainingSpec
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
 from planner.cluster import Cluster
@@ -53,7 +56,6 @@ def build(
     ModelError
         The name, the sequence length or the precision does not exist.
     """
-    from models.spec import TrainingSpec
     from models.zoo.catalogue import build_training, model_spec
 
     return build_training(model_spec(model, seq_len, precision), TrainingSpec(), batch)
@@ -81,6 +83,82 @@ def cluster(text: str, *, profile: Path | None = None, progress: Progress | None
     from planner.clusters import parse_cluster
 
     return parse_cluster(text)
+
+
+def search(
+    model: str,
+    on: Cluster,
+    global_batch: int,
+    *,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    training: TrainingSpec | None = None,
+    pins: Mapping[str, str | int | bool] | None = None,
+    memory_limit_bytes: int | None = None,
+    max_gap: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Plan:
+    """Return the fastest plan that fits, with the evidence for it and its predicted figures.
+
+    Parameters
+    ----------
+    model, seq_len, precision
+        As for `build`.
+    on : Cluster
+        What to plan for; all its devices are used.
+    global_batch : int
+        Samples of a step.
+    training : TrainingSpec, optional
+        The optimizer and its schedule.
+    pins : mapping, optional
+        Choices fixed beforehand: dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute,
+        zero, sequence_parallel.
+    memory_limit_bytes : int, optional
+        What the plan may use of a device; all of it by default.
+    max_gap : float
+        Stop within this fraction of the proven bound.
+    seed : int
+        Written into the plan.
+    progress : callable, optional
+        Told in words how far the search is.
+
+    Raises
+    ------
+    InfeasibleError
+        No plan obeys the pins and fits the memory; names what binds.
+    PlanError, ModelError
+        A pin, the model or a size cannot be understood.
+    """
+    from models.zoo.catalogue import model_spec
+    from planner.search import Pins, SearchRequest
+    from planner.search import search as find
+
+    plan = find(
+        SearchRequest(
+            model=model_spec(model, seq_len, precision),
+            training=training or TrainingSpec(),
+            cluster=on,
+            global_batch=global_batch,
+            pins=Pins(**dict(pins or {})),  # type: ignore[arg-type]
+            memory_limit_bytes=memory_limit_bytes,
+            max_gap=max_gap,
+            seed=seed,
+        ),
+        simulate=figures,
+        progress=progress,
+    )
+    return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
+
+
+def figures(plan: Plan) -> dict[str, Any]:
+    """Return what the simulator predicts of a plan: step time, speed, memory by kind."""
+    from millrace.figures import predicted_figures
+    from simulator.simulate import simulate as run
+
+    graph = compile(plan)
+    found = run(graph, plan.cluster, plan_digest=plan.digest(), spans=False)
+    return predicted_figures(plan, graph, found.step_time_ns)
 
 
 def compile(plan: Plan) -> ActorGraph:

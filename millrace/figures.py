@@ -6,8 +6,6 @@ disagree; `axes` then holds the truth.
 
 from typing import Any, NamedTuple
 
-import msgspec
-
 from models.graph import Graph
 from models.ops import model_flops
 from models.zoo.catalogue import build_training
@@ -65,16 +63,15 @@ def memory_by_kind(graph: ActorGraph) -> list[dict[str, int]]:
     return found
 
 
-def with_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> Plan:
-    """Return the plan with what the simulator and the compiler say of it."""
+def predicted_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> dict[str, Any]:
+    """Return what the simulator and the compiler say of a plan, as its `figures` hold it."""
     step_time_s = step_time_ns / 1e9
-    figures = {
+    return {
         "step_time_s": step_time_s,
         **speed(plan, step_time_s)._asdict(),
         "memory_bytes_max": max(program.memory_bytes for program in graph.programs),
         "memory_by_kind": memory_by_kind(graph),
     }
-    return msgspec.structs.replace(plan, figures=figures)
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

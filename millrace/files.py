@@ -68,6 +68,15 @@ def write_document(path: Path, document: object) -> None:
     write_bytes(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it; raises FileError where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise FileError(f"cannot make the folder `{path}`: {reason}") from None
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file by way of a neighbour, so that no half-written file is left behind.
 

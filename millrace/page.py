@@ -6,10 +6,15 @@ No script, font, image or style comes from elsewhere, so the page can be mailed 
 from collections.abc import Iterable
 from html import escape
 from math import floor, log10
+from pathlib import Path
 
-from millrace.compare import ActorRow, CauseRow, Comparison
-from millrace.timeline import COLOURS, Timeline
+from millrace.compare import ActorRow, CauseRow, Comparison, join
+from millrace.drawing import headline
+from millrace.files import write_bytes
+from millrace.timeline import COLOURS, Timeline, timeline
 from millrace.units import format_percent, format_seconds
+from planner.actors.trace import Trace
+from planner.plan import Plan
 
 LABEL_PX = 190
 PLOT_PX = 970
@@ -30,6 +35,13 @@ footer { margin-top: 2rem; color: #666; font-size: 12px; }
 """
 
 
+def write_page(path: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
+    """Write the page that compares two traces of a plan; raises FileError and PlanError."""
+    drawn = [timeline(predicted), timeline(measured)]
+    page = comparison_page(headline(plan), join(predicted, measured), drawn)
+    write_bytes(path, page.encode())
+
+
 def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Timeline]) -> str:
     """Return the page of one comparison.
 
@@ -43,7 +55,7 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
         Drawn under each other on one scale: the predicted one, then the measured one.
     """
     drawn = list(timelines)
-    longest = max(timeline.duration_ns for timeline in drawn)
+    longest = max(one.duration_ns for one in drawn)
     error = format_percent(comparison.step_time_error, signed=True)
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -52,12 +64,12 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
         f"error <b>{error}</b> (predicted / measured − 1).</p>",
         _legend(),
     ]
-    for timeline in drawn:
+    for one in drawn:
         parts.append(
-            f"<h2>{escape(timeline.source.capitalize())}: step {timeline.step}, "
-            f"{format_seconds(timeline.duration_ns / 1e9)}</h2>"
+            f"<h2>{escape(one.source.capitalize())}: step {one.step}, "
+            f"{format_seconds(one.duration_ns / 1e9)}</h2>"
         )
-        parts.append(timeline_svg(timeline, longest))
+        parts.append(timeline_svg(one, longest))
     parts.append("<h2>Where the time goes, per step on the average rank</h2>")
     parts.append(_table("cause", comparison.causes))
     parts.append(f"<h2>The {SHOWN_ACTORS} actors that differ most</h2>")

@@ -1,18 +1,30 @@
 """`millrace demo`: the whole road on this machine, in under two minutes."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
+from millrace.commands.running import rows_table
 from millrace.compare import Comparison
+from millrace.drawing import devices_table, headline
+from millrace.figures import kinds_of_parallelism
 from millrace.output import Json, answer, say, stdout, training, working
 from millrace.units import format_percent, format_seconds
+from models.spec import TrainingSpec
+from planner.actors.trace import Trace
+from planner.cluster import Cluster
 from planner.plan import Plan
 
 MODEL = "gpt-demo"
+TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=10)
+SAMPLES_PER_RANK = 4
+SHOWN_CAUSES = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -38,27 +50,115 @@ def demo(
     from millrace.files import make_folder
 
     if output is not None:
-        make_folder(output)
+        make_folder(output)  # before the long work, so that a bad path is told at once
     on = api.cluster(f"local:{ranks}", progress=say)
-    batch = 4 * ranks
-    with working(f"planning {MODEL} for {on.name}, every choice free"):
-        free = api.search(MODEL, on, batch, seed=seed).plan
-    plan, why = _shown_plan(free, on, batch, seed)
+    question = _Question(on=on, global_batch=SAMPLES_PER_RANK * ranks, seed=seed)
+    free = question.search({})
+    pins = pins_for(kinds_of_parallelism(free), ranks)
+    plan = question.search(pins) if pins else free
     if not as_json:
-        _draw_choice(free, plan, why, stdout())
+        _draw_choice(free, plan, pins, stdout())
     with working(f"simulating {ranks} ranks on {on.cores_per_node} cores"):
         predicted = api.simulate(plan)
     with training(steps) as told:
         measured = api.execute(plan, steps=steps, data=data, seed=seed, progress=told)
     found = join(predicted.trace, measured.trace)
     if output is not None:
-        _write_all(output, plan, predicted.trace, measured.trace, found)
+        _write_all(output, plan, predicted.trace, measured.trace)
     document = {
         "plan": msgspec.to_builtins(plan),
         "free_plan": msgspec.to_builtins(free),
+        "pins": pins,
         "predicted": {"step_time_s": found.predicted_step_time_s},
         "measured": {"step_time_s": found.measured_step_time_s},
         "error": found.step_time_error,
         "loss": measured.losses,
     }
-    answer(document, as_json, lambda console: _draw_end(found, measured.losses, console))
+    answer(document, as_json, lambda console: _draw_end(found, measured.losses, output, console))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What both searches of the demo ask, but for the pins."""
+
+    on: Cluster
+    global_batch: int
+    seed: int
+
+    def search(self, pins: dict[str, int]) -> Plan:
+        """Search under pins (none: every choice is free), showing how far it is."""
+        from millrace import api
+
+        text = " ".join(f"{name} {size}" for name, size in pins.items())
+        what = f"with {text} pinned" if pins else "with every choice free"
+        with working(f"planning {MODEL} for {self.on.name} {what}") as told:
+            return api.search(
+                MODEL,
+                self.on,
+                self.global_batch,
+                training=TRAINING,
+                pins=pins,
+                seed=self.seed,
+                progress=told,
+            )
+
+
+def pins_for(kinds: list[str], ranks: int) -> dict[str, int]:
+    """Return pins that make a plan of two kinds of parallelism, none where it has them already.
+
+    Examples
+    --------
+    >>> pins_for(["dp 4"], 4)
+    {'dp': 2, 'pp': 2}
+    >>> pins_for(["dp 2", "tp 2"], 4)
+    {}
+    """
+    if len(kinds) >= 2 or ranks < 4 or ranks % 2:
+        return {}
+    return {"dp": ranks // 2, "pp": 2}
+
+
+def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console) -> None:
+    kinds = " × ".join(kinds_of_parallelism(free)) or "one device"
+    console.print(
+        f"the search's own choice: {kinds}; "
+        f"predicted step time {format_seconds(free.figures['step_time_s'])}",
+        markup=False,
+    )
+    if pins:
+        text = " × ".join(kinds_of_parallelism(plan))
+        console.print(
+            f"that is one kind of parallelism; to show two at work the demo pins {text}",
+            markup=False,
+        )
+    console.print(headline(plan), markup=False)
+    console.print(devices_table(plan))
+    console.print(f"predicted step time {format_seconds(plan.figures['step_time_s'])}; training …")
+
+
+def _draw_end(
+    found: Comparison, losses: Sequence[float], output: Path | None, console: Console
+) -> None:
+    console.print(
+        f"loss {losses[0]:.3f} after step 1, {losses[-1]:.3f} after step {len(losses)} "
+        f"(a uniform guess over 256 bytes: {log(256):.3f})",
+        markup=False,
+    )
+    console.print(rows_table("cause (per step, average rank)", found.causes[:SHOWN_CAUSES]))
+    if output is not None:
+        console.print(f"plan, traces and page: {output}", markup=False)
+    console.print(f"predicted step time {format_seconds(found.predicted_step_time_s)}")
+    console.print(f"measured  step time {format_seconds(found.measured_step_time_s)}")
+    console.print(f"error {format_percent(found.step_time_error, signed=True)}")
+
+
+def _write_all(folder: Path, plan: Plan, predicted: Trace, measured: Trace) -> None:
+    """Write the plan, both traces in both forms, and the page."""
+    from millrace.files import write_document, write_trace
+    from millrace.page import write_page
+
+    write_document(folder / "plan.json", plan)
+    for trace in (predicted, measured):
+        write_trace(folder / f"{trace.source}.json", trace)
+        write_trace(folder / f"{trace.source}.chrome.json", trace)
+    write_page(folder / "comparison.html", plan, predicted, measured)

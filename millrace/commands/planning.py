@@ -1,6 +1,7 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import msgspec
@@ -68,6 +69,7 @@ def plan(
     """Search for the fastest plan that fits."""
     from millrace import api
     from millrace.figures import plan_summary
+    from millrace.files import write_document
 
     if optimize_for != "throughput":
         raise PlanError(
@@ -78,7 +80,8 @@ def plan(
     given = zip(PINS, (*chosen, sequence_parallel), strict=True)
     pins = {name: value for name, value in given if value is not None}
     on = api.cluster(cluster, profile=profile, progress=say)
-    with working(f"planning {model} for {on.name}"):
+    began = perf_counter()
+    with working(f"planning {model} for {on.name}") as told:
         found = api.search(
             model,
             on,
@@ -89,15 +92,13 @@ def plan(
             max_gap=max_gap,
             seed=seed,
             pins=pins,
+            progress=told,
         )
+    document = plan_summary(found) | {"search_time_s": perf_counter() - began}
     if output is not None:
-        from millrace.files import write_document
-
-        write_document(output, found.plan)
-    document = plan_summary(found.plan) | {"search_time_s": found.search_time_s}
-    answer(document, as_json, lambda console: _draw_found(found.plan, document, explain, console))
-    if output is not None:
+        write_document(output, found)
         say(f"plan written to {output}")
+    answer(document, as_json, lambda console: _draw_found(found, document, explain, console))
 
 
 def show(
@@ -126,7 +127,7 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
     console.print(
         f"{format_rate(document['tokens_per_s'], 'token')}, "
         f"{format_rate(document['tflops_per_gpu'] * 1e12, 'FLOP')} per device, "
-        f"mfu {format_percent(document['mfu'])}, "
+        f"mfu {'unknown' if document['mfu'] is None else format_percent(document['mfu'])}, "
         f"at most {format_bytes(document['memory_bytes_max'])} on a device, "
         f"searched for {format_seconds(document['search_time_s'])}",
         markup=False,

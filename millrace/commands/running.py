@@ -137,18 +137,15 @@ def compare(
     """Join the prediction with what was measured, actor by actor."""
     from millrace import api
     from millrace.compare import join
-    from millrace.drawing import headline
-    from millrace.files import load_plan, load_trace, write_bytes
-    from millrace.page import comparison_page
-    from millrace.timeline import timeline
+    from millrace.files import load_plan, load_trace
+    from millrace.page import write_page
 
     planned, measured = load_plan(plan), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
     found = join(predicted, measured)
     if html is not None:
-        drawn = [timeline(predicted), timeline(measured)]
-        write_bytes(html, comparison_page(headline(planned), found, drawn).encode())
+        write_page(html, planned, predicted, measured)
     answer(msgspec.to_builtins(found), as_json, lambda console: draw_comparison(found, console))
     if tolerance is not None and abs(found.step_time_error) > tolerance:
         say(
@@ -192,8 +189,8 @@ def _draw_run(document: Mapping[str, Any], console: Console) -> None:
 
 def draw_comparison(found: Comparison, console: Console) -> None:
     """Print where the time goes, the actors that differ most, and the error of the step time."""
-    console.print(_rows_table("cause (per step, average rank)", found.causes[:SHOWN_ROWS]))
-    console.print(_rows_table("actors that differ most", found.actors[:SHOWN_ROWS]))
+    console.print(rows_table("cause (per step, average rank)", found.causes[:SHOWN_ROWS]))
+    console.print(rows_table("actors that differ most", found.actors[:SHOWN_ROWS]))
     console.print(
         f"step time: predicted {format_seconds(found.predicted_step_time_s)}, "
         f"measured {format_seconds(found.measured_step_time_s)}, "
@@ -202,7 +199,8 @@ def draw_comparison(found: Comparison, console: Console) -> None:
     )
 
 
-def _rows_table(title: str, rows: Iterable[CauseRow | ActorRow]) -> Table:
+def rows_table(title: str, rows: Iterable[CauseRow | ActorRow]) -> Table:
+    """Return a table of causes or actors."""
     table = Table()
     table.add_column(title, overflow="fold")
     for column in ("predicted", "measured", "difference"):
