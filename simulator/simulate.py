@@ -15,10 +15,13 @@ from planner.cluster import Cluster
 from planner.compile import compile_plan
 from planner.costs import durations
 from planner.plan import Plan
+from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
 from simulator.kernel import Instance, Kernel
 from simulator.noise import factors
+
+FIDELITIES = ("op", "block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ def simulate(
     spans: bool = True,
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
+    fidelity: str = "op",
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 
@@ -94,6 +98,9 @@ def simulate(
         when ranks do not share cores and run alike.
     durations_ns
         One per program and actor, to replay measured times; None: those of `planner.costs`.
+    fidelity
+        `op` fires every actor, `block` merges what no other queue can tell apart, see
+        `simulator.blocks` (jitter is then drawn per merged actor).
 
     Raises
     ------
@@ -103,7 +110,7 @@ def simulate(
         The graph stops before its end.
     """
     named = dict(stragglers or {})
-    _check(graph, cluster, steps, jitter, named)
+    _check(graph, cluster, steps, jitter, named, fidelity)
     differ = cluster.cores_per_node is not None or jitter > 0 or bool(named)
     if folded and differ:
         raise SimulationError(
@@ -113,6 +120,8 @@ def simulate(
     folded = not differ if folded is None else folded
     ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
+    if fidelity == "block":
+        graph, table = by_block(graph, table)
     noise = Noise(jitter, seed, named)
     instances = _instances(graph, cluster, ranks, steps, table, noise)
     kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
@@ -122,8 +131,15 @@ def simulate(
 
 
 def _check(
-    graph: ActorGraph, cluster: Cluster, steps: int, jitter: float, stragglers: Mapping[int, float]
+    graph: ActorGraph,
+    cluster: Cluster,
+    steps: int,
+    jitter: float,
+    stragglers: Mapping[int, float],
+    fidelity: str,
 ) -> None:
+    if fidelity not in FIDELITIES:
+        raise SimulationError(f"fidelity is `{fidelity}`: expected {' or '.join(FIDELITIES)}")
     if steps < 1:
         raise SimulationError(f"steps is {steps}: at least one step is simulated")
     if not (isfinite(jitter) and 0 <= jitter <= 1):

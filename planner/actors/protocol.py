@@ -51,33 +51,40 @@ class Protocol:
         self._done = [0] * len(actors)
         self._total = [actor.firings * steps for actor in actors]
         self._left = sum(self._total)
-        self._slots = [register.slots for register in registers]
         self._produced = [register.initial for register in registers]
         # Per register, the number of versions that each consumer has given back.
         self._released: list[list[int]] = [[] for _ in registers]
         self._producer = [-1] * len(registers)
         self._consumers: list[list[int]] = [[] for _ in registers]
-        # Ports as (register, hold, initial versions | index of this consumer in the register).
-        self._inputs: list[list[tuple[int, int, int]]] = []
-        self._outputs: list[list[tuple[int, int, int]]] = []
+        # Ports as (register, hold, slots, initial versions | index among the register's consumers).
+        self._inputs: list[list[tuple[int, int, int, int]]] = []
+        self._outputs: list[list[tuple[int, int, int, int]]] = []
         for index, actor in enumerate(actors):
             ports = []
             for port in actor.inputs:
-                ports.append((port.register, port.hold, len(self._released[port.register])))
-                self._released[port.register].append(0)
-                self._consumers[port.register].append(index)
+                r = port.register
+                ports.append((r, port.hold, registers[r].slots, len(self._released[r])))
+                self._released[r].append(0)
+                self._consumers[r].append(index)
             self._inputs.append(ports)
             self._outputs.append(
-                [(p.register, p.hold, registers[p.register].initial) for p in actor.outputs]
+                [
+                    (p.register, p.hold, registers[p.register].slots, registers[p.register].initial)
+                    for p in actor.outputs
+                ]
             )
             for port in actor.outputs:
                 self._producer[port.register] = index
         self._queues = [list(queue.order) for queue in program.queues]
         self._head = [0] * len(program.queues)
         self._length = [len(queue.order) * steps for queue in program.queues]
+        # Whose turn it is in each queue, -1 at its end.
+        self._turn = [queue.order[0] if queue.order else -1 for queue in program.queues]
         self._issue_queues = [self._leaving(a.queues, Leave.ISSUED) for a in actors]
         self._done_queues = [self._leaving(a.queues, Leave.COMPLETED) for a in actors]
         self._member = [actor.queues for actor in actors]
+        # Most attempts fail on the turn in the first queue, so that is looked up before the call.
+        self._lane = [actor.queues[0] for actor in actors]
 
     def _leaving(self, queues: tuple[int, ...], leave: Leave) -> tuple[int, ...]:
         return tuple(q for q in queues if self.program.queues[q].leave is leave)
@@ -90,15 +97,15 @@ class Protocol:
     def start(self) -> list[Fire]:
         """Return the commands that are possible before any event."""
         commands: list[Fire] = []
-        for queue in range(len(self._queues)):
-            self._advance(queue, commands)
+        for actor in self._turn:
+            if actor >= 0:
+                self._try(actor, commands)
         return commands
 
     def issued(self, actor: int) -> list[Fire]:
         """Take note that `actor` was handed over; return the commands that makes possible."""
         commands: list[Fire] = []
         for queue in self._issue_queues[actor]:
-            self._head[queue] += 1
             self._advance(queue, commands)
         return commands
 
@@ -118,53 +125,58 @@ class Protocol:
         self._left -= 1
         commands: list[Fire] = []
         for queue in self._done_queues[actor]:
-            self._head[queue] += 1
             self._advance(queue, commands)
-        for register, hold, consumer in self._inputs[actor]:
-            if (firing + 1) % hold == 0:
+        turn, lane = self._turn, self._lane
+        done = firing + 1
+        for register, hold, _, consumer in self._inputs[actor]:
+            if hold == 1 or done % hold == 0:
                 self._released[register][consumer] += 1
-                if (producer := self._producer[register]) >= 0:
+                producer = self._producer[register]
+                if producer >= 0 and turn[lane[producer]] == producer:
                     self._try(producer, commands)
-        for register, hold, _ in self._outputs[actor]:
-            if (firing + 1) % hold == 0:
+        for register, hold, _, _ in self._outputs[actor]:
+            if hold == 1 or done % hold == 0:
                 self._produced[register] += 1
                 for index in self._consumers[register]:
-                    self._try(index, commands)
+                    if turn[lane[index]] == index:
+                        self._try(index, commands)
         return commands
 
     def _advance(self, queue: int, commands: list[Fire]) -> None:
-        head = self._head[queue]
+        """Leave a queue to its next actor."""
+        head = self._head[queue] = self._head[queue] + 1
         if head < self._length[queue]:
             order = self._queues[queue]
-            self._try(order[head % len(order)], commands)
+            actor = self._turn[queue] = order[head % len(order)]
+            self._try(actor, commands)
+        else:
+            self._turn[queue] = -1
 
     def _try(self, actor: int, commands: list[Fire]) -> None:
         """Fire `actor` if nothing holds it back."""
         firing = self._fired[actor]
-        if firing != self._done[actor] or firing >= self._total[actor]:
+        if firing != self._done[actor]:
             return
-        heads, lengths, queues = self._head, self._length, self._queues
+        turn = self._turn
         for queue in self._member[actor]:
-            head, order = heads[queue], queues[queue]
-            if head >= lengths[queue] or order[head % len(order)] != actor:
+            if turn[queue] != actor:
                 return
-        slots = self._slots
+        produced = self._produced
         reads = []
-        for register, hold, _ in self._inputs[actor]:
+        for register, hold, slots, _ in self._inputs[actor]:
             version = firing // hold
-            if version >= self._produced[register]:
+            if version >= produced[register]:
                 return
-            reads.append(version % slots[register])
+            reads.append(version % slots)
         writes = []
-        for register, hold, initial in self._outputs[actor]:
+        for register, hold, slots, initial in self._outputs[actor]:
             version = firing // hold + initial
-            count = slots[register]
-            if version >= count:
-                before = version - count + 1
+            if version >= slots:
+                before = version - slots + 1
                 for released in self._released[register]:
                     if released < before:
                         return
-            writes.append(version % count)
+            writes.append(version % slots)
         self._fired[actor] = firing + 1
         commands.append(Fire(actor, firing, tuple(reads), tuple(writes)))
 
@@ -199,12 +211,12 @@ class Protocol:
             if head != actor:
                 what = self.program.queues[queue].name
                 found.append(Wait(actor, firing, "queue", what, head))
-        for register, hold, _ in self._inputs[actor]:
+        for register, hold, _, _ in self._inputs[actor]:
             if firing // hold >= self._produced[register]:
                 what, on = names[register].name, self._producer[register]
                 found.append(Wait(actor, firing, "input", what, on))
-        for register, hold, initial in self._outputs[actor]:
-            before = firing // hold + initial - self._slots[register] + 1
+        for register, hold, slots, initial in self._outputs[actor]:
+            before = firing // hold + initial - slots + 1
             for consumer, released in zip(
                 self._consumers[register], self._released[register], strict=True
             ):
