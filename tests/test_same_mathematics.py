@@ -1,0 +1,238 @@
+"""A plan changes where a model is computed, never what: every kind of parallelism, same numbers.
+
+Each plan comes from the search, with the kind of parallelism pinned, and runs all its ranks in one
+process through the same compiler, protocol, kernels and boxing as a run over MPI. The oracle is one
+device that evaluates the training graph op by op.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+
+from executor.data import open_dataset
+from executor.in_process import KernelWork, execute_lockstep
+from executor.kernels.context import RunState
+from executor.rank import RankState
+from executor.reference import ReferenceResult, run_reference
+from executor.variables import initial_value
+from models.graph import Graph
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.actors.graph import ActorGraph
+from planner.clusters import local_cluster
+from planner.compile import compile_plan
+from planner.plan import Plan
+from planner.sbp import parse_nd_sbp, shard_offsets
+from planner.search import search
+from planner.search.request import Pins, SearchRequest
+
+GLOBAL_BATCH, MICROBATCHES = 16, 4
+TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip_norm=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pins of one kind of parallelism, and what must be seen in the compiled actors."""
+
+    name: str
+    pins: dict[str, object]
+    ranks: int
+    meetings: set[str] = field(default_factory=set)
+    required: dict[str, str] = field(default_factory=dict)
+
+
+CASES = [
+    Case("dp", {"dp": 4, "tp": 1, "pp": 1}, 4, {"all_reduce"}),
+    Case("tp", {"dp": 1, "tp": 4, "pp": 1}, 4, {"all_reduce"}),
+    Case("pp", {"dp": 1, "tp": 1, "pp": 4}, 4, {"send", "recv"}),
+    Case("dp x tp", {"dp": 2, "tp": 2, "pp": 1}, 4, {"all_reduce"}),
+    Case("tp x pp", {"dp": 1, "tp": 2, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
+    Case("dp x pp", {"dp": 2, "tp": 1, "pp": 2}, 4, {"all_reduce", "send", "recv"}),
+    Case("dp x tp x pp", {"dp": 2, "tp": 2, "pp": 2}, 8, {"all_reduce", "send", "recv"}),
+    Case("gpipe", {"dp": 1, "tp": 1, "pp": 4, "schedule": "gpipe"}, 4, {"send"}),
+    Case("zero bubble", {"dp": 1, "tp": 1, "pp": 4, "schedule": "zb-h1"}, 4, {"send"}),
+    Case(
+        "interleaved pp",
+        {"dp": 1, "tp": 1, "pp": 2, "schedule": "interleaved-1f1b", "interleave": 2},
+        2,
+        {"send", "recv"},
+    ),
+    Case(
+        "sequence-parallel tp",
+        {"dp": 1, "tp": 4, "pp": 1, "sequence_parallel": True},
+        4,
+        {"all_gather", "reduce_scatter"},
+    ),
+    Case("context parallelism", {"dp": 1, "tp": 1, "pp": 1, "cp": 2}, 2, {"all_gather"}),
+    Case(
+        "vocabulary-parallel loss",
+        {"dp": 1, "tp": 2, "pp": 1},
+        2,
+        {"all_reduce"},
+        {"head.loss": "v"},
+    ),
+    Case("ZeRO 1", {"dp": 4, "tp": 1, "pp": 1, "zero": 1}, 4, {"reduce_scatter", "all_gather"}),
+    Case("ZeRO 2", {"dp": 4, "tp": 1, "pp": 1, "zero": 2}, 4, {"reduce_scatter", "all_gather"}),
+    Case("ZeRO 3", {"dp": 4, "tp": 1, "pp": 1, "zero": 3}, 4, {"reduce_scatter", "all_gather"}),
+]
+
+
+def model(precision: str) -> ModelSpec:
+    """A GPT small enough to run many times; everything that is split comes in multiples of 4."""
+    config = {
+        "layers": 4,
+        "hidden": 32,
+        "heads": 4,
+        "ffn_hidden": 64,
+        "vocab": 256,
+        "positions": 16,
+    }
+    return ModelSpec(name="tiny", family="gpt", config=config, seq_len=16, precision=precision)
+
+
+@cache
+def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
+    case = CASES[index]
+    request = SearchRequest(
+        model=model(precision),
+        training=TRAINING,
+        cluster=local_cluster(case.ranks, cores=2, memory_bytes=8 * 2**30),
+        global_batch=GLOBAL_BATCH,
+        pins=Pins(**{"micro_batch": GLOBAL_BATCH // MICROBATCHES // case.pins["dp"], **case.pins}),
+        required=case.required,
+    )
+    plan = search(request)
+    graph = build_training(plan.model, plan.training, plan.batch)
+    return plan, graph, compile_plan(plan, graph)
+
+
+@cache
+def reference(precision: str, steps: int) -> ReferenceResult:
+    spec = model(precision)
+    graph = build_training(spec, TRAINING, GLOBAL_BATCH // MICROBATCHES)
+    return run_reference(
+        graph,
+        microbatches=MICROBATCHES,
+        steps=steps,
+        dataset=open_dataset(None, spec, 0),
+        keep_parameters=(5,),
+    )
+
+
+def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:
+    dataset = open_dataset(None, plan.model, 0)
+    attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
+    states = []
+    for rank in range(actors.ranks):
+        run_state = RunState(
+            seed=0,
+            dataset=dataset,
+            global_batch=plan.global_batch,
+            microbatches=plan.microbatches,
+            batch=plan.batch,
+        )
+        state = RankState(actors, rank, run_state)
+        for index, register in enumerate(state.program.registers):
+            if register.initial and register.tensor in attributes:
+                shape, dtype = register.global_shape, register.dtype
+                kind = attributes[register.tensor]
+                state.load(index, initial_value(register.tensor, shape, dtype, kind, 0))
+        states.append(state)
+    work = KernelWork(states)
+    execute_lockstep(actors, steps, work, work.meet)
+    return states
+
+
+def whole(states: list[RankState], name: str) -> np.ndarray:
+    """A variable put together from the shards of the ranks that own it."""
+    found = None
+    for state in states:
+        for index, register in enumerate(state.program.registers):
+            if register.name != name:
+                continue
+            if found is None:
+                found = np.full(register.global_shape, np.nan)
+            shard = state.shard(register)
+            region = tuple(slice(o, o + n) for o, n in zip(shard.offsets, shard.shape, strict=True))
+            found[region] = state.arena.views[index][0]
+    assert found is not None, name
+    return found
+
+
+INDEXES = range(len(CASES))
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=lambda i: CASES[i].name)
+def test_losses_of_twenty_steps_equal_a_single_device(index):
+    plan, graph, actors = planned(index, "fp32")
+    states = run(plan, graph, actors, 20)
+    expected = reference("fp32", 20).losses
+    for state in states:
+        found = [loss / count for loss, count, _ in state.run_state.totals]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=lambda i: CASES[i].name)
+def test_gradients_and_parameters_in_float64_equal_a_single_device(index):
+    plan, graph, actors = planned(index, "fp64")
+    expected = reference("fp64", 5)
+    updates = {op.inputs[1]: op.inputs[0] for op in graph.ops if op.kind == "adamw"}
+    states = run(plan, graph, actors, 1)
+    # Some gradients are zero but for rounding (a bias on keys shifts every score of a row alike).
+    scale = max(np.abs(gradient).max() for gradient in expected.gradients.values())
+    for gradient, variable in updates.items():
+        close(gradient_of(states, gradient, variable), expected.gradients[variable], scale)
+    states = run(plan, graph, actors, 5)
+    for name, value in expected.parameters[5].items():
+        close(whole(states, name), value, 1.0)
+
+
+def close(found: np.ndarray, expected: np.ndarray, scale: float) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale)
+
+
+def gradient_of(states: list[RankState], gradient: str, variable: str) -> np.ndarray:
+    """The gradient as the optimizer reads it: found at the input port of its actor."""
+    found = None
+    for state in states:
+        program = state.program
+        for actor in program.actors:
+            if actor.in_place and program.operands(actor)[0][0].tensor == variable:
+                index = actor.inputs[0].register
+                register = program.registers[index]
+                assert register.tensor == gradient
+                if found is None:
+                    found = np.full(register.global_shape, np.nan)
+                offsets = shard_offsets(
+                    register.global_shape,
+                    parse_nd_sbp(register.sbp),
+                    state.graph.axis_sizes,
+                    state.coordinate,
+                )
+                region = tuple(
+                    slice(o, o + n) for o, n in zip(offsets, register.shape, strict=True)
+                )
+                found[region] = state.arena.views[index][0]
+    assert found is not None, variable
+    return found
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=lambda i: CASES[i].name)
+def test_the_plan_is_of_the_kind_that_was_asked_for(index):
+    case = CASES[index]
+    plan, _, actors = planned(index, "fp32")
+    assert actors.ranks == case.ranks
+    assert plan.microbatches == MICROBATCHES
+    kinds = {
+        actor.kind
+        for program in actors.programs
+        for actor in program.actors
+        if actor.meeting is not None
+    }
+    assert case.meetings <= kinds
+    if case.required:
+        names = {actor.kind for program in actors.programs for actor in program.actors}
+        assert {"row_max", "shifted_sums", "loss_from_sums"} <= names
