@@ -183,6 +183,7 @@ def simulate(
     jitter: float = 0.0,
     stragglers: Mapping[int, float] | None = None,
     seed: int = 0,
+    fidelity: str = "op",
 ) -> "Simulated":
     """Return what the plan would do on the cluster it was made for: a Trace and its figures.
 
@@ -191,13 +192,15 @@ def simulate(
     plan : Plan
         The plan; it is compiled first.
     steps : int
-        Training steps; the last one gives the figures.
+        Training steps; the last but one gives the figures.
     jitter : float
         Standard deviation of the logarithm of every duration (0.1: about ten percent).
     stragglers : mapping, optional
         Rank to factor on the durations of its ops (2.0: half as fast).
     seed : int
         Of the jitter.
+    fidelity : str
+        `op` fires every actor, `block` merges what no other queue can tell apart.
 
     Raises
     ------
@@ -214,6 +217,7 @@ def simulate(
         jitter=jitter,
         stragglers=stragglers,
         seed=seed,
+        fidelity=fidelity,
     )
 
 

@@ -112,7 +112,8 @@ def run(arguments: list[str] | None = None) -> int:
         if os.environ.get("MILLRACE_TRACEBACK"):
             raise
         if hasattr(error, "format_message"):  # a usage error of the command line's parser
-            return _fail(f"{error.format_message()} (see `millrace --help`)", 2)
+            where = getattr(getattr(error, "ctx", None), "command_path", "millrace")
+            return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
         code = exit_code_of(error)
         if code is not None:
             return _fail(str(error) or type(error).__name__, code)

@@ -1,12 +1,13 @@
 """Compare: predicted against measured, as a join of two traces actor by actor.
 
 Every figure is seconds per step on the average rank, over the steps after the warm-up (of a
-simulation: over its last step). An actor's time is that of its spans; a meeting's span begins when
+simulation: over its middle one). An actor's time is that of its spans; a meeting's span begins when
 the rank arrives, so waiting for the others is part of it. Causes split a step without overlap:
 compute by op kind, communication by kind where no compute hides it, and idle time (the bubble).
 """
 
 from collections import defaultdict
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -128,13 +129,13 @@ def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[Caus
 
 def _sums(trace: Trace) -> _Sums:
     """Add up a trace's spans over the steps that count."""
-    first = first_step(trace)
-    steps = trace.steps - first
+    counted = counted_steps(trace)
+    steps = len(counted)
     ranks = sum(lane.represents for lane in trace.lanes)
     spans: dict[int, list[Span]] = {lane.rank: [] for lane in trace.lanes}
     lanes = {lane.rank: lane for lane in trace.lanes}
     for span in trace.spans:
-        if step_of(span, lanes[span.rank]) >= first:
+        if step_of(span, lanes[span.rank]) in counted:
             spans[span.rank].append(span)
     actors: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     kinds: dict[str, tuple[str, str]] = {}
@@ -153,7 +154,7 @@ def _sums(trace: Trace) -> _Sums:
             if kind not in MEETINGS:
                 causes[f"compute: {kind}"] += total_ns * share
                 phases[phase] += total_ns * share
-        window = (ends[first - 1] if first else 0, ends[-1])
+        window = (ends[counted.start - 1] if counted.start else 0, ends[counted.stop - 1])
         for kind, total_ns in _uncovered(lane, spans[lane.rank], window).items():
             causes[f"communication: {kind}" if kind else "idle"] += total_ns * share
             phases["communication" if kind else "idle"] += total_ns * share
@@ -233,19 +234,22 @@ def gaps(intervals: list[tuple[int, int]], window: tuple[int, int]) -> list[tupl
     return found
 
 
-def first_step(trace: Trace) -> int:
-    """Return the first step that counts: after the warm-up, the last one of a simulation.
+def counted_steps(trace: Trace) -> range:
+    """Return the steps that count: those after the warm-up, the middle one of a simulation.
 
-    A simulated step repeats exactly once the pipeline is full, so one of them says it all.
+    A simulated step that has one before and one behind it shows the steady state, so one of them
+    says it all.
     """
     if trace.source == "simulated":
-        return trace.steps - 1
-    return WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0
+        one = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
+        return range(one, one + 1)
+    return range(WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0, trace.steps)
 
 
 def step_time_ns(trace: Trace) -> int:
     """Return the median time of the steps that count, of the slowest rank."""
-    return trace.step_time_ns(first_step(trace))
+    times = trace.step_times_ns()
+    return round(median(times[step] for step in counted_steps(trace)))
 
 
 def step_of(span: Span, lane: Lane) -> int:

@@ -68,6 +68,19 @@ def write_document(path: Path, document: object) -> None:
     write_bytes(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Raise FileError where a file could not be written, before the long work that fills it."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise FileError(f"cannot write `{path}`: it is a folder; give a file's name")
+        if not path.parent.is_dir():
+            raise FileError(f"cannot write `{path}`: there is no folder `{path.parent}`")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise FileError(f"cannot write `{path}`: permission denied")
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, with those above it; raises FileError where that cannot be."""
     try:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from millrace.compare import MEETINGS, first_step, step_of, step_time_ns
+from millrace.compare import MEETINGS, counted_steps, step_of, step_time_ns
 from planner.actors.trace import Trace
 
 # What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
@@ -53,7 +53,7 @@ def timeline(trace: Trace) -> Timeline:
     """
     times = trace.step_times_ns()
     middle = step_time_ns(trace)
-    step = min(range(first_step(trace), len(times)), key=lambda at: (abs(times[at] - middle), at))
+    step = min(counted_steps(trace), key=lambda at: (abs(times[at] - middle), at))
     origin = max(ends[step - 1] for ends in trace.step_end_ns) if step else 0
     lanes = {lane.rank: lane for lane in trace.lanes}
     found: dict[Row, list[tuple[int, int, str, str]]] = {}

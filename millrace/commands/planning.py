@@ -69,12 +69,13 @@ def plan(
     """Search for the fastest plan that fits."""
     from millrace import api
     from millrace.figures import plan_summary
-    from millrace.files import write_document
+    from millrace.files import check_writable, write_document
 
     if optimize_for != "throughput":
         raise PlanError(
             f"--optimize-for {optimize_for}: this version plans for throughput only; leave it out"
         )
+    check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     given = zip(PINS, (*chosen, sequence_parallel), strict=True)

@@ -38,22 +38,25 @@ def simulate(
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="3:2.0: rank 3 takes twice.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
-    fidelity: Annotated[str, typer.Option(help="Only op: every actor of the plan.")] = "op",
+    fidelity: Annotated[str, typer.Option(help="op: every actor; block: merged.")] = "op",
     trace: TraceOutput = None,
     as_json: Json = False,
 ) -> None:
     """Predict how fast a plan runs on the cluster it was made for."""
     from millrace import api
     from millrace.figures import speed
-    from millrace.files import load_plan, write_trace
+    from millrace.files import check_writable, load_plan, write_trace
 
-    if fidelity != "op":
-        raise PlanError(f"--fidelity {fidelity}: this version simulates every op; leave it out")
+    check_writable(trace)
     planned = load_plan(plan)
     began = perf_counter()
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         found = api.simulate(
-            planned, jitter=jitter, stragglers=_stragglers(straggler or ()), seed=seed
+            planned,
+            jitter=jitter,
+            stragglers=_stragglers(straggler or ()),
+            seed=seed,
+            fidelity=fidelity,
         )
     wall_time_s = perf_counter() - began
     step_time_s = found.step_time_ns / 1e9
@@ -90,7 +93,7 @@ def run(
     """Train a plan for real, one process per rank on this machine."""
     from millrace import api
     from millrace.figures import speed
-    from millrace.files import load_plan, write_trace
+    from millrace.files import check_writable, load_plan, write_trace
 
     if backend != "numpy":
         raise PlanError(f"--backend {backend}: this version runs on numpy only; leave it out")
@@ -98,6 +101,7 @@ def run(
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     if resume and checkpoint is None:
         raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
+    check_writable(trace)
     planned = load_plan(plan)
     with training(steps) as told:
         found = api.execute(
@@ -137,9 +141,10 @@ def compare(
     """Join the prediction with what was measured, actor by actor."""
     from millrace import api
     from millrace.compare import join
-    from millrace.files import load_plan, load_trace
+    from millrace.files import check_writable, load_plan, load_trace
     from millrace.page import write_page
 
+    check_writable(html)
     planned, measured = load_plan(plan), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
