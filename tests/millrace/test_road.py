@@ -1,0 +1,154 @@
+"""The whole road by the command line: plan, show, simulate, run, compare, on real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.cli import run
+from millrace.files import load_plan, write_document
+from tests.millrace.plans import data_parallel_pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Return (exit code, the JSON document) of a command line."""
+
+    def called(*arguments: object) -> tuple[int, dict]:
+        texts = [*map(str, arguments), "--json"]
+        monkeypatch.setattr("sys.argv", ["millrace", *texts])
+        code = run(texts)
+        return code, json.loads(capsys.readouterr().out)
+
+    return called
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.json"
+    write_document(path, data_parallel_pipeline())
+    return path
+
+
+def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path):
+    path = tmp_path / "mlp.json"
+    question = ("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "--dp", "2")
+    code, found = call(*question, "-o", path)
+    assert code == 0
+    for name in ("objective", "bound", "gap", "search_time_s", "memory_bytes_max", "mfu"):
+        assert found[name] is not None
+    assert (found["dp"], found["tp"], found["pp"]) == (2, 1, 1)
+    code, shown = call("show", path)
+    assert code == 0
+    found.pop("search_time_s")
+    assert {name: shown[name] for name in found} == found
+    first = path.read_bytes()
+    assert call(*question, "-o", path)[0] == 0
+    assert path.read_bytes() == first
+    assert call("show", path, path) == (0, {"changes": []})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--dp", "3"), 1, "3"),
+        (("--memory-limit", "64KiB"), 1, "memory"),
+        (("--memory-limit", "64 apples"), 2, "64 apples"),
+        (("--schedule", "none"), 2, "1f1b"),
+        (("--optimize-for", "cost"), 2, "throughput"),
+        (("-o", "/nowhere/plan.json"), 2, "/nowhere"),
+        (("--precision", "fp7"), 2, "fp7"),
+    ],
+)
+def test_what_cannot_be_planned_ends_with_its_code(call, arguments, code, said):
+    found = call("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", *arguments)
+    assert found[0] == code
+    assert said in found[1]["error"]
+
+
+def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
+    trace = tmp_path / "simulated.chrome.json"
+    code, found = call("simulate", plan, "--trace", trace, "--jitter", "0.1", "--seed", "3")
+    assert code == 0
+    assert found["step_time_s"] > 0
+    names = {"tokens_per_s", "mfu", "bubble_fraction", "exposed_communication_s"}
+    names |= {"memory_bytes_max", "firings", "wall_time_s"}
+    assert names <= found.keys()
+    assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X"}
+    _, slow = call("simulate", plan, "--straggler", "1:4")
+    assert slow["step_time_s"] > found["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--straggler", "first:2"), "RANK:FACTOR"),
+        (("--straggler", "9:2"), "0 to 3"),
+        (("--jitter", "-1"), "jitter"),
+        (("--fidelity", "stage"), "op"),
+    ],
+)
+def test_a_simulation_refuses_what_does_not_exist(call, plan, arguments, said):
+    code, found = call("simulate", plan, *arguments)
+    assert code == 2
+    assert said in found["error"]
+
+
+def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_path):
+    trace, page = tmp_path / "run.json", tmp_path / "page.html"
+    code, found = call("run", plan, "--steps", "7", "--trace", trace)
+    assert code == 0
+    assert found["ranks"] == 4
+    assert found["backend"] == "numpy"
+    assert len(found["loss"]) == 7
+    assert found["step_time_s"] > 0
+    code, compared = call("compare", plan, trace, "--html", page)
+    assert code == 0
+    assert compared["measured_step_time_s"] == pytest.approx(found["step_time_s"])
+    for row in (*compared["actors"], *compared["causes"]):
+        assert {"name", "predicted_s", "measured_s"} <= row.keys()
+        assert row["predicted_s"] is not None
+        assert row["measured_s"] is not None
+    assert page.read_text().count("<svg") == 2
+    assert call("compare", plan, trace, "--tolerance", "1e9")[0] == 0
+    assert call("compare", plan, trace, "--tolerance", "0")[0] == 1
+    other = tmp_path / "other.json"
+    call("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "-o", other)
+    code, refused = call("compare", other, trace)
+    assert code == 2
+    assert load_plan(other).digest() in refused["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--backend", "cupy"), "numpy"),
+        (("--data", "/nowhere"), "/nowhere"),
+        (("--resume",), "--checkpoint"),
+        (("--lr", "-1"), "above 0"),
+    ],
+)
+def test_a_run_refuses_what_it_cannot_do(call, plan, arguments, said):
+    code, found = call("run", plan, *arguments)
+    assert code == 2
+    assert said in found["error"]
+
+
+def test_foreign_packages_beside_the_user_do_no_harm(plan, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("")
+    (tmp_path / "planner.py").write_text("raise RuntimeError('not this one')")
+    start = f"import sys; sys.path.append({str(ROOT)!r}); from millrace.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", start, "run", str(plan), "--steps", "2", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["loss"]) == 2
