@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.kernel import Instance
+from simulator.instances import Instance
 
 Times = NDArray[np.int64]
 

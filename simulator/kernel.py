@@ -9,65 +9,19 @@ ranks, or one representative per program where all ranks of a program run alike 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from simpy import Environment, Event
+from simpy import Environment
 from simpy.events import NORMAL
 
-from planner.actors.graph import ActorGraph, Leave, Program
-from planner.actors.null_clock import run_to_completion
-from planner.actors.protocol import Fire, Protocol
+from planner.actors.graph import ActorGraph
+from planner.actors.null_clock import Visit, run_to_completion
+from planner.actors.protocol import Fire
 from planner.actors.rendezvous import Rendezvous
 from planner.errors import ProtocolError
+from simulator.instances import Completion, Instance
 from simulator.sharing import Host
-
-
-class Completion(Event):
-    """The end of an actor's firing, or of a meeting (for all its members)."""
-
-    def __init__(self, env: Environment, instance: int, actor: int) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self.instance = instance
-        self.actor = actor
-        self.members: Sequence[tuple[int, int]] = ()
-
-
-@dataclass(slots=True, kw_only=True)
-class Instance:
-    """One simulated rank: its protocol, the durations of its actors and the times seen so far.
-
-    `delays` gives one duration per actor, `noisy` one per actor and firing (empty: no noise).
-    `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move.
-    """
-
-    rank: int
-    program: Program
-    protocol: Protocol
-    delays: Sequence[int]
-    noisy: Sequence[Sequence[int]] = ()
-    threads: int = 1
-    node: int = 0
-    events: list[Completion] = field(default_factory=list)
-    starts: list[list[int]] = field(default_factory=list)
-    ends: list[list[int]] = field(default_factory=list)
-    moves: list[list[int]] = field(default_factory=list)
-    meets: list[bool] = field(default_factory=list)
-    launches: list[bool] = field(default_factory=list)
-
-    def prepare(self, env: Environment, index: int) -> None:
-        """Make the events and the empty lists, one per actor."""
-        queues = self.program.queues
-        for number, actor in enumerate(self.program.actors):
-            self.events.append(Completion(env, index, number))
-            self.meets.append(actor.meeting is not None)
-            self.launches.append(any(queues[q].leave is Leave.ISSUED for q in actor.queues))
-            self.starts.append([])
-            self.ends.append([])
-            self.moves.append([])
 
 
 class Kernel:
@@ -83,6 +37,9 @@ class Kernel:
         Which of the two.
     cores_per_node
         Set where the ranks of a node share that many cores; None: every rank has its own device.
+    visit
+        Called as `visit(instance, fire)` before a firing completes, and for every member of a
+        meeting before any of them completes (to follow what is read and written).
     """
 
     def __init__(
@@ -92,14 +49,20 @@ class Kernel:
         *,
         folded: bool,
         cores_per_node: int | None = None,
+        visit: Visit | None = None,
     ) -> None:
         self.graph = graph
         self.folded = folded
         self.instances = instances
         self.env = Environment()
         self._rendezvous = Rendezvous(graph, folded=folded)
+        # What SimPy calls at the end of a firing or a meeting, one list for all events.
         self._on_end: list[Callable[[Any], None]] = [self._ended]
         self._on_met: list[Callable[[Any], None]] = [self._met]
+        if visit is not None:
+            self._visit = visit
+            self._on_end.insert(0, self._visit_one)
+            self._on_met.insert(0, self._visit_all)
         self._hosts: dict[int, Host] = {}
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
@@ -126,8 +89,11 @@ class Kernel:
         env = self.env
         now = int(env.now)
         starts, meets, launches = instance.starts, instance.meets, instance.launches
-        delays, noisy = instance.delays, instance.noisy
-        for actor, firing, _, _ in commands:
+        delays, noisy, events, hosts = instance.delays, instance.noisy, instance.events, self._hosts
+        for command in commands:
+            actor, firing, _, _ = command
+            event = events[actor]
+            event.fire = command
             starts[actor].append(now)
             if meets[actor]:
                 members = self._rendezvous.arrive(index, actor, firing)
@@ -135,8 +101,7 @@ class Kernel:
                     self._move(members, firing)
             else:
                 delay = noisy[actor][firing] if noisy else delays[actor]
-                event = instance.events[actor]
-                if self._hosts:
+                if hosts:
                     self._share(event, instance, delay)
                 else:
                     event.callbacks = self._on_end
@@ -179,9 +144,16 @@ class Kernel:
             if commands:
                 self._carry_out(index, commands)
 
+    def _visit_one(self, event: Completion) -> None:
+        self._visit(event.instance, event.fire)
+
+    def _visit_all(self, event: Completion) -> None:
+        for index, actor in event.members:
+            self._visit(index, self.instances[index].events[actor].fire)
+
     def _share(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute on a host whose cores other ranks want too."""
-        self._hosts[instance.node].add(delay, instance.threads, partial(self._ended, event))
+        self._hosts[instance.node].add(delay, instance.threads, partial(_call, self._on_end, event))
 
     def _share_move(self, event: Completion, delay: int) -> None:
         """Move data on shared cores: every member copies with one thread on its own host.
@@ -194,7 +166,13 @@ class Kernel:
         def part_done(node: int) -> None:
             waiting.discard(node)
             if not waiting:
-                self._met(event)
+                _call(self._on_met, event)
 
         for node in sorted(waiting):
             self._hosts[node].add(delay, nodes.count(node), partial(part_done, node))
+
+
+def _call(callbacks: Sequence[Callable[[Any], None]], event: Completion) -> None:
+    """Do at an event that SimPy did not schedule what SimPy would do."""
+    for callback in callbacks:
+        callback(event)

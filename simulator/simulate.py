@@ -1,15 +1,13 @@
 """Simulate: run an actor graph on a cluster in simulated time and say what came of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple
 
 import numpy as np
 
 from planner.actors.graph import ActorGraph
 from planner.actors.lanes import lane_of
-from planner.actors.protocol import Protocol
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.compile import compile_plan
@@ -18,8 +16,8 @@ from planner.plan import Plan
 from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
-from simulator.kernel import Instance, Kernel
-from simulator.noise import factors
+from simulator.instances import Instance, Noise, instances_of
+from simulator.kernel import Kernel
 
 FIDELITIES = ("op", "block")
 
@@ -123,7 +121,7 @@ def simulate(
     if fidelity == "block":
         graph, table = by_block(graph, table)
     noise = Noise(jitter, seed, named)
-    instances = _instances(graph, cluster, ranks, steps, table, noise)
+    instances = instances_of(graph, cluster, ranks, steps, table, noise)
     kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
     kernel.run()
     represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
@@ -192,58 +190,6 @@ def _simulated(
         memory_bytes_max=max(program.memory_bytes for program in graph.programs),
         firings=sum(len(column) for instance in instances for column in instance.ends),
     )
-
-
-class Noise(NamedTuple):
-    """How ranks differ: see `simulate`."""
-
-    jitter: float
-    seed: int
-    stragglers: Mapping[int, float]
-
-
-def _instances(
-    graph: ActorGraph,
-    cluster: Cluster,
-    ranks: Iterable[int],
-    steps: int,
-    table: Sequence[Sequence[int]],
-    noise: Noise,
-) -> list[Instance]:
-    cores = cluster.cores_per_node or 1
-    found = []
-    for rank in ranks:
-        index = graph.program_of(rank)
-        program = graph.programs[index]
-        slow = noise.stragglers.get(rank, 1.0)
-        delays = [
-            ns if actor.meeting is not None else round(ns * slow)
-            for ns, actor in zip(table[index], program.actors, strict=True)
-        ]
-        noisy: Sequence[Sequence[int]] = ()
-        if noise.jitter > 0:
-            noisy = [
-                _noisy(ns, noise, rank, a, actor.firings * steps)
-                for a, (ns, actor) in enumerate(zip(delays, program.actors, strict=True))
-            ]
-        found.append(
-            Instance(
-                rank=rank,
-                program=program,
-                protocol=Protocol(program, steps),
-                delays=delays,
-                noisy=noisy,
-                # A rank computes with its share of the cores, as the launcher sets it.
-                threads=max(1, cores // min(graph.ranks, cluster.devices_per_node)),
-                node=rank // cluster.devices_per_node,
-            )
-        )
-    return found
-
-
-def _noisy(ns: int, noise: Noise, rank: int, actor: int, count: int) -> list[int]:
-    scaled = ns * factors(noise.jitter, noise.seed, rank, actor, count)
-    return [round(value) for value in scaled.tolist()]
 
 
 def _spans(instances: Sequence[Instance]) -> list[Span]:

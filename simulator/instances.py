@@ -1,0 +1,131 @@
+"""Instances: one simulated rank each, with its protocol, its durations and the times it saw."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simpy import Environment, Event
+
+from planner.actors.graph import ActorGraph, Leave, Program
+from planner.actors.protocol import Fire, Protocol
+from planner.cluster import Cluster
+from simulator.noise import factors
+
+NOTHING = Fire(-1, -1, (), ())
+
+
+class Completion(Event):
+    """The end of an actor's firing, or of a meeting (for all its members)."""
+
+    def __init__(self, env: Environment, instance: int, actor: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self.instance = instance
+        self.actor = actor
+        self.fire = NOTHING
+        self.members: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Instance:
+    """One simulated rank: its protocol, the durations of its actors and the times seen so far.
+
+    `delays` gives one duration per actor, `noisy` one per actor and firing (empty: no noise).
+    `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move.
+    """
+
+    rank: int
+    program: Program
+    protocol: Protocol
+    delays: Sequence[int]
+    noisy: Sequence[Sequence[int]] = ()
+    threads: int = 1
+    node: int = 0
+    events: list[Completion] = field(default_factory=list)
+    starts: list[list[int]] = field(default_factory=list)
+    ends: list[list[int]] = field(default_factory=list)
+    moves: list[list[int]] = field(default_factory=list)
+    meets: list[bool] = field(default_factory=list)
+    launches: list[bool] = field(default_factory=list)
+
+    def prepare(self, env: Environment, index: int) -> None:
+        """Make the events and the empty lists, one per actor."""
+        queues = self.program.queues
+        for number, actor in enumerate(self.program.actors):
+            self.events.append(Completion(env, index, number))
+            self.meets.append(actor.meeting is not None)
+            self.launches.append(any(queues[q].leave is Leave.ISSUED for q in actor.queues))
+            self.starts.append([])
+            self.ends.append([])
+            self.moves.append([])
+
+
+class Noise(NamedTuple):
+    """How ranks differ: jitter and its seed (`simulator.noise`), rank → factor of stragglers."""
+
+    jitter: float
+    seed: int
+    stragglers: Mapping[int, float]
+
+
+CALM = Noise(0.0, 0, {})
+
+
+def instances_of(
+    graph: ActorGraph,
+    cluster: Cluster,
+    ranks: Iterable[int],
+    steps: int,
+    durations_ns: Sequence[Sequence[int]],
+    noise: Noise = CALM,
+) -> list[Instance]:
+    """Return instances of these ranks, ready to run `steps` steps.
+
+    Parameters
+    ----------
+    graph, cluster
+        What runs, and where; rank r lies on device r.
+    ranks
+        Every rank, or one per program.
+    steps
+        Number of steps.
+    durations_ns
+        One per program and actor.
+    noise
+        How ranks differ.
+    """
+    cores = cluster.cores_per_node or 1
+    found = []
+    for rank in ranks:
+        index = graph.program_of(rank)
+        program = graph.programs[index]
+        slow = noise.stragglers.get(rank, 1.0)
+        delays = [
+            ns if actor.meeting is not None else round(ns * slow)
+            for ns, actor in zip(durations_ns[index], program.actors, strict=True)
+        ]
+        noisy: Sequence[Sequence[int]] = ()
+        if noise.jitter > 0:
+            noisy = [
+                _noisy(ns, noise, rank, a, actor.firings * steps)
+                for a, (ns, actor) in enumerate(zip(delays, program.actors, strict=True))
+            ]
+        found.append(
+            Instance(
+                rank=rank,
+                program=program,
+                protocol=Protocol(program, steps),
+                delays=delays,
+                noisy=noisy,
+                # A rank computes with its share of the cores, as the launcher sets it.
+                threads=max(1, cores // min(graph.ranks, cluster.devices_per_node)),
+                node=rank // cluster.devices_per_node,
+            )
+        )
+    return found
+
+
+def _noisy(ns: int, noise: Noise, rank: int, actor: int, count: int) -> list[int]:
+    scaled = ns * factors(noise.jitter, noise.seed, rank, actor, count)
+    return [round(value) for value in scaled.tolist()]
