@@ -230,7 +230,7 @@ def execute_in_process(
     Returns
     -------
     list of Recording
-        One per rank; their totals are those of the ranks' `RunState` and are not filled in here.
+        One per rank, without totals (a `RunState` holds its own).
 
     Raises
     ------

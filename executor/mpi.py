@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from executor.communicator import Done, Exchange, Failed
 from executor.doorbell import Doorbell
 from executor.errors import ExecutorError
-from executor.rank import RankState
+from executor.rank import RankMemory
 from planner.actors.graph import ActorGraph
 from planner.actors.protocol import Fire
 
@@ -126,16 +126,16 @@ class MpiCommunicator:
     ----------
     graph
         The actor graph.
-    state
-        The rank's memory and exchanges.
+    memory
+        The rank's arrays and exchanges.
     world
         The ranks of this run; MPI rank r is rank r of the graph.
     """
 
-    def __init__(self, graph: ActorGraph, state: RankState, world: World) -> None:
+    def __init__(self, graph: ActorGraph, memory: RankMemory, world: World) -> None:
         if world.size != graph.ranks:
             raise ExecutorError(f"{graph.ranks} ranks are planned, but {world.size} were started")
-        self._state, self._mpi = state, world.mpi
+        self._memory = memory
         self._groups = _make_groups(graph, world)
         self._transfers = world.communicator.Dup()
         self._keys = _keys(graph)
@@ -191,7 +191,7 @@ class MpiCommunicator:
                 else:
                     wait_s = min(max(waited_ns * 0.25e-9, SLEEP_S_MIN), SLEEP_S_MAX)
         except BaseException as error:
-            failed(self._state.rank, posted[1] if posted else None, error)
+            failed(self._memory.rank, posted[1] if posted else None, error)
 
     def _heard(self, ring: tuple[int, int]) -> None:
         """Take note that a member has come to a meeting."""
@@ -218,8 +218,8 @@ class MpiCommunicator:
     def _begin(self, posted: Posted) -> None:
         """Post a call to MPI and tell the other members."""
         _, fire, done = posted
-        sends, recvs = self._state.arrays(fire)
-        exchange = self._state.exchanges[fire.actor]
+        sends, recvs = self._memory.arrays(fire)
+        exchange = self._memory.exchanges[fire.actor]
         send = exchange.outgoing(sends[0]) if sends else None
         recv = recvs[0] if recvs else None
         target = None if recv is None else exchange.incoming(recv)
@@ -231,7 +231,7 @@ class MpiCommunicator:
         elif send is not None and target is not None:
             np.copyto(target, send)
         ring = self._keys[exchange.key], fire.firing
-        others = [member for member in exchange.members if member != self._state.rank]
+        others = [member for member in exchange.members if member != self._memory.rank]
         self._active[ring] = _Call(
             request=request,
             exchange=exchange,

@@ -19,32 +19,26 @@ Slots = tuple[int, ...]
 Fired = Callable[[int, int], None]
 
 
-class RankState:
-    """Binds a program and a rank to memory and kernels.
+class RankMemory:
+    """A program and a rank bound to an arena: the arrays of every firing and meeting.
 
     Parameters
     ----------
     graph, rank
         The actor graph and which of its ranks this is.
-    run
-        What the kernels of this rank share.
 
     Attributes
     ----------
     exchanges
         The exchange of every meeting actor, by actor index.
-    fired
-        Called as `fired(actor, firing)` when a local actor has run (to save checkpoints).
     """
 
-    def __init__(self, graph: ActorGraph, rank: int, run: RunState) -> None:
-        self.graph, self.rank, self.run_state = graph, rank, run
+    def __init__(self, graph: ActorGraph, rank: int) -> None:
+        self.graph, self.rank = graph, rank
         self.program = graph.programs[graph.program_of(rank)]
         self.coordinate = graph.coordinate(rank)
         self.arena = Arena(self.program)
         self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
-        self.fired: Fired | None = None
-        self._kernels = [self._kernel(actor) for actor in self.program.actors]
         # The slots of a port cycle, so the arrays of a firing are looked up, never made.
         self._arrays: list[dict[tuple[Slots, Slots], tuple[list[Array], list[Array]]]] = [
             {} for _ in self.program.actors
@@ -55,16 +49,6 @@ class RankState:
         """Bytes of the arena and of the staging buffers beside it."""
         staging = sum(exchange.staging_bytes for exchange in self.exchanges.values())
         return self.program.memory_bytes + staging
-
-    def run(self, fire: Fire) -> None:
-        """Carry out one firing of a local actor."""
-        inputs, outputs = self.arrays(fire)
-        kernel = self._kernels[fire.actor]
-        if kernel is None:
-            raise ExecutorError("met without a communicator", rank=self.rank, actor=self.name(fire))
-        kernel(fire.firing, inputs, outputs)
-        if self.fired is not None:
-            self.fired(fire.actor, fire.firing)
 
     def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
         """Return the arrays that a firing reads and writes."""
@@ -110,6 +94,39 @@ class RankState:
             for start, size in zip(shard.offsets, shard.shape, strict=True)
         )
         np.copyto(self.arena.views[register][version % where.slots], whole[region])
+
+
+class RankState(RankMemory):
+    """A rank's memory and the kernels of its local actors.
+
+    Parameters
+    ----------
+    graph, rank
+        The actor graph and which of its ranks this is.
+    run
+        What the kernels of this rank share.
+
+    Attributes
+    ----------
+    fired
+        Called as `fired(actor, firing)` when a local actor has run (to save checkpoints).
+    """
+
+    def __init__(self, graph: ActorGraph, rank: int, run: RunState) -> None:
+        super().__init__(graph, rank)
+        self.run_state = run
+        self.fired: Fired | None = None
+        self._kernels = [self._kernel(actor) for actor in self.program.actors]
+
+    def run(self, fire: Fire) -> None:
+        """Carry out one firing of a local actor."""
+        inputs, outputs = self.arrays(fire)
+        kernel = self._kernels[fire.actor]
+        if kernel is None:
+            raise ExecutorError("met without a communicator", rank=self.rank, actor=self.name(fire))
+        kernel(fire.firing, inputs, outputs)
+        if self.fired is not None:
+            self.fired(fire.actor, fire.firing)
 
     def _kernel(self, actor: Actor) -> Kernel | None:
         if actor.meeting is not None:

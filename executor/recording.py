@@ -52,7 +52,7 @@ class Recorder:
             if self._step_done is not None:
                 self._step_done(step)
 
-    def recording(self, rank: int, origin_ns: int, totals: Sequence[Totals] = ()) -> "Recording":
+    def recording(self, rank: int, origin_ns: int) -> "Recording":
         """Return all that was kept, in nanoseconds after `origin_ns`."""
         starts, ends = (
             np.concatenate([np.asarray(column, np.int64) for column in columns] or [_NOTHING])
@@ -63,7 +63,6 @@ class Recorder:
             step_end_ns=np.asarray(self.step_end_ns, np.int64) - origin_ns,
             starts_ns=starts - origin_ns,
             ends_ns=ends - origin_ns,
-            totals=tuple(totals),
         )
 
 
@@ -82,7 +81,7 @@ class Recording:
     step_end_ns: NDArray[np.int64]
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
-    totals: tuple[Totals, ...]
+    totals: tuple[Totals, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the recording as a NumPy archive."""

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
@@ -14,9 +15,9 @@ from executor.job import Job, read_job
 from executor.kernels import RunState
 from executor.mpi import MpiCommunicator, World, join_world
 from executor.processes import report_failure, report_process
-from executor.rank import RankState
+from executor.rank import RankMemory, RankState
 from executor.recording import Recorder, Recording, StepDone
-from executor.threaded import RankDriver
+from executor.threaded import RankDriver, Work
 from executor.variables import initial_value
 from planner.actors.protocol import Fire
 
@@ -58,7 +59,8 @@ def watch_parent(parent: int) -> None:
 
 
 def run_rank(
-    state: RankState,
+    memory: RankMemory,
+    work: Work,
     world: World,
     folder: Path,
     *,
@@ -67,18 +69,18 @@ def run_rank(
     step_done: StepDone | None = None,
 ) -> Recording:
     """Run this process's rank for `steps` steps, all other ranks doing the same."""
-    program = state.program
+    program = memory.program
 
     def failed(rank: int, fire: Fire | None, error: BaseException) -> None:
-        give_up(folder, rank, None if fire is None else state.name(fire), error)
+        give_up(folder, rank, None if fire is None else memory.name(fire), error)
 
-    communicator = MpiCommunicator(state.graph, state, world)
+    communicator = MpiCommunicator(memory.graph, memory, world)
     recorder = Recorder(program, steps, spans=spans, step_done=step_done)
     driver = RankDriver(
         program,
-        state.rank,
+        memory.rank,
         steps,
-        work=KernelWork([state]),
+        work=work,
         communicator=communicator,
         recorder=recorder,
         failed=failed,
@@ -88,7 +90,7 @@ def run_rank(
     driver.start()
     driver.join()
     communicator.close()
-    return recorder.recording(state.rank, origin_ns, state.run_state.totals)
+    return recorder.recording(memory.rank, origin_ns)
 
 
 def _run(job: Job, folder: Path, world: World) -> None:
@@ -118,8 +120,15 @@ def _run(job: Job, folder: Path, world: World) -> None:
                 lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         recording = run_rank(
-            state, world, folder, steps=job.steps, spans=job.spans, step_done=step_done
+            state,
+            KernelWork([state]),
+            world,
+            folder,
+            steps=job.steps,
+            spans=job.spans,
+            step_done=step_done,
         )
+    recording = replace(recording, totals=tuple(run.totals))
     recording.save(folder / f"rank.{world.rank}.npz")
     world.barrier()
 

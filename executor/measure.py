@@ -1,0 +1,161 @@
+"""profile: measure this machine as a device of `local:N`, in the processes that a run would use."""
+
+import os
+import platform
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.processes import run_ranks, usable_cores
+from executor.timing import Order, Points, Timings
+from models.graph import to_json
+from planner.cluster import Device
+
+FORM = 1  # raise it when what is measured changes
+KERNEL_SHARE = 0.5  # of the time; collectives and starting take the rest
+PROBE_COUNT = 110  # kernels and sizes that `executor.probes` lists, about
+
+
+class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A profile in the cache and what it holds for."""
+
+    key: str
+    device: Device
+
+
+def profile(ranks: int, *, seconds: float = 8.0) -> Device:
+    """Measure one of `ranks` processes on this machine.
+
+    Kernels are timed in as many processes as there are cores (or ranks, where they are fewer) at
+    once, one share of the cores' BLAS threads each; collectives and transfers between all ranks.
+    What the driver adds to a kernel is in every kernel's time, and in `launch_ns`.
+
+    Parameters
+    ----------
+    ranks
+        Number of processes in use.
+    seconds
+        About how long it may take.
+
+    Returns
+    -------
+    Device
+        `kernels` and `collectives` as measured; efficiencies are 1, for the rates are measured.
+
+    Raises
+    ------
+    ExecutorError
+        A process failed.
+    """
+    cores = usable_cores()
+    patience_ns = round(seconds * KERNEL_SHARE / PROBE_COUNT * 1e9)
+    with TemporaryDirectory(prefix="millrace-") as name:
+        folder = Path(name)
+        order = Order(parent=os.getpid(), cores=min(ranks, cores), kernel_ns=patience_ns)
+        (folder / "order.json").write_bytes(msgspec.json.encode(order))
+        run_ranks("executor.timing", ranks, folder)
+        found = [
+            msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=Timings)
+            for rank in range(ranks)
+        ]
+    return _device(ranks, cores, found)
+
+
+def cached_profile(ranks: int, *, refresh: bool = False, seconds: float = 8.0) -> Device:
+    """Return the profile of this machine with `ranks` processes, measured once and then kept.
+
+    It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
+    measured anew when the host, its cores, NumPy or the way of measuring change.
+    """
+    key = _key(ranks)
+    path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
+    if not refresh and path.exists():
+        try:
+            kept = msgspec.json.decode(path.read_bytes(), type=_Cached)
+        except msgspec.DecodeError:
+            kept = None
+        if kept is not None and kept.key == key:
+            return kept.device
+    device = profile(ranks, seconds=seconds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(to_json(_Cached(key=key, device=device)))
+    draft.replace(path)
+    return device
+
+
+def cache_folder() -> Path:
+    """Return the folder in which profiles are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "millrace"
+
+
+def _key(ranks: int) -> str:
+    parts = {
+        "form": FORM,
+        "host": platform.node(),
+        "processor": _processor(),
+        "cores": usable_cores(),
+        "ranks": ranks,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    return "; ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def _processor() -> str:
+    """The processor's name; `platform.processor()` is empty on many systems."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _device(ranks: int, cores: int, found: list[Timings]) -> Device:
+    timed = [timings for timings in found if timings.kernels]
+    if not timed:
+        raise ExecutorError("no process timed its kernels")
+    launch_ns = round(fmean(timings.launch_ns for timings in timed))
+    kernels = {
+        kind: tuple((work, duration_ns + launch_ns) for work, duration_ns in points)
+        for kind, points in _merged([timings.kernels for timings in timed]).items()
+    }
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    return Device(
+        name=f"{_processor()}, one of {ranks} ranks",
+        memory_bytes=memory_bytes,
+        flops_per_s={"fp32": _peak(kernels), "fp64": _peak(kernels) / 2},
+        memory_bandwidth_bytes_per_s=fmean(t.memory_bandwidth_bytes_per_s for t in timed),
+        matmul_efficiency=1.0,
+        memory_efficiency=1.0,
+        launch_ns=launch_ns,
+        source=f"measured by millrace profile: {_key(ranks)}",
+        kernels=kernels,
+        collectives=_merged([timings.collectives for timings in found]),
+    )
+
+
+def _peak(kernels: dict[str, tuple[tuple[int, int], ...]]) -> float:
+    """FLOPs per second of the fastest matrix product that was timed."""
+    return max(flops * 1e9 / duration_ns for flops, duration_ns in kernels["matmul"])
+
+
+def _merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Mean over ranks, and over probes of equal work, sorted by work."""
+    merged: dict[str, tuple[tuple[int, int], ...]] = {}
+    for key in sorted({key for table in tables for key in table}):
+        by_work: dict[int, list[int]] = {}
+        for table in tables:
+            for work, duration_ns in table.get(key, []):
+                by_work.setdefault(work, []).append(duration_ns)
+        merged[key] = tuple(
+            (work, max(1, round(fmean(durations)))) for work, durations in sorted(by_work.items())
+        )
+    return merged

@@ -1,0 +1,194 @@
+"""What `millrace profile` times: an example of every op kind, at several sizes.
+
+Labels and sizes are those of a small transformer, which is what fits a CPU: b batch, t queries,
+s keys, h heads, d and k features, n made, v vocabulary, p positions, z totals.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from executor.kernels import KernelContext, RunState, Shard
+from executor.kernels.context import Array, whole
+from models.inference import output_dtypes
+from models.labels import parse, shape_of
+from models.ops import op_work, state_of
+from planner.sbp import BROADCAST, PARTIAL_SUM, split
+
+Sizes = Mapping[str, int]
+Attributes = Mapping[str, int | float | str | bool]
+
+DTYPE = "float32"
+VOCABULARY = 256
+
+# Activations of one microbatch, from what one launch hides to what no cache of a core holds.
+TOKENS: tuple[Sizes, ...] = (
+    {"b": 1, "t": 32, "h": 2, "d": 32},
+    {"b": 2, "t": 64, "h": 4, "d": 64},
+    {"b": 4, "t": 128, "h": 4, "d": 192},
+    {"b": 16, "t": 128, "h": 8, "d": 384},
+)
+WEIGHTS: tuple[Sizes, ...] = tuple({"k": k, "n": n} for k, n in ((32, 32), (192, 192), (512, 1024)))
+PRODUCTS: tuple[Sizes, ...] = (
+    {"b": 1, "t": 32, "k": 32, "n": 32},
+    {"b": 2, "t": 64, "k": 64, "n": 64},
+    {"b": 4, "t": 64, "k": 128, "n": 192},
+    {"b": 4, "t": 128, "k": 192, "n": 384},
+    {"b": 4, "t": 128, "k": 384, "n": 1024},
+)
+SCALARS: tuple[Sizes, ...] = ({"z": 3},)
+# Attention's core is taken per head: d features of one head.
+HEADS: tuple[Sizes, ...] = (
+    {"b": 1, "t": 32, "h": 2, "d": 16},
+    {"b": 2, "t": 64, "h": 4, "d": 32},
+    {"b": 4, "t": 128, "h": 4, "d": 32},
+    {"b": 4, "t": 256, "h": 8, "d": 64},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One kind of op: its labels, the sizes to time it at, and which inputs are ids."""
+
+    kind: str
+    labels: str
+    scales: tuple[Sizes, ...] = TOKENS
+    ids: tuple[int, ...] = ()
+    attributes: Attributes = field(default_factory=dict)
+
+
+_ATTENTION = "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h"
+_ATTENTION_GRAD = (
+    "b t h d!, b s! h d!, b s! h d!, b t h d!, b t h, b t h d! -> b t h d!, b s! h d!, b s! h d!"
+)
+_UPDATE = "k n, k n, z!,  -> k n"
+
+PROBES: tuple[Probe, ...] = (
+    Probe(kind="matmul", labels="b t k, k n -> b t n", scales=PRODUCTS),
+    Probe(kind="matmul", labels="b t n, k n -> b t k", scales=PRODUCTS),
+    Probe(kind="matmul", labels="b t k, b t n -> k n", scales=PRODUCTS),
+    Probe(kind="add", labels="b t d, b t d -> b t d"),
+    Probe(kind="sum", labels="b t d -> d"),
+    Probe(kind="rearrange", labels="b t (h d) -> b t h d"),
+    Probe(kind="slice_rows", labels="p! d -> t! d"),
+    Probe(kind="pad_rows", labels="t! d -> p! d"),
+    Probe(kind="cast", labels="k n -> k n", scales=WEIGHTS),
+    Probe(kind="accumulate", labels="k n -> k n", scales=WEIGHTS),
+    Probe(kind="relu", labels="b t d -> b t d"),
+    Probe(kind="gelu", labels="b t d -> b t d"),
+    Probe(kind="relu_grad", labels="b t d, b t d -> b t d"),
+    Probe(kind="gelu_grad", labels="b t d, b t d -> b t d"),
+    Probe(kind="layer_norm", labels="b t d!, d!, d! -> b t d!, b t, b t"),
+    Probe(kind="layer_norm_grad_input", labels="b t d!, b t d!, d!, b t, b t -> b t d!"),
+    Probe(kind="layer_norm_grad_weight", labels="b t d, b t d, b t, b t -> d, d"),
+    Probe(kind="embedding", labels="b t, v d -> b t d", ids=(0,)),
+    Probe(kind="embedding_grad", labels="b t, b t d -> v d", ids=(0,)),
+    Probe(kind="attention", labels=_ATTENTION, scales=HEADS, attributes={"causal": True}),
+    Probe(kind="attention_grad", labels=_ATTENTION_GRAD, scales=HEADS, attributes={"causal": True}),
+    Probe(kind="cross_entropy", labels="b t v!, b t -> b t, b t", ids=(1,)),
+    Probe(kind="cross_entropy_grad", labels="b t v, b t, b t -> b t v", ids=(1,)),
+    Probe(kind="count_valid", labels="b t -> ", ids=(0,)),
+    Probe(kind="row_max", labels="b t v -> b t"),
+    Probe(kind="shifted_sums", labels="b t v, b t, b t -> b t c!", ids=(2,)),
+    Probe(kind="loss_from_sums", labels="b t, b t c!, b t -> b t, b t", ids=(2,)),
+    Probe(kind="squared_sum", labels="k n -> ", scales=WEIGHTS),
+    Probe(kind="step_totals", labels=", , ,  -> z!", scales=SCALARS),
+    Probe(kind="learning_rate", labels=" -> ", scales=SCALARS),
+    Probe(kind="adamw", labels=_UPDATE, scales=WEIGHTS),
+    Probe(kind="sgd", labels=_UPDATE, scales=WEIGHTS),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One kernel to be timed: its context, the work it is charged by, and its inputs."""
+
+    context: KernelContext
+    work: int
+    inputs: tuple[Array, ...]
+
+    def outputs(self) -> tuple[Array, ...]:
+        """Return fresh output arrays."""
+        return tuple(np.zeros(shard.shape, shard.dtype) for shard in self.context.outputs)
+
+
+def cases() -> Iterator[Case]:
+    """Yield every probe at every size, and the compiler's own `slice` and `pad`."""
+    for probe in PROBES:
+        for sizes in probe.scales:
+            yield _case(probe, sizes)
+    for size in (2**12, 2**17, 2**22):
+        yield from _boxing_cases(size)
+
+
+def _case(probe: Probe, sizes: Sizes) -> Case:
+    rng = np.random.default_rng(0)
+    expression = parse(probe.labels)
+    known = {"v": VOCABULARY, "c": 2, "z": 3, **sizes}
+    known["s"], known["p"] = known.get("t", 1), 2 * known.get("t", 1)
+    inputs: list[Array] = []
+    for index, operand in enumerate(expression.inputs):
+        shape = shape_of(operand, known)
+        if index in probe.ids:
+            inputs.append(rng.integers(0, VOCABULARY, shape).astype(np.int32))
+        else:
+            inputs.append(rng.random(shape, dtype=np.float32))  # none negative: some are squares
+    given = [str(array.dtype) for array in inputs]
+    count = len(expression.outputs)
+    made = output_dtypes(probe.kind, count, given) or (DTYPE,) * count
+    outputs = [
+        whole(shape_of(operand, known), dtype)
+        for operand, dtype in zip(expression.outputs, made, strict=True)
+    ]
+    work = op_work(
+        probe.kind,
+        probe.labels,
+        probe.attributes,
+        [array.shape for array in inputs],
+        [shard.shape for shard in outputs],
+        [array.itemsize for array in inputs],
+        [shard.itemsize for shard in outputs],
+    )
+    context = KernelContext(
+        kind=probe.kind,
+        name=f"probe {probe.kind}",
+        labels=probe.labels,
+        attributes=probe.attributes,
+        inputs=tuple(whole(array.shape, str(array.dtype)) for array in inputs),
+        outputs=tuple(outputs),
+        state=[
+            np.zeros(outputs[0].shape, outputs[0].dtype)
+            for _ in state_of(probe.kind, probe.attributes)
+        ],
+        run=RunState(seed=0, dataset=None, global_batch=1, microbatches=1, batch=1),
+    )
+    return Case(context=context, work=max(work.flops or work.bytes, 1), inputs=tuple(inputs))
+
+
+def _boxing_cases(size_bytes: int) -> Iterator[Case]:
+    """`slice` of half a tensor, and `pad` back, of so many bytes (as `planner.costs` counts)."""
+    rows = size_bytes // (4 * 64)
+    large, small = whole((rows, 64), DTYPE), whole((rows // 2, 64), DTYPE)
+    half = Shard(global_shape=large.shape, offsets=(0, 0), shape=small.shape, dtype=DTYPE)
+    for kind, given, wanted, before, after in (
+        ("slice", large, half, BROADCAST, split(0)),
+        ("pad", half, large, split(0), PARTIAL_SUM),
+    ):
+        context = KernelContext(
+            kind=kind,
+            name=f"probe {kind}",
+            labels="",
+            attributes={},
+            inputs=(given,),
+            outputs=(wanted,),
+            input_sbp=((before,),),
+            output_sbp=((after,),),
+            coordinate=(0,),
+            axis_sizes=(2,),
+            run=RunState(seed=0, dataset=None, global_batch=1, microbatches=1, batch=1),
+        )
+        written = 4 * prod(wanted.shape)
+        work = written + min(4 * prod(given.shape), written)
+        yield Case(context=context, work=work, inputs=(np.ones(given.shape, np.float32),))

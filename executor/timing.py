@@ -1,0 +1,189 @@
+"""What each rank does for `millrace profile`: `python -m mpi4py -m executor.timing FOLDER`.
+
+As many ranks as there are cores time kernels at once, each with the BLAS threads it has in a run,
+while the others wait. Then all ranks time collectives and transfers, driven by the same threads
+and the same communicator as a run: the time of one is a whole turn of a chain in which the next
+begins when the last has ended, hand-offs and polite waits included.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+
+import msgspec
+import numpy as np
+
+from executor.in_process import InProcessCommunicator
+from executor.kernels import make_kernel
+from executor.mpi import World, join_world
+from executor.probe_graphs import group_graph, pair_graph, ring_graph
+from executor.probes import Case, cases
+from executor.processes import report_process
+from executor.rank import RankMemory
+from executor.recording import Recorder
+from executor.threaded import RankDriver
+from executor.worker import give_up, run_rank, watch_parent
+from planner.actors.graph import Actor, ActorGraph
+from planner.actors.protocol import Fire
+
+CACHE_BYTES = 16 * 2**20  # arrays are taken in turn from as many copies as fill a share of L3
+COPIES_MAX = 16
+CALLS_MAX = 200
+BANDWIDTH_BYTES = 32 * 2**20
+IDLE_ACTORS, IDLE_STEPS = 16, 60
+
+Points = dict[str, list[tuple[int, int]]]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent asks for."""
+
+    parent: int
+    cores: int
+    kernel_ns: int  # how long to repeat each kernel
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank found; ranks beyond the cores time no kernels."""
+
+    launch_ns: int = 0
+    memory_bandwidth_bytes_per_s: float = 0.0
+    kernels: Points = {}
+    collectives: Points = {}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Time what this rank is asked to time."""
+    folder = Path(arguments[1])
+    rank = int(os.environ.get("PMI_RANK", "0"))
+    try:
+        report_process(folder, rank)
+        order = msgspec.json.decode((folder / "order.json").read_bytes(), type=Order)
+        watch_parent(order.parent)
+        world = join_world()
+        world.barrier()
+        found = Timings()
+        if world.rank < order.cores:
+            found = Timings(
+                launch_ns=time_launch(),
+                memory_bandwidth_bytes_per_s=time_copy(),
+                kernels=time_kernels(order.kernel_ns),
+            )
+        world.barrier()
+        found = msgspec.structs.replace(found, collectives=time_collectives(world, folder))
+        (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(found))
+        world.barrier()
+    except BaseException as error:
+        give_up(folder, rank, None, error)
+
+
+def time_kernels(patience_ns: int) -> Points:
+    """Time every probe; points are (work, duration in nanoseconds) in the order of the probes."""
+    points: Points = {}
+    with np.errstate(all="ignore"):
+        for case in cases():
+            duration_ns = time_case(case, patience_ns)
+            points.setdefault(case.context.kind, []).append((case.work, duration_ns))
+    return points
+
+
+def time_case(case: Case, patience_ns: int) -> int:
+    """Return the median duration of one call, over about `patience_ns` of calls.
+
+    Calls take turns on copies of the arrays, so that, as in a run, no core's own cache holds them.
+    """
+    kernel = make_kernel(case.context)
+    size_bytes = sum(array.nbytes for array in (*case.inputs, *case.outputs()))
+    copies = min(max(1, CACHE_BYTES // max(size_bytes, 1)), COPIES_MAX)
+    sets = [([array.copy() for array in case.inputs], list(case.outputs())) for _ in range(copies)]
+    kernel(0, *sets[0])
+    durations: list[int] = []
+    spent_ns = 0
+    for firing, (inputs, outputs) in zip(range(CALLS_MAX), cycle(sets), strict=False):
+        start_ns = perf_counter_ns()
+        kernel(firing, inputs, outputs)
+        durations.append(perf_counter_ns() - start_ns)
+        spent_ns += durations[-1]
+        if spent_ns > patience_ns and firing >= 2:
+            break
+    return round(median(durations))
+
+
+def time_copy() -> float:
+    """Return the bytes read and written per second by a copy that no cache holds."""
+    source, target = (np.ones(BANDWIDTH_BYTES // 8) for _ in range(2))
+    durations = []
+    for _ in range(5):
+        start_ns = perf_counter_ns()
+        np.copyto(target, source)
+        durations.append(perf_counter_ns() - start_ns)
+    return 2 * BANDWIDTH_BYTES / median(durations) * 1e9
+
+
+def time_launch() -> int:
+    """Return what the driver adds to a kernel: the time of one firing that does nothing."""
+    graph = ring_graph(IDLE_ACTORS)
+    program = graph.programs[0]
+    recorder = Recorder(program, IDLE_STEPS, spans=False)
+
+    def failed(rank: int, fire: Fire | None, error: BaseException) -> None:
+        raise error
+
+    driver = RankDriver(
+        program,
+        0,
+        IDLE_STEPS,
+        work=_Nothing(),
+        communicator=InProcessCommunicator(graph, lambda arrivals: None),
+        recorder=recorder,
+        failed=failed,
+    )
+    driver.start()
+    driver.join()
+    steps = np.diff(recorder.step_end_ns)
+    return round(float(np.median(steps)) / IDLE_ACTORS)
+
+
+class _Nothing:
+    """Work that does nothing."""
+
+    def run(self, rank: int, fire: Fire) -> None:
+        """Do nothing."""
+
+
+def time_collectives(world: World, folder: Path) -> Points:
+    """Time every collective over groups of every size, and transfers; keys `kind/group_size`."""
+    points: Points = {}
+    if world.size == 1:
+        return points
+    graph = group_graph(world.size)
+    for actor, turn_ns in _turns(graph, world, folder):
+        if (meeting := actor.meeting) is not None:
+            size = len(graph.members(world.rank, meeting))
+            found = points.setdefault(f"{meeting.kind}/{size}", [])
+            found.append((meeting.message_bytes, turn_ns))
+    for actor, turn_ns in _turns(pair_graph(world.size), world, folder):
+        if actor.meeting is not None and actor.meeting.kind == "recv":
+            # a turn goes there and back
+            found = points.setdefault("send/2", [])
+            found.append((actor.meeting.message_bytes, turn_ns // 2))
+    return points
+
+
+def _turns(graph: ActorGraph, world: World, folder: Path) -> Iterator[tuple[Actor, int]]:
+    """Run a graph and yield every actor of this rank with the median time between its ends."""
+    memory = RankMemory(graph, world.rank)
+    recording = run_rank(memory, _Nothing(), world, folder, steps=1, spans=True)
+    at = 0
+    for actor in memory.program.actors:
+        ends_ns = recording.ends_ns[at : at + actor.firings]
+        at += actor.firings
+        yield actor, round(float(np.median(np.diff(ends_ns))))
+
+
+if __name__ == "__main__":
+    main(sys.argv)
