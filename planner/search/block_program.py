@@ -27,11 +27,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.math_opt import model_pb2
-from ortools.math_opt.python import mathopt
 
-from planner.errors import InfeasibleError
-from planner.search.tables import FIGURES, Ints, Net, Tables
+from planner.search.integer_program import NODE_LIMIT, IntegerProgram
+from planner.search.request import MemoryLimitError
+from planner.search.tables import FIGURES, Choice, Ints, Net, Tables
 
 Floats = NDArray[np.float64]
 
@@ -85,7 +84,7 @@ def solve(
     memory: MemoryRow | None = None,
     *,
     max_gap: float = 0.0,
-    node_limit: int = 100_000,
+    node_limit: int = NODE_LIMIT,
 ) -> Solution:
     """Choose an option for every choice of the tables at the least price.
 
@@ -102,22 +101,16 @@ def solve(
 
     Raises
     ------
-    InfeasibleError
-        The memory row cannot be met; names the least bytes that can.
+    MemoryLimitError
+        The memory row cannot be met; holds the least bytes that can.
     """
     program = _Program(tables, prices.vector, memory)
-    answer = program.solve(max_gap, node_limit)
-    if answer is None:
-        assert memory is not None, "only a memory row can make a block program infeasible"
-        least = solve(
-            tables, Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
-        )
-        needed = round(least.cost)
-        raise InfeasibleError(
-            f"memory: no choice of signatures needs less than {needed} bytes a device, the limit "
-            f"is {memory.limit_bytes}: {needed - memory.limit_bytes} bytes too few"
-        )
-    options, bound = answer
+    found = program.solve(max_gap, node_limit)
+    if found is None:
+        assert memory is not None, "nothing else makes a block program infeasible"
+        bare = Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
+        raise MemoryLimitError(round(solve(tables, bare).cost), memory.limit_bytes)
+    options, bound = found
     figures = evaluate(tables, options)
     return Solution(
         options=options,
@@ -125,6 +118,11 @@ def solve(
         cost=float(figures @ prices.vector),
         bound=bound,
     )
+
+
+def cheapest(choices: tuple[Choice, ...], prices: Prices) -> float:
+    """Bound without solving: every choice at its cheapest option, and no boxing."""
+    return sum(choice.count * float((choice.figures @ prices.vector).min()) for choice in choices)
 
 
 def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
@@ -151,161 +149,92 @@ def net_figures(net: Net, options: tuple[int, ...]) -> Ints:
 
 
 class _Program:
-    """The integer program in arrays, put together column by column and row by row."""
+    """The program of the module's docstring, in arrays."""
 
     def __init__(self, tables: Tables, prices: Floats, memory: MemoryRow | None) -> None:
         self.tables = tables
         self.prices = prices
-        self.bytes_weights = np.array([0, 0, 1, memory.inflight if memory else 0], np.float64)
-        self.cost: list[Floats] = []
-        self.bytes: list[Floats] = []
-        self.columns = 0
-        self.rows = 0
-        self.lower: list[Floats] = []
-        self.upper: list[Floats] = []
-        self.entries: list[tuple[Ints, Ints, Floats]] = []
-        self.first: list[int] = []
-        for choice in tables.choices:
-            figures = choice.count * choice.figures
-            self.first.append(self._add_columns(figures))
-        self.integers = self.columns
-        for index, choice in enumerate(tables.choices):
-            row = self._add_rows(1, 1.0, 1.0)
-            count = len(choice.options)
-            self._enter(np.full(count, row), self.first[index] + np.arange(count), 1.0)
-        for net in tables.nets:
-            self._add_net(net)
+        self.memory = memory
+        self.keeping = prices[3] > 0 or (memory is not None and memory.inflight > 0)
+        self.program = IntegerProgram()
         if memory is not None:
-            self._add_memory(memory)
+            self.memory_row = self.program.add_rows(1, upper=1.0)
+        self.first = [
+            self._columns(choice.count * choice.figures, integer=True) for choice in tables.choices
+        ]
+        for first, choice in zip(self.first, tables.choices, strict=True):
+            row = self.program.add_rows(1, 1.0, 1.0)
+            self.program.enter(row, first + np.arange(len(choice.options)), 1.0)
+        for net in tables.nets:
+            if net.count * net.figures.any() or not net.reachable.all():
+                self._add_boxing(net)
+            if self.keeping:
+                self._add_held(net)
 
-    def _add_columns(self, figures: Ints) -> int:
-        first = self.columns
-        self.columns += len(figures)
-        self.cost.append(figures @ self.prices)
-        self.bytes.append(figures @ self.bytes_weights)
+    def _columns(self, figures: Ints, integer: bool = False) -> int:
+        """Add columns that cost these figures, and their bytes to the memory row."""
+        highest = 1.0 if integer else np.inf
+        first = self.program.add_columns(figures @ self.prices, integer=integer, highest=highest)
+        if self.memory is not None:
+            size = figures[:, 2] + self.memory.inflight * figures[:, 3]
+            # In shares of the limit, so that the row is of the size of the others.
+            columns = first + np.nonzero(size)[0]
+            self.program.enter(
+                self.memory_row, columns, size[size != 0] / max(self.memory.limit_bytes, 1)
+            )
         return first
 
-    def _add_rows(self, count: int, lower: float, upper: float) -> int:
-        first = self.rows
-        self.rows += count
-        self.lower.append(np.full(count, lower))
-        self.upper.append(np.full(count, upper))
-        return first
+    def _taken(self, choice: int, rows: Ints) -> None:
+        """Subtract the options of a choice from the row that each of them belongs to."""
+        self.program.enter(rows, self.first[choice] + np.arange(len(rows)), -1.0)
 
-    def _enter(self, rows: Ints, columns: Ints, value: float) -> None:
-        self.entries.append((rows, columns, np.full(len(rows), value)))
-
-    def _add_net(self, net: Net) -> None:
-        figures = net.count * net.figures
-        free = bool(net.reachable.all()) and not figures.any()
-        if not free:
-            self._add_boxing(net, figures)
-        self._add_held(net)
-
-    def _add_boxing(self, net: Net, figures: Ints) -> None:
+    def _add_boxing(self, net: Net) -> None:
         """Add `w` for every use and, where several may share a boxing, `W` over them."""
+        program = self.program
+        figures = net.count * net.figures
         shared = len(net.uses) > 1
-        paid = net.reachable & figures.any(axis=2)
+        whole = np.full(net.reachable.shape, -1, np.int64)
         if shared:
-            a, b = np.nonzero(paid)
-            whole = np.full(paid.shape, -1, np.int64)
-            whole[a, b] = self._add_columns(figures[a, b]) + np.arange(len(a))
+            a, b = np.nonzero(net.reachable & figures.any(axis=2))
+            whole[a, b] = self._columns(figures[a, b]) + np.arange(len(a))
         for use in net.uses:
             mine = np.zeros(len(net.targets), np.bool_)
             mine[use.wants] = True
             a, b = np.nonzero(net.reachable & mine)
             own = np.zeros((len(a), len(FIGURES)), np.int64) if shared else figures[a, b]
-            columns = self._add_columns(own) + np.arange(len(a))
-            leaves = self._add_rows(len(net.sources), 0.0, 0.0)
-            self._enter(leaves + a, columns, 1.0)
-            made = self.first[net.producer] + np.arange(len(net.makes))
-            self._enter(leaves + net.makes, made, -1.0)
-            rank = np.cumsum(mine) - 1
-            arrives = self._add_rows(int(mine.sum()), 0.0, 0.0)
-            self._enter(arrives + rank[b], columns, 1.0)
-            wants = self.first[use.choice] + np.arange(len(use.wants))
-            self._enter(arrives + rank[use.wants], wants, -1.0)
-            if shared:
-                covered = whole[a, b] >= 0
-                cover = self._add_rows(int(covered.sum()), 0.0, np.inf)
-                rows = cover + np.arange(int(covered.sum()))
-                self._enter(rows, whole[a, b][covered], 1.0)
-                self._enter(rows, columns[covered], -1.0)
+            columns = self._columns(own) + np.arange(len(a))
+            leaves = program.add_rows(len(net.sources), 0.0, 0.0)
+            program.enter(leaves + a, columns, 1.0)
+            self._taken(net.producer, leaves + net.makes)
+            arrives = program.add_rows(len(net.targets), 0.0, 0.0)
+            program.enter(arrives + b, columns, 1.0)
+            self._taken(use.choice, arrives + use.wants)
+            paid = whole[a, b] >= 0
+            count = int(paid.sum())
+            covers = program.add_rows(count, lower=0.0) + np.arange(count)
+            program.enter(covers, whole[a, b][paid], 1.0)
+            program.enter(covers, columns[paid], -1.0)
 
     def _add_held(self, net: Net) -> None:
-        """Add `D`, where bytes in flight cost anything; one holder needs no column of its own."""
+        """Add `D`: what backward readers want is kept once per target."""
         holders = [use for use in net.uses if use.holds]
-        if not holders or not (self.bytes_weights[3] or self.prices[3]):
+        if not holders:
             return
-        held = net.count * net.held
-        if len(holders) == 1:  # the first blocks of columns are the choices', in their order
-            use = holders[0]
-            self.cost[use.choice] = self.cost[use.choice] + held[use.wants] @ self.prices
-            self.bytes[use.choice] = self.bytes[use.choice] + held[use.wants] @ self.bytes_weights
-            return
-        columns = self._add_columns(held)
+        columns = self._columns(net.count * net.held)
         for use in holders:
-            mine = np.unique(use.wants)
-            rows = self._add_rows(len(mine), 0.0, np.inf) + np.arange(len(mine))
-            self._enter(rows, columns + mine, 1.0)
-            at_row = np.searchsorted(mine, use.wants)
-            wants = self.first[use.choice] + np.arange(len(use.wants))
-            self._enter(rows[at_row], wants, -1.0)
-
-    def _add_memory(self, memory: MemoryRow) -> None:
-        """Bytes in shares of the limit, so that the row is of the size of the others."""
-        unit = max(memory.limit_bytes, 1)
-        values = np.concatenate(self.bytes) / unit
-        row = self._add_rows(1, -np.inf, memory.limit_bytes / unit)
-        columns = np.nonzero(values)[0]
-        self.entries.append((np.full(len(columns), row), columns, values[columns]))
+            rows = self.program.add_rows(len(net.targets), lower=0.0)
+            self.program.enter(
+                rows + np.arange(len(net.targets)), columns + np.arange(len(net.targets)), 1.0
+            )
+            self._taken(use.choice, rows + use.wants)
 
     def solve(self, max_gap: float, node_limit: int) -> tuple[tuple[int, ...], float] | None:
         """Options and proven bound, None where nothing is feasible."""
-        cost = np.concatenate(self.cost)
-        # A unit in which the cheapest options add up to about a million keeps tolerances harmless.
-        scale = 1e6 / max(float(np.abs(cost[: self.integers]).sum()), 1e-9)
-        model = mathopt.Model.from_model_proto(self._proto(cost * scale))
-        parameters = mathopt.SolveParameters(
-            relative_gap_tolerance=max_gap,
-            absolute_gap_tolerance=0.0,
-            node_limit=node_limit,
-            random_seed=0,
-        )
-        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
-        reason = result.termination.reason
-        if reason in (
-            mathopt.TerminationReason.INFEASIBLE,
-            mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED,
-        ):
+        answer = self.program.solve(max_gap, node_limit)
+        if answer is None:
             return None
-        values = np.array(result.variable_values(model.variables()))
-        ends = [*self.first[1:], self.integers]
-        options = tuple(int(np.argmax(values[a:b])) for a, b in zip(self.first, ends, strict=True))
-        return options, result.termination.objective_bounds.dual_bound / scale
-
-    def _proto(self, cost: Floats) -> model_pb2.ModelProto:
-        """The program as MathOpt reads it, filled from arrays."""
-        proto = model_pb2.ModelProto()
-        variables = proto.variables
-        variables.ids.extend(range(self.columns))
-        variables.lower_bounds.extend([0.0] * self.columns)
-        upper = np.full(self.columns, np.inf)
-        upper[: self.integers] = 1.0
-        variables.upper_bounds.extend(upper.tolist())
-        variables.integers.extend([i < self.integers for i in range(self.columns)])
-        charged = np.nonzero(cost)[0]
-        proto.objective.linear_coefficients.ids.extend(charged.tolist())
-        proto.objective.linear_coefficients.values.extend(cost[charged].tolist())
-        proto.linear_constraints.ids.extend(range(self.rows))
-        proto.linear_constraints.lower_bounds.extend(np.concatenate(self.lower).tolist())
-        proto.linear_constraints.upper_bounds.extend(np.concatenate(self.upper).tolist())
-        rows, columns, values = (
-            np.concatenate([entry[i] for entry in self.entries]) for i in range(3)
+        options = tuple(
+            int(np.argmax(answer.values[first : first + len(choice.options)]))
+            for first, choice in zip(self.first, self.tables.choices, strict=True)
         )
-        order = np.lexsort((columns, rows))
-        matrix = proto.linear_constraint_matrix
-        matrix.row_ids.extend(rows[order].tolist())
-        matrix.column_ids.extend(columns[order].tolist())
-        matrix.coefficients.extend(values[order].tolist())
-        return proto
+        return options, answer.bound

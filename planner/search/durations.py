@@ -9,13 +9,12 @@ from planner.boxing import Step, boxing_path, message_bytes
 from planner.cluster import Cluster
 from planner.costs import collective_duration_ns, op_duration_ns
 from planner.errors import InfeasibleError
+from planner.memory import LOCAL
 from planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, Signature, sub_signatures
 
 # Ops without an actor: a variable is a register, `repeat` a way to read it.
 FREE = ("variable", "repeat")
-
-LOCAL = ("slice", "pad")
 
 Shape = tuple[int, ...]
 Side = Sequence[tuple[Shape, str, NdSbp]]  # shape of the whole, dtype, sbp of each operand

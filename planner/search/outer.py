@@ -25,7 +25,7 @@ from planner.search.folding import Folded, fold
 from planner.search.pins import SEQUENCE, AxisRules, filters, forced_ops
 from planner.search.request import SearchRequest
 from planner.search.stages import Division, Run, divide
-from planner.search.tables import Rules, Tables, build_tables
+from planner.search.tables import Rules, TableBuilder, Tables
 from planner.search.variants import block_figures, variants
 
 Figures = dict[str, Any]
@@ -161,11 +161,11 @@ class _Search:
                 required=self.request.required,
             )
             must, may = filters(rules)
-            built = build_tables(
+            built = TableBuilder(
                 folded,
                 self.durations[candidate.sizes],
                 Rules(allowed=must, otherwise=may, crossing_partial=not many),
-            )
+            ).tables()
             self.tables[key] = folded, built
         return self.tables[key]
 

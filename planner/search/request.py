@@ -1,12 +1,24 @@
-"""The question put to the search."""
+"""The question put to the search, and the answer that memory is too small."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from models.spec import ModelSpec, TrainingSpec
 from planner.cluster import Cluster
-from planner.errors import PlanError
+from planner.errors import InfeasibleError, PlanError
 from planner.search.pins import Pins
+
+
+class MemoryLimitError(InfeasibleError):
+    """No choice fits the memory of a device: the bytes that the least of them needs."""
+
+    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"memory: at least {needed_bytes} bytes a device are needed, the limit is "
+            f"{limit_bytes}: {needed_bytes - limit_bytes} bytes too few"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

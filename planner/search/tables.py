@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 
 from models.graph import Op, Phase, Rate, Tensor
 from models.ops import state_of
-from planner.boxing import Step
 from planner.errors import InfeasibleError
+from planner.memory import UPDATES, boxing_places
 from planner.sbp import NdSbp
-from planner.search.durations import LOCAL, Durations
+from planner.search.durations import Durations
 from planner.search.folding import Folded, FoldedNet
 from planner.signatures import Allowed, Signature, op_signatures, variable_values
 
 FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes")
 Ints = NDArray[np.int64]
-
-UPDATES = ("adamw", "sgd")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -102,8 +100,8 @@ class Rules:
     wanted: Mapping[str, tuple[NdSbp, ...]] | None = None
 
 
-def build_tables(folded: Folded, durations: Durations, rules: Rules | None = None) -> Tables:
-    """Enumerate the legal options of every op and cost them.
+class TableBuilder:
+    """Enumerates the legal options of every op and costs them; then the nets between them.
 
     Parameters
     ----------
@@ -112,42 +110,37 @@ def build_tables(folded: Folded, durations: Durations, rules: Rules | None = Non
         Of the mesh and cluster to plan for.
     rules : Rules, optional
 
+    Attributes
+    ----------
+    choices : list of Choice
+        Known at once: enough for a bound that leaves boxing out.
+
     Raises
     ------
     InfeasibleError
-        An op has no legal signature, or a net no boxing; names the op.
+        An op has no legal signature; names it.
     """
-    return _Builder(folded, durations, rules or Rules()).build()
 
-
-class _Builder:
-    """Choices and nets while they are put together."""
-
-    def __init__(self, folded: Folded, durations: Durations, rules: Rules) -> None:
+    def __init__(self, folded: Folded, durations: Durations, rules: Rules | None = None) -> None:
         self.folded = folded
         self.durations = durations
-        self.rules = rules
+        self.rules = rules or Rules()
         self.tensors = folded.graph.tensors_by_name
-        self.values = variable_values(folded.graph)
-        self.phases = {name: op.phase for op in folded.graph.ops for name in op.outputs}
         self.choices: list[Choice] = []
-        self.made: dict[str, tuple[int, list[NdSbp]]] = {}  # tensor → choice, sbp per option
-        self.read: dict[tuple[str, int], tuple[int, list[NdSbp]]] = {}  # likewise per reading
-
-    def build(self) -> Tables:
+        self._values = variable_values(folded.graph)
+        self._phases = {name: op.phase for op in folded.graph.ops for name in op.outputs}
+        self._made: dict[str, tuple[int, list[NdSbp]]] = {}  # tensor → choice, sbp per option
+        self._read: dict[tuple[str, int], tuple[int, list[NdSbp]]] = {}  # likewise per reading
+        self._priced: dict[object, tuple[NDArray[np.bool_], Ints]] = {}
         tied = self._tied()
-        for op in self.folded.ops:
-            if op.name in tied or op.kind == "variable":
-                if op.kind == "variable":
-                    self._add((op, *(o for o in self.folded.ops if tied.get(o.name) == op.name)))
-            else:
-                self._add((op,))
-        nets = [net for one in self.folded.nets if (net := self._net(one))]
-        return Tables(
-            axis_sizes=self.durations.axis_sizes,
-            choices=tuple(self.choices),
-            nets=tuple(nets),
-        )
+        for op in folded.ops:
+            if op.name not in tied:
+                self._add((op, *(one for one in folded.ops if tied.get(one.name) == op.name)))
+
+    def tables(self) -> Tables:
+        """Return the choices with all nets between them, boxing costed."""
+        nets = tuple(net for one in self.folded.nets if (net := self._net(one)))
+        return Tables(axis_sizes=self.durations.axis_sizes, choices=tuple(self.choices), nets=nets)
 
     def _tied(self) -> dict[str, str]:
         """Update and squared sum of each variable, by the variable's op: they share its storage."""
@@ -170,7 +163,7 @@ class _Builder:
                 op,
                 self.tensors,
                 sizes,
-                values=self.values,
+                values=self._values,
                 whole=self.rules.whole,
                 allowed=allowed,
             )
@@ -208,9 +201,9 @@ class _Builder:
         )
         for at, op in enumerate(ops):
             for number, name in enumerate(op.outputs):
-                self.made[name] = index, [option[at].outputs[number] for option in options]
+                self._made[name] = index, [option[at].outputs[number] for option in options]
             for number in range(len(op.inputs)):
-                self.read[op.name, number] = (
+                self._read[op.name, number] = (
                     index,
                     [option[at].inputs[number] for option in options],
                 )
@@ -223,10 +216,10 @@ class _Builder:
             often = out.rate is Rate.MICROBATCH or op.kind == "accumulate"
             row[0 if often else 1] += duration
             local = self.durations.local_bytes(out, one.outputs[0])
-            if op.kind in ("variable", "accumulate"):
-                row[2] += local
-            elif op.kind in UPDATES:
+            if op.kind in UPDATES:
                 row[2] += local * len(state_of(op.kind, op.attributes))
+            elif out.rate is Rate.STEP and op.kind != "squared_sum":
+                row[2] += local
         return row
 
     def _net(self, net: FoldedNet) -> Net | None:
@@ -234,12 +227,12 @@ class _Builder:
         uses: list[tuple[int, list[NdSbp], bool]] = []
         backward = {Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}
         for reader in net.readers:
-            choice, sbps = self.read[reader.op, reader.index]
+            choice, sbps = self._read[reader.op, reader.index]
             op = next(o for o in self.choices[choice].ops if o.name == reader.op)
             if len(self.choices[choice].ops) > 1 and reader.index == 0 and op.kind in UPDATES:
                 continue  # the variable under its own update: tied, not boxed
-            holds = self.phases[net.tensor] is Phase.FORWARD and op.phase in backward
-            use = choice, sbps, holds and net.tensor not in self.values
+            holds = self._phases[net.tensor] is Phase.FORWARD and op.phase in backward
+            use = choice, sbps, holds and net.tensor not in self._values
             if use not in uses:
                 uses.append(use)
         for sbp in wanted.get(net.tensor, ()):
@@ -261,13 +254,13 @@ class _Builder:
 
     def _finished_net(self, net: FoldedNet, uses: list[tuple[int, list[NdSbp], bool]]) -> Net:
         targets = tuple(dict.fromkeys(sbp for _, sbps, _ in uses for sbp in sbps))
-        if net.tensor in self.made:
-            producer, outputs = self.made[net.tensor]
+        if net.tensor in self._made:
+            producer, outputs = self._made[net.tensor]
         else:
             known = (self.rules.made or {}).get(net.tensor)
             outputs = [known] if known else list(targets)
             producer = self._outside(makes=tuple(outputs))
-            self.made[net.tensor] = producer, outputs
+            self._made[net.tensor] = producer, outputs
         sources = tuple(dict.fromkeys(outputs))
         at = {sbp: index for index, sbp in enumerate(targets)}
         kept = frozenset(at[sbp] for _, sbps, holds in uses if holds for sbp in sbps)
@@ -276,7 +269,7 @@ class _Builder:
             partial = [
                 np.array([any(s.is_partial for s in x) for x in y]) for y in (sources, targets)
             ]
-            reachable &= ~np.logical_and.outer(*partial)
+            reachable = reachable & ~np.logical_and.outer(*partial)
         held = np.zeros((len(targets), len(FIGURES)), np.int64)
         for index, sbp in enumerate(targets):
             held[index, 3] = self.durations.local_bytes(self.tensors[net.tensor], sbp)
@@ -309,6 +302,9 @@ class _Builder:
 
         What a collective reads and writes has a place of its own while the step lasts.
         """
+        key = (tensor.shape, tensor.dtype, tensor.rate, sources, targets, kept)
+        if key in self._priced:
+            return self._priced[key]
         reachable = np.zeros((len(sources), len(targets)), np.bool_)
         figures = np.zeros((len(sources), len(targets), len(FIGURES)), np.int64)
         step = tensor.rate is Rate.STEP
@@ -324,28 +320,8 @@ class _Builder:
                 figures[i, j, 1 if step else 0] = duration
                 places = boxing_places(path, keeps_source=step, keeps_target=j in kept)
                 figures[i, j, 2] = sum(self.durations.local_bytes(tensor, s) for s in places)
+        self._priced[key] = reachable, figures
         return reachable, figures
-
-
-def boxing_places(
-    path: tuple[Step, ...], *, keeps_source: bool, keeps_target: bool
-) -> tuple[NdSbp, ...]:
-    """SBPs of the buffers that a boxing adds to what its ends have anyway.
-
-    Local steps within a microbatch reuse the memory of their section; collectives run beside it,
-    so their ends have places of their own. A step-rate source and a kept target are counted where
-    they are made.
-    """
-    moves = [step.kind not in LOCAL for step in path]
-    found: list[NdSbp] = []
-    for index, step in enumerate(path):
-        last = index == len(path) - 1
-        follows = not last and moves[index + 1]
-        if (moves[index] or follows or keeps_source) and not (last and keeps_target):
-            found.append(step.after)
-    if path and moves[0] and not keeps_source:
-        found.append(path[0].before)
-    return tuple(found)
 
 
 def _partial(states: tuple[NdSbp, ...]) -> NDArray[np.bool_]:

@@ -1,0 +1,115 @@
+"""Integer programs in arrays, and the one door to the solver: HiGHS through OR-Tools MathOpt.
+
+A program is put together in blocks of columns and rows; entries refer to them by index. It stops
+at a relative gap or a number of nodes, never after a time, so that equal questions have equal
+answers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NODE_LIMIT = 100_000
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Answer:
+    """Values of the columns, what they cost, and the proven least."""
+
+    values: Floats
+    cost: float
+    bound: float
+
+
+class IntegerProgram:
+    """A minimisation over columns x ≥ 0 with rows lower ≤ A x ≤ upper."""
+
+    def __init__(self) -> None:
+        self.columns = 0
+        self.rows = 0
+        self._cost: list[Floats] = []
+        self._highest: list[Floats] = []
+        self._integer: list[NDArray[np.bool_]] = []
+        self._lower: list[Floats] = []
+        self._upper: list[Floats] = []
+        self._entries: list[tuple[Ints, Ints, Floats]] = []
+
+    def add_columns(
+        self, cost: ArrayLike, *, integer: bool = False, highest: float = np.inf
+    ) -> int:
+        """Add one column per cost, each between 0 and `highest`; return the first index."""
+        first = self.columns
+        values = np.atleast_1d(np.asarray(cost, np.float64))
+        self.columns += len(values)
+        self._cost.append(values)
+        self._highest.append(np.full(len(values), highest))
+        self._integer.append(np.full(len(values), integer))
+        return first
+
+    def add_rows(self, count: int, lower: float = -np.inf, upper: float = np.inf) -> int:
+        """Add rows with the same limits and no entries yet; return the first index."""
+        first = self.rows
+        self.rows += count
+        self._lower.append(np.full(count, lower))
+        self._upper.append(np.full(count, upper))
+        return first
+
+    def enter(self, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
+        """Add coefficients; each argument is an array, or one value for all."""
+        found = np.broadcast_arrays(
+            np.asarray(rows, np.int64), np.asarray(columns, np.int64), np.asarray(values, float)
+        )
+        self._entries.append((found[0].ravel(), found[1].ravel(), found[2].ravel()))
+
+    def solve(self, max_gap: float = 0.0, node_limit: int = NODE_LIMIT) -> Answer | None:
+        """Return the best values and the proven bound; None where no values are feasible."""
+        from ortools.math_opt.python import mathopt
+
+        cost = np.concatenate(self._cost)
+        # In a unit where all costs add up to about a million, absolute tolerances are harmless.
+        unit = max(float(np.abs(cost).sum()), 1e-30) / 1e6
+        model = mathopt.Model.from_model_proto(self._proto(cost / unit))
+        parameters = mathopt.SolveParameters(
+            relative_gap_tolerance=max_gap,
+            absolute_gap_tolerance=0.0,
+            node_limit=node_limit,
+            random_seed=0,
+        )
+        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
+        if not result.has_primal_feasible_solution():
+            return None
+        values = np.array(result.variable_values(list(model.variables())))
+        bound = result.termination.objective_bounds.dual_bound * unit
+        return Answer(values=values, cost=float(cost @ values), bound=bound)
+
+    def _proto(self, cost: Floats) -> Any:
+        """The program as MathOpt reads it, filled from arrays."""
+        from ortools.math_opt import model_pb2
+
+        proto = model_pb2.ModelProto()
+        variables = proto.variables
+        variables.ids.extend(range(self.columns))
+        variables.lower_bounds.extend([0.0] * self.columns)
+        variables.upper_bounds.extend(np.concatenate(self._highest).tolist())
+        variables.integers.extend(np.concatenate(self._integer).tolist())
+        charged = np.nonzero(cost)[0]
+        proto.objective.linear_coefficients.ids.extend(charged.tolist())
+        proto.objective.linear_coefficients.values.extend(cost[charged].tolist())
+        proto.linear_constraints.ids.extend(range(self.rows))
+        proto.linear_constraints.lower_bounds.extend(np.concatenate(self._lower).tolist())
+        proto.linear_constraints.upper_bounds.extend(np.concatenate(self._upper).tolist())
+        rows, columns, values = (
+            np.concatenate([entry[i] for entry in self._entries]) for i in range(3)
+        )
+        # Coefficients of one row and column add up.
+        places, inverse = np.unique(rows * self.columns + columns, return_inverse=True)
+        matrix = proto.linear_constraint_matrix
+        matrix.row_ids.extend((places // self.columns).tolist())
+        matrix.column_ids.extend((places % self.columns).tolist())
+        matrix.coefficients.extend(np.bincount(inverse, values).tolist())
+        return proto
