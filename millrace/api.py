@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millrace.compare import Comparison, join
+from millrace.files import load_profile
 from models.graph import Graph
 from models.spec import TrainingSpec
 from planner.actors.graph import ActorGraph
@@ -61,7 +62,13 @@ def build(
     return build_training(model_spec(model, seq_len, precision), TrainingSpec(), batch)
 
 
-def cluster(text: str, *, profile: Path | None = None, progress: Progress | None = None) -> Cluster:
+def cluster(
+    text: str,
+    *,
+    profile: Path | None = None,
+    measured: bool = True,
+    progress: Progress | None = None,
+) -> Cluster:
     """Return the cluster written as on the command line: `a100-sxm-80gb:8x16`, `local:4`, a file.
 
     Parameters
@@ -69,7 +76,9 @@ def cluster(text: str, *, profile: Path | None = None, progress: Progress | None
     text : str
         The cluster.
     profile : Path, optional
-        A device profile to read, for a local cluster, instead of this machine's cached one.
+        A device profile to use in place of the catalogue's device, or of this machine's own.
+    measured : bool
+        Measure this machine for `local:N` (once, some ten seconds); built-in figures otherwise.
     progress : callable, optional
         Told in words when something takes long.
 
@@ -79,10 +88,24 @@ def cluster(text: str, *, profile: Path | None = None, progress: Progress | None
         The text has another form or names an unknown device.
     FileError
         The profile cannot be read.
+    ExecutorError
+        This machine could not be measured.
     """
-    from planner.clusters import parse_cluster
+    from planner.clusters import parse_cluster, validate
 
-    return parse_cluster(text)
+    if profile is not None:
+        device = load_profile(profile)
+        if text.startswith("local:"):
+            return parse_cluster(text, device)
+        return validate(msgspec.structs.replace(parse_cluster(text), device=device))
+    found = parse_cluster(text)
+    if not measured or not text.startswith("local:"):
+        return found
+    from executor.measure import cached_profile
+
+    if progress is not None:
+        progress(f"speed of this machine with {found.devices} ranks (measured once, ten seconds) …")
+    return parse_cluster(text, cached_profile(found.devices))
 
 
 def search(

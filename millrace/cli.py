@@ -46,9 +46,9 @@ def _front(
 @cache
 def _register_commands() -> None:
     """Fill the app; the guard has run by now, so our packages are the ones imported."""
-    from millrace.commands import catalogues, demo, planning, running
+    from millrace.commands import catalogues, demo, planning, profiling, running
 
-    for group in (demo, planning, running, catalogues):
+    for group in (demo, planning, running, profiling, catalogues):
         group.register(app)
 
 

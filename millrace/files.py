@@ -10,6 +10,7 @@ import msgspec
 from millrace.chrome import chrome_trace
 from models.graph import to_json
 from planner.actors.trace import Trace
+from planner.cluster import Device
 from planner.errors import PlanError
 from planner.plan import Plan, read_plan
 
@@ -53,6 +54,16 @@ def load_trace(path: Path) -> Trace:
         if b'"traceEvents"' in text[:200]:
             hint = ": this is Chrome's form; write the trace to a name that ends in .json instead"
         raise FileError(f"`{path}` is not a trace: {error}{hint}") from None
+
+
+def load_profile(path: Path) -> Device:
+    """Read a device profile; raises FileError with the path and the offending key."""
+    try:
+        return msgspec.json.decode(read_bytes(path, "device profile"), type=Device)
+    except msgspec.DecodeError as error:
+        raise FileError(
+            f"`{path}` is not a device profile: {error}; `millrace profile -o FILE` writes one"
+        ) from None
 
 
 def write_trace(path: Path, trace: Trace) -> None:

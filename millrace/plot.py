@@ -83,3 +83,15 @@ def plot_devices(plan: Plan) -> Any:
     for spine in panel.spines.values():
         spine.set_visible(False)
     return figure
+
+
+def plot_losses(losses: Sequence[float]) -> Any:
+    """Return a matplotlib Figure of the loss over steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.4), layout="constrained")
+    panel = figure.subplots()
+    panel.plot(range(1, len(losses) + 1), losses, marker=".")
+    panel.set_xlabel("step")
+    panel.set_ylabel("loss")
+    return figure

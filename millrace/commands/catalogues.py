@@ -40,7 +40,7 @@ def clusters(
     from planner.clusters import names as device_names
 
     if names:
-        found = [cluster(name) for name in names]
+        found = [cluster(name, measured=False) for name in names]
         rows = [_device_row(one.name, one.device) | _network(one) for one in found]
     else:
         rows = [_device_row(name, device(name)) for name in device_names()]
