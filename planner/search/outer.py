@@ -1,49 +1,61 @@
-"""The outer search: every candidate shape, bounded, solved where the bound is not enough, compared.
+"""The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
-For each candidate the block program gives one variant per template (`block_program`), the stage
-program their counts (`stages`). Candidates are taken in the order of a cheap bound and left out
-when it alone exceeds the best plan found.
+Candidates (stages, mesh, microbatch, schedule) are taken in the order of a cheap bound and pruned
+when that bound is no better than the best plan so far. The best few are ranked anew by a simulator,
+which is handed in as a function, and checked against the memory that the compiler lays out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from models.graph import Graph, with_batch
+from models.graph import Graph
 from models.labels import parse
 from models.zoo.catalogue import build_training
+from planner.compile import compile_plan
 from planner.errors import InfeasibleError
-from planner.mesh import Axis, Mesh
-from planner.plan import BlockChoice, Chunk, Plan, Variant
-from planner.roles import axis_roles
-from planner.search.block_program import Prices, Solution, solve
+from planner.plan import Evidence, Plan
 from planner.search.candidates import Candidate, candidates
-from planner.search.durations import Durations
-from planner.search.folding import Folded, fold
-from planner.search.pins import SEQUENCE, AxisRules, filters, forced_ops
-from planner.search.request import SearchRequest
-from planner.search.stages import Division, Run, divide
-from planner.search.tables import Rules, TableBuilder, Tables
-from planner.search.variants import block_figures, variants
+from planner.search.evaluation import Evaluator, Found, unfit
+from planner.search.pins import SEQUENCE
+from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.writing import write_plan
 
 Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-RERANKED = 4  # plans that are simulated before one is chosen
-SHOWN = 5  # alternatives in the evidence
+RANKED = 4  # plans that are simulated before one is chosen
+SHOWN = 6  # alternatives in the evidence
+ROUNDS = 3  # times the limit is tightened when the compiler needs more than was estimated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A solved candidate."""
+@dataclass(slots=True)
+class Ranking:
+    """What one round over the candidates found."""
 
-    candidate: Candidate
-    division: Division
-    variants: dict[str, Variant]
-    bound_ns: float
+    found: list[Found] = field(default_factory=list)
+    refused: list[tuple[Candidate, InfeasibleError]] = field(default_factory=list)
+    pruned: list[tuple[Candidate, float]] = field(default_factory=list)
+
+    @property
+    def bound_ns(self) -> float:
+        """The lowest bound over every candidate that could be a plan."""
+        return min(
+            [one.bound_ns for one in self.found] + [bound for _, bound in self.pruned],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A plan, what the simulator (or the compiler alone) says of it, and why it is no good."""
+
+    found: Found
+    plan: Plan
+    figures: Figures
+    reason: str
 
 
 def search(
@@ -57,163 +69,153 @@ def search(
     ----------
     request : SearchRequest
     simulate : callable, optional
-        Predicts the figures of a plan (`step_time_s` among them); the best few are ranked by it.
+        Predicts the figures of a plan (`step_time_s` and `memory_bytes_max` among them); the best
+        few plans are ranked by it. Without it the planner's own cost decides.
     progress : callable, optional
         Told a line of text now and then.
+
+    Returns
+    -------
+    Plan
+        With `evidence`, and with `figures` where there is a simulator.
 
     Raises
     ------
     InfeasibleError
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
-    search_run = _Search(request, progress or (lambda line: None))
-    return search_run.run(simulate)
+    graph = build_training(request.model, request.training, request.global_batch)
+    sequence = any(SEQUENCE in parse(op.labels).splittable for op in graph.ops)
+    everything = candidates(
+        request.pins, request.cluster, request.global_batch, len(graph.blocks), sequence
+    )
+    tell = progress or (lambda line: None)
+    evaluator = Evaluator(request, graph)
+    limit_bytes = request.limit_bytes
+    for _ in range(ROUNDS):
+        ranking = _rank(request, evaluator, everything, limit_bytes, tell)
+        checked = _check(request, ranking.found, graph, simulate, tell)
+        if fitting := [one for one in checked if not one.reason]:
+            return _best(fitting, checked, ranking, len(everything), simulate is not None)
+        most = min(one.figures["memory_bytes_max"] for one in checked)
+        nearest = min(checked, key=lambda one: one.figures["memory_bytes_max"])
+        limit_bytes = limit_bytes * request.limit_bytes // most * 98 // 100
+    raise unfit([(nearest.found.candidate, MemoryLimitError(most, request.limit_bytes))])
 
 
-class _Search:
-    """One search: graphs and tables are made once per shape."""
+def _rank(
+    request: SearchRequest,
+    evaluator: Evaluator,
+    everything: tuple[Candidate, ...],
+    limit_bytes: int,
+    tell: Progress,
+) -> Ranking:
+    """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
+    ranking = Ranking()
+    bounds: list[tuple[float, int]] = []
+    for number, candidate in enumerate(everything):
+        tell(f"bound {number + 1} of {len(everything)}: {candidate.text}")
+        try:
+            bounds.append((evaluator.lower_bound_ns(candidate), number))
+        except InfeasibleError as error:
+            ranking.refused.append((candidate, error))
+    best_ns = float("inf")
+    for place, (bound, number) in enumerate(sorted(bounds)):
+        candidate = everything[number]
+        if bound * (1 + request.max_gap) >= best_ns:
+            ranking.pruned.append((candidate, bound))
+            continue
+        tell(f"solving {place + 1} of {len(bounds)}: {candidate.text}")
+        try:
+            found = evaluator.evaluate(candidate, limit_bytes)
+        except InfeasibleError as error:
+            ranking.refused.append((candidate, error))
+            continue
+        ranking.found.append(found)
+        best_ns = min(best_ns, found.division.step_ns)
+    if not ranking.found:
+        raise unfit(ranking.refused)
+    ranking.found.sort(key=lambda one: one.division.step_ns)
+    return ranking
 
-    def __init__(self, request: SearchRequest, progress: Progress) -> None:
-        self.request = request
-        self.progress = progress
-        self.graph = build_training(request.model, request.training, request.global_batch)
-        self.durations: dict[object, Durations] = {}
-        self.tables: dict[object, tuple[Folded, Tables]] = {}
-        self.solutions: dict[object, tuple[Folded, Tables, Solution]] = {}
 
-    def run(self, simulate: Simulate | None) -> Plan:
-        request = self.request
-        sequence = any(SEQUENCE in parse(op.labels).splittable for op in self.graph.ops)
-        everything = candidates(
-            request.pins,
-            request.cluster,
-            request.global_batch,
-            len(self.graph.blocks),
-            sequence,
+def _check(
+    request: SearchRequest,
+    found: list[Found],
+    graph: Graph,
+    simulate: Simulate | None,
+    tell: Progress,
+) -> list[Checked]:
+    """Simulate the best few; without a simulator compile them in turn until one fits."""
+    checked: list[Checked] = []
+    for one in found[:RANKED]:
+        plan = write_plan(request, one, graph)
+        tell(f"{'simulating' if simulate else 'compiling'}: {one.candidate.text}")
+        if simulate:
+            figures = simulate(plan)
+        else:
+            programs = compile_plan(plan).programs
+            figures = {"memory_bytes_max": max(program.memory_bytes for program in programs)}
+        over = figures.get("memory_bytes_max", 0) - request.limit_bytes
+        reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
+        checked.append(Checked(one, plan, figures, reason))
+        if not simulate and not reason:
+            break
+    return checked
+
+
+def _best(
+    fitting: list[Checked],
+    checked: list[Checked],
+    ranking: Ranking,
+    candidates: int,
+    simulated: bool,
+) -> Plan:
+    """The fastest plan that fits, with what it was compared with."""
+    best = min(fitting, key=_time_s)
+    others: list[dict[str, Any]] = []
+    for one in checked:
+        if one is not best:
+            slower = f"{_time_s(one) / _time_s(best) - 1:+.1%} step time"
+            by = "simulated" if simulated else "by the planner's cost"
+            others.append(_alternative(one.found, one.reason or f"{slower} {by}", one.figures))
+    objective_ns = best.found.division.step_ns
+    for found in ranking.found[len(checked) :]:
+        slower = f"{found.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
+        others.append(_alternative(found, slower, {}))
+    for candidate, bound in sorted(ranking.pruned, key=lambda pair: pair[1]):
+        others.append(
+            {
+                "plan": candidate.text,
+                "bound_s": bound / 1e9,
+                "reason": "its lower bound exceeds the best plan",
+            }
         )
-        found: list[Found] = []
-        refused: list[str] = []
-        for number, candidate in enumerate(everything):
-            self.progress(f"candidate {number + 1} of {len(everything)}: {candidate.text}")
-            try:
-                found.append(self.solve(candidate))
-            except InfeasibleError as error:
-                refused.append(f"{candidate.text}: {error}")
-        if not found:
-            raise InfeasibleError(refused[0])
-        found.sort(key=lambda one: one.division.step_ns)
-        return self.plan(found[0])
-
-    def solve(self, candidate: Candidate) -> Found:
-        """Solve the block program of a candidate and divide its blocks over the stages."""
-        folded, tables, solution = self.block(candidate)
-        graph = folded.graph
-        figures = block_figures(tables, graph, solution.options)
-        runs: list[Run] = []
-        for block in graph.blocks:
-            template = graph.templates[block]
-            if runs and runs[-1].template == template:
-                runs[-1] = Run(
-                    template=template,
-                    blocks=(*runs[-1].blocks, block),
-                    variants=runs[-1].variants,
-                )
-            else:
-                runs.append(Run(template=template, blocks=(block,), variants=(figures[template],)))
-        division = divide(
-            tuple(runs),
-            candidate.pipeline,
-            self.request.limit_bytes,
-            max_gap=self.request.max_gap,
-        )
-        return Found(
-            candidate=candidate,
-            division=division,
-            variants=variants(tables, graph, solution),
-            bound_ns=solution.bound / candidate.pipeline.stages,
-        )
-
-    def block(self, candidate: Candidate) -> tuple[Folded, Tables, Solution]:
-        pipeline = candidate.pipeline
-        folded, tables = self.table(candidate)
-        prices = Prices(microbatch=pipeline.microbatches + pipeline.stages - 1)
-        key = (candidate.axes, candidate.batch, pipeline.stages > 1, prices)
-        if key not in self.solutions:
-            solution = solve(tables, prices, None, max_gap=self.request.max_gap)
-            self.solutions[key] = folded, tables, solution
-        return self.solutions[key]
-
-    def table(self, candidate: Candidate) -> tuple[Folded, Tables]:
-        """Tables of a candidate's mesh and microbatch."""
-        many = candidate.pipeline.stages > 1
-        key = (candidate.axes, candidate.batch, many)
-        if key not in self.tables:
-            graph = with_batch(self.graph, candidate.batch)
-            folded = fold(graph)
-            if candidate.sizes not in self.durations:
-                self.durations[candidate.sizes] = Durations(
-                    self.request.cluster, candidate.sizes, self.request.cluster.devices
-                )
-            rules = AxisRules(
-                axes=candidate.axes,
-                pins=self.request.pins,
-                forced=forced_ops(graph, folded.counts),
-                required=self.request.required,
-            )
-            must, may = filters(rules)
-            built = TableBuilder(
-                folded,
-                self.durations[candidate.sizes],
-                Rules(allowed=must, otherwise=may, crossing_partial=not many),
-            ).tables()
-            self.tables[key] = folded, built
-        return self.tables[key]
-
-    def plan(self, found: Found) -> Plan:
-        """Write a solved candidate down."""
-        request, candidate = self.request, found.candidate
-        graph = with_batch(self.graph, candidate.batch)
-        order = {template: index for index, template in enumerate(found.variants)}
-        chunks = tuple(
-            Chunk(
-                stage=position % candidate.pipeline.stages,
-                blocks=tuple(
-                    BlockChoice(block=block, variant=order[graph.templates[block]])
-                    for block, _ in chunk
-                ),
-            )
-            for position, chunk in enumerate(found.division.chunks)
-        )
-        plan = Plan(
-            model=request.model,
-            training=request.training,
-            cluster=request.cluster,
-            global_batch=request.global_batch,
-            microbatches=candidate.pipeline.microbatches,
-            mesh=Mesh(
-                axes=tuple(
-                    Axis(name=f"axis{index}", size=size)
-                    for index, size in enumerate(candidate.sizes)
-                )
-            ),
-            stages=candidate.pipeline.stages,
-            schedule=candidate.pipeline.schedule,
-            interleave=candidate.pipeline.interleave,
-            variants=tuple(found.variants.values()),
-            chunks=chunks,
-            pins=request.pins.document,
-            memory_limit_bytes=request.limit_bytes,
-            seed=request.seed,
-        )
-        return replace(plan, mesh=named_mesh(plan, graph))
+    for candidate, error in ranking.refused:
+        others.append({"plan": candidate.text, "reason": str(error)})
+    bound_ns = min(ranking.bound_ns, objective_ns)
+    evidence = Evidence(
+        objective_s=objective_ns / 1e9,
+        bound_s=bound_ns / 1e9,
+        gap=(objective_ns - bound_ns) / bound_ns,
+        candidates=candidates,
+        pruned=len(ranking.pruned),
+        alternatives=tuple(others[:SHOWN]),
+    )
+    return replace(best.plan, evidence=evidence, figures=best.figures if simulated else {})
 
 
-def named_mesh(plan: Plan, graph: Graph) -> Mesh:
-    """The plan's mesh with every axis named after its role, and a number where one repeats."""
-    names: list[str] = []
-    for one in axis_roles(plan, graph):
-        name = "+".join(sorted(one)) or "whole"
-        taken = sum(other.rstrip("0123456789") == name for other in names)
-        names.append(name + (str(taken + 1) if taken else ""))
-    axes = (Axis(name=n, size=size) for n, size in zip(names, plan.mesh.sizes, strict=True))
-    return Mesh(axes=tuple(axes))
+def _time_s(one: Checked) -> float:
+    return float(one.figures.get("step_time_s", one.found.division.step_ns / 1e9))
+
+
+def _alternative(found: Found, reason: str, figures: Figures) -> dict[str, Any]:
+    document = {
+        "plan": found.candidate.text,
+        "objective_s": found.division.step_ns / 1e9,
+        "bound_s": found.bound_ns / 1e9,
+        "reason": reason,
+    }
+    if "step_time_s" in figures:
+        document["step_time_s"] = figures["step_time_s"]
+    return document

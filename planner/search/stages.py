@@ -4,29 +4,31 @@ Blocks come in runs (all blocks of one template, in the order of the model); pos
 chunks in model order, position k on stage k mod stages. With counts n[k, r, v] of run r in variant
 v at position k::
 
-    minimise    (microbatches - 1) · slowest + Σ_k Σ time[r, v] n[k, r, v] / chunks + longest_update
+    minimise    (microbatches - ramp) · slowest + ramp · Σ_k Σ time[r, v] n[k, r, v] + update
     subject to  Σ_{k, v} n[k, r, v] = blocks of run r
                 Σ_{r, v} n[k, r, v] ≥ 1                            no chunk is empty
                 n[k, r + 1, v] > 0 only where Σ_{j ≤ k, v} n[j, r, v] is all of run r
                 slowest ≥ Σ_{k on s} Σ time[r, v] n[k, r, v]       for every stage s
-                longest_update ≥ the same of the time per step
+                update ≥ the same of the time per step
                 Σ_{k on s} Σ (stays[r, v] + inflight[k] · keeps[r, v]) n[k, r, v] ≤ limit
 
 Depth enters as counts only, so that 96 blocks cost no more than six.
 
 Notes
 -----
-The objective is the length of a pipeline without slack: Narayanan et al., "Efficient large-scale
-language model training on GPU clusters", 2021, section 2.2; with c chunks a stage the ramp is c
-times shorter.
+The objective is the length of a pipeline without slack (Narayanan et al., "Efficient large-scale
+language model training on GPU clusters", 2021, section 2.2): every stage runs once before the
+slowest has its remaining microbatches. With c chunks a stage this ramp is 1/c as long.
 """
 
 from dataclasses import dataclass
 
-from ortools.math_opt.python import mathopt
+import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.schedules import schedule_order
+from planner.search.integer_program import IntegerProgram
+from planner.search.request import MemoryLimitError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +96,6 @@ def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(found)
 
 
-def step_time_ns(pipeline: Pipeline, stage_ns: list[float], update_ns: list[float]) -> float:
-    """Predicted step time from every stage's time per microbatch and per step.
-
-    Work that a schedule moves into the ramp (weight gradients, chunks) shortens the ramp only.
-    """
-    slowest = max(stage_ns)
-    ramp = (sum(stage_ns) - slowest) / pipeline.interleave
-    return pipeline.microbatches * slowest + ramp + max(update_ns)
-
-
 def divide(
     runs: tuple[Run, ...],
     pipeline: Pipeline,
@@ -128,7 +120,9 @@ def divide(
     Raises
     ------
     InfeasibleError
-        There are fewer blocks than positions, or no division fits the memory.
+        There are fewer blocks than positions.
+    MemoryLimitError
+        No division fits; holds the bytes of the fullest stage of the one that needs least.
     """
     blocks = sum(len(run.blocks) for run in runs)
     if blocks < pipeline.positions:
@@ -136,114 +130,125 @@ def divide(
             f"{pipeline.positions} chunks ({pipeline.stages} stages, {pipeline.interleave} each) "
             f"need at least as many blocks, the model has {blocks}: use fewer stages"
         )
-    program = _Program(runs, pipeline, limit_bytes - transient_bytes)
-    return program.solve(max_gap)
+    limit = limit_bytes - transient_bytes
+    division = _Program(runs, pipeline, limit, False).solve(max_gap) if limit > 0 else None
+    if division is not None:
+        return division
+    smallest = _Program(runs, pipeline, limit_bytes, True).solve(max_gap)
+    assert smallest is not None, "there are enough blocks"
+    needed = stage_bytes_max(smallest, runs, pipeline) + transient_bytes
+    raise MemoryLimitError(needed, limit_bytes)
+
+
+def stage_bytes_max(division: Division, runs: tuple[Run, ...], pipeline: Pipeline) -> int:
+    """Bytes of the fullest stage of a division."""
+    variants = {block: run.variants for run in runs for block in run.blocks}
+    inflight = inflight_counts(pipeline)
+    used = [0] * pipeline.stages
+    for k, chunk in enumerate(division.chunks):
+        for block, variant in chunk:
+            figures = variants[block][variant]
+            used[k % pipeline.stages] += figures.persistent_bytes
+            used[k % pipeline.stages] += inflight[k] * figures.inflight_bytes
+    return max(used)
 
 
 class _Program:
-    """The integer program over counts."""
+    """The program of the module's docstring, in arrays."""
 
-    def __init__(self, runs: tuple[Run, ...], pipeline: Pipeline, limit_bytes: int) -> None:
+    def __init__(
+        self, runs: tuple[Run, ...], pipeline: Pipeline, limit_bytes: int, least_memory: bool
+    ) -> None:
         self.runs = runs
         self.pipeline = pipeline
-        self.model = mathopt.Model(name="stages")
-        # Work in shares of the whole model's time, so that tolerances mean the same everywhere.
-        whole = sum(len(run.blocks) * min(v.microbatch_ns for v in run.variants) for run in runs)
-        self.unit = max(whole, 1)
-        self.limit = max(limit_bytes, 1)
-        self.counts = [
+        self.program = IntegerProgram()
+        self.kinds = [(r, v) for r, run in enumerate(runs) for v in range(len(run.variants))]
+        self.figures = [runs[r].variants[v] for r, v in self.kinds]
+        # Counts by position and kind; times and bytes in shares of the whole, so that tolerances
+        # mean the same everywhere.
+        most = float(max(len(run.blocks) for run in runs))
+        self.time_unit = max(
+            sum(len(run.blocks) * min(v.microbatch_ns for v in run.variants) for run in runs), 1
+        )
+        self.byte_unit = float(max(limit_bytes, 1))
+        ramp = 1 / pipeline.interleave
+        self.counts = np.array(
             [
-                [self.model.add_integer_variable(lb=0, ub=len(run.blocks)) for _ in run.variants]
-                for run in runs
+                self.program.add_columns(
+                    [0.0 if least_memory else ramp * self._share(f) for f in self.figures],
+                    integer=True,
+                    highest=most,
+                )
+                + np.arange(len(self.kinds))
+                for _ in range(pipeline.positions)
             ]
-            for _ in range(pipeline.positions)
-        ]
+        )
         self._contiguous()
-        self._objective()
-        if limit_bytes <= 0 or not self._memory():
-            self.model.add_linear_constraint(lb=1, ub=0)
+        weights = (0.0, 0.0, 1.0) if least_memory else (pipeline.microbatches - ramp, 1.0, 0.0)
+        slowest, update, memory = (self.program.add_columns(w) for w in weights)
+        self._at_least(slowest, [self._share(f) for f in self.figures])
+        self._at_least(update, [f.step_ns / self.time_unit for f in self.figures])
+        self._memory(memory, limited=not least_memory)
+
+    def _share(self, figures: VariantFigures) -> float:
+        return figures.microbatch_ns / self.time_unit
 
     def _contiguous(self) -> None:
-        model, runs = self.model, self.runs
-        for r, run in enumerate(runs):
-            total = sum(sum(self.counts[k][r]) for k in range(self.pipeline.positions))
-            model.add_linear_constraint(total == len(run.blocks))
-        for k, position in enumerate(self.counts):
-            model.add_linear_constraint(sum(sum(row) for row in position) >= 1)
-            for r in range(len(runs) - 1):
-                done = model.add_binary_variable()
-                before = sum(sum(self.counts[j][r]) for j in range(k + 1))
-                model.add_linear_constraint(before >= len(runs[r].blocks) * done)
-                later = len(runs[r + 1].blocks)
-                model.add_linear_constraint(sum(position[r + 1]) <= later * done)
+        """Every block once, no position empty, a run only after all of the one before."""
+        program, positions = self.program, self.pipeline.positions
+        run_of = np.array([r for r, _ in self.kinds])
+        for r, run in enumerate(self.runs):
+            total = len(run.blocks)
+            row = program.add_rows(1, total, total)
+            program.enter(row, self.counts[:, run_of == r].ravel(), 1.0)
+        for k in range(positions):
+            program.enter(program.add_rows(1, lower=1.0), self.counts[k], 1.0)
+            for r in range(len(self.runs) - 1):
+                done = program.add_columns(0.0, integer=True, highest=1.0)
+                before = program.add_rows(1, lower=0.0)
+                program.enter(before, self.counts[: k + 1, run_of == r].ravel(), 1.0)
+                program.enter(before, done, -len(self.runs[r].blocks))
+                after = program.add_rows(1, upper=0.0)
+                program.enter(after, self.counts[k, run_of == r + 1], 1.0)
+                program.enter(after, done, -len(self.runs[r + 1].blocks))
 
     def _on(self, stage: int) -> range:
         return range(stage, self.pipeline.positions, self.pipeline.stages)
 
-    def _objective(self) -> None:
-        model, pipeline = self.model, self.pipeline
-        slowest = model.add_variable(lb=0)
-        update = model.add_variable(lb=0)
-        times = []
-        for stage in range(pipeline.stages):
-            time = mathopt.LinearSum(
-                v.microbatch_ns / self.unit * n
-                for k in self._on(stage)
-                for run, row in zip(self.runs, self.counts[k], strict=True)
-                for v, n in zip(run.variants, row, strict=True)
-            )
-            times.append(time)
-            model.add_linear_constraint(slowest >= time)
-            model.add_linear_constraint(
-                update
-                >= mathopt.LinearSum(
-                    v.step_ns / self.unit * n
-                    for k in self._on(stage)
-                    for run, row in zip(self.runs, self.counts[k], strict=True)
-                    for v, n in zip(run.variants, row, strict=True)
-                )
-            )
-        ramp = 1 / pipeline.interleave
-        model.minimize(
-            (pipeline.microbatches - ramp) * slowest + ramp * mathopt.LinearSum(times) + update
-        )
+    def _at_least(self, column: int, values: list[float]) -> None:
+        """The column is no less than the sum over any stage's blocks."""
+        for stage in range(self.pipeline.stages):
+            row = self.program.add_rows(1, lower=0.0)
+            self.program.enter(row, column, 1.0)
+            for k in self._on(stage):
+                self.program.enter(row, self.counts[k], [-value for value in values])
 
-    def _memory(self) -> bool:
-        """Add the memory rows; False where a single block is too large already."""
+    def _memory(self, column: int, limited: bool) -> None:
+        """Bytes of every stage stay within the limit, or within the column that is minimised."""
         inflight = inflight_counts(self.pipeline)
         for stage in range(self.pipeline.stages):
-            used = mathopt.LinearSum(
-                (v.persistent_bytes + inflight[k] * v.inflight_bytes) / self.limit * n
-                for k in self._on(stage)
-                for run, row in zip(self.runs, self.counts[k], strict=True)
-                for v, n in zip(run.variants, row, strict=True)
-            )
-            self.model.add_linear_constraint(used <= 1)
-        return True
+            row = self.program.add_rows(1, upper=1.0 if limited else 0.0)
+            for k in self._on(stage):
+                sizes = [f.persistent_bytes + inflight[k] * f.inflight_bytes for f in self.figures]
+                self.program.enter(row, self.counts[k], [size / self.byte_unit for size in sizes])
+            if not limited:
+                self.program.enter(row, column, -1.0)
 
-    def solve(self, max_gap: float) -> Division:
-        """Counts as a division; raises InfeasibleError when memory allows none."""
-        parameters = mathopt.SolveParameters(
-            relative_gap_tolerance=max_gap, absolute_gap_tolerance=0.0, random_seed=0
-        )
-        result = mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=parameters)
-        if result.termination.reason not in (
-            mathopt.TerminationReason.OPTIMAL,
-            mathopt.TerminationReason.FEASIBLE,
-        ):
-            raise InfeasibleError("no division of the blocks over the stages fits the memory")
-        values = result.variable_values()
+    def solve(self, max_gap: float) -> Division | None:
+        """Counts as a division; None where nothing is feasible."""
+        answer = self.program.solve(max_gap)
+        if answer is None:
+            return None
         left = [list(run.blocks) for run in self.runs]
         chunks = []
-        for position in self.counts:
+        for columns in self.counts:
             chunk: list[tuple[str, int]] = []
-            for r, row in enumerate(position):
-                for variant, n in enumerate(row):
-                    for _ in range(round(values[n])):
-                        chunk.append((left[r].pop(0), variant))
+            for (r, variant), column in zip(self.kinds, columns, strict=True):
+                for _ in range(round(answer.values[column])):
+                    chunk.append((left[r].pop(0), variant))
             chunks.append(tuple(chunk))
         return Division(
             chunks=tuple(chunks),
-            step_ns=result.objective_value() * self.unit,
-            bound_ns=result.termination.objective_bounds.dual_bound * self.unit,
+            step_ns=answer.cost * self.time_unit,
+            bound_ns=answer.bound * self.time_unit,
         )

@@ -4,29 +4,29 @@ import numpy as np
 
 from models.graph import Graph
 from planner.plan import OpSignature, Variant
-from planner.search.block_program import Solution, net_figures
+from planner.search.block_program import net_figures
 from planner.search.stages import VariantFigures
-from planner.search.tables import FIGURES, Tables
+from planner.search.tables import FIGURES, Ints, Tables
+
+Options = tuple[int, ...]
 
 
-def block_figures(
-    tables: Tables, graph: Graph, options: tuple[int, ...]
-) -> dict[str, VariantFigures]:
+def block_figures(tables: Tables, graph: Graph, options: Options) -> dict[str, VariantFigures]:
     """Figures of one block per template; boxing between blocks counts where the tensor is read."""
-    totals: dict[str, np.ndarray] = {}
+    totals: dict[str, Ints] = {}
     counts: dict[str, int] = {}
     for choice, option in zip(tables.choices, options, strict=True):
         if not choice.ops:
             continue
         template = graph.templates[choice.ops[0].block]
-        zero = np.zeros(len(FIGURES), np.int64)
-        totals[template] = totals.get(template, zero) + choice.count * choice.figures[option]
+        so_far = totals.get(template, np.zeros(len(FIGURES), np.int64))
+        totals[template] = so_far + choice.count * choice.figures[option]
         counts[template] = max(counts.get(template, 0), choice.count)
     for net in tables.nets:
-        readers = [tables.choices[use.choice] for use in net.uses]
-        inside = [choice.ops[0].block for choice in readers if choice.ops]
-        if inside:
-            totals[graph.templates[inside[0]]] += net.count * net_figures(net, options)
+        readers = [choice for use in net.uses if (choice := tables.choices[use.choice]).ops]
+        if readers:
+            template = graph.templates[readers[0].ops[0].block]
+            totals[template] = totals[template] + net.count * net_figures(net, options)
     found: dict[str, VariantFigures] = {}
     for template, figures in totals.items():
         one = [-(-int(figure) // counts[template]) for figure in figures]
@@ -39,21 +39,29 @@ def block_figures(
     return found
 
 
-def signatures(tables: Tables, solution: Solution) -> dict[str, dict[str, OpSignature]]:
-    """Signature of every op, by representative block and by the op's name within it."""
+def handover(tables: Tables, graph: Graph, options: Options) -> tuple[object, ...]:
+    """How blocks hand tensors to one another; blocks alike in this mix without more boxing."""
+    found = []
+    for net in tables.nets:
+        maker = tables.choices[net.producer]
+        readers = [tables.choices[use.choice] for use in net.uses]
+        homes = {choice.ops[0].block for choice in readers if choice.ops}
+        inside = bool(maker.ops) and homes == {maker.ops[0].block}
+        if inside and net.count == maker.count:
+            continue
+        wants = {int(use.wants[options[use.choice]]) for use in net.uses}
+        found.append((net.tensor, int(net.makes[options[net.producer]]), tuple(sorted(wants))))
+    return tuple(found)
+
+
+def variants(tables: Tables, graph: Graph, options: Options) -> tuple[Variant, ...]:
+    """One Variant per template, in the order of the model."""
     found: dict[str, dict[str, OpSignature]] = {}
-    for choice, option in zip(tables.choices, solution.options, strict=True):
+    for choice, option in zip(tables.choices, options, strict=True):
         for op, signature in zip(choice.ops, choice.options[option], strict=False):
             inner = op.name.removeprefix(op.block + ".")
-            found.setdefault(op.block, {})[inner] = signature.document
-    return found
-
-
-def variants(tables: Tables, graph: Graph, solution: Solution) -> dict[str, Variant]:
-    """One Variant per template."""
-    return {
-        graph.templates[block]: Variant(
-            template=graph.templates[block], signatures=dict(sorted(inner.items()))
-        )
-        for block, inner in signatures(tables, solution).items()
-    }
+            found.setdefault(graph.templates[op.block], {})[inner] = signature.document
+    return tuple(
+        Variant(template=template, signatures=dict(sorted(found[template].items())))
+        for template in dict.fromkeys(graph.templates[block] for block in graph.blocks)
+    )

@@ -1,0 +1,74 @@
+"""Writing: a solved candidate as a Plan, its axes named after what they turned out to do."""
+
+from msgspec.structs import replace
+
+from models.graph import Graph, with_batch
+from planner.mesh import Axis, Mesh
+from planner.plan import BlockChoice, Chunk, Plan
+from planner.roles import axis_roles
+from planner.search.evaluation import Found
+from planner.search.request import SearchRequest
+
+
+def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
+    """Return the plan of a solved candidate, without evidence or figures."""
+    candidate, pipeline = found.candidate, found.candidate.pipeline
+    templates = len({graph.templates[block] for block in graph.blocks})
+    place = {variant.template: at for at, variant in enumerate(found.variants[:templates])}
+    chunks = tuple(
+        Chunk(
+            stage=position % pipeline.stages,
+            blocks=tuple(
+                BlockChoice(
+                    block=block, variant=place[graph.templates[block]] + templates * variant
+                )
+                for block, variant in chunk
+            ),
+        )
+        for position, chunk in enumerate(found.division.chunks)
+    )
+    plan = Plan(
+        model=request.model,
+        training=request.training,
+        cluster=request.cluster,
+        global_batch=request.global_batch,
+        microbatches=pipeline.microbatches,
+        mesh=Mesh(
+            axes=tuple(Axis(name=f"axis{at}", size=size) for at, size in enumerate(candidate.sizes))
+        ),
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        interleave=pipeline.interleave,
+        variants=found.variants,
+        chunks=chunks,
+        pins=request.pins.document,
+        memory_limit_bytes=request.limit_bytes,
+        seed=request.seed,
+    )
+    plan = only_used(plan)
+    return replace(plan, mesh=named_mesh(plan, with_batch(graph, candidate.batch)))
+
+
+def only_used(plan: Plan) -> Plan:
+    """Leave out variants that no block takes."""
+    used = sorted({choice.variant for chunk in plan.chunks for choice in chunk.blocks})
+    place = {variant: at for at, variant in enumerate(used)}
+    chunks = tuple(
+        replace(
+            chunk,
+            blocks=tuple(replace(one, variant=place[one.variant]) for one in chunk.blocks),
+        )
+        for chunk in plan.chunks
+    )
+    return replace(plan, variants=tuple(plan.variants[at] for at in used), chunks=chunks)
+
+
+def named_mesh(plan: Plan, graph: Graph) -> Mesh:
+    """The plan's mesh with every axis named after its role, and a number where one repeats."""
+    names: list[str] = []
+    for one in axis_roles(plan, graph):
+        name = "+".join(sorted(one)) or "whole"
+        taken = sum(other.rstrip("0123456789") == name for other in names)
+        names.append(name + (str(taken + 1) if taken else ""))
+    axes = (Axis(name=n, size=size) for n, size in zip(names, plan.mesh.sizes, strict=True))
+    return Mesh(axes=tuple(axes))
