@@ -8,6 +8,7 @@ of dead ranks are not reliable under MPICH.
 
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -161,17 +162,59 @@ def run_ranks(
             env=_environment(ranks, token),
             start_new_session=True,
         )
+        ends = _Ends(folder)
         try:
             while process.poll() is None:
+                ends.look()
                 watch()
                 sleep(POLL_S)
+            ends.look()
             watch()
         finally:
+            ends.close()
             with _uninterruptible():
                 _end(process, token)
                 _remove_segments(segments)
     if process.returncode != 0 or list(folder.glob("failure.*.json")):
-        raise _failure(folder, process.returncode)
+        raise _failure(folder, process.returncode, ends.first)
+
+
+class _Ends:
+    """Finds out which rank ended first: MPICH, when it clears the others away, names any of them.
+
+    The kernel queues the ends of processes in their order. Where it has no handles for processes
+    (not Linux), nothing is known.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.first: int | None = None
+        self._folder = folder
+        self._ranks: dict[int, int] = {}  # by handle
+        self._known: set[str] = set()
+        self._poll = select.epoll() if hasattr(os, "pidfd_open") else None
+
+    def look(self) -> None:
+        """Take note of ranks that have started or ended since the last call."""
+        if self._poll is None or self.first is not None:
+            return
+        for path in self._folder.glob("process.*"):
+            text = path.read_text()
+            if path.name not in self._known and text:
+                self._known.add(path.name)
+                with suppress(OSError):
+                    handle = os.pidfd_open(int(text))
+                    self._ranks[handle] = int(path.suffix[1:])
+                    self._poll.register(handle, select.EPOLLIN)
+        for handle, _ in self._poll.poll(0):
+            self.first = self._ranks[handle]
+            return
+
+    def close(self) -> None:
+        """Close the handles."""
+        for handle in self._ranks:
+            os.close(handle)
+        if self._poll is not None:
+            self._poll.close()
 
 
 def _command(module: str, ranks: int, folder: Path) -> list[str]:
@@ -289,23 +332,20 @@ def _remove_segments(before: set[Path]) -> None:
                 path.unlink()
 
 
-def _failure(folder: Path, code: int) -> ExecutorError:
+def _failure(folder: Path, code: int, first: int | None) -> ExecutorError:
     """What went wrong: the first failure that a rank wrote, or how a rank died."""
     failures = [
         msgspec.json.decode(path.read_bytes(), type=Failure)
         for path in folder.glob("failure.*.json")
     ]
     if failures:
-        first = min(failures, key=lambda failure: failure.at_ns)
-        error = ExecutorError(first.cause, rank=first.rank, actor=first.actor)
-        error.add_note(first.details)
+        told = min(failures, key=lambda failure: failure.at_ns)
+        error = ExecutorError(told.cause, rank=told.rank, actor=told.actor)
+        error.add_note(told.details)
         return error
     output = (folder / "output").read_text(errors="replace")
-    dead = re.search(r"PID (\d+) RUNNING AT", output)
-    ranks = {path.read_text(): int(path.suffix[1:]) for path in folder.glob("process.*")}
-    rank = ranks.get(dead[1]) if dead else None
     how = re.search(r"EXIT STRING: (.+)", output)
     ended = f"the process ended: {how[1]}" if how else f"mpiexec ended with code {code}"
-    told = [line for line in output.splitlines() if line.strip() and not line.startswith("=")]
-    hint = "" if how else "; last lines: " + " | ".join(told[-5:])
-    return ExecutorError(f"{ended}{hint}", rank=rank)
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("=")]
+    hint = "" if how else "; last lines: " + " | ".join(lines[-5:])
+    return ExecutorError(f"{ended}{hint}", rank=first)

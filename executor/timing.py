@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         report_process(folder, rank)
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=Order)
-        watch_parent(order.parent)
+        watch_parent(order.parent, folder)
         world = join_world()
         world.barrier()
         found = Timings()

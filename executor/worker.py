@@ -1,6 +1,7 @@
 """One rank of a run: `python -m mpi4py -m executor.worker JOB_FOLDER`, started by `launch`."""
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         report_process(folder, rank)
         job = read_job(folder)
-        watch_parent(job.parent)
+        watch_parent(job.parent, folder)
         world = join_world()
         _run(job, folder, world)
     except BaseException as error:
@@ -46,12 +47,13 @@ def give_up(folder: Path, rank: int, actor: str | None, error: BaseException) ->
     os._exit(1)
 
 
-def watch_parent(parent: int) -> None:
-    """End this rank when the command that started it is gone (killed without a chance to act)."""
+def watch_parent(parent: int, folder: Path) -> None:
+    """End this rank, and the job's folder, when the command that started it has been killed."""
 
     def watch() -> None:
         while Path(f"/proc/{parent}").exists():
             sleep(PARENT_POLL_S)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     if Path("/proc/self").exists():

@@ -1,11 +1,14 @@
 """A dataset whose every value is known: for the tests of the drivers."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.kernels.context import Source
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class WaveData:

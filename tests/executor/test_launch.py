@@ -1,0 +1,248 @@
+"""Plans run as processes: the mathematics of one process, causes of failure, nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+import numpy as np
+import pytest
+
+from executor.data import open_dataset
+from executor.errors import CheckpointError, DataError, ExecutorError
+from executor.in_process import KernelWork, execute_lockstep
+from executor.kernels import RunState
+from executor.launch import execute
+from executor.processes import TOKEN, check_capacity, run_ranks
+from executor.rank import RankState
+from executor.variables import initial_value
+from models.zoo.catalogue import build_training
+from planner.compile import compile_plan
+from planner.errors import InfeasibleError
+from planner.plan import Plan
+from tests.executor.sources import ROOT
+from tests.millrace.plans import data_parallel_pipeline
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No rank, shared-memory segment or job folder outlives a run."""
+    before = leavings()
+    yield
+    deadline = monotonic() + 5
+    while (left := leavings() - before) and monotonic() < deadline:
+        sleep(0.02)
+    assert not left
+
+
+def leavings() -> set[str]:
+    segments = {str(path) for path in Path("/dev/shm").glob("*mpich*")}
+    folders = {str(path) for path in Path("/tmp").glob("millrace-*")}
+    return segments | folders | {f"process {pid}" for pid in ranks_running()}
+
+
+def ranks_running() -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if TOKEN.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def losses_in_one_process(plan: Plan, steps: int) -> list[float]:
+    training_graph = build_training(plan.model, plan.training, plan.batch)
+    graph = compile_plan(plan, training_graph)
+    variables = {op.outputs[0]: op for op in training_graph.ops if op.kind == "variable"}
+    states = []
+    for rank in range(graph.ranks):
+        run = RunState(
+            seed=0,
+            dataset=open_dataset(None, plan.model, 0),
+            global_batch=plan.global_batch,
+            microbatches=plan.microbatches,
+            batch=plan.batch,
+        )
+        state = RankState(graph, rank, run)
+        for index, register in enumerate(state.program.registers):
+            if register.initial and register.tensor in variables:
+                attributes = variables[register.tensor].attributes
+                shape, dtype = register.global_shape, register.dtype
+                state.load(index, initial_value(register.tensor, shape, dtype, attributes, 0))
+        states.append(state)
+    work = KernelWork(states)
+    execute_lockstep(graph, steps, work, work.meet)
+    return [loss / count for loss, count, _ in states[0].run_state.totals]
+
+
+def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path: Path) -> None:
+    plan = data_parallel_pipeline()
+    expected = losses_in_one_process(plan, 6)
+    told: list[tuple[int, float]] = []
+    first = execute(
+        plan,
+        steps=4,
+        trace=True,
+        checkpoint=tmp_path,
+        checkpoint_every=2,
+        progress=lambda step, loss: told.append((step, loss)),
+    )
+    np.testing.assert_allclose(first.losses, expected[:4], rtol=1e-5)
+    assert told == list(enumerate(first.losses))
+    assert first.ranks == 4
+    assert first.trace.plan_digest == plan.digest()
+    assert len(first.trace.step_end_ns) == 4
+    assert all(list(ends) == sorted(ends) for ends in first.trace.step_end_ns)
+    firings = sum(sum(lane.firings) for lane in first.trace.lanes)
+    assert len(first.trace.spans) == 4 * firings
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
+    second = execute(plan, steps=2, checkpoint=tmp_path, resume=True)
+    np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
+    assert second.first_step == 4
+
+
+def test_a_checkpoint_that_is_not_there_or_lacks_a_file_is_named(tmp_path: Path) -> None:
+    plan = data_parallel_pipeline()
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        execute(plan, steps=1, checkpoint=tmp_path, resume=True)
+    execute(plan, steps=1, checkpoint=tmp_path)
+    file = next((tmp_path / "step-00000001").glob("head*.npy"))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=file.name):
+        execute(plan, steps=1, checkpoint=tmp_path, resume=True)
+
+
+def test_data_that_is_not_there_is_refused_before_any_process_starts() -> None:
+    with pytest.raises(DataError, match="no-such-file"):
+        execute(data_parallel_pipeline(), steps=1, data="/no-such-file")
+
+
+def test_a_user_folder_with_the_names_of_our_packages_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("models/__init__.py", "planner.py", "numpy.py", "executor.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from executor.launch import execute\n"
+        "from tests.millrace.plans import data_parallel_pipeline\n"
+        "print(len(execute(data_parallel_pipeline(), steps=1).losses))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+RANK = """
+import os, sys, signal
+from pathlib import Path
+from time import sleep
+from executor.errors import ExecutorError
+from executor.mpi import join_world
+from executor.processes import report_process
+from executor.worker import give_up
+
+folder = Path(sys.argv[1])
+report_process(folder, int(os.environ["PMI_RANK"]))
+world = join_world()
+world.barrier()
+"""
+
+
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 3) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (tmp_path / "rank_script.py").write_text(RANK + body)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run_ranks("rank_script", ranks, folder)
+
+
+def test_the_cause_of_a_rank_that_raises_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+if world.rank == 1:
+    give_up(folder, 1, "h.0.mm", FloatingPointError("overflow"))
+world.barrier()
+"""
+    with pytest.raises(
+        ExecutorError, match=r"rank 1, actor `h.0.mm`: FloatingPointError: overflow"
+    ):
+        run_script(tmp_path, monkeypatch, body)
+
+
+def test_a_killed_rank_ends_the_others_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+if world.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+world.barrier()
+"""
+    with pytest.raises(ExecutorError, match=r"rank 2: .*[Kk]illed"):
+        run_script(tmp_path, monkeypatch, body)
+
+
+def test_a_rank_that_raises_outside_our_code_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ExecutorError, match="no way on"):
+        run_script(
+            tmp_path, monkeypatch, "if world.rank == 0: raise ValueError('no way on')\nsleep(60)"
+        )
+
+
+LONG_RUN = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+from executor.launch import execute
+from tests.millrace.plans import data_parallel_pipeline
+print("ready", flush=True)
+execute(data_parallel_pipeline(), steps=100000, progress=lambda s, l: print(s, flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG_RUN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as parent:
+        assert parent.stdout is not None
+        for line in parent.stdout:
+            if line.strip() == "1":
+                break
+        assert len(ranks_running()) >= 4
+        parent.send_signal(number)
+        parent.stdout.read()
+        assert parent.wait(20) != 0
+    deadline = monotonic() + 10
+    while ranks_running() and monotonic() < deadline:
+        sleep(0.05)
+    assert ranks_running() == []
+    assert not list(tmp_path.glob("millrace-*"))
+
+
+def test_more_ranks_than_the_machine_holds_are_refused() -> None:
+    with pytest.raises(InfeasibleError, match=r"ranks need .* GiB of memory"):
+        check_capacity((10**12,) * 4)
+    with pytest.raises(InfeasibleError, match="100000 ranks"):
+        check_capacity((0,) * 100_000)
+
+
+def test_a_learning_rate_of_its_own_keeps_the_digest_of_the_plan() -> None:
+    plan = data_parallel_pipeline()
+    still = execute(plan, steps=3, learning_rate=0.0)
+    assert still.trace.plan_digest == plan.digest()
+    training = msgspec.structs.replace(plan.training, learning_rate=0.0)
+    expected = losses_in_one_process(msgspec.structs.replace(plan, training=training), 3)
+    np.testing.assert_allclose(still.losses, expected, rtol=1e-5)
