@@ -32,6 +32,7 @@ from planner.sbp import (
     Sbp,
     format_nd_sbp,
     local_shape,
+    local_size,
     shard_offsets,
     split,
 )
@@ -60,8 +61,8 @@ def _kind(before: Sbp, after: Sbp) -> str | None:
 def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
     """Bytes that each device receives during one step on a ring, rounded down."""
     group = prod(sizes[axis] for axis in step.axes)
-    before = prod(local_shape(shape, step.before, sizes)) * itemsize
-    after = prod(local_shape(shape, step.after, sizes)) * itemsize
+    before = local_size(shape, step.before, sizes) * itemsize
+    after = local_size(shape, step.after, sizes) * itemsize
     match step.kind:
         case "all_gather":
             return after * (group - 1) // group
@@ -77,11 +78,11 @@ def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[i
 
 def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
     """Message size as collective libraries count it: the larger of the two local tensors."""
-    before = prod(local_shape(shape, step.before, sizes))
-    return max(before, prod(local_shape(shape, step.after, sizes))) * itemsize
+    before = local_size(shape, step.before, sizes)
+    return max(before, local_size(shape, step.after, sizes)) * itemsize
 
 
-def _moves(state: NdSbp, wanted: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
+def _moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
     """Every legal single step from `state`."""
     found: list[Step] = []
     for axis, one in enumerate(state):
@@ -94,9 +95,8 @@ def _moves(state: NdSbp, wanted: NdSbp, ndim: int, sizes: tuple[int, ...]) -> li
         }
         if one.is_split and one.dim in inner:
             continue
-        choices = [BROADCAST, *(split(dim) for dim in range(ndim))]
-        if wanted[axis] == PARTIAL_SUM:  # zeros are neutral for sums only
-            choices.append(PARTIAL_SUM)
+        # Zeros are neutral for sums only, so nothing becomes P(max).
+        choices = [BROADCAST, *(split(dim) for dim in range(ndim)), PARTIAL_SUM]
         for after in choices:
             if after == one or (after.is_split and after.dim in inner):
                 continue
@@ -163,18 +163,30 @@ def boxing_path(
         wanted if size > 1 else have
         for have, wanted, size in zip(source, target, sizes, strict=True)
     )
+    path = _paths(source, sizes, shape).get(target)
+    if path is None:
+        raise InfeasibleError(
+            f"no boxing from {format_nd_sbp(source)} to {format_nd_sbp(target)} for a tensor of "
+            f"shape {shape} on a mesh of {sizes}"
+        )
+    return path
+
+
+@cache
+def _paths(
+    source: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> dict[NdSbp, tuple[Step, ...]]:
+    """The path of least bytes from `source` to every nd-SBP that can be reached."""
     count = 0
     queue: list[tuple[int, int, int, NdSbp, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
-    done: set[NdSbp] = set()
+    found: dict[NdSbp, tuple[Step, ...]] = {}
     while queue:
         moved, length, _, state, path = heapq.heappop(queue)
-        if state == target:
-            return path
-        if state in done:
+        if state in found:
             continue
-        done.add(state)
-        for step in _moves(state, target, len(shape), sizes):
-            if step.after in done:
+        found[state] = path
+        for step in _moves(state, len(shape), sizes):
+            if step.after in found:
                 continue
             try:
                 cost = step_bytes(step, shape, 1, sizes)
@@ -182,10 +194,7 @@ def boxing_path(
                 continue
             count += 1
             heapq.heappush(queue, (moved + cost, length + 1, count, step.after, (*path, step)))
-    raise InfeasibleError(
-        f"no boxing from {format_nd_sbp(source)} to {format_nd_sbp(target)} for a tensor of shape "
-        f"{shape} on a mesh of {sizes}"
-    )
+    return found
 
 
 def boxing_bytes(

@@ -7,6 +7,7 @@ four. Written `S(0)` on one axis and `(S(0), B)` on several; OneFlow's notation.
 """
 
 import re
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -108,6 +109,7 @@ def shard_offsets(
     return tuple(offsets)
 
 
+@lru_cache(maxsize=65536)
 def local_size(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> int:
     """Number of elements of one device's shard."""
     return prod(local_shape(shape, sbp, axis_sizes))
