@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.output import Json, answer
-from millrace.units import format_bytes, format_count, format_rate
+from millrace.units import format_count, format_rate
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
 
 def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table()
-    table.add_column("model")
+    table.add_column("model", no_wrap=True)
     for column in ("parameters", "", "seq_len", "training FLOPs of a sample"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -104,23 +104,22 @@ def _network(cluster: Any) -> dict[str, Any]:
 
 def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
     precisions = [p for p in ("fp32", "tf32", "bf16", "fp8") if any(_peak(r, p) for r in rows)]
-    table = Table()
-    table.add_column("name")
-    for column in ("memory", "memory bandwidth", *precisions):
+    table = Table(caption="memory in GiB; to it, inside and outside a node in GB/s; peaks in TFLOP/s", caption_justify="left")
+    table.add_column("name", no_wrap=True)
+    for column in ("memory", "to it", *precisions):
         table.add_column(column, justify="right")
-    with_network = "devices" in rows[0]
-    if with_network:
-        for column in ("devices", "in a node", "between nodes"):
+    if "devices" in rows[0]:
+        for column in ("devices", "inside", "outside"):
             table.add_column(column, justify="right")
     for row in rows:
-        cells = [row["name"], format_bytes(row["memory_bytes"])]
-        cells.append(format_rate(row["memory_bandwidth_bytes_per_s"], "B"))
-        cells += [format_rate(_peak(row, p), "FLOP") if _peak(row, p) else "" for p in precisions]
-        if with_network:
+        cells = [f"{row['memory_bytes'] / 2**30:.1f}"]
+        cells.append(f"{row['memory_bandwidth_bytes_per_s'] / 1e9:,.0f}")
+        cells += [f"{_peak(row, p) / 1e12:.4g}" if _peak(row, p) else "" for p in precisions]
+        if "devices" in row:
             cells.append(f"{row['devices_per_node']} x {row['nodes']}")
-            cells.append(format_rate(row["intra_node_bytes_per_s"], "B"))
-            cells.append(format_rate(row["inter_node_bytes_per_s"], "B"))
-        table.add_row(*cells)
+            cells.append(f"{row['intra_node_bytes_per_s'] / 1e9:,.0f}")
+            cells.append(f"{row['inter_node_bytes_per_s'] / 1e9:,.1f}")
+        table.add_row(row["name"], *cells)
     console.print(table)
 
 
