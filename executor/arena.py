@@ -23,6 +23,8 @@ class Arena:
     ----------
     program
         The program whose registers are laid out.
+    block
+        The bytes in which to lay them out, aligned; None: memory of this process.
 
     Attributes
     ----------
@@ -35,9 +37,11 @@ class Arena:
         A register's dtype has no NumPy form, or its shard does not fit its slot.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._block = np.zeros(program.memory_bytes + ALIGNMENT_BYTES, np.uint8)
-        self._first = -self._block.ctypes.data % ALIGNMENT_BYTES
+    def __init__(self, program: Program, block: Array | None = None) -> None:
+        if block is None:
+            room = np.zeros(program.memory_bytes + ALIGNMENT_BYTES, np.uint8)
+            block = room[-room.ctypes.data % ALIGNMENT_BYTES :]
+        self._block = block
         self.views = tuple(self._slots(register) for register in program.registers)
 
     def _slots(self, register: Register) -> tuple[Array, ...]:
@@ -49,8 +53,7 @@ class Arena:
                 f"{register.dtype}, but a slot has {register.slot_bytes}: compile the plan again"
             )
         starts = (
-            self._first + register.offset_bytes + slot * register.slot_bytes
-            for slot in range(register.slots)
+            register.offset_bytes + slot * register.slot_bytes for slot in range(register.slots)
         )
         return tuple(
             self._block[start : start + size_bytes].view(dtype).reshape(register.shape)

@@ -1,21 +1,15 @@
-"""What a driver asks of a transport, and how the two ends of a meeting lie in memory.
+"""What a driver asks of a transport, and what the members of a meeting give each other.
 
-Collectives move *blocks*: equal contiguous pieces, one per member, in the group's order. Where a
-tensor is cut along dim 0 its memory is already a row of blocks; along another dim the blocks are
-copied through a staging buffer that is made once.
-
-Shapes: `pre` dims before the cut dim, `parts` members, `block` size of the cut dim on one member,
-`post` dims after it.
+A meeting is told by what a member receives: a sum of what all send, blocks of it put side by side,
+or one block of each. Blocks lie along one dim, in the order of the group.
 """
 
-from collections.abc import Callable
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.arena import numpy_dtype
 from executor.errors import ExecutorError
 from planner.actors.graph import ActorGraph, Register
 from planner.actors.protocol import Fire
@@ -24,6 +18,8 @@ from planner.sbp import parse_nd_sbp
 Array = NDArray[Any]
 Done = Callable[[Fire], None]
 Failed = Callable[[int, Fire | None, BaseException], None]
+
+REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
 
 
 class Communicator(Protocol):
@@ -46,40 +42,8 @@ class Communicator(Protocol):
         ...
 
 
-class Blocks:
-    """A tensor of `shape` seen as `parts` blocks along `dim`, staged where memory is not so."""
-
-    def __init__(self, shape: tuple[int, ...], dim: int, parts: int, dtype: np.dtype[Any]) -> None:
-        pre, post = prod(shape[:dim]), prod(shape[dim + 1 :])
-        self._strided = (pre, parts, shape[dim] // parts, post)
-        self._staging: Array | None = None
-        if pre > 1 and parts > 1:
-            self._staging = np.empty((parts, pre, shape[dim] // parts, post), dtype)
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of the staging buffer; 0 where none is needed."""
-        return 0 if self._staging is None else self._staging.nbytes
-
-    def contiguous(self, view: Array) -> Array:
-        """Return a buffer in block order of the size of `view`, without its values."""
-        return view if self._staging is None else self._staging
-
-    def packed(self, view: Array) -> Array:
-        """Return the values of `view` in block order."""
-        if self._staging is None:
-            return view
-        np.copyto(self._staging, view.reshape(self._strided).swapaxes(0, 1))
-        return self._staging
-
-    def unpack(self, view: Array) -> None:
-        """Write the values of the buffer that `contiguous` gave into `view`."""
-        if self._staging is not None:
-            np.copyto(view.reshape(self._strided).swapaxes(0, 1), self._staging)
-
-
 class Exchange:
-    """One rank's part in one meeting actor: the group, its place there, and the memory layout.
+    """One rank's part in one meeting actor: the group, its place there, and how blocks lie.
 
     Attributes
     ----------
@@ -89,11 +53,16 @@ class Exchange:
         Ranks of the group in its order.
     position
         Index of this rank among them.
+    gather_dim
+        Dim of what is received along which the members' blocks are put side by side, if they are.
+    scatter_dim
+        Dim of what is sent along which it is cut into a block for every member, if it is.
 
     Raises
     ------
     ExecutorError
-        The registers' sbp do not describe the meeting (no dim, or more than one, is cut over it).
+        The backend has no such meeting, or the registers' sbp do not describe it (no dim, or more
+        than one, is cut over its axes).
     """
 
     def __init__(self, graph: ActorGraph, rank: int, actor: int) -> None:
@@ -103,6 +72,8 @@ class Exchange:
             raise ExecutorError(f"actor `{node.name}` meets nobody", rank=rank)
         meeting = node.meeting
         self.name, self.kind, self.key = node.name, meeting.kind, meeting.key
+        if self.kind not in RECEIVED:
+            raise ExecutorError(f"the NumPy backend has no {self.kind}", actor=self.name)
         self.reduction = meeting.reduction or "sum"
         self.members = graph.members(rank, meeting)
         self.position = self.members.index(rank)
@@ -113,29 +84,16 @@ class Exchange:
         )
         send = [program.registers[port.register] for port in node.inputs]
         recv = [program.registers[port.register] for port in node.outputs]
-        self._outgoing = self._incoming = None
-        if len(self.members) > 1 and self.kind in ("reduce_scatter", "all_to_all"):
-            self._outgoing = self._blocks(send[0], self._cut_dim(recv[0]))
+        self.gather_dim = self.scatter_dim = None
         if len(self.members) > 1 and self.kind in ("all_gather", "all_to_all"):
-            self._incoming = self._blocks(recv[0], self._cut_dim(send[0]))
+            self.gather_dim = self._cut_dim(send[0])
+        if len(self.members) > 1 and self.kind in ("reduce_scatter", "all_to_all"):
+            self.scatter_dim = self._cut_dim(recv[0])
 
     @property
-    def staging_bytes(self) -> int:
-        """Bytes of staging buffers, which come on top of the arena."""
-        return sum(b.staging_bytes for b in (self._outgoing, self._incoming) if b is not None)
-
-    def outgoing(self, send: Array) -> Array:
-        """Return what this rank sends, as contiguous blocks in the order of the members."""
-        return send if self._outgoing is None else self._outgoing.packed(send)
-
-    def incoming(self, recv: Array) -> Array:
-        """Return the buffer in which to receive, in the order of the members."""
-        return recv if self._incoming is None else self._incoming.contiguous(recv)
-
-    def deliver(self, recv: Array) -> None:
-        """Put what has arrived in the buffer of `incoming` in its place in `recv`."""
-        if self._incoming is not None:
-            self._incoming.unpack(recv)
+    def others(self) -> tuple[int, ...]:
+        """The members without this rank."""
+        return self.members[: self.position] + self.members[self.position + 1 :]
 
     def _cut_dim(self, register: Register) -> int:
         """The dim of `register` that is split over every axis of the meeting."""
@@ -148,9 +106,6 @@ class Exchange:
             )
         return cut.dim
 
-    def _blocks(self, register: Register, dim: int) -> Blocks:
-        return Blocks(register.shape, dim, len(self.members), numpy_dtype(register))
-
 
 def exchanges_of(graph: ActorGraph, rank: int) -> dict[int, Exchange]:
     """Return the exchange of every meeting actor of `rank`, by actor index."""
@@ -160,3 +115,69 @@ def exchanges_of(graph: ActorGraph, rank: int) -> dict[int, Exchange]:
         for index, actor in enumerate(program.actors)
         if actor.meeting is not None
     }
+
+
+def meeting_keys(graph: ActorGraph) -> dict[str, int]:
+    """A number for every meeting key, the same on all ranks."""
+    keys = {
+        actor.meeting.key
+        for program in graph.programs
+        for actor in program.actors
+        if actor.meeting is not None
+    }
+    return {key: number for number, key in enumerate(sorted(keys))}
+
+
+def receive(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
+    """Write into `recv` what this member receives, given what every member sends, in order.
+
+    Reductions add up in the order of the members, so that all of them get the same bits.
+    """
+    RECEIVED[exchange.kind](exchange, sends, recv)
+
+
+def block(array: Array, dim: int | None, parts: int, index: int) -> Array:
+    """Return block `index` of `parts` along `dim` as a view; all of it where nothing is cut."""
+    if dim is None:
+        return array
+    size = array.shape[dim] // parts
+    part = slice(index * size, (index + 1) * size)
+    return array[(slice(None),) * dim + (part,)]
+
+
+def reduce_into(out: Array, terms: Sequence[Array], reduction: str) -> None:
+    """Reduce `terms` into `out` in their order."""
+    if len(terms) == 1:
+        np.copyto(out, terms[0])
+        return
+    operation = REDUCTIONS[reduction]
+    operation(terms[0], terms[1], out=out)
+    for term in terms[2:]:
+        operation(out, term, out=out)
+
+
+def _reduced(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
+    count, at = len(sends), exchange.position
+    terms = [block(send, exchange.scatter_dim, count, at) for send in sends]
+    reduce_into(recv, terms, exchange.reduction)
+
+
+def _gathered(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
+    count, at = len(sends), exchange.position
+    for index, send in enumerate(sends):
+        target = block(recv, exchange.gather_dim, count, index)
+        np.copyto(target, block(send, exchange.scatter_dim, count, at))
+
+
+def _transferred(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
+    np.copyto(recv, sends[0])
+
+
+RECEIVED: dict[str, Callable[[Exchange, Sequence[Array], Array], None]] = {
+    "all_reduce": _reduced,
+    "reduce_scatter": _reduced,
+    "all_gather": _gathered,
+    "all_to_all": _gathered,
+    "send": _transferred,
+    "recv": _transferred,
+}

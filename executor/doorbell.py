@@ -1,21 +1,17 @@
-"""Doorbells: how ranks of one host tell each other that they have come to a meeting.
+"""Doorbells: how ranks of one host wake each other without a core spent on waiting.
 
-MPI can only be asked, over and over, whether a message has arrived; a rank that asks all the time
-burns a core, and one that sleeps in between answers late. So a rank rings every other member when
-it posts its part: those who wait sleep until everyone is there, and only then ask all the time.
-A ring that is lost costs time, never correctness: waiting ends by itself after a while.
+A ring says only "look again": what there is to see lies in shared memory. So a ring may be lost if
+another is still unheard (the socket's queue is then not empty, and its owner will look).
 
-Doorbells are Unix datagram sockets with abstract names: they leave no file, and end with their
-process. Where there are none (not Linux), or between hosts, waiting falls back to sleeps.
+Doorbells are Unix datagram sockets with abstract names (Linux): they leave no file and end with
+their process.
 """
 
 import socket
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
-_RING = struct.Struct("<iq")
-_POSTED = _RING.pack(-1, 0)  # this rank's own driver has handed over a call
+_RING = b"!"
 
 
 class Doorbell:
@@ -28,49 +24,31 @@ class Doorbell:
     rank
         This rank.
     neighbours
-        Ranks on the same host.
+        The other ranks on this host.
     """
 
     def __init__(self, name: str, rank: int, neighbours: Iterable[int]) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._own = _address(name, rank)
-        self._socket.bind(self._own)
+        self._socket.bind(_address(name, rank))
         # A second socket to send from: the first has a timeout, which senders must not wait for.
         self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._out.setblocking(False)
-        self._addresses = {other: _address(name, other) for other in neighbours if other != rank}
+        self._addresses = {other: _address(name, other) for other in (rank, *neighbours)}
 
-    def post(self) -> None:
-        """Wake this rank's own waiter (called from any thread)."""
-        with suppress(OSError):
-            self._out.sendto(_POSTED, self._own)
+    def ring(self, ranks: Iterable[int]) -> None:
+        """Wake the waiters of `ranks`, this one's own among them if it is named."""
+        for rank in ranks:
+            with suppress(OSError):
+                self._out.sendto(_RING, self._addresses[rank])
 
-    def ring(self, others: Iterable[int], key: int, firing: int) -> None:
-        """Tell `others` that this rank has come to firing `firing` of meeting `key`."""
-        message = _RING.pack(key, firing)
-        for other in others:
-            address = self._addresses.get(other)
-            if address is not None:
-                with suppress(OSError):
-                    self._out.sendto(message, address)
-
-    def heard(self, wait_s: float | None) -> Iterator[tuple[int, int]]:
-        """Wait for a ring, at most `wait_s` seconds; yield it and all others that are there.
-
-        Yields
-        ------
-        (int, int)
-            Meeting and firing; calls of this rank's own driver are not among them.
-        """
+    def wait(self, wait_s: float | None) -> None:
+        """Return when the bell has rung, or after `wait_s` seconds; all rings until then count."""
         self._socket.settimeout(wait_s)
-        try:
+        with suppress(TimeoutError, BlockingIOError):
+            self._socket.recv(1)
+            self._socket.settimeout(0)
             while True:
-                key, firing = _RING.unpack(self._socket.recv(_RING.size))
-                if key >= 0:
-                    yield key, firing
-                self._socket.settimeout(0)
-        except (TimeoutError, BlockingIOError):
-            return
+                self._socket.recv(1)
 
     def close(self) -> None:
         """Close the sockets."""

@@ -1,21 +1,18 @@
-"""Several ranks in one process: meetings by copying between their arenas, in a fixed order.
+"""Several ranks in one process: meetings by copying between their arenas.
 
-Used by tests and wherever one process is enough. Reductions add up in the order of the group's
-members, so that results are the same in every run.
+Used by tests and wherever one process is enough.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from executor.communicator import Done, Exchange, Failed
+from executor.communicator import Done, Exchange, Failed, receive
 from executor.errors import ExecutorError
 from executor.rank import RankState
 from executor.recording import Recorder, Recording
@@ -27,8 +24,6 @@ from planner.actors.rendezvous import Rendezvous
 Array = NDArray[Any]
 Meet = Callable[[Sequence[tuple[int, Fire]]], None]
 Posted = tuple[int, Fire, Done]
-
-REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
 
 
 class InProcessCommunicator:
@@ -114,101 +109,15 @@ class KernelWork:
 
     def meet(self, arrivals: Sequence[tuple[int, Fire]]) -> None:
         """Move the data of one meeting between arenas of this process."""
-        parties = []
+        sends: list[Array] = []
+        targets: list[tuple[Exchange, Array]] = []
         for rank, fire in arrivals:
             state = self._states[rank]
-            sends, recvs = state.arrays(fire)
-            exchange = state.exchanges[fire.actor]
-            parties.append(
-                Party(
-                    exchange=exchange,
-                    outgoing=exchange.outgoing(sends[0]) if sends else None,
-                    recv=recvs[0] if recvs else None,
-                )
-            )
-        move(parties)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Party:
-    """One member's part in a meeting: what it sends, in blocks, and where it receives."""
-
-    exchange: Exchange
-    outgoing: Array | None
-    recv: Array | None
-
-
-def move(parties: Sequence[Party]) -> None:
-    """Carry out one meeting: `parties` in the order of the group.
-
-    Raises
-    ------
-    ExecutorError
-        The kind of the meeting is not one of `MOVES`.
-    """
-    first = parties[0].exchange
-    outgoing = [party.outgoing for party in parties if party.outgoing is not None]
-    targets = [
-        (party.exchange, party.recv, party.exchange.incoming(party.recv))
-        for party in parties
-        if party.recv is not None
-    ]
-    if first.kind not in MOVES:
-        raise ExecutorError(f"`{first.name}`: the NumPy backend has no {first.kind}")
-    MOVES[first.kind](outgoing, [incoming for _, _, incoming in targets], first.reduction)
-    for exchange, recv, _ in targets:
-        exchange.deliver(recv)
-
-
-def _rows(buffer: Array, parts: int) -> Array:
-    return buffer.reshape(parts, -1)
-
-
-def _reduce(terms: Sequence[Array], out: Array, reduction: str) -> None:
-    """Reduce flat `terms` into flat `out`, in their order."""
-    np.copyto(out, terms[0])
-    for term in terms[1:]:
-        REDUCTIONS[reduction](out, term, out=out)
-
-
-def _all_reduce(outgoing: list[Array], incoming: list[Array], reduction: str) -> None:
-    _reduce([send.reshape(-1) for send in outgoing], incoming[0].reshape(-1), reduction)
-    for recv in incoming[1:]:
-        np.copyto(recv, incoming[0])
-
-
-def _all_gather(outgoing: list[Array], incoming: list[Array], reduction: str) -> None:
-    for recv in incoming:
-        rows = _rows(recv, len(outgoing))
-        for row, send in zip(rows, outgoing, strict=True):
-            np.copyto(row, send.reshape(-1))
-
-
-def _reduce_scatter(outgoing: list[Array], incoming: list[Array], reduction: str) -> None:
-    rows = [_rows(send, len(outgoing)) for send in outgoing]
-    for position, recv in enumerate(incoming):
-        _reduce([row[position] for row in rows], recv.reshape(-1), reduction)
-
-
-def _all_to_all(outgoing: list[Array], incoming: list[Array], reduction: str) -> None:
-    sends = [_rows(send, len(outgoing)) for send in outgoing]
-    for position, recv in enumerate(incoming):
-        for row, send in zip(_rows(recv, len(outgoing)), sends, strict=True):
-            np.copyto(row, send[position])
-
-
-def _transfer(outgoing: list[Array], incoming: list[Array], reduction: str) -> None:
-    np.copyto(incoming[0], outgoing[0])
-
-
-MOVES: dict[str, Callable[[list[Array], list[Array], str], None]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "send": _transfer,
-    "recv": _transfer,
-}
+            sent, received = state.arrays(fire)
+            sends.extend(sent)
+            targets.extend((state.exchanges[fire.actor], recv) for recv in received)
+        for exchange, recv in targets:
+            receive(exchange, sends, recv)
 
 
 def execute_in_process(

@@ -26,6 +26,8 @@ class RankMemory:
     ----------
     graph, rank
         The actor graph and which of its ranks this is.
+    block
+        The bytes in which to lay out the arena; None: memory of this process.
 
     Attributes
     ----------
@@ -33,22 +35,16 @@ class RankMemory:
         The exchange of every meeting actor, by actor index.
     """
 
-    def __init__(self, graph: ActorGraph, rank: int) -> None:
+    def __init__(self, graph: ActorGraph, rank: int, block: Array | None = None) -> None:
         self.graph, self.rank = graph, rank
         self.program = graph.programs[graph.program_of(rank)]
         self.coordinate = graph.coordinate(rank)
-        self.arena = Arena(self.program)
+        self.arena = Arena(self.program, block)
         self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
         # The slots of a port cycle, so the arrays of a firing are looked up, never made.
         self._arrays: list[dict[tuple[Slots, Slots], tuple[list[Array], list[Array]]]] = [
             {} for _ in self.program.actors
         ]
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the arena and of the staging buffers beside it."""
-        staging = sum(exchange.staging_bytes for exchange in self.exchanges.values())
-        return self.program.memory_bytes + staging
 
     def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
         """Return the arrays that a firing reads and writes."""
@@ -105,6 +101,8 @@ class RankState(RankMemory):
         The actor graph and which of its ranks this is.
     run
         What the kernels of this rank share.
+    block
+        The bytes in which to lay out the arena; None: memory of this process.
 
     Attributes
     ----------
@@ -112,8 +110,10 @@ class RankState(RankMemory):
         Called as `fired(actor, firing)` when a local actor has run (to save checkpoints).
     """
 
-    def __init__(self, graph: ActorGraph, rank: int, run: RunState) -> None:
-        super().__init__(graph, rank)
+    def __init__(
+        self, graph: ActorGraph, rank: int, run: RunState, block: Array | None = None
+    ) -> None:
+        super().__init__(graph, rank, block)
         self.run_state = run
         self.fired: Fired | None = None
         self._kernels = [self._kernel(actor) for actor in self.program.actors]

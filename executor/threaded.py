@@ -110,32 +110,30 @@ class RankDriver:
 
     def _serve(self, lane: int) -> None:
         """Body of a lane's thread."""
-        ready, wake, lock = self._ready[lane], self._wakes[lane], self._lock
-        run, rank, protocol = self._work.run, self.rank, self._protocol
-        lock.acquire()
+        run, rank, lock = self._work.run, self.rank, self._lock
+        fire: Fire | None = None
+        start_ns = end_ns = 0
         try:
             while True:
-                while not ready:
-                    if self._stopped or protocol.finished:
-                        return
-                    wake.wait()
-                if self._stopped:
+                with lock:
+                    if fire is not None:
+                        self._completed(fire, start_ns, end_ns)
+                    fire = self._next(lane)
+                if fire is None:
                     return
-                fire = ready.popleft()
-                lock.release()
-                try:
-                    start_ns = perf_counter_ns()
-                    run(rank, fire)
-                    end_ns = perf_counter_ns()
-                except BaseException as error:
-                    self.stop()
-                    self._failed(rank, fire, error)
-                    return
-                finally:
-                    lock.acquire()
-                self._completed(fire, start_ns, end_ns)
-        finally:
-            lock.release()
+                start_ns = perf_counter_ns()
+                run(rank, fire)
+                end_ns = perf_counter_ns()
+        except BaseException as error:
+            self.stop()
+            self._failed(rank, fire, error)
+
+    def _next(self, lane: int) -> Fire | None:
+        """Wait for the lane's next command; None when there is no more; holds the lock."""
+        ready = self._ready[lane]
+        while not (ready or self._stopped or self._protocol.finished):
+            self._wakes[lane].wait()
+        return ready.popleft() if ready and not self._stopped else None
 
     def _done(self, fire: Fire) -> None:
         """A meeting's data has moved (called by the communicator)."""

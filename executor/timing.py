@@ -25,6 +25,7 @@ from executor.probes import Case, cases
 from executor.processes import report_process
 from executor.rank import RankMemory
 from executor.recording import Recorder
+from executor.shared import share_memory
 from executor.threaded import RankDriver
 from executor.worker import give_up, run_rank, watch_parent
 from planner.actors.graph import Actor, ActorGraph
@@ -176,8 +177,10 @@ def time_collectives(world: World, folder: Path) -> Points:
 
 def _turns(graph: ActorGraph, world: World, folder: Path) -> Iterator[tuple[Actor, int]]:
     """Run a graph and yield every actor of this rank with the median time between its ends."""
-    memory = RankMemory(graph, world.rank)
-    recording = run_rank(memory, _Nothing(), world, folder, steps=1, spans=True)
+    shared = share_memory(graph, world)
+    block = None if shared is None else shared.blocks[world.rank]
+    memory = RankMemory(graph, world.rank, block)
+    recording = run_rank(memory, _Nothing(), world, folder, shared=shared, steps=1, spans=True)
     at = 0
     for actor in memory.program.actors:
         ends_ns = recording.ends_ns[at : at + actor.firings]

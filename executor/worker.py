@@ -10,14 +10,18 @@ from pathlib import Path
 from time import sleep
 
 from executor.checkpoint import Saver, load_checkpoint
+from executor.communicator import Communicator
 from executor.data import open_dataset
+from executor.errors import ExecutorError
 from executor.in_process import KernelWork
 from executor.job import Job, read_job
 from executor.kernels import RunState
-from executor.mpi import MpiCommunicator, World, join_world
+from executor.messages import MessageCommunicator
+from executor.mpi import World, join_world
 from executor.processes import report_failure, report_process
 from executor.rank import RankMemory, RankState
 from executor.recording import Recorder, Recording, StepDone
+from executor.shared import SharedCommunicator, SharedMemory, share_memory
 from executor.threaded import RankDriver, Work
 from executor.variables import initial_value
 from planner.actors.protocol import Fire
@@ -66,17 +70,25 @@ def run_rank(
     world: World,
     folder: Path,
     *,
+    shared: SharedMemory | None,
     steps: int,
     spans: bool,
     step_done: StepDone | None = None,
 ) -> Recording:
-    """Run this process's rank for `steps` steps, all other ranks doing the same."""
+    """Run this process's rank for `steps` steps, all other ranks doing the same.
+
+    Ranks meet in shared memory where they have it, and by messages otherwise.
+    """
     program = memory.program
 
     def failed(rank: int, fire: Fire | None, error: BaseException) -> None:
         give_up(folder, rank, None if fire is None else memory.name(fire), error)
 
-    communicator = MpiCommunicator(memory.graph, memory, world)
+    communicator: Communicator
+    if shared is not None:
+        communicator = SharedCommunicator(memory.graph, memory, world, shared)
+    else:
+        communicator = MessageCommunicator(memory.graph, memory, world)
     recorder = Recorder(program, steps, spans=spans, step_done=step_done)
     driver = RankDriver(
         program,
@@ -104,7 +116,11 @@ def _run(job: Job, folder: Path, world: World) -> None:
         batch=job.batch,
         first_step=job.first_step,
     )
-    state = RankState(job.graph, world.rank, run)
+    if world.size != job.graph.ranks:
+        raise ExecutorError(f"{job.graph.ranks} ranks are planned, but {world.size} were started")
+    shared = share_memory(job.graph, world)
+    block = None if shared is None else shared.blocks[world.rank]
+    state = RankState(job.graph, world.rank, run, block)
     _load(job, state)
     if job.checkpoint is not None:
         saver = Saver(
@@ -126,6 +142,7 @@ def _run(job: Job, folder: Path, world: World) -> None:
             KernelWork([state]),
             world,
             folder,
+            shared=shared,
             steps=job.steps,
             spans=job.spans,
             step_done=step_done,

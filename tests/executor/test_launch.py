@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -29,27 +30,36 @@ from tests.millrace.plans import data_parallel_pipeline
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No rank, shared-memory segment or job folder outlives a run."""
-    before = leavings()
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    before = segments()
     yield
-    deadline = monotonic() + 5
-    while (left := leavings() - before) and monotonic() < deadline:
+    assert is_soon(lambda: not ranks_of(os.getpid()))
+    assert is_soon(lambda: not segments() - before)
+    assert is_soon(lambda: not list(folder.iterdir()))
+
+
+def is_soon(condition: Callable[[], bool]) -> bool:
+    deadline = monotonic() + 10
+    while not (found := condition()) and monotonic() < deadline:
         sleep(0.02)
-    assert not left
+    return found
 
 
-def leavings() -> set[str]:
-    segments = {str(path) for path in Path("/dev/shm").glob("*mpich*")}
-    folders = {str(path) for path in Path("/tmp").glob("millrace-*")}
-    return segments | folders | {f"process {pid}" for pid in ranks_running()}
+def segments() -> set[Path]:
+    return set(Path("/dev/shm").glob("*mpich*"))
 
 
-def ranks_running() -> list[int]:
+def ranks_of(parent: int) -> list[int]:
+    """Processes that `parent` started as ranks."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if TOKEN.encode() in path.read_bytes():
+            if f"{TOKEN}={parent}-".encode() in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -85,11 +95,12 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     plan = data_parallel_pipeline()
     expected = losses_in_one_process(plan, 6)
     told: list[tuple[int, float]] = []
+    kept = tmp_path / "kept"
     first = execute(
         plan,
         steps=4,
         trace=True,
-        checkpoint=tmp_path,
+        checkpoint=kept,
         checkpoint_every=2,
         progress=lambda step, loss: told.append((step, loss)),
     )
@@ -101,8 +112,8 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     assert all(list(ends) == sorted(ends) for ends in first.trace.step_end_ns)
     firings = sum(sum(lane.firings) for lane in first.trace.lanes)
     assert len(first.trace.spans) == 4 * firings
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
-    second = execute(plan, steps=2, checkpoint=tmp_path, resume=True)
+    assert sorted(path.name for path in kept.iterdir()) == ["step-00000002", "step-00000004"]
+    second = execute(plan, steps=2, checkpoint=kept, resume=True)
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
 
@@ -208,28 +219,22 @@ execute(data_parallel_pipeline(), steps=100000, progress=lambda s, l: print(s, f
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+def test_no_rank_outlives_the_command(number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LONG_RUN],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment,
     ) as parent:
         assert parent.stdout is not None
         for line in parent.stdout:
             if line.strip() == "1":
                 break
-        assert len(ranks_running()) >= 4
+        assert len(ranks_of(parent.pid)) >= 4
         parent.send_signal(number)
         parent.stdout.read()
         assert parent.wait(20) != 0
-    deadline = monotonic() + 10
-    while ranks_running() and monotonic() < deadline:
-        sleep(0.05)
-    assert ranks_running() == []
-    assert not list(tmp_path.glob("millrace-*"))
+    assert is_soon(lambda: not ranks_of(parent.pid))
 
 
 def test_more_ranks_than_the_machine_holds_are_refused() -> None:

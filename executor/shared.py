@@ -1,0 +1,255 @@
+"""Meetings in shared memory: ranks of one host read each other's registers where they lie.
+
+Every rank's arena lies in memory that all ranks of the host have mapped, behind a few *words* per
+meeting. A member that comes to a meeting writes where its data lies, then that it has come
+(`CAME`); once all have come, each reads from all others what it receives, writes that it has done
+so (`READ`), and is through when all have. A large all_reduce has a middle part: each member first
+reduces its own piece (`REDUCED`), then copies the others' pieces. Words hold the number of the
+firing plus one, so they only grow and need no reset.
+
+No message carries data and nobody spins for long: after each part a rank rings the others'
+doorbells. One thread per rank carries out its meetings.
+"""
+
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from math import prod
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.communicator import Done, Exchange, Failed, meeting_keys, receive, reduce_into
+from executor.mpi import World
+from executor.rank import RankMemory
+from planner.actors.graph import ActorGraph
+from planner.actors.protocol import Fire
+
+Array = NDArray[Any]
+
+CAME, REDUCED, READ, SEND_AT, RECV_AT = range(5)
+WORDS = 8  # of 8 bytes per meeting: one cache line
+LINE_BYTES = 64
+
+PIECES_BYTES_MIN = 2**16  # below, one more round costs more than it saves
+SPIN_NS = 50_000  # about what waking a sleeping thread takes
+RECHECK_S = 0.01  # rings are not lost in practice; this bounds the harm if one is
+
+
+class SharedMemory:
+    """The arenas and words of all ranks of a run, mapped by this one.
+
+    Attributes
+    ----------
+    blocks
+        Every rank's arena as bytes.
+    words
+        `words[rank][meeting]`: the words of one rank's part in a meeting, by its number.
+    """
+
+    def __init__(self, maps: Sequence[mmap.mmap], meetings: int) -> None:
+        first = meetings * LINE_BYTES
+        whole = [np.frombuffer(found, np.uint8) for found in maps]
+        self.words: list[NDArray[np.int64]] = [
+            block[:first].view(np.int64).reshape(meetings, WORDS) for block in whole
+        ]
+        self.blocks = [block[first:] for block in whole]
+
+
+def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
+    """Make this rank's memory and map that of all others; None where they cannot be shared.
+
+    Segments have no name: the others open them through this process, so nothing is left behind
+    however it ends. Every rank must call this at the same point.
+    """
+    meetings = max(1, len(meeting_keys(graph)))
+    program = graph.programs[graph.program_of(world.rank)]
+    size = meetings * LINE_BYTES + max(program.memory_bytes, LINE_BYTES)
+    segment = -1
+    if hasattr(os, "memfd_create") and world.one_host():
+        segment = os.memfd_create(f"millrace rank {world.rank}")
+        os.ftruncate(segment, size)
+    offers = world.communicator.allgather((os.getpid(), segment, size))
+    maps: list[mmap.mmap] = []
+    with suppress(OSError):
+        for pid, number, length in offers:
+            opened = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+            maps.append(mmap.mmap(opened, length))
+            os.close(opened)
+    is_shared = all(world.communicator.allgather(len(maps) == world.size))
+    if segment >= 0:
+        os.close(segment)
+    return SharedMemory(maps, meetings) if is_shared else None
+
+
+_THROUGH = object()
+
+
+class _Call(NamedTuple):
+    """A meeting under way: what is still to be done, a part at a time."""
+
+    parts: Iterator[None]
+    fire: Fire
+    done: Done
+
+
+class SharedCommunicator:
+    """Meetings of one rank through shared memory.
+
+    Parameters
+    ----------
+    graph
+        The actor graph.
+    memory
+        The rank's arrays, laid out in its block of `shared`.
+    world
+        The ranks of this run; all must make their communicators at the same point.
+    shared
+        The memory of all ranks.
+    """
+
+    def __init__(
+        self, graph: ActorGraph, memory: RankMemory, world: World, shared: SharedMemory
+    ) -> None:
+        self._memory, self._shared = memory, shared
+        self._base = shared.blocks[memory.rank].ctypes.data
+        self._numbers = meeting_keys(graph)
+        self._bell = world.doorbell()
+        self._inbox: deque[tuple[Fire, Done] | None] = deque()
+        self._views: dict[tuple[int, int, tuple[int, ...], str], Array] = {}
+        self._fence = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, failed: Failed) -> None:
+        """Serve meetings on a thread."""
+        self._thread = threading.Thread(
+            target=self._serve, args=(failed,), name="meetings", daemon=True
+        )
+        self._thread.start()
+
+    def post(self, rank: int, fire: Fire, done: Done) -> None:
+        """Hand over one firing of a meeting actor."""
+        exchange = self._memory.exchanges[fire.actor]
+        sends, recvs = self._memory.arrays(fire)
+        words = self._words(exchange, self._memory.rank)
+        for word, arrays in ((SEND_AT, sends), (RECV_AT, recvs)):
+            if arrays:
+                words[word] = arrays[0].ctypes.data - self._base
+        self._tell(exchange, CAME, fire.firing)
+        self._inbox.append((fire, done))
+        self._bell.ring((self._memory.rank,))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._inbox.append(None)
+        self._bell.ring((self._memory.rank,))
+        if self._thread is not None:
+            self._thread.join()
+        self._bell.close()
+
+    def _serve(self, failed: Failed) -> None:
+        active: list[_Call] = []
+        wait_s: float | None = None
+        moved_ns = 0
+        fire: Fire | None = None
+        try:
+            while True:
+                self._bell.wait(wait_s)
+                while self._inbox:
+                    posted = self._inbox.popleft()
+                    if posted is None:
+                        return
+                    fire, done = posted
+                    active.append(_Call(self._parts(fire), fire, done))
+                    moved_ns = perf_counter_ns()
+                for call in tuple(active):
+                    fire = call.fire
+                    if next(call.parts, _THROUGH) is _THROUGH:
+                        active.remove(call)
+                        call.done(call.fire)
+                        moved_ns = perf_counter_ns()
+                if not active:
+                    wait_s = None
+                elif perf_counter_ns() - moved_ns < SPIN_NS:
+                    os.sched_yield()
+                    wait_s = 0.0
+                else:
+                    wait_s = RECHECK_S
+        except BaseException as error:
+            failed(self._memory.rank, fire, error)
+
+    def _parts(self, fire: Fire) -> Iterator[None]:
+        """Carry out a meeting; yields whenever others are waited for."""
+        exchange = self._memory.exchanges[fire.actor]
+        sent, received = self._memory.arrays(fire)
+        while not self._all(exchange, CAME, fire.firing):
+            yield
+        if received:
+            recv = received[0]
+            like = sent[0] if sent else recv
+            givers = exchange.members if sent else exchange.members[:1]
+            sends = [self._view(exchange, member, SEND_AT, like) for member in givers]
+            if exchange.kind == "all_reduce" and recv.nbytes >= PIECES_BYTES_MIN:
+                yield from self._reduce_in_pieces(exchange, fire.firing, sends, recv)
+            else:
+                receive(exchange, sends, recv)
+        self._tell(exchange, READ, fire.firing)
+        while not self._all(exchange, READ, fire.firing):
+            yield
+
+    def _reduce_in_pieces(
+        self, exchange: Exchange, firing: int, sends: Sequence[Array], recv: Array
+    ) -> Iterator[None]:
+        """Reduce one piece of the tensor here, and take the other pieces from the others."""
+        bounds = _bounds(recv.size, len(sends))
+        own = bounds[exchange.position]
+        terms = [send.reshape(-1)[own] for send in sends]
+        reduce_into(recv.reshape(-1)[own], terms, exchange.reduction)
+        self._tell(exchange, REDUCED, firing)
+        while not self._all(exchange, REDUCED, firing):
+            yield
+        for member, piece in zip(exchange.members, bounds, strict=True):
+            if piece is not own:
+                result = self._view(exchange, member, RECV_AT, recv)
+                np.copyto(recv.reshape(-1)[piece], result.reshape(-1)[piece])
+
+    def _words(self, exchange: Exchange, rank: int) -> NDArray[np.int64]:
+        words: NDArray[np.int64] = self._shared.words[rank][self._numbers[exchange.key]]
+        return words
+
+    def _tell(self, exchange: Exchange, word: int, firing: int) -> None:
+        """Write a word once all writes before it can be seen, and wake the others."""
+        # A lock that is taken twice orders memory on every processor: release, then acquire.
+        for _ in range(2):
+            with self._fence:
+                pass
+        self._words(exchange, self._memory.rank)[word] = firing + 1
+        self._bell.ring(exchange.others)
+
+    def _all(self, exchange: Exchange, word: int, firing: int) -> bool:
+        number = self._numbers[exchange.key]
+        words = self._shared.words
+        return all(words[member][number, word] > firing for member in exchange.others)
+
+    def _view(self, exchange: Exchange, member: int, word: int, like: Array) -> Array:
+        """What a member sends or receives, in the shape of this rank's own part."""
+        offset = int(self._words(exchange, member)[word])
+        key = member, offset, like.shape, like.dtype.str
+        found = self._views.get(key)
+        if found is None:
+            size_bytes = prod(like.shape) * like.itemsize
+            bytes_there = self._shared.blocks[member][offset : offset + size_bytes]
+            found = self._views[key] = bytes_there.view(like.dtype).reshape(like.shape)
+        return found
+
+
+def _bounds(size: int, parts: int) -> list[slice]:
+    """Cut `size` elements into `parts` pieces of nearly equal length."""
+    ends = [size * index // parts for index in range(parts + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]

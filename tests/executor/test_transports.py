@@ -1,0 +1,86 @@
+"""Meetings between processes: shared memory and messages move the same data as one process does."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor.processes import run_ranks
+from tests.executor.actor_graphs import boxed, handed_on, split_matmul, to_json
+from tests.executor.sources import ROOT
+from tests.executor.test_in_process import ONE, TWO, run, value
+
+RANK = f"""
+import json, os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+import msgspec
+from executor.in_process import KernelWork
+from executor.kernels import RunState
+from executor.mpi import join_world
+from executor.rank import RankState
+from executor.shared import share_memory
+from executor.worker import give_up, run_rank
+from planner.actors.graph import ActorGraph
+from tests.executor.sources import WaveData
+
+folder = Path(sys.argv[1])
+rank = int(os.environ["PMI_RANK"])
+try:
+    world = join_world()
+    found = {{}}
+    for path in sorted(folder.glob("*.graph")):
+        graph = msgspec.json.decode(path.read_bytes(), type=ActorGraph)
+        for transport in ("shared", "messages"):
+            shared = share_memory(graph, world) if transport == "shared" else None
+            assert (shared is not None) == (transport == "shared")
+            run = RunState(seed=0, dataset=WaveData(), global_batch=8, microbatches=2, batch=4)
+            block = shared.blocks[rank] if shared else None
+            state = RankState(graph, rank, run, block)
+            work = KernelWork([state])
+            run_rank(state, work, world, folder, shared=shared, steps=3, spans=False)
+            names = [register.name for register in state.program.registers]
+            if "y" in names:
+                views = state.arena.views[names.index("y")]
+                found[f"{{path.stem}} {{transport}}"] = [view.tolist() for view in views]
+    (folder / f"found.{{rank}}").write_text(json.dumps(found))
+    world.barrier()
+except BaseException as error:
+    give_up(folder, rank, None, error)
+"""
+
+
+def test_both_transports_move_what_one_process_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, large = (8, 4, 12), (64, 4, 96)
+    graphs = {
+        "matmul": split_matmul(4, microbatches=2),
+        "all_reduce": boxed(shape, ONE, "all_reduce", ("tp",), ["P(sum)", "B"]),
+        "in pieces": boxed(large, ONE, "all_reduce", ("tp",), ["P(sum)", "B"]),
+        "one axis": boxed(large, TWO, "all_reduce", ("dp",), ["(P(sum), S(1))", "(B, S(1))"]),
+        "gather rows": boxed(shape, ONE, "all_gather", ("tp",), ["S(0)", "B"]),
+        "gather": boxed(shape, TWO, "all_gather", ("tp",), ["(S(1), S(1))", "(S(1), B)"]),
+        "scatter": boxed(
+            shape, TWO, "reduce_scatter", ("dp", "tp"), ["(P(sum), P(sum))", "(S(1), S(1))"]
+        ),
+        "turn": boxed(shape, ONE, "all_to_all", ("tp",), ["S(2)", "S(1)"]),
+        "hand on": handed_on((6, 5)),
+    }
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name, graph in graphs.items():
+        (folder / f"{name}.graph").write_bytes(to_json(graph))
+    (tmp_path / "transport_rank.py").write_text(RANK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run_ranks("transport_rank", 4, folder)
+    found = [json.loads((folder / f"found.{rank}").read_text()) for rank in range(4)]
+    for name, graph in graphs.items():
+        for state in run(graph, steps=3, batch=4, microbatches=2):
+            if all(register.name != "y" for register in state.program.registers):
+                continue
+            expected = [value(state, "y", slot).tolist() for slot in (0, 1)]
+            assert found[state.rank][f"{name} shared"] == expected, name
+            received = found[state.rank][f"{name} messages"]
+            np.testing.assert_allclose(received, expected, rtol=1e-12, err_msg=name)
