@@ -17,6 +17,8 @@ import typer
 import millrace
 from millrace.guard import HiddenPackageError, check_packages
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="millrace",
     help="Plan, simulate, run and compare distributed training of large models.",
@@ -99,9 +101,11 @@ def run(arguments: list[str] | None = None) -> int:
         _register_commands()
         given = sys.argv[1:] if arguments is None else arguments
         code = app(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
+        if code == INTERRUPTED:  # what the parser makes of Ctrl-C
+            return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except HiddenPackageError as error:
         return _fail(str(error), 2)
     except BrokenPipeError:
