@@ -48,21 +48,6 @@ def speed(plan: Plan, step_time_s: float) -> Speed:
     )
 
 
-def memory_by_kind(graph: ActorGraph) -> list[dict[str, int]]:
-    """Return the bytes of one device's registers by kind of memory, per stage.
-
-    Registers may share a place, so the sum can be more than the arena holds at any time.
-    """
-    found = []
-    for program in graph.programs:
-        amounts: dict[str, int] = {}
-        for register in program.registers:
-            size = register.slots * register.slot_bytes
-            amounts[register.memory_kind] = amounts.get(register.memory_kind, 0) + size
-        found.append(dict(sorted(amounts.items())))
-    return found
-
-
 def predicted_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> dict[str, Any]:
     """Return what the simulator and the compiler say of a plan, as its `figures` hold it."""
     step_time_s = step_time_ns / 1e9
@@ -70,7 +55,7 @@ def predicted_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> dict[
         "step_time_s": step_time_s,
         **speed(plan, step_time_s)._asdict(),
         "memory_bytes_max": max(program.memory_bytes for program in graph.programs),
-        "memory_by_kind": memory_by_kind(graph),
+        "memory_by_kind": [program.memory_bytes_by_kind for program in graph.programs],
     }
 
 

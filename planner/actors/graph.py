@@ -19,6 +19,8 @@ from planner.mesh import Axis
 
 SCHEMA_VERSION = 1
 
+TEMPORARY = "temporary"  # the kind of registers that share one area of the arena
+
 
 class Leave(StrEnum):
     """When an actor makes room for the next one in a queue."""
@@ -45,7 +47,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     initial: int = 0
     offset_bytes: int = 0
     slot_bytes: int = 0
-    memory_kind: str = "activation"  # parameter, gradient, optimizer, activation, communication
+    memory_kind: str = "activation"  # parameter, gradient, optimizer, activation, temporary
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +127,18 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def memory_bytes(self) -> int:
         """Size of the arena: the end of the last register."""
         return max((r.offset_bytes + r.slots * r.slot_bytes for r in self.registers), default=0)
+
+    @property
+    def memory_bytes_by_kind(self) -> dict[str, int]:
+        """The arena's bytes by kind; they add up to `memory_bytes`."""
+        found: dict[str, int] = {}
+        for register in self.registers:
+            size, before = register.slots * register.slot_bytes, found.get(register.memory_kind, 0)
+            if register.memory_kind == TEMPORARY:
+                found[TEMPORARY] = max(before, register.offset_bytes + size)
+            else:
+                found[register.memory_kind] = before + size
+        return dict(sorted(found.items()))
 
 
 class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ again once its last reader has run. All other registers have their own places.
 
 from msgspec.structs import replace
 
-from planner.actors.graph import Program, Register
+from planner.actors.graph import TEMPORARY, Program, Register
 from planner.compile.draft import DraftStage
 
 Section = tuple[str, int]
@@ -36,7 +36,8 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
     registers: list[Register] = []
     for index, register in enumerate(program.registers):
         if index in offsets:
-            registers.append(replace(register, offset_bytes=offsets[index]))
+            at = offsets[index]
+            registers.append(replace(register, offset_bytes=at, memory_kind=TEMPORARY))
             continue
         registers.append(replace(register, offset_bytes=end))
         end += register.slots * register.slot_bytes

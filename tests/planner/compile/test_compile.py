@@ -120,6 +120,14 @@ def test_deeper_schedules_hold_more_activations():
     assert peaks["1f1b"][1] < peaks["gpipe"][1]
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+def test_memory_by_kind_adds_up_to_the_arena(plan):
+    for program in compile_plan(plan).programs:
+        kinds = program.memory_bytes_by_kind
+        assert sum(kinds.values()) == program.memory_bytes
+        assert set(kinds) >= {"activation", "gradient", "optimizer", "parameter", "temporary"}
+
+
 def test_more_devices_on_an_axis_change_no_program():
     plan = plan_with(mesh=Mesh(axes=(Axis(name="dp", size=128),)), global_batch=512)
     plan = replace(plan, cluster=replace(plan.cluster, devices_per_node=8, nodes=32))
