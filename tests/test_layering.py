@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ FILES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*
 IDS = [str(path.relative_to(ROOT)) for path in FILES]
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 

@@ -104,7 +104,8 @@ def _network(cluster: Any) -> dict[str, Any]:
 
 def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
     precisions = [p for p in ("fp32", "tf32", "bf16", "fp8") if any(_peak(r, p) for r in rows)]
-    table = Table(caption="memory in GiB; to it, inside and outside a node in GB/s; peaks in TFLOP/s", caption_justify="left")
+    units = "memory in GiB; to it, inside and outside a node in GB/s; peaks in TFLOP/s"
+    table = Table(caption=units, caption_justify="left")
     table.add_column("name", no_wrap=True)
     for column in ("memory", "to it", *precisions):
         table.add_column(column, justify="right")
