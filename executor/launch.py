@@ -17,6 +17,7 @@ from executor.checkpoint import (
     remove_partial,
 )
 from executor.data import open_dataset
+from executor.errors import CheckpointError
 from executor.job import Job
 from executor.processes import check_capacity, run_ranks
 from executor.recording import load_recording, losses, trace_of
@@ -114,6 +115,8 @@ def execute(
     DataError, CheckpointError
         The data or the checkpoint to resume is not there, or does not fit the model.
     """
+    if resume and checkpoint is None:
+        raise CheckpointError("nothing to resume from: give the folder of the checkpoints as well")
     digest = plan.digest()
     if learning_rate is not None:
         training = msgspec.structs.replace(plan.training, learning_rate=learning_rate)
@@ -124,7 +127,7 @@ def execute(
     check_capacity(
         tuple(graph.programs[graph.program_of(r)].memory_bytes for r in range(graph.ranks))
     )
-    source = find_checkpoint(checkpoint) if resume and checkpoint else None
+    source = find_checkpoint(checkpoint) if resume and checkpoint is not None else None
     first_step = 0
     if source is not None:
         manifest = read_manifest(source)

@@ -1,5 +1,6 @@
 """One rank of a run: `python -m mpi4py -m executor.worker JOB_FOLDER`, started by `launch`."""
 
+import gc
 import os
 import shutil
 import sys
@@ -130,6 +131,8 @@ def _run(job: Job, folder: Path, world: World) -> None:
             every=job.checkpoint_every,
         )
         state.fired = saver.fired
+    # What exists by now stays: the collector need not walk it again, in the middle of a step.
+    gc.freeze()
     with (folder / "progress").open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:

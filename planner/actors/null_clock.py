@@ -8,8 +8,6 @@ of actors that wait for each other, and the error prints it.
 from collections import deque
 from collections.abc import Callable
 
-import networkx as nx
-
 from planner.actors.graph import ActorGraph
 from planner.actors.protocol import Fire, Protocol
 from planner.actors.rendezvous import Rendezvous
@@ -83,6 +81,9 @@ _REASONS = {
 
 def _explain(protocols: list[Protocol], rendezvous: Rendezvous) -> str:
     """Name one cycle of actors that wait for each other."""
+    # Only a deadlock needs it, and every rank of a run would wait for its import.
+    import networkx as nx
+
     waits: nx.DiGraph = nx.DiGraph()
     pending: list[tuple[int, int]] = []
     for instance, protocol in enumerate(protocols):

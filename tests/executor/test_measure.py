@@ -1,0 +1,63 @@
+"""profile: a device of this machine that costs can read, measured once and then kept."""
+
+from pathlib import Path
+
+import pytest
+
+from executor.measure import cached_profile
+from executor.probe_graphs import group_graph, pair_graph, prime_factors, ring_graph
+from executor.probes import PROBES, cases
+from models.ops import OPS
+from planner.actors.null_clock import run_to_completion
+from planner.cluster import Cluster, Link
+from planner.costs import collective_duration_ns
+
+
+def test_a_profile_is_kept_until_it_cannot_be_read_and_costs_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device = cached_profile(2, seconds=0.1)
+    assert cached_profile(2, seconds=0.1) == device
+    (path,) = (tmp_path / "millrace").iterdir()
+    path.write_text("{ cut off")
+    assert cached_profile(2, seconds=0.1).kernels
+    assert device.launch_ns > 0
+    assert device.flops_per_s["fp32"] > 1e8
+    assert device.memory_bandwidth_bytes_per_s > 1e8
+    for points in (*device.kernels.values(), *device.collectives.values()):
+        assert list(points) == sorted(points)
+        assert all(work > 0 and duration_ns > 0 for work, duration_ns in points)
+    collectives = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send")
+    assert set(device.collectives) == {f"{kind}/2" for kind in collectives}
+    link = Link(latency_ns=0, bandwidth_bytes_per_s=1.0, source="unused")
+    cluster = Cluster(
+        name="local:2",
+        device=device,
+        devices_per_node=2,
+        nodes=1,
+        intra_node=link,
+        inter_node=link,
+        cores_per_node=2,
+    )
+    small, large = (collective_duration_ns("all_reduce", n, 2, cluster) for n in (2**12, 2**22))
+    assert 0 < small <= large
+
+
+def test_every_kind_that_computes_is_timed() -> None:
+    untimed = {"input", "variable", "repeat"}  # they read data, or have no kernel
+    assert {probe.kind for probe in PROBES} == set(OPS) - untimed
+    works = {}
+    for case in cases():
+        works.setdefault(case.context.kind, []).append(case.work)
+    assert all(work > 0 for found in works.values() for work in found)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 12])
+def test_probe_graphs_run_to_their_end_and_hold_every_group_size(ranks: int) -> None:
+    graph = group_graph(ranks)
+    meetings = [actor.meeting for actor in graph.programs[0].actors if actor.meeting is not None]
+    sizes = {len(graph.members(0, meeting)) for meeting in meetings}
+    assert sizes >= {*prime_factors(ranks)[-1:], ranks}
+    for probe in (graph, pair_graph(ranks), ring_graph(5)):
+        assert run_to_completion(probe) > 0
