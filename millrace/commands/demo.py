@@ -22,7 +22,7 @@ from planner.cluster import Cluster
 from planner.plan import Plan
 
 MODEL = "gpt-demo"
-TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=10)
+TRAINING = TrainingSpec(learning_rate=5e-3, warmup_steps=10)
 SAMPLES_PER_RANK = 4
 SHOWN_CAUSES = 10
 
