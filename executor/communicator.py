@@ -53,6 +53,8 @@ class Exchange:
         Ranks of the group in its order.
     position
         Index of this rank among them.
+    others
+        The members without this rank.
     gather_dim
         Dim of what is received along which the members' blocks are put side by side, if they are.
     scatter_dim
@@ -77,6 +79,7 @@ class Exchange:
         self.reduction = meeting.reduction or "sum"
         self.members = graph.members(rank, meeting)
         self.position = self.members.index(rank)
+        self.others = self.members[: self.position] + self.members[self.position + 1 :]
         self._axes = tuple(
             index
             for index, axis in enumerate(graph.axes)
@@ -89,11 +92,6 @@ class Exchange:
             self.gather_dim = self._cut_dim(send[0])
         if len(self.members) > 1 and self.kind in ("reduce_scatter", "all_to_all"):
             self.scatter_dim = self._cut_dim(recv[0])
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """The members without this rank."""
-        return self.members[: self.position] + self.members[self.position + 1 :]
 
     def _cut_dim(self, register: Register) -> int:
         """The dim of `register` that is split over every axis of the meeting."""

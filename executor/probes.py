@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from executor.data import TokenWindows
 from executor.kernels import KernelContext, RunState, Shard
 from executor.kernels.context import Array, whole
 from models.inference import output_dtypes
@@ -66,6 +67,7 @@ _ATTENTION_GRAD = (
 _UPDATE = "k n, k n, z!,  -> k n"
 
 PROBES: tuple[Probe, ...] = (
+    Probe(kind="input", labels=" -> b t", attributes={"source": "tokens", "values": VOCABULARY}),
     Probe(kind="matmul", labels="b t k, k n -> b t n", scales=PRODUCTS),
     Probe(kind="matmul", labels="b t n, k n -> b t k", scales=PRODUCTS),
     Probe(kind="matmul", labels="b t k, b t n -> k n", scales=PRODUCTS),
@@ -137,10 +139,11 @@ def _case(probe: Probe, sizes: Sizes) -> Case:
             inputs.append(rng.random(shape, dtype=np.float32))  # none negative: some are squares
     given = [str(array.dtype) for array in inputs]
     count = len(expression.outputs)
-    made = output_dtypes(probe.kind, count, given) or (DTYPE,) * count
+    dtype = "int32" if probe.kind == "input" else DTYPE
+    made = output_dtypes(probe.kind, count, given) or (dtype,) * count
     outputs = [
-        whole(shape_of(operand, known), dtype)
-        for operand, dtype in zip(expression.outputs, made, strict=True)
+        whole(shape_of(operand, known), found)
+        for operand, found in zip(expression.outputs, made, strict=True)
     ]
     work = op_work(
         probe.kind,
@@ -162,9 +165,15 @@ def _case(probe: Probe, sizes: Sizes) -> Case:
             np.zeros(outputs[0].shape, outputs[0].dtype)
             for _ in state_of(probe.kind, probe.attributes)
         ],
-        run=RunState(seed=0, dataset=None, global_batch=1, microbatches=1, batch=1),
+        run=RunState(seed=0, dataset=_tokens(), global_batch=1, microbatches=1, batch=1),
     )
     return Case(context=context, work=max(work.flops or work.bytes, 1), inputs=tuple(inputs))
+
+
+def _tokens() -> TokenWindows:
+    """Some text, for `input`."""
+    tokens = np.arange(2**16, dtype=np.uint16) % VOCABULARY
+    return TokenWindows(tokens=tokens, vocab=VOCABULARY, seed=0, origin="probe")
 
 
 def _boxing_cases(size_bytes: int) -> Iterator[Case]:

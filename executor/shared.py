@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from time import perf_counter_ns
@@ -32,6 +33,7 @@ from planner.actors.graph import ActorGraph
 from planner.actors.protocol import Fire
 
 Array = NDArray[Any]
+Words = NDArray[np.int64]
 
 CAME, REDUCED, READ, SEND_AT, RECV_AT = range(5)
 WORDS = 8  # of 8 bytes per meeting: one cache line
@@ -56,7 +58,7 @@ class SharedMemory:
     def __init__(self, maps: Sequence[mmap.mmap], meetings: int) -> None:
         first = meetings * LINE_BYTES
         whole = [np.frombuffer(found, np.uint8) for found in maps]
-        self.words: list[NDArray[np.int64]] = [
+        self.words: list[Words] = [
             block[:first].view(np.int64).reshape(meetings, WORDS) for block in whole
         ]
         self.blocks = [block[first:] for block in whole]
@@ -86,6 +88,20 @@ def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
     if segment >= 0:
         os.close(segment)
     return SharedMemory(maps, meetings) if is_shared else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seat:
+    """One rank's place in one meeting: its own words, the others', and all in the group's order."""
+
+    exchange: Exchange
+    words: Words
+    others: list[Words]
+    members: list[Words]
+
+    def all_others(self, word: int, firing: int) -> bool:
+        """True once every other member has written `word` for this firing."""
+        return all(words[word] > firing for words in self.others)
 
 
 _THROUGH = object()
@@ -119,7 +135,16 @@ class SharedCommunicator:
     ) -> None:
         self._memory, self._shared = memory, shared
         self._base = shared.blocks[memory.rank].ctypes.data
-        self._numbers = meeting_keys(graph)
+        numbers = meeting_keys(graph)
+        self._seats = {
+            actor: _Seat(
+                exchange=exchange,
+                words=shared.words[memory.rank][numbers[exchange.key]],
+                others=[shared.words[rank][numbers[exchange.key]] for rank in exchange.others],
+                members=[shared.words[rank][numbers[exchange.key]] for rank in exchange.members],
+            )
+            for actor, exchange in memory.exchanges.items()
+        }
         self._bell = world.doorbell()
         self._inbox: deque[tuple[Fire, Done] | None] = deque()
         self._views: dict[tuple[int, int, tuple[int, ...], str], Array] = {}
@@ -135,13 +160,12 @@ class SharedCommunicator:
 
     def post(self, rank: int, fire: Fire, done: Done) -> None:
         """Hand over one firing of a meeting actor."""
-        exchange = self._memory.exchanges[fire.actor]
+        seat = self._seats[fire.actor]
         sends, recvs = self._memory.arrays(fire)
-        words = self._words(exchange, self._memory.rank)
         for word, arrays in ((SEND_AT, sends), (RECV_AT, recvs)):
             if arrays:
-                words[word] = arrays[0].ctypes.data - self._base
-        self._tell(exchange, CAME, fire.firing)
+                seat.words[word] = arrays[0].ctypes.data - self._base
+        self._tell(seat, CAME, fire.firing)
         self._inbox.append((fire, done))
         self._bell.ring((self._memory.rank,))
 
@@ -186,60 +210,51 @@ class SharedCommunicator:
 
     def _parts(self, fire: Fire) -> Iterator[None]:
         """Carry out a meeting; yields whenever others are waited for."""
-        exchange = self._memory.exchanges[fire.actor]
+        seat, exchange = self._seats[fire.actor], self._memory.exchanges[fire.actor]
         sent, received = self._memory.arrays(fire)
-        while not self._all(exchange, CAME, fire.firing):
+        while not seat.all_others(CAME, fire.firing):
             yield
         if received:
             recv = received[0]
             like = sent[0] if sent else recv
-            givers = exchange.members if sent else exchange.members[:1]
-            sends = [self._view(exchange, member, SEND_AT, like) for member in givers]
+            givers = len(exchange.members) if sent else 1
+            sends = [self._view(seat, position, SEND_AT, like) for position in range(givers)]
             if exchange.kind == "all_reduce" and recv.nbytes >= PIECES_BYTES_MIN:
-                yield from self._reduce_in_pieces(exchange, fire.firing, sends, recv)
+                yield from self._reduce_in_pieces(seat, fire.firing, sends, recv)
             else:
                 receive(exchange, sends, recv)
-        self._tell(exchange, READ, fire.firing)
-        while not self._all(exchange, READ, fire.firing):
+        self._tell(seat, READ, fire.firing)
+        while not seat.all_others(READ, fire.firing):
             yield
 
     def _reduce_in_pieces(
-        self, exchange: Exchange, firing: int, sends: Sequence[Array], recv: Array
+        self, seat: _Seat, firing: int, sends: Sequence[Array], recv: Array
     ) -> Iterator[None]:
         """Reduce one piece of the tensor here, and take the other pieces from the others."""
+        exchange, flat = seat.exchange, recv.reshape(-1)
         bounds = _bounds(recv.size, len(sends))
         own = bounds[exchange.position]
-        terms = [send.reshape(-1)[own] for send in sends]
-        reduce_into(recv.reshape(-1)[own], terms, exchange.reduction)
-        self._tell(exchange, REDUCED, firing)
-        while not self._all(exchange, REDUCED, firing):
+        reduce_into(flat[own], [send.reshape(-1)[own] for send in sends], exchange.reduction)
+        self._tell(seat, REDUCED, firing)
+        while not seat.all_others(REDUCED, firing):
             yield
-        for member, piece in zip(exchange.members, bounds, strict=True):
-            if piece is not own:
-                result = self._view(exchange, member, RECV_AT, recv)
-                np.copyto(recv.reshape(-1)[piece], result.reshape(-1)[piece])
+        for position, piece in enumerate(bounds):
+            if position != exchange.position:
+                result = self._view(seat, position, RECV_AT, recv)
+                np.copyto(flat[piece], result.reshape(-1)[piece])
 
-    def _words(self, exchange: Exchange, rank: int) -> NDArray[np.int64]:
-        words: NDArray[np.int64] = self._shared.words[rank][self._numbers[exchange.key]]
-        return words
-
-    def _tell(self, exchange: Exchange, word: int, firing: int) -> None:
+    def _tell(self, seat: _Seat, word: int, firing: int) -> None:
         """Write a word once all writes before it can be seen, and wake the others."""
         # A lock that is taken twice orders memory on every processor: release, then acquire.
         for _ in range(2):
             with self._fence:
                 pass
-        self._words(exchange, self._memory.rank)[word] = firing + 1
-        self._bell.ring(exchange.others)
+        seat.words[word] = firing + 1
+        self._bell.ring(seat.exchange.others)
 
-    def _all(self, exchange: Exchange, word: int, firing: int) -> bool:
-        number = self._numbers[exchange.key]
-        words = self._shared.words
-        return all(words[member][number, word] > firing for member in exchange.others)
-
-    def _view(self, exchange: Exchange, member: int, word: int, like: Array) -> Array:
+    def _view(self, seat: _Seat, position: int, word: int, like: Array) -> Array:
         """What a member sends or receives, in the shape of this rank's own part."""
-        offset = int(self._words(exchange, member)[word])
+        member, offset = seat.exchange.members[position], int(seat.members[position][word])
         key = member, offset, like.shape, like.dtype.str
         found = self._views.get(key)
         if found is None:

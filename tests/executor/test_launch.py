@@ -188,6 +188,30 @@ world.barrier()
         run_script(tmp_path, monkeypatch, body)
 
 
+def test_work_that_raises_in_the_middle_of_a_run_names_its_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from executor.rank import RankMemory
+from executor.shared import share_memory
+from executor.worker import run_rank
+from tests.executor.actor_graphs import split_matmul
+
+class Fails:
+    def run(self, rank, fire):
+        if rank == 1 and fire.firing == 7:
+            raise FloatingPointError("overflow")
+
+graph = split_matmul(3, size=6)
+shared = share_memory(graph, world)
+memory = RankMemory(graph, world.rank, shared.blocks[world.rank])
+run_rank(memory, Fails(), world, folder, shared=shared, steps=100, spans=False)
+"""
+    with pytest.raises(ExecutorError, match=r"rank 1, actor `\w.read`: FloatingPointError: over"):
+        run_script(tmp_path, monkeypatch, body)
+
+
 def test_a_killed_rank_ends_the_others_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

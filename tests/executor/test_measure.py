@@ -45,7 +45,7 @@ def test_a_profile_is_kept_until_it_cannot_be_read_and_costs_take_it(
 
 
 def test_every_kind_that_computes_is_timed() -> None:
-    untimed = {"input", "variable", "repeat"}  # they read data, or have no kernel
+    untimed = {"variable", "repeat"}  # they have no kernel
     assert {probe.kind for probe in PROBES} == set(OPS) - untimed
     works = {}
     for case in cases():
