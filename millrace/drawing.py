@@ -44,10 +44,9 @@ def headline(plan: Plan) -> str:
     axes = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
     loops = f", {plan.interleave} chunks a stage" if plan.interleave > 1 else ""
     stages = "1 stage" if plan.stages == 1 else f"{plan.stages} stages, {plan.schedule}{loops}"
-    return (
-        f"{plan.model.name} on {plan.cluster.name}: mesh {axes}, {stages}; "
-        f"{plan.microbatches} microbatches of {plan.batch} samples"
-    )
+    pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+    samples = "1 sample" if plan.batch == 1 else f"{plan.batch} samples"
+    return f"{plan.model.name} on {plan.cluster.name}: mesh {axes}, {stages}; {pieces} of {samples}"
 
 
 def devices_table(plan: Plan) -> Table:

@@ -139,15 +139,12 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
 
 def _alternatives_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="plans that lost", title_justify="left")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
+    for column in ("plan", "why"):
         table.add_column(column, overflow="fold")
+    for column in ("objective", "bound", "simulated"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        seconds = (row.get(key) for key in ("objective_s", "bound_s", "step_time_s"))
+        cells = ("" if value is None else format_seconds(value) for value in seconds)
+        table.add_row(row["plan"], row["reason"], *cells)
     return table
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
