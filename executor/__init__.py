@@ -5,5 +5,5 @@ In comes a Plan; `executor.launch.execute` compiles it, starts one process per r
 kernels and collectives in such processes and gives a Device.
 
 Read `threaded.py` first (one rank's protocol on threads), then `rank.py` (its memory and kernels),
-`communicator.py` with `shared.py` and `messages.py` (how ranks meet) and `launch.py` (processes).
+`transport/` (how ranks meet) and `launch.py` (the processes).
 """

@@ -12,11 +12,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from executor.communicator import Done, Exchange, Failed, receive
 from executor.errors import ExecutorError
 from executor.rank import RankState
 from executor.recording import Recorder, Recording
 from executor.threaded import RankDriver, Work
+from executor.transport.communicator import Done, Exchange, Failed, receive
 from planner.actors.graph import ActorGraph
 from planner.actors.protocol import Fire, Protocol
 from planner.actors.rendezvous import Rendezvous

@@ -84,7 +84,7 @@ def execute(
     plan
         What to run; its ranks are processes here, whatever its cluster is.
     steps
-        Number of steps.
+        How many steps.
     data
         A file or folder to train on; None: what `executor.data.open_dataset` takes then.
     seed
@@ -93,18 +93,12 @@ def execute(
         Peak learning rate in place of the plan's.
     trace
         Keep every firing's times, not only the ends of steps.
-    checkpoint
-        Folder in which to save variables and optimizer state at the end, and every
-        `checkpoint_every` steps if that is not 0.
+    checkpoint, checkpoint_every
+        Folder to save variables and optimizer state in: at the end, and every so many steps.
     resume
         Go on from the last checkpoint in that folder, which may be another plan's of the model.
     progress
         Called as `progress(step, loss)` after every step, counted from 0 over all runs.
-
-    Returns
-    -------
-    Measured
-        Times, losses and the Trace.
 
     Raises
     ------
@@ -115,8 +109,6 @@ def execute(
     DataError, CheckpointError
         The data or the checkpoint to resume is not there, or does not fit the model.
     """
-    if resume and checkpoint is None:
-        raise CheckpointError("nothing to resume from: give the folder of the checkpoints as well")
     digest = plan.digest()
     if learning_rate is not None:
         training = msgspec.structs.replace(plan.training, learning_rate=learning_rate)
@@ -124,51 +116,66 @@ def execute(
     open_dataset(data, plan.model, seed)
     training_graph = build_training(plan.model, plan.training, plan.batch)
     graph = compile_plan(plan, training_graph)
-    check_capacity(
-        tuple(graph.programs[graph.program_of(r)].memory_bytes for r in range(graph.ranks))
+    check_capacity([program.memory_bytes for program in graph.programs for _ in program.ranks])
+    source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
+    job = _job(
+        plan,
+        training_graph,
+        graph,
+        steps=steps,
+        seed=seed,
+        data=data,
+        spans=trace,
+        first_step=first_step,
+        resume=str(source.resolve()) if source else None,
+        checkpoint=str(checkpoint.resolve()) if checkpoint else None,
+        checkpoint_every=checkpoint_every,
     )
-    source = find_checkpoint(checkpoint) if resume and checkpoint is not None else None
-    first_step = 0
-    if source is not None:
-        manifest = read_manifest(source)
-        manifest.check(graph, plan.model.name)
-        first_step = manifest.step
-    if checkpoint is not None:
-        remove_partial(checkpoint)
-    saved = manifest_of(graph, model=plan.model.name, plan_digest=digest)
     with TemporaryDirectory(prefix="millrace-") as name:
-        folder = Path(name)
-        job = Job(
-            graph=graph,
-            model=plan.model,
-            variables=_variables(training_graph),
-            global_batch=plan.global_batch,
-            microbatches=plan.microbatches,
-            batch=plan.batch,
-            steps=steps,
-            seed=seed,
-            data=data,
-            spans=trace,
-            parent=os.getpid(),
-            first_step=first_step,
-            resume=str(source.resolve()) if source else None,
-            checkpoint=str(checkpoint.resolve()) if checkpoint else None,
-            checkpoint_every=checkpoint_every,
-        )
-        job.save(folder)
-        reader = _Progress(folder, progress)
-
-        def watch() -> None:
-            reader.read()
-            if checkpoint is not None:
-                commit_finished(checkpoint, saved)
-
-        run_ranks("executor.worker", graph.ranks, folder, watch=watch)
-        return _measured(graph, folder, digest, plan.cluster.device.name, job.first_step)
+        return _run(job, Path(name), plan, digest, progress)
 
 
-def _variables(graph: Graph) -> dict[str, dict[str, Any]]:
-    return {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
+def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) -> Job:
+    return Job(
+        graph=graph,
+        model=plan.model,
+        variables={
+            op.outputs[0]: op.attributes for op in training_graph.ops if op.kind == "variable"
+        },
+        global_batch=plan.global_batch,
+        microbatches=plan.microbatches,
+        batch=plan.batch,
+        parent=os.getpid(),
+        **orders,
+    )
+
+
+def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, int]:
+    """The checkpoint to go on from, and the steps made."""
+    if folder is None:
+        raise CheckpointError("nothing to resume from: give the folder of the checkpoints as well")
+    source = find_checkpoint(folder)
+    manifest = read_manifest(source)
+    manifest.check(graph, plan.model.name)
+    return source, manifest.step
+
+
+def _run(job: Job, folder: Path, plan: Plan, digest: str, progress: Progress | None) -> Measured:
+    """Run a job's ranks, and collect what they wrote in its folder."""
+    job.save(folder)
+    reader = _Progress(folder, progress)
+    saved = manifest_of(job.graph, model=plan.model.name, plan_digest=digest)
+    kept = None if job.checkpoint is None else Path(job.checkpoint)
+    if kept is not None:
+        remove_partial(kept)
+
+    def watch() -> None:
+        reader.read()
+        if kept is not None:
+            commit_finished(kept, saved)
+
+    run_ranks("executor.worker", job.graph.ranks, folder, watch=watch)
+    return _measured(job.graph, folder, digest, plan.cluster.device.name, job.first_step)
 
 
 def _measured(

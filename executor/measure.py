@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from executor.errors import ExecutorError
+from executor.probes.timing import Order, Points, Timings
 from executor.processes import run_ranks, usable_cores
-from executor.timing import Order, Points, Timings
 from models.graph import to_json
 from planner.cluster import Device
 
@@ -58,7 +58,7 @@ def profile(ranks: int, *, seconds: float = 8.0) -> Device:
         folder = Path(name)
         order = Order(parent=os.getpid(), cores=min(ranks, cores), kernel_ns=patience_ns)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("executor.timing", ranks, folder)
+        run_ranks("executor.probes.timing", ranks, folder)
         found = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=Timings)
             for rank in range(ranks)

@@ -8,6 +8,7 @@ of dead ranks are not reliable under MPICH.
 
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, perf_counter_ns, sleep
@@ -30,6 +31,7 @@ from planner.errors import InfeasibleError
 POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
 TOKEN = "MILLRACE_JOB"
+LINE_NUMBER = 900
 # What a rank takes besides its arena: Python, NumPy, mpi4py and MPICH's own segments, measured as
 # the resident size of a worker with an empty arena (November 2026: 75 MB).
 PROCESS_BYTES = 80_000_000
@@ -63,9 +65,15 @@ def report_failure(folder: Path, rank: int, actor: str | None, error: BaseExcept
     draft.replace(folder / f"failure.{rank}.json")
 
 
-def report_process(folder: Path, rank: int) -> None:
-    """Write down in a rank which process it is."""
-    (folder / f"process.{rank}").write_text(str(os.getpid()))
+def open_line(folder: Path, rank: int) -> None:
+    """Open this rank's line to the parent; the kernel closes it when the rank ends, however.
+
+    It is given a high number: Linux closes the files of a process that ends from the highest
+    number down, so the parent hears of the end before MPICH does, which then ends the others.
+    """
+    line = os.open(folder / f"line.{rank}", os.O_WRONLY | os.O_NONBLOCK)
+    os.dup2(line, min(LINE_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1))
+    os.close(line)
 
 
 def usable_cores() -> int:
@@ -73,7 +81,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def check_capacity(arena_bytes: tuple[int, ...]) -> None:
+def check_capacity(arena_bytes: Sequence[int]) -> None:
     """Refuse ranks that this machine cannot hold.
 
     Parameters
@@ -116,8 +124,6 @@ def available_memory_bytes() -> int:
 
 def _processes_allowed() -> int:
     """Processes that may still be started (each rank has about five threads)."""
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = soft if soft != resource.RLIM_INFINITY else 1 << 22
     return min(limit, _control_group("pids.max", "pids.current", limit)) // 5
@@ -153,6 +159,7 @@ def run_ranks(
     token = f"{os.getpid()}-{perf_counter_ns()}"
     segments = _segments()
     output = folder / "output"
+    ends = _Ends(folder, ranks)
     with _interruptible(), output.open("wb") as sink:
         process = subprocess.Popen(
             _command(module, ranks, folder),
@@ -162,7 +169,6 @@ def run_ranks(
             env=_environment(ranks, token),
             start_new_session=True,
         )
-        ends = _Ends(folder)
         try:
             while process.poll() is None:
                 ends.look()
@@ -182,39 +188,32 @@ def run_ranks(
 class _Ends:
     """Finds out which rank ended first: MPICH, when it clears the others away, names any of them.
 
-    The kernel queues the ends of processes in their order. Where it has no handles for processes
-    (not Linux), nothing is known.
+    Every rank holds a line (a named pipe) to this process. The kernel reports lines in the order
+    in which they were closed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int) -> None:
         self.first: int | None = None
-        self._folder = folder
-        self._ranks: dict[int, int] = {}  # by handle
-        self._known: set[str] = set()
-        self._poll = select.epoll() if hasattr(os, "pidfd_open") else None
+        self._poll = select.epoll()
+        self._ranks: dict[int, int] = {}
+        for rank in range(ranks):
+            path = folder / f"line.{rank}"
+            os.mkfifo(path)
+            line = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self._ranks[line] = rank
+            self._poll.register(line, select.EPOLLHUP)
 
     def look(self) -> None:
-        """Take note of ranks that have started or ended since the last call."""
-        if self._poll is None or self.first is not None:
-            return
-        for path in self._folder.glob("process.*"):
-            text = path.read_text()
-            if path.name not in self._known and text:
-                self._known.add(path.name)
-                with suppress(OSError):
-                    handle = os.pidfd_open(int(text))
-                    self._ranks[handle] = int(path.suffix[1:])
-                    self._poll.register(handle, select.EPOLLIN)
-        for handle, _ in self._poll.poll(0):
-            self.first = self._ranks[handle]
-            return
+        """Take note of the first rank that has ended since the last call."""
+        if self.first is None:
+            for line, _ in self._poll.poll(0, 1):
+                self.first = self._ranks[line]
 
     def close(self) -> None:
-        """Close the handles."""
-        for handle in self._ranks:
-            os.close(handle)
-        if self._poll is not None:
-            self._poll.close()
+        """Close the lines."""
+        self._poll.close()
+        for line in self._ranks:
+            os.close(line)
 
 
 def _command(module: str, ranks: int, folder: Path) -> list[str]:

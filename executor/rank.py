@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.arena import Arena
-from executor.communicator import Exchange, exchanges_of
 from executor.errors import ExecutorError
 from executor.kernels import Kernel, KernelContext, RunState, Shard, make_kernel
+from executor.transport.communicator import Exchange, exchanges_of
 from planner.actors.graph import Actor, ActorGraph, Register
 from planner.actors.protocol import Fire
 from planner.sbp import parse_nd_sbp, shard_offsets

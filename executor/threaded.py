@@ -12,8 +12,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol as Interface
 
-from executor.communicator import Communicator
 from executor.recording import Recorder
+from executor.transport.communicator import Communicator
 from planner.actors.graph import Program
 from planner.actors.protocol import Fire, Protocol
 

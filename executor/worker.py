@@ -11,19 +11,19 @@ from pathlib import Path
 from time import sleep
 
 from executor.checkpoint import Saver, load_checkpoint
-from executor.communicator import Communicator
 from executor.data import open_dataset
 from executor.errors import ExecutorError
 from executor.in_process import KernelWork
 from executor.job import Job, read_job
 from executor.kernels import RunState
-from executor.messages import MessageCommunicator
-from executor.mpi import World, join_world
-from executor.processes import report_failure, report_process
+from executor.processes import open_line, report_failure
 from executor.rank import RankMemory, RankState
 from executor.recording import Recorder, Recording, StepDone
-from executor.shared import SharedCommunicator, SharedMemory, share_memory
 from executor.threaded import RankDriver, Work
+from executor.transport.communicator import Communicator
+from executor.transport.messages import MessageCommunicator
+from executor.transport.mpi import World, join_world
+from executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
 from executor.variables import initial_value
 from planner.actors.protocol import Fire
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[1])
     rank = int(os.environ.get("PMI_RANK", "0"))
     try:
-        report_process(folder, rank)
+        open_line(folder, rank)
         job = read_job(folder)
         watch_parent(job.parent, folder)
         world = join_world()

@@ -22,7 +22,7 @@ ALLOWED = {
 # Library -> the only paths that may import it.
 DOORS = {
     "ortools": ("planner/search/",),
-    "mpi4py": ("executor/mpi.py", "executor/launch.py", "executor/worker.py"),
+    "mpi4py": ("executor/transport/mpi.py", "executor/launch.py", "executor/worker.py"),
     "simpy": ("simulator/",),
     "typer": ("millrace/",),
     "rich": ("millrace/",),

@@ -155,12 +155,12 @@ import os, sys, signal
 from pathlib import Path
 from time import sleep
 from executor.errors import ExecutorError
-from executor.mpi import join_world
-from executor.processes import report_process
+from executor.transport.mpi import join_world
+from executor.processes import open_line
 from executor.worker import give_up
 
 folder = Path(sys.argv[1])
-report_process(folder, int(os.environ["PMI_RANK"]))
+open_line(folder, int(os.environ["PMI_RANK"]))
 world = join_world()
 world.barrier()
 """
@@ -194,7 +194,7 @@ def test_work_that_raises_in_the_middle_of_a_run_names_its_actor(
     body = f"""
 sys.path.insert(0, {str(ROOT)!r})
 from executor.rank import RankMemory
-from executor.shared import share_memory
+from executor.transport.shared import share_memory
 from executor.worker import run_rank
 from tests.executor.actor_graphs import split_matmul
 

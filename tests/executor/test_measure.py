@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from executor.measure import cached_profile
-from executor.probe_graphs import group_graph, pair_graph, prime_factors, ring_graph
-from executor.probes import PROBES, cases
+from executor.probes.cases import PROBES, cases
+from executor.probes.graphs import group_graph, pair_graph, prime_factors, ring_graph
 from models.ops import OPS
 from planner.actors.null_clock import run_to_completion
 from planner.cluster import Cluster, Link

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 from executor.in_process import KernelWork
 from executor.kernels import RunState
-from executor.mpi import join_world
+from executor.transport.mpi import join_world
 from executor.rank import RankState
-from executor.shared import share_memory
+from executor.transport.shared import share_memory
 from executor.worker import give_up, run_rank
 from planner.actors.graph import ActorGraph
 from tests.executor.sources import WaveData

@@ -11,7 +11,7 @@ from socket import gethostname
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from executor.doorbell import Doorbell
+from executor.transport.doorbell import Doorbell
 
 SLEEP_S_MIN = 50e-6  # shorter sleeps take a tenth of a core per waiting rank
 SLEEP_S_MAX = 500e-6

@@ -1,4 +1,4 @@
-"""What each rank does for `millrace profile`: `python -m mpi4py -m executor.timing FOLDER`.
+"""What each rank does for `millrace profile`: `python -m mpi4py -m executor.probes.timing FOLDER`.
 
 As many ranks as there are cores time kernels at once, each with the BLAS threads it has in a run,
 while the others wait. Then all ranks time collectives and transfers, driven by the same threads
@@ -19,14 +19,14 @@ import numpy as np
 
 from executor.in_process import InProcessCommunicator
 from executor.kernels import make_kernel
-from executor.mpi import World, join_world
-from executor.probe_graphs import group_graph, pair_graph, ring_graph
-from executor.probes import Case, cases
-from executor.processes import report_process
+from executor.probes.cases import Case, cases
+from executor.probes.graphs import group_graph, pair_graph, ring_graph
+from executor.processes import open_line
 from executor.rank import RankMemory
 from executor.recording import Recorder
-from executor.shared import share_memory
 from executor.threaded import RankDriver
+from executor.transport.mpi import World, join_world
+from executor.transport.shared import share_memory
 from executor.worker import give_up, run_rank, watch_parent
 from planner.actors.graph import Actor, ActorGraph
 from planner.actors.protocol import Fire
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[1])
     rank = int(os.environ.get("PMI_RANK", "0"))
     try:
-        report_process(folder, rank)
+        open_line(folder, rank)
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=Order)
         watch_parent(order.parent, folder)
         world = join_world()

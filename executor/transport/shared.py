@@ -26,9 +26,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.communicator import Done, Exchange, Failed, meeting_keys, receive, reduce_into
-from executor.mpi import World
 from executor.rank import RankMemory
+from executor.transport.communicator import (
+    Done,
+    Exchange,
+    Failed,
+    meeting_keys,
+    receive,
+    reduce_into,
+)
+from executor.transport.mpi import World
 from planner.actors.graph import ActorGraph
 from planner.actors.protocol import Fire
 
