@@ -12,12 +12,13 @@ import numpy as np
 
 from executor.errors import ExecutorError
 from executor.probes.timing import Order, Points, Timings
-from executor.processes import run_ranks, usable_cores
+from executor.processes import check_capacity, run_ranks, usable_cores
 from models.graph import to_json
 from planner.cluster import Device
 
-FORM = 1  # raise it when what is measured changes
+FORM = 2  # raise it when what is measured changes
 KERNEL_SHARE = 0.5  # of the time; collectives and starting take the rest
+ARENA_BYTES = 2**24  # registers of the largest messages
 PROBE_COUNT = 110  # kernels and sizes that `executor.probes` lists, about
 
 
@@ -51,7 +52,10 @@ def profile(ranks: int, *, seconds: float = 8.0) -> Device:
     ------
     ExecutorError
         A process failed.
+    InfeasibleError
+        This machine cannot hold so many processes.
     """
+    check_capacity([ARENA_BYTES] * ranks)
     cores = usable_cores()
     patience_ns = round(seconds * KERNEL_SHARE / PROBE_COUNT * 1e9)
     with TemporaryDirectory(prefix="millrace-") as name:

@@ -5,8 +5,6 @@ when the last has ended and an idle actor has passed on, as in a model whose lay
 other.
 """
 
-from math import prod
-
 from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
 from planner.mesh import Axis
 
@@ -119,29 +117,25 @@ def ring_graph(actors: int) -> ActorGraph:
     return ActorGraph(name="ring", axes=(), programs=(chains.program(0, (0,)),))
 
 
-def group_graph(ranks: int) -> ActorGraph:
-    """Every collective over groups of every size that mesh axes of prime sizes give."""
-    axes = tuple(Axis(name=f"a{i}", size=p) for i, p in enumerate(prime_factors(ranks)))
-    names = tuple(axis.name for axis in axes)
-    spans = [names[:end] for end in range(1, len(names))]
-    spans += [names[start:] for start in range(len(names))]
-    by_size = {prod(axis.size for axis in axes if axis.name in over): over for over in spans}
+def group_graph(ranks: int, size: int) -> ActorGraph:
+    """Every collective between the first `size` of `ranks` ranks; the others do nothing.
+
+    One group alone, because what groups cost each other is for the simulator to add.
+    """
     chains = _Chains(place_bytes=2 * MESSAGE_BYTES[-1])
-    for size, over in sorted(by_size.items()):
-        for message_bytes in MESSAGE_BYTES:
-            for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-                meeting = Meeting(
-                    key=f"{kind} {size} {message_bytes}",
-                    kind=kind,
-                    axes=over,
-                    message_bytes=message_bytes,
-                )
-                _add_collective(chains, meeting, axes, size)
-    program = chains.program(0, tuple(range(ranks)))
-    return ActorGraph(name="collectives", axes=axes, programs=(program,))
+    for message_bytes in MESSAGE_BYTES:
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            meeting = Meeting(
+                key=f"{kind} {message_bytes}",
+                kind=kind,
+                axes=("group",),
+                message_bytes=message_bytes,
+            )
+            _add_collective(chains, meeting, size)
+    return _graph("collectives", size, ranks, chains)
 
 
-def _add_collective(chains: _Chains, meeting: Meeting, axes: tuple[Axis, ...], size: int) -> None:
+def _add_collective(chains: _Chains, meeting: Meeting, size: int) -> None:
     """Idle actor, send register, meeting, receive register; shapes are (rows, columns)."""
     columns = 8 * size
     rows = max(1, meeting.message_bytes // (ITEM_BYTES * columns * size)) * size
@@ -155,8 +149,8 @@ def _add_collective(chains: _Chains, meeting: Meeting, axes: tuple[Axis, ...], s
     }[meeting.kind]
     firings = TURNS[meeting.message_bytes]
     send, receive = (
-        chains.register(shape, _over(axes, meeting.axes, one), place=place)
-        for place, (shape, one) in enumerate((sends, receives))
+        chains.register(shape, sbp, place=place)
+        for place, (shape, sbp) in enumerate((sends, receives))
     )
     idle = chains.actor((COMPUTE,), (), (send,), firings=firings)
     meets = chains.actor((LANE, LAUNCH), (send,), (receive,), firings=firings, meeting=meeting)
@@ -164,9 +158,8 @@ def _add_collective(chains: _Chains, meeting: Meeting, axes: tuple[Axis, ...], s
 
 
 def pair_graph(ranks: int) -> ActorGraph:
-    """Messages there and back between rank i and rank i + ranks // 2, all pairs at once."""
-    half = ranks // 2
-    near, far, rest = (_Chains(place_bytes=MESSAGE_BYTES[-1]) for _ in range(3))
+    """Messages there and back between the first two of `ranks` ranks."""
+    near, far = (_Chains(place_bytes=MESSAGE_BYTES[-1]) for _ in range(2))
     for message_bytes in MESSAGE_BYTES:
         shape, firings = (message_bytes // ITEM_BYTES,), TURNS[message_bytes]
 
@@ -185,29 +178,21 @@ def pair_graph(ranks: int) -> ActorGraph:
             far.actor((COMPUTE,), (there,), (back,), firings=firings),
             far.transfer("send", returned, back, peer=0, size=message_bytes),
         )
+    return _graph("transfers", 1, ranks, near, far)
+
+
+def _graph(name: str, size: int, ranks: int, *chains: _Chains) -> ActorGraph:
+    """A program of `size` ranks for each of `chains`, and an idle one for all other ranks."""
     programs = [
-        near.program(0, tuple(range(half))),
-        far.program(1, tuple(range(half, 2 * half))),
+        found.program(stage, tuple(range(stage * size, (stage + 1) * size)))
+        for stage, found in enumerate(chains)
     ]
-    if ranks % 2:
-        programs.append(rest.program(2, (ranks - 1,)))
-    axes = (Axis(name="pair", size=half),)
-    return ActorGraph(name="transfers", axes=axes, programs=tuple(programs))
+    if rest := tuple(range(len(chains) * size, ranks)):
+        programs.append(_Chains(place_bytes=ITEM_BYTES).program(len(chains), rest))
+    axes = (Axis(name="group", size=size),)
+    return ActorGraph(name=name, axes=axes, programs=tuple(programs))
 
 
-def prime_factors(number: int) -> tuple[int, ...]:
-    """Return the prime factors of `number`, smallest first."""
-    found, divisor = [], 2
-    while number > 1:
-        if number % divisor:
-            divisor += 1
-        else:
-            found.append(divisor)
-            number //= divisor
-    return tuple(found)
-
-
-def _over(axes: tuple[Axis, ...], names: tuple[str, ...], one: str) -> str:
-    """`one` on the named axes, B on the others."""
-    parts = [one if axis.name in names else "B" for axis in axes]
-    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+def group_sizes(ranks: int) -> tuple[int, ...]:
+    """Sizes of the groups that a mesh of `ranks` ranks can have."""
+    return tuple(size for size in range(2, ranks + 1) if ranks % size == 0)

@@ -1,9 +1,9 @@
 """What each rank does for `millrace profile`: `python -m mpi4py -m executor.probes.timing FOLDER`.
 
 As many ranks as there are cores time kernels at once, each with the BLAS threads it has in a run,
-while the others wait. Then all ranks time collectives and transfers, driven by the same threads
-and the same communicator as a run: the time of one is a whole turn of a chain in which the next
-begins when the last has ended, hand-offs and polite waits included.
+while the others wait. Then one group of each size times collectives and transfers, driven by the
+same threads and the same communicator as in a run: the time of one is a whole turn of a chain in
+which the next begins when the last has ended, hand-offs and polite waits included.
 """
 
 import os
@@ -20,7 +20,7 @@ import numpy as np
 from executor.in_process import InProcessCommunicator
 from executor.kernels import make_kernel
 from executor.probes.cases import Case, cases
-from executor.probes.graphs import group_graph, pair_graph, ring_graph
+from executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
 from executor.processes import open_line
 from executor.rank import RankMemory
 from executor.recording import Recorder
@@ -159,19 +159,17 @@ class _Nothing:
 def time_collectives(world: World, folder: Path) -> Points:
     """Time every collective over groups of every size, and transfers; keys `kind/group_size`."""
     points: Points = {}
-    if world.size == 1:
-        return points
-    graph = group_graph(world.size)
-    for actor, turn_ns in _turns(graph, world, folder):
-        if (meeting := actor.meeting) is not None:
-            size = len(graph.members(world.rank, meeting))
-            found = points.setdefault(f"{meeting.kind}/{size}", [])
-            found.append((meeting.message_bytes, turn_ns))
-    for actor, turn_ns in _turns(pair_graph(world.size), world, folder):
-        if actor.meeting is not None and actor.meeting.kind == "recv":
-            # a turn goes there and back
-            found = points.setdefault("send/2", [])
-            found.append((actor.meeting.message_bytes, turn_ns // 2))
+    for size in group_sizes(world.size):
+        for actor, turn_ns in _turns(group_graph(world.size, size), world, folder):
+            if (meeting := actor.meeting) is not None:
+                found = points.setdefault(f"{meeting.kind}/{size}", [])
+                found.append((meeting.message_bytes, turn_ns))
+    if world.size > 1:
+        for actor, turn_ns in _turns(pair_graph(world.size), world, folder):
+            if actor.meeting is not None and actor.meeting.kind == "recv":
+                # a turn goes there and back
+                found = points.setdefault("send/2", [])
+                found.append((actor.meeting.message_bytes, turn_ns // 2))
     return points
 
 
@@ -181,6 +179,7 @@ def _turns(graph: ActorGraph, world: World, folder: Path) -> Iterator[tuple[Acto
     block = None if shared is None else shared.blocks[world.rank]
     memory = RankMemory(graph, world.rank, block)
     recording = run_rank(memory, _Nothing(), world, folder, shared=shared, steps=1, spans=True)
+    world.barrier()  # ranks that had nothing to do wait here, where waiting is polite
     at = 0
     for actor in memory.program.actors:
         ends_ns = recording.ends_ns[at : at + actor.firings]
