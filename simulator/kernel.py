@@ -8,6 +8,7 @@ A meeting begins when its last member has fired and ends for all of them at once
 ranks, or one representative per program where all ranks of a program run alike (*folded*).
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -64,6 +65,7 @@ class Kernel:
             self._on_end.insert(0, self._visit_one)
             self._on_met.insert(0, self._visit_all)
         self._hosts: dict[int, Host] = {}
+        self._crowds = Counter(instance.node for instance in instances)
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
             if cores_per_node is not None:
@@ -158,7 +160,8 @@ class Kernel:
     def _share_move(self, event: Completion, delay: int) -> None:
         """Move data on shared cores: every member copies with one thread on its own host.
 
-        The measured duration has the members' own contention in it; beside others it takes longer.
+        Collectives are measured with all ranks of a node at work, those of other groups included:
+        only when that many threads run does one take as long as it did then.
         """
         nodes = [self.instances[index].node for index, _ in event.members]
         waiting = set(nodes)
@@ -169,7 +172,9 @@ class Kernel:
                 _call(self._on_met, event)
 
         for node in sorted(waiting):
-            self._hosts[node].add(delay, nodes.count(node), partial(part_done, node))
+            host, crowd = self._hosts[node], self._crowds[node]
+            work_ns = delay * host.cores // max(host.cores, crowd)
+            host.add(work_ns, nodes.count(node), partial(part_done, node))
 
 
 def _call(callbacks: Sequence[Callable[[Any], None]], event: Completion) -> None:

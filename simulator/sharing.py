@@ -44,17 +44,10 @@ class Host:
         self._wake_at = -1
 
     def add(self, work_ns: int, threads: int, done: Done) -> None:
-        """Start a job that takes `work_ns` when alone on the host; `done()` is called at its end.
-
-        A job of more threads than cores shares the cores among its own threads, which `work_ns`
-        has in it already.
-        """
+        """Start a job: `threads` threads with `work_ns` each; `done()` is called at its end."""
         self._advance()
-        work = work_ns * SCALE
-        if threads > self.cores:
-            work = work * self.cores // threads
         self._threads += threads
-        heappush(self._jobs, (self._progress + work, self._order, threads, done))
+        heappush(self._jobs, (self._progress + work_ns * SCALE, self._order, threads, done))
         self._order += 1
         self._plan()
 

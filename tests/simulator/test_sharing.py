@@ -47,8 +47,8 @@ def test_a_job_of_several_threads_takes_several_shares() -> None:
     assert ends(2, [(0, 100, 2), (0, 100, 1)]) == [150, 150]
 
 
-def test_a_job_of_more_threads_than_cores_takes_its_own_time_when_alone() -> None:
-    assert ends(2, [(0, 100, 4)]) == [100]
+def test_a_job_of_more_threads_than_cores_shares_them_among_its_own() -> None:
+    assert ends(2, [(0, 100, 4)]) == [200]
 
 
 def test_a_job_of_no_work_ends_at_once() -> None:
@@ -69,7 +69,7 @@ def test_no_core_idles_while_there_is_work_and_none_does_more_than_it_can(
     found = ends(cores, jobs)
     alone = [end - arrival - work for end, (arrival, work, _) in zip(found, jobs, strict=True)]
     assert min(alone) >= 0, "no job is faster than alone"
-    work = sum(work * min(threads, cores) for _, work, threads in jobs)
+    work = sum(work * threads for _, work, threads in jobs)
     last = max(arrival for arrival, _, _ in jobs)
     assert max(found) <= last + work + len(jobs), "at least one core works"
     first = min(arrival for arrival, _, _ in jobs)

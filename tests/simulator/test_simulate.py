@@ -150,7 +150,9 @@ def test_ranks_that_share_cores_take_turns(cores: int, expected: int) -> None:
     assert found.step_time_ns in (expected, expected + 1)
 
 
-def test_a_measured_collective_keeps_its_time_when_the_cores_have_nothing_else_to_do() -> None:
+def test_a_collective_takes_as_long_as_measured_when_all_ranks_are_at_work_as_they_were_then() -> (
+    None
+):
     graph = overlapped(firings=1, ranks=4, message_bytes=0)
     ns = times(graph, {"compute": 0, "reduce": 900})
     assert simulate(graph, shared(4, cores=2), steps=1, durations_ns=ns).step_time_ns == 900
