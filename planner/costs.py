@@ -182,7 +182,7 @@ def collective_duration_ns(
     A group inside one node uses the measured table `kind/group_size` where there is one. A ring
     that leaves the node crosses its border once per member there, each over a network interface
     of its own, so the bandwidth is the smaller of the node's and `members` times the network's.
-    Where ranks share cores it is the time with every rank of the node at work, as it is measured.
+    Where ranks share cores it is the time with nothing else at work, as it is measured.
 
     Parameters
     ----------

@@ -8,7 +8,6 @@ A meeting begins when its last member has fired and ends for all of them at once
 ranks, or one representative per program where all ranks of a program run alike (*folded*).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -65,7 +64,6 @@ class Kernel:
             self._on_end.insert(0, self._visit_one)
             self._on_met.insert(0, self._visit_all)
         self._hosts: dict[int, Host] = {}
-        self._crowds = Counter(instance.node for instance in instances)
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
             if cores_per_node is not None:
@@ -160,8 +158,8 @@ class Kernel:
     def _share_move(self, event: Completion, delay: int) -> None:
         """Move data on shared cores: every member copies with one thread on its own host.
 
-        Collectives are measured with all ranks of a node at work, those of other groups included:
-        only when that many threads run does one take as long as it did then.
+        A collective is measured with its members alone on their hosts, so what they cost each
+        other is in its time; beside others it takes longer.
         """
         nodes = [self.instances[index].node for index, _ in event.members]
         waiting = set(nodes)
@@ -172,9 +170,9 @@ class Kernel:
                 _call(self._on_met, event)
 
         for node in sorted(waiting):
-            host, crowd = self._hosts[node], self._crowds[node]
-            work_ns = delay * host.cores // max(host.cores, crowd)
-            host.add(work_ns, nodes.count(node), partial(part_done, node))
+            host, threads = self._hosts[node], nodes.count(node)
+            work_ns = delay * host.cores // max(host.cores, threads)
+            host.add(work_ns, threads, partial(part_done, node))
 
 
 def _call(callbacks: Sequence[Callable[[Any], None]], event: Completion) -> None:

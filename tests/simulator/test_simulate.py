@@ -150,7 +150,7 @@ def test_ranks_that_share_cores_take_turns(cores: int, expected: int) -> None:
     assert found.step_time_ns in (expected, expected + 1)
 
 
-def test_a_collective_takes_as_long_as_measured_when_all_ranks_are_at_work_as_they_were_then() -> (
+def test_a_collective_takes_as_long_as_measured_when_its_members_have_the_cores_to_themselves() -> (
     None
 ):
     graph = overlapped(firings=1, ranks=4, message_bytes=0)
