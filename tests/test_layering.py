@@ -21,8 +21,8 @@ ALLOWED = {
 
 # Library -> the only paths that may import it.
 DOORS = {
-    "ortools": ("planner/search/",),
-    "mpi4py": ("executor/transport/mpi.py", "executor/launch.py", "executor/worker.py"),
+    "ortools": ("planner/search/integer_program.py",),
+    "mpi4py": ("executor/transport/mpi.py",),
     "simpy": ("simulator/",),
     "typer": ("millrace/",),
     "rich": ("millrace/",),
