@@ -18,12 +18,12 @@ from models.zoo.catalogue import build_training
 from planner.plan import Chunk, Plan
 
 
-def draw_plan(plan: Plan, console: Console) -> None:
-    """Print a plan: its decisions, devices × stages, the SBP of its largest block, its figures."""
-    console.print(headline(plan), markup=False)
+def draw_plan(plan: Plan, console: Console, *, with_sbp: bool = True) -> None:
+    """Print a plan: decisions, devices × stages, the SBP of its repeated block, figures, proof."""
+    console.print(headline(plan), markup=False, soft_wrap=True)
     console.print(devices_table(plan))
-    template = repeated_template(plan)
-    console.print(sbp_table(plan, template))
+    if with_sbp:
+        console.print(sbp_table(plan, repeated_template(plan)))
     draw_memory(plan, console)
     if plan.figures.get("step_time_s"):
         console.print(

@@ -131,7 +131,7 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
             f"that is one kind of parallelism; to show two at work the demo pins {text}",
             markup=False,
         )
-    console.print(headline(plan), markup=False)
+    console.print(headline(plan), markup=False, soft_wrap=True)
     console.print(devices_table(plan))
     console.print(f"predicted step time {format_seconds(plan.figures['step_time_s'])}; training …")
 

@@ -124,7 +124,7 @@ def show(
 def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Console) -> None:
     from millrace import drawing
 
-    drawing.draw_plan(plan, console)
+    drawing.draw_plan(plan, console, with_sbp=False)
     console.print(
         f"{format_rate(document['tokens_per_s'], 'token')}, "
         f"{format_rate(document['tflops_per_gpu'] * 1e12, 'FLOP')} per device, "
