@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.integer_program import NODE_LIMIT, IntegerProgram
-from planner.search.request import MemoryLimitError
-from planner.search.tables import FIGURES, Choice, Ints, Net, Tables
+from planner.search.tables import FIGURES, Ints, Net, Tables
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +46,8 @@ class Prices:
     @property
     def vector(self) -> Floats:
         """In the order of `tables.FIGURES`."""
-        return np.array([self.microbatch, self.step, self.persistent_byte, self.inflight_byte])
+        values = (self.microbatch, self.step, self.persistent_byte, self.inflight_byte)
+        return np.array(values, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,36 +57,21 @@ class MemoryRow:
     inflight: int
     limit_bytes: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """The option of every choice, what it sums up to, and what is proven.
-
-    Attributes
-    ----------
-    options : tuple of int
-        Per choice of the tables.
-    figures : tuple of int
-        Totals in the order of `tables.FIGURES`, counted anew from the options.
-    cost, bound : float
-        The figures at the prices, and the proven least.
-    """
-
-    options: tuple[int, ...]
-    figures: tuple[int, ...]
-    cost: float
-    bound: float
+    @property
+    def weights(self) -> Floats:
+        """What one unit of each figure takes of the limit."""
+        return np.array([0.0, 0.0, 1.0, self.inflight], np.float64)
 
 
-def solve(
+def solve_program(
     tables: Tables,
     prices: Prices,
     memory: MemoryRow | None = None,
     *,
     max_gap: float = 0.0,
     node_limit: int = NODE_LIMIT,
-) -> Solution:
-    """Choose an option for every choice of the tables at the least price.
+) -> tuple[tuple[int, ...], float] | None:
+    """Return the option of every choice and the proven bound; None where nothing is feasible.
 
     Parameters
     ----------
@@ -95,57 +80,11 @@ def solve(
     memory : MemoryRow, optional
         A hard limit besides the prices.
     max_gap : float
-        Relative gap at which a solution is good enough; 0 asks for the optimum.
+        Relative gap at which to stop; 0 asks for the optimum.
     node_limit : int
         Nodes of the branch and bound.
-
-    Raises
-    ------
-    MemoryLimitError
-        The memory row cannot be met; holds the least bytes that can.
     """
-    program = _Program(tables, prices.vector, memory)
-    found = program.solve(max_gap, node_limit)
-    if found is None:
-        assert memory is not None, "nothing else makes a block program infeasible"
-        bare = Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
-        raise MemoryLimitError(round(solve(tables, bare).cost), memory.limit_bytes)
-    options, bound = found
-    figures = evaluate(tables, options)
-    return Solution(
-        options=options,
-        figures=tuple(int(one) for one in figures),
-        cost=float(figures @ prices.vector),
-        bound=bound,
-    )
-
-
-def cheapest(choices: tuple[Choice, ...], prices: Prices) -> float:
-    """Bound without solving: every choice at its cheapest option, and no boxing."""
-    return sum(choice.count * float((choice.figures @ prices.vector).min()) for choice in choices)
-
-
-def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
-    """Sum up the figures of a choice of options: each boxing and each kept tensor once."""
-    total = np.zeros(len(FIGURES), np.int64)
-    for choice, option in zip(tables.choices, options, strict=True):
-        total += choice.count * choice.figures[option]
-    for net in tables.nets:
-        total += net.count * net_figures(net, options)
-    return total
-
-
-def net_figures(net: Net, options: tuple[int, ...]) -> Ints:
-    """Figures of one occurrence of a net under a choice of options."""
-    source = net.makes[options[net.producer]]
-    wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
-    kept = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
-    total = np.zeros(len(FIGURES), np.int64)
-    for target in sorted(wanted):
-        total += net.figures[source, target]
-    for target in sorted(kept):
-        total += net.held[target]
-    return total
+    return _Program(tables, prices.vector, memory).solve(max_gap, node_limit)
 
 
 class _Program:

@@ -1,8 +1,7 @@
 """Evaluation: the best plan of one candidate shape, and what such a plan costs at least.
 
 The block program is solved once per mesh, microbatch and price, without regard to memory. Only
-where its answer does not fit are others sought: with a hard memory row while the program is small,
-by raising the price of memory where it is large (two free axes).
+where its answer does not fit are others sought, with an ever tighter memory row.
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from models.graph import Graph, with_batch
 from planner.errors import InfeasibleError
 from planner.memory import Layout, transient_bytes
 from planner.plan import Variant
-from planner.search.block_program import MemoryRow, Prices, Solution, cheapest, solve
+from planner.search.block_program import MemoryRow, Prices
+from planner.search.block_solver import Solution, cheapest, solve
 from planner.search.candidates import Candidate
 from planner.search.durations import Durations
 from planner.search.folding import Folded, fold
@@ -22,11 +22,6 @@ from planner.search.stages import Division, Pipeline, Run, divide, inflight_coun
 from planner.search.tables import Rules, TableBuilder, Tables
 from planner.search.variants import block_figures, handover, variants
 
-# Above this many options a memory row makes the branch and bound too long: memory is priced.
-PRICED_OPTIONS = 1_200
-# Memory prices tried, as shares of the whole cost per limit's worth of bytes: up until it fits,
-# then halving the interval.
-FIRST_PRICE, PRICE_FACTOR, PRICE_STEPS = 0.05, 6.0, 6
 # Tightenings of the row for all stages together, where the stages' own limits bind.
 TIGHTER = (1.0, 0.85, 0.7, 0.55, 0.4)
 
@@ -158,32 +153,14 @@ class Evaluator:
         """Solutions of the block program, the fastest first, then ever smaller ones."""
         pipeline = candidate.pipeline
         weight = float(pipeline.microbatches + pipeline.stages - 1)
-        yield self._solve(candidate, Prices(microbatch=weight))
-        tables = self.tables(candidate)
+        first = self._solve(candidate, Prices(microbatch=weight))
+        yield first
         counts = inflight_counts(pipeline)
         inflight = -(-sum(counts) // len(counts))
-        room = limit_bytes * pipeline.stages
-        if sum(len(choice.options) for choice in tables.choices) <= PRICED_OPTIONS:
-            for share in TIGHTER:
-                row = MemoryRow(inflight=inflight, limit_bytes=int(room * share))
-                try:
-                    yield self._solve(candidate, Prices(microbatch=weight), row)
-                except MemoryLimitError:
-                    break
-        yield from self._priced(candidate, weight, inflight, room)
-
-    def _priced(
-        self, candidate: Candidate, weight: float, inflight: int, room: int
-    ) -> Iterator[Solution]:
-        """Solutions at rising prices of memory, last the one of least memory."""
-        cost = self._solve(candidate, Prices(microbatch=weight)).cost
-        price = FIRST_PRICE * cost / room
-        for _ in range(PRICE_STEPS):
-            yield self._solve(
-                candidate,
-                Prices(microbatch=weight, persistent_byte=price, inflight_byte=price * inflight),
-            )
-            price *= PRICE_FACTOR
+        room = (limit_bytes - self._transient(candidate, first)) * pipeline.stages
+        for share in TIGHTER:
+            row = MemoryRow(inflight=inflight, limit_bytes=max(int(room * share), 1))
+            yield self._solve(candidate, Prices(microbatch=weight), row)
 
     def _mixtures(
         self, candidate: Candidate, solutions: list[Solution]

@@ -75,6 +75,29 @@ class Tables:
     nets: tuple[Net, ...]
 
 
+def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
+    """Sum up the figures of a choice of options: each boxing and each kept tensor once."""
+    total = np.zeros(len(FIGURES), np.int64)
+    for choice, option in zip(tables.choices, options, strict=True):
+        total += choice.count * choice.figures[option]
+    for net in tables.nets:
+        total += net.count * net_figures(net, options)
+    return total
+
+
+def net_figures(net: Net, options: tuple[int, ...]) -> Ints:
+    """Figures of one occurrence of a net under a choice of options."""
+    source = net.makes[options[net.producer]]
+    wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
+    kept = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
+    total = np.zeros(len(FIGURES), np.int64)
+    for target in sorted(wanted):
+        total += net.figures[source, target]
+    for target in sorted(kept):
+        total += net.held[target]
+    return total
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What restricts the signatures.

@@ -4,9 +4,8 @@ import numpy as np
 
 from models.graph import Graph
 from planner.plan import OpSignature, Variant
-from planner.search.block_program import net_figures
 from planner.search.stages import VariantFigures
-from planner.search.tables import FIGURES, Ints, Tables
+from planner.search.tables import FIGURES, Ints, Tables, net_figures
 
 Options = tuple[int, ...]
 

@@ -14,11 +14,12 @@ from models.zoo.catalogue import build_training
 from planner.boxing import boxing_path, step_bytes
 from planner.clusters import parse_cluster
 from planner.sbp import parse_nd_sbp
-from planner.search.block_program import MemoryRow, Prices, cheapest, evaluate, solve
+from planner.search.block_program import MemoryRow, Prices
+from planner.search.block_solver import cheapest, solve
 from planner.search.durations import Durations
 from planner.search.folding import fold
 from planner.search.request import MemoryLimitError
-from planner.search.tables import Choice, Net, Rules, TableBuilder, Tables, Use
+from planner.search.tables import Choice, Net, Rules, TableBuilder, Tables, Use, evaluate
 from planner.signatures import Signature
 
 CLUSTER = parse_cluster("a100-sxm-80gb:8x1")
@@ -169,7 +170,7 @@ def test_real_ops_cost_what_brute_force_finds(graph: Graph, sizes: tuple[int, ..
     durations = Durations(CLUSTER, sizes, 4)
     tables = TableBuilder(fold(graph), durations).tables()
     if len(sizes) == 2:  # two axes square the options: thin the largest choices out
-        tables = thinned(tables, 5)
+        tables = thinned(tables, 4)
     prices = Prices(microbatch=4)
     assert np.prod([len(c.options) for c in tables.choices]) < 300_000
     assert solve(tables, prices).cost == pytest.approx(brute_force(tables, prices, None))

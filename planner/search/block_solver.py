@@ -1,0 +1,205 @@
+"""The block solver: dual ascent first, the integer program for what it leaves open.
+
+Most block programs end in the dual ascent: its bound meets a solution, which is then optimal. Else
+options that cannot be in a better solution are dropped, and the integer program decides among the
+rest. A memory row is priced first (the Lagrangian bound at the best price), then likewise.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.search.block_program import MemoryRow, Prices, solve_program
+from planner.search.dual_ascent import SETTLED, Ascent, DualAscent
+from planner.search.integer_program import NODE_LIMIT
+from planner.search.narrowing import compact, reachable_options
+from planner.search.request import MemoryLimitError
+from planner.search.tables import Choice, Tables, evaluate
+
+# Above this many options a memory row is priced only: its relaxation is fractional, and the branch
+# and bound too long for what it gains.
+ROW_OPTIONS = 1_200
+ROW_NODES = 5_000
+
+PRICES = 10  # of memory, tried one after the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The option of every choice, what it sums up to, and what is proven.
+
+    Attributes
+    ----------
+    options : tuple of int
+        Per choice of the tables.
+    figures : tuple of int
+        Totals in the order of `tables.FIGURES`.
+    cost, bound : float
+        The figures at the prices, and the proven least.
+    """
+
+    options: tuple[int, ...]
+    figures: tuple[int, ...]
+    cost: float
+    bound: float
+
+
+def solve(
+    tables: Tables,
+    prices: Prices,
+    memory: MemoryRow | None = None,
+    *,
+    max_gap: float = 0.0,
+    node_limit: int = NODE_LIMIT,
+) -> Solution:
+    """Choose an option for every choice of the tables at the least price.
+
+    Parameters
+    ----------
+    tables : Tables
+    prices : Prices
+    memory : MemoryRow, optional
+        A hard limit besides the prices. In large tables (more than `ROW_OPTIONS` options in play)
+        the solution is the best found by pricing, its bound the Lagrangian one.
+    max_gap : float
+        Relative gap at which a solution is good enough; 0 asks for the optimum.
+    node_limit : int
+        Nodes of the branch and bound.
+
+    Raises
+    ------
+    MemoryLimitError
+        The memory row cannot be met; holds the least bytes that can.
+    """
+    solver = _Solver(tables, prices, max_gap, node_limit)
+    return solver.free() if memory is None else solver.limited(memory)
+
+
+def cheapest(choices: tuple[Choice, ...], prices: Prices) -> float:
+    """Bound without solving: every choice at its cheapest option, and no boxing."""
+    return sum(choice.count * float((choice.figures @ prices.vector).min()) for choice in choices)
+
+
+class _Solver:
+    """One question; the tables without the options that no boxing reaches."""
+
+    def __init__(self, tables: Tables, prices: Prices, max_gap: float, node_limit: int) -> None:
+        self.whole = tables
+        self.keep = reachable_options(tables)
+        self.tables = compact(tables, self.keep)
+        self.prices = prices
+        self.max_gap = max_gap
+        self.node_limit = node_limit
+
+    def free(self) -> Solution:
+        """Solve without a memory row."""
+        ascent = DualAscent(self.tables, self.prices.vector)
+        found = ascent.ascend(self.max_gap)
+        if self._proven(found.cost, found.bound):
+            return self._solution(found.options, found.bound)
+        return self._decided(found, ascent, None, self.node_limit)
+
+    def limited(self, memory: MemoryRow) -> Solution:
+        """Solve with a memory row."""
+        best, ascent = self._priced(memory)
+        if self._proven(best.cost, best.bound):
+            return self._solution(best.options, best.bound)
+        in_play = sum(int((lift < best.cost - best.bound).sum()) for lift in ascent.lifts())
+        if in_play > ROW_OPTIONS:
+            return self._solution(best.options, best.bound)
+        return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
+
+    def _proven(self, cost: float, bound: float) -> bool:
+        return np.isfinite(cost) and cost - bound <= max(self.max_gap, SETTLED) * abs(cost)
+
+    def _decided(
+        self, found: Ascent, ascent: DualAscent, memory: MemoryRow | None, nodes: int
+    ) -> Solution:
+        """Ask the integer program for anything better than what was found."""
+        room = found.cost - found.bound
+        left = [np.flatnonzero(lift < room) for lift in ascent.lifts()]
+        answer = None
+        if all(len(one) for one in left):
+            narrow = compact(self.tables, left)
+            answer = solve_program(
+                narrow, self.prices, memory, max_gap=self.max_gap, node_limit=nodes
+            )
+        if answer is None:  # nothing that is left beats what was found
+            return self._solution(found.options, found.cost)
+        options = tuple(int(kept[o]) for kept, o in zip(left, answer[0], strict=True))
+        bound = max(found.bound, min(answer[1], found.cost))
+        if found.cost < float(evaluate(self.tables, options) @ self.prices.vector):
+            return self._solution(found.options, bound)
+        return self._solution(options, bound)
+
+    def _priced(self, memory: MemoryRow) -> tuple[Ascent, DualAscent]:
+        """The best solution that fits at any price of memory, and the highest bound.
+
+        With price y the cost is at least min (cost + y bytes) - y limit. The next price is where
+        the lines of the best solutions on either side of the limit cross.
+        """
+        found, ascent = self._at(0.0, memory)
+        low = self._measure(found.options, memory)
+        if low[1] <= memory.limit_bytes:
+            return found, ascent
+        options = self._least(memory)
+        high = best = self._measure(options, memory)
+        bound = found.bound
+        for _ in range(PRICES):
+            if high[0] <= low[0]:
+                break
+            price = (high[0] - low[0]) / (low[1] - high[1])
+            found, tried = self._at(price, memory)
+            if found.bound > bound:
+                bound, ascent = found.bound, tried
+            point = self._measure(found.options, memory)
+            fits = point[1] <= memory.limit_bytes
+            if found.options is not None and fits and point[0] < best[0]:
+                options, best = found.options, point
+            crossing = low[0] + price * (low[1] - memory.limit_bytes)
+            if point in (low, high) or bound >= crossing - SETTLED * abs(crossing):
+                break
+            low, high = (low, point) if fits else (point, high)
+        return Ascent(options=options, cost=best[0], bound=min(bound, best[0])), ascent
+
+    def _at(self, price: float, memory: MemoryRow) -> tuple[Ascent, DualAscent]:
+        """Solve at a price of memory; the bound is that of the program with the row."""
+        ascent = DualAscent(self.tables, self.prices.vector + price * memory.weights)
+        found = ascent.ascend(self.max_gap)
+        bound = found.bound - price * memory.limit_bytes
+        return replace(found, bound=bound), ascent
+
+    def _measure(self, options: tuple[int, ...] | None, memory: MemoryRow) -> tuple[float, float]:
+        """Cost and bytes of a solution."""
+        if options is None:
+            return np.inf, np.inf
+        figures = evaluate(self.tables, options)
+        return float(figures @ self.prices.vector), float(figures @ memory.weights)
+
+    def _least(self, memory: MemoryRow) -> tuple[int, ...]:
+        """Options of the least bytes; raises MemoryLimitError where even these do not fit."""
+        bare = Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
+        solver = _Solver(self.tables, bare, self.max_gap, self.node_limit)
+        ascent = DualAscent(solver.tables, bare.vector)
+        found = ascent.ascend(self.max_gap)
+        if found.options is not None and found.cost <= memory.limit_bytes:
+            return found.options
+        options = sum(len(choice.options) for choice in self.tables.choices)
+        if found.bound > memory.limit_bytes and options > ROW_OPTIONS:
+            raise MemoryLimitError(round(found.bound), memory.limit_bytes)
+        least = solver._decided(found, ascent, None, self.node_limit)
+        if least.cost > memory.limit_bytes:
+            raise MemoryLimitError(round(least.cost), memory.limit_bytes)
+        return least.options
+
+    def _solution(self, options: tuple[int, ...] | None, bound: float) -> Solution:
+        """A solution in the tables as they were given."""
+        assert options is not None, "every choice has an option that can be reached"
+        figures = evaluate(self.tables, options)
+        cost = float(figures @ self.prices.vector)
+        return Solution(
+            options=tuple(int(kept[o]) for kept, o in zip(self.keep, options, strict=True)),
+            figures=tuple(int(one) for one in figures),
+            cost=cost,
+            bound=min(bound, cost),
+        )
