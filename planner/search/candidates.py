@@ -32,10 +32,13 @@ class Candidate:
         """The candidate in one line, for reports."""
         mesh = " × ".join(f"{axis.role or 'free'} {axis.size}" for axis in self.axes)
         p = self.pipeline
-        return (
-            f"{p.stages} stages of {mesh}, {p.microbatches} microbatches of {self.batch}, "
-            f"{p.schedule}" + (f" × {p.interleave}" if p.interleave > 1 else "")
-        )
+        pieces = [
+            f"{p.stages} stage{'s' * (p.stages > 1)} of {mesh or 'one device'}",
+            f"{p.microbatches} microbatch{'es' * (p.microbatches > 1)} of {self.batch}",
+        ]
+        if p.stages > 1:
+            pieces.append(p.schedule + (f" with {p.interleave} chunks" if p.interleave > 1 else ""))
+        return ", ".join(pieces)
 
 
 def divisors(number: int) -> tuple[int, ...]:

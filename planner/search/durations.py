@@ -1,6 +1,7 @@
 """Durations: what an op, a boxing or an extra signature takes on one mesh of one cluster."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from math import prod
 
 from models.graph import ITEMSIZE, Op, Tensor
@@ -16,8 +17,34 @@ from planner.signatures import EXPANSIONS, Signature, sub_signatures
 # Ops without an actor: a variable is a register, `repeat` a way to read it.
 FREE = ("variable", "repeat")
 
+ALONE = Fraction(1)
+
 Shape = tuple[int, ...]
 Side = Sequence[tuple[Shape, str, NdSbp]]  # shape of the whole, dtype, sbp of each operand
+
+
+def core_share(cluster: Cluster, ranks: int, busy: Fraction) -> Fraction:
+    """How much longer work takes where ranks share the cores of their node.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Only where `cores_per_node` is set do ranks share.
+    ranks : int
+        All ranks of the plan.
+    busy : Fraction
+        Share of the time in which a rank computes: a pipeline's ramps leave cores to the others.
+
+    Examples
+    --------
+    >>> from planner.clusters import parse_cluster
+    >>> core_share(parse_cluster("local:4", cores=2, memory_bytes=2**33), 4, Fraction(1))
+    Fraction(2, 1)
+    """
+    if cluster.cores_per_node is None:
+        return ALONE
+    here = min(ranks, cluster.devices_per_node)
+    return max(ALONE, here * busy / cluster.cores_per_node)
 
 
 class Durations:
@@ -28,16 +55,16 @@ class Durations:
     cluster : Cluster
     axis_sizes : tuple of int
         The mesh of one stage; its devices are the cluster's first.
-    ranks : int
-        Devices in use over all stages: where these are more than the cores of a node, they share.
+    stretch : Fraction
+        By how much sharing cores with other ranks slows a rank down (`core_share`).
     """
 
-    def __init__(self, cluster: Cluster, axis_sizes: tuple[int, ...], ranks: int) -> None:
+    def __init__(
+        self, cluster: Cluster, axis_sizes: tuple[int, ...], stretch: Fraction = ALONE
+    ) -> None:
         self.cluster = cluster
         self.axis_sizes = axis_sizes
-        cores = cluster.cores_per_node or 1
-        here = min(ranks, cluster.devices_per_node) if cluster.cores_per_node else 1
-        self._share = max(here, cores), cores
+        self.stretch = stretch
         self._kernels: dict[object, int] = {}
         self._paths: dict[object, dict[tuple[NdSbp, NdSbp], tuple[Step, ...] | None]] = {}
         self._steps: dict[object, int] = {}
@@ -68,9 +95,8 @@ class Durations:
         return self._kernels[key]
 
     def _shared(self, duration_ns: int) -> int:
-        """Stretch work of one core by the ranks that share it."""
-        used, cores = self._share
-        return -(-duration_ns * used // cores)
+        """Stretch the work of a core by the ranks that share it."""
+        return -(-duration_ns * self.stretch.numerator // self.stretch.denominator)
 
     def _expanded_ns(self, op: Op, inputs: Side, outputs: Side, signature: Signature) -> int:
         """The parts of an extra signature, and the boxing of what they hand on."""

@@ -6,6 +6,7 @@ where its answer does not fit are others sought, with an ever tighter memory row
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 from models.graph import Graph, with_batch
 from planner.errors import InfeasibleError
@@ -14,7 +15,7 @@ from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import Solution, cheapest, solve
 from planner.search.candidates import Candidate
-from planner.search.durations import Durations
+from planner.search.durations import Durations, core_share
 from planner.search.folding import Folded, fold
 from planner.search.pins import AxisRules, filters, forced_ops
 from planner.search.request import MemoryLimitError, SearchRequest
@@ -71,52 +72,48 @@ class Evaluator:
             An op has no legal signature, or the blocks do not divide over the stages.
         """
         solutions: list[Solution] = []
-        best: Division | None = None
-        chosen: list[Solution] = []
-        needed = MemoryLimitError(limit_bytes, limit_bytes)
+        shortfalls: list[MemoryLimitError] = []
+        best: tuple[Division, list[Solution]] | None = None
         for solution in self._solutions_of(candidate, limit_bytes):
             solutions.append(solution)
             for group in self._mixtures(candidate, solutions):
                 try:
                     division = self._divide(candidate, group, limit_bytes)
                 except MemoryLimitError as error:
-                    if (
-                        error.needed_bytes < needed.needed_bytes
-                        or needed.needed_bytes <= limit_bytes
-                    ):
-                        needed = error
+                    shortfalls.append(error)
                     continue
-                if best is None or division.step_ns < best.step_ns:
-                    best, chosen = division, group
+                if best is None or division.step_ns < best[0].step_ns:
+                    best = division, group
             if best is not None:
-                break
-        if best is None:
-            raise needed
+                return self._found(candidate, *best, solutions[0].bound)
+        raise min(shortfalls, key=lambda error: error.needed_bytes)
+
+    def _found(
+        self, candidate: Candidate, division: Division, chosen: list[Solution], bound: float
+    ) -> Found:
         pipeline = candidate.pipeline
         # The program was solved at the weight of a pipeline without interleaving.
         share = _weight(pipeline) / (pipeline.microbatches + pipeline.stages - 1)
         tables = self.tables(candidate)
         return Found(
             candidate=candidate,
-            division=best,
+            division=division,
             variants=tuple(
                 variant
                 for solution in chosen
                 for variant in variants(tables, self.graph, solution.options)
             ),
-            bound_ns=solutions[0].bound * share / pipeline.stages,
+            bound_ns=bound * share / pipeline.stages,
         )
 
     def _builder(self, candidate: Candidate) -> TableBuilder:
-        many = candidate.pipeline.positions > 1
-        key = (candidate.axes, candidate.batch, many)
+        key = self._shape(candidate)
         if key not in self._builders:
             graph = with_batch(self.graph, candidate.batch)
             folded = fold(graph)
-            sizes = candidate.sizes
-            if sizes not in self._durations:
-                cluster = self.request.cluster
-                self._durations[sizes] = Durations(cluster, sizes, cluster.devices)
+            place = candidate.sizes, self._stretch(candidate)
+            if place not in self._durations:
+                self._durations[place] = Durations(self.request.cluster, *place)
             rules = AxisRules(
                 axes=candidate.axes,
                 pins=self.request.pins,
@@ -126,14 +123,29 @@ class Evaluator:
             must, may = filters(rules)
             self._builders[key] = TableBuilder(
                 folded,
-                self._durations[sizes],
-                Rules(allowed=must, otherwise=may, crossing_partial=not many),
+                self._durations[place],
+                Rules(
+                    allowed=must,
+                    otherwise=may,
+                    crossing_partial=candidate.pipeline.positions == 1,
+                ),
             )
         return self._builders[key]
 
+    def _stretch(self, candidate: Candidate) -> Fraction:
+        pipeline = candidate.pipeline
+        ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
+        busy = pipeline.microbatches / (pipeline.microbatches + ramp)
+        return core_share(self.request.cluster, self.request.cluster.devices, busy)
+
+    def _shape(self, candidate: Candidate) -> tuple[object, ...]:
+        """What the tables of a candidate depend on."""
+        chunked = candidate.pipeline.positions > 1
+        return candidate.axes, candidate.batch, chunked, self._stretch(candidate)
+
     def tables(self, candidate: Candidate) -> Tables:
         """Tables of a candidate's mesh and microbatch."""
-        key = (candidate.axes, candidate.batch, candidate.pipeline.positions > 1)
+        key = self._shape(candidate)
         if key not in self._tables:
             self._tables[key] = self._builder(candidate).tables()
         return self._tables[key]
@@ -141,8 +153,7 @@ class Evaluator:
     def _solve(
         self, candidate: Candidate, prices: Prices, memory: MemoryRow | None = None
     ) -> Solution:
-        many = candidate.pipeline.positions > 1
-        key = (candidate.axes, candidate.batch, many, prices, memory)
+        key = (self._shape(candidate), prices, memory)
         if key not in self._solutions:
             self._solutions[key] = solve(
                 self.tables(candidate), prices, memory, max_gap=self.request.max_gap
@@ -160,7 +171,14 @@ class Evaluator:
         room = (limit_bytes - self._transient(candidate, first)) * pipeline.stages
         for share in TIGHTER:
             row = MemoryRow(inflight=inflight, limit_bytes=max(int(room * share), 1))
-            yield self._solve(candidate, Prices(microbatch=weight), row)
+            try:
+                yield self._solve(candidate, Prices(microbatch=weight), row)
+            except MemoryLimitError as error:
+                if share < 1:
+                    return
+                each = -(-error.needed_bytes // pipeline.stages) + limit_bytes
+                each -= room // pipeline.stages
+                raise MemoryLimitError(each, limit_bytes) from None
 
     def _mixtures(
         self, candidate: Candidate, solutions: list[Solution]

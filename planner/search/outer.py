@@ -27,7 +27,8 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-RANKED = 4  # plans that are simulated before one is chosen
+RANKED = 4  # plans that fit and are simulated before one is chosen
+TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
 ROUNDS = 3  # times the limit is tightened when the compiler needs more than was estimated
 
@@ -92,15 +93,20 @@ def search(
     tell = progress or (lambda line: None)
     evaluator = Evaluator(request, graph)
     limit_bytes = request.limit_bytes
+    tried: list[tuple[Candidate, InfeasibleError]] = []
     for _ in range(ROUNDS):
         ranking = _rank(request, evaluator, everything, limit_bytes, tell)
+        if not ranking.found:
+            break
         checked = _check(request, ranking.found, graph, simulate, tell)
         if fitting := [one for one in checked if not one.reason]:
             return _best(fitting, checked, ranking, len(everything), simulate is not None)
-        most = min(one.figures["memory_bytes_max"] for one in checked)
-        nearest = min(checked, key=lambda one: one.figures["memory_bytes_max"])
-        limit_bytes = limit_bytes * request.limit_bytes // most * 98 // 100
-    raise unfit([(nearest.found.candidate, MemoryLimitError(most, request.limit_bytes))])
+        sizes = [one.figures["memory_bytes_max"] for one in checked]
+        for one, size in zip(checked, sizes, strict=True):
+            tried.append((one.found.candidate, MemoryLimitError(size, request.limit_bytes)))
+        # The compiler laid out more than was estimated: ask for less by as much.
+        limit_bytes = limit_bytes * request.limit_bytes // min(sizes) * 98 // 100
+    raise unfit(tried or ranking.refused)
 
 
 def _rank(
@@ -133,8 +139,6 @@ def _rank(
             continue
         ranking.found.append(found)
         best_ns = min(best_ns, found.division.step_ns)
-    if not ranking.found:
-        raise unfit(ranking.refused)
     ranking.found.sort(key=lambda one: one.division.step_ns)
     return ranking
 
@@ -148,20 +152,22 @@ def _check(
 ) -> list[Checked]:
     """Simulate the best few; without a simulator compile them in turn until one fits."""
     checked: list[Checked] = []
-    for one in found[:RANKED]:
+    for one in found[:TRIED]:
         plan = write_plan(request, one, graph)
         tell(f"{'simulating' if simulate else 'compiling'}: {one.candidate.text}")
-        if simulate:
-            figures = simulate(plan)
-        else:
-            programs = compile_plan(plan).programs
-            figures = {"memory_bytes_max": max(program.memory_bytes for program in programs)}
-        over = figures.get("memory_bytes_max", 0) - request.limit_bytes
+        figures = (simulate or _compiled)(plan)
+        over = figures["memory_bytes_max"] - request.limit_bytes
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
-        if not simulate and not reason:
+        if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
             break
     return checked
+
+
+def _compiled(plan: Plan) -> Figures:
+    """What the compiler alone says of a plan."""
+    programs = compile_plan(plan).programs
+    return {"memory_bytes_max": max(program.memory_bytes for program in programs)}
 
 
 def _best(

@@ -167,7 +167,7 @@ def small_graphs() -> Iterator[Graph]:
 @pytest.mark.parametrize("sizes", [(4,), (2, 2)])
 @pytest.mark.parametrize("graph", list(small_graphs()), ids=lambda graph: graph.name)
 def test_real_ops_cost_what_brute_force_finds(graph: Graph, sizes: tuple[int, ...]) -> None:
-    durations = Durations(CLUSTER, sizes, 4)
+    durations = Durations(CLUSTER, sizes)
     tables = TableBuilder(fold(graph), durations).tables()
     if len(sizes) == 2:  # two axes square the options: thin the largest choices out
         tables = thinned(tables, 4)
@@ -233,7 +233,7 @@ WHOLE_QUERY = {"attention": frozenset("t"), "attention_grad": frozenset("t")}
 def one_block(batch: int) -> tuple[Graph, Tables]:
     """The middle layer alone: what comes in and goes out lies as the search likes."""
     graph = build_training(GPT, TrainingSpec(), batch)
-    durations = Durations(CLUSTER, (RANKS,), RANKS)
+    durations = Durations(CLUSTER, (RANKS,))
     folded = fold(graph, ["h.1"])
     return graph, TableBuilder(folded, durations, Rules(whole=WHOLE_QUERY)).tables()
 
@@ -302,7 +302,7 @@ def test_equal_questions_have_equal_answers() -> None:
 
 def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
     graph = build_training(GPT, TrainingSpec(), 8)
-    durations = Durations(CLUSTER, (4,), 4)
+    durations = Durations(CLUSTER, (4,))
     folded = TableBuilder(fold(graph), durations).tables()
     everything = {block: block for block in graph.blocks}
     unfolded = TableBuilder(fold(graph, same=everything), durations).tables()
@@ -325,7 +325,7 @@ def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
 
 def test_what_comes_in_may_be_known() -> None:
     graph = build_training(GPT, TrainingSpec(), 8)
-    durations = Durations(CLUSTER, (4,), 4)
+    durations = Durations(CLUSTER, (4,))
     split = parse_nd_sbp("S(0)")
     tensor = "h.0.mlp.residual"
     rules = Rules(made={tensor: split}, wanted={"h.1.mlp.residual": (parse_nd_sbp("B"),)})
@@ -345,6 +345,6 @@ def test_training_graphs_of_one_block_need_no_neighbours() -> None:
     builder.apply("sum", "loss_sum", (losses,), "b -> ")
     builder.apply("count_valid", "token_count", (targets,), "b -> ")
     graph = training_graph(builder.build(), TrainingSpec(optimizer="sgd"))
-    tables = TableBuilder(fold(graph), Durations(CLUSTER, (2,), 2)).tables()
+    tables = TableBuilder(fold(graph), Durations(CLUSTER, (2,))).tables()
     solution = solve(tables, Prices())
     assert solution.bound == pytest.approx(solution.cost)
