@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Program
-from planner.actors.trace import Lane, Span, Trace
+from planner.actors.graph import ActorGraph, Program
+from planner.actors.lanes import lane_of
+from planner.actors.trace import Span, Trace
 
 Totals = tuple[float, float, float]
 StepDone = Callable[[int], None]
@@ -122,30 +123,10 @@ def trace_of(
         plan_digest=plan_digest,
         device=device,
         steps=len(recordings[0].step_end_ns),
-        lanes=tuple(_lane(graph, recording.rank) for recording in recordings),
+        lanes=tuple(lane_of(graph, recording.rank) for recording in recordings),
         step_end_ns=tuple(tuple(r.step_end_ns.tolist()) for r in recordings),
         spans=tuple(span for recording in recordings for span in _spans(graph, recording)),
     )
-
-
-def _lane(graph: ActorGraph, rank: int) -> Lane:
-    program = graph.programs[graph.program_of(rank)]
-    return Lane(
-        rank=rank,
-        stage=program.stage,
-        actors=tuple(actor.name for actor in program.actors),
-        kinds=tuple(actor.kind for actor in program.actors),
-        phases=tuple(actor.phase for actor in program.actors),
-        blocks=tuple(actor.block for actor in program.actors),
-        queues=tuple(_drawn_in(program, actor) for actor in program.actors),
-        firings=tuple(actor.firings for actor in program.actors),
-    )
-
-
-def _drawn_in(program: Program, actor: Actor) -> str:
-    """The lane an actor occupies until it completes (`launch` is left at once)."""
-    queues = [program.queues[queue] for queue in actor.queues]
-    return next((q.name for q in queues if q.leave is Leave.COMPLETED), queues[0].name)
 
 
 def _spans(graph: ActorGraph, recording: Recording) -> list[Span]:
