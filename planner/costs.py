@@ -30,6 +30,10 @@ PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16"
 LOCAL_BOXING = ("slice", "pad")
 
 
+# Kinds whose tables are measured per head size, the last dim of their first input.
+ATTENTION = ("attention", "attention_grad")
+
+
 class Algorithm(NamedTuple):
     """A way to run a collective of p ranks: `rounds` latencies and `volume` times the message."""
 
@@ -104,6 +108,31 @@ def precision_of(dtypes: Sequence[str]) -> str:
     return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
 
 
+def _by_head_size(device: Device, kind: str, flops: int, head_size: int) -> int | None:
+    """Duration of attention from the tables `kind/head_size`, None where there are none.
+
+    The softmax costs per score, the products per score and feature, so FLOPs alone do not tell the
+    time: between two measured head sizes it is interpolated at an equal number of scores.
+    """
+    measured = sorted(
+        int(name.partition("/")[2]) for name in device.kernels if name.startswith(f"{kind}/")
+    )
+    if not measured:
+        return None
+
+    def at(size: int) -> int:
+        return interpolate_ns(device.kernels[f"{kind}/{size}"], flops * size // head_size)
+
+    if head_size >= measured[-1]:
+        return interpolate_ns(device.kernels[f"{kind}/{measured[-1]}"], flops)
+    above = bisect_left(measured, head_size)
+    if above == 0:
+        return at(measured[0])
+    low, high = measured[above - 1], measured[above]
+    share = (head_size - low) / (high - low)
+    return round(at(low) * (1 - share) + at(high) * share)
+
+
 def _work_duration_ns(device: Device, kind: str, flops: int, size: int, precision: str) -> int:
     """Duration of so many FLOPs and bytes: from the kind's table, or by roofline."""
     if points := device.kernels.get(kind):
@@ -158,6 +187,10 @@ def op_duration_ns(
         return _work_duration_ns(device, kind, 0, written + min(sum(sizes), written), "fp32")
     work = op_work(kind, labels, attributes, input_shapes, output_shapes, inputs, outputs)
     precision = precision_of(input_dtypes) if work.flops else "fp32"
+    if kind in ATTENTION:
+        found = _by_head_size(device, kind, work.flops, input_shapes[0][-1])
+        if found is not None:
+            return found
     return _work_duration_ns(device, kind, work.flops, work.bytes, precision)
 
 

@@ -31,8 +31,8 @@ from executor.worker import give_up, run_rank, watch_parent
 from planner.actors.graph import Actor, ActorGraph
 from planner.actors.protocol import Fire
 
-CACHE_BYTES = 16 * 2**20  # arrays are taken in turn from as many copies as fill a share of L3
-COPIES_MAX = 16
+CACHE_BYTES = 64 * 2**20  # arrays are taken in turn from as many copies as no cache holds
+COPIES_MAX = 64
 CALLS_MAX = 200
 BANDWIDTH_BYTES = 32 * 2**20
 IDLE_ACTORS, IDLE_STEPS = 16, 60
@@ -88,14 +88,14 @@ def time_kernels(patience_ns: int) -> Points:
     with np.errstate(all="ignore"):
         for case in cases():
             duration_ns = time_case(case, patience_ns)
-            points.setdefault(case.context.kind, []).append((case.work, duration_ns))
+            points.setdefault(case.table, []).append((case.work, duration_ns))
     return points
 
 
 def time_case(case: Case, patience_ns: int) -> int:
     """Return the median duration of one call, over about `patience_ns` of calls.
 
-    Calls take turns on copies of the arrays, so that, as in a run, no core's own cache holds them.
+    Calls take turns on copies of the arrays, so that, as in a run, no cache holds them.
     """
     kernel = make_kernel(case.context)
     size_bytes = sum(array.nbytes for array in (*case.inputs, *case.outputs()))
