@@ -12,9 +12,8 @@ import numpy as np
 from planner.search.block_program import MemoryRow, Prices, solve_program
 from planner.search.dual_ascent import SETTLED, Ascent, DualAscent
 from planner.search.integer_program import NODE_LIMIT
-from planner.search.narrowing import compact, reachable_options
 from planner.search.request import MemoryLimitError
-from planner.search.tables import Choice, Tables, evaluate
+from planner.search.tables import Choice, Tables, compact, evaluate, reachable_options
 
 # Above this many options a memory row is priced only: its relaxation is fractional, and the branch
 # and bound too long for what it gains.
@@ -51,6 +50,8 @@ def solve(
     *,
     max_gap: float = 0.0,
     node_limit: int = NODE_LIMIT,
+    cutoff: float = np.inf,
+    start: Solution | None = None,
 ) -> Solution:
     """Choose an option for every choice of the tables at the least price.
 
@@ -65,14 +66,62 @@ def solve(
         Relative gap at which a solution is good enough; 0 asks for the optimum.
     node_limit : int
         Nodes of the branch and bound.
+    cutoff : float
+        No solution that costs as much is wanted.
+    start : Solution, optional
+        The solution without the memory row, where it is known.
+
+    Raises
+    ------
+    MemoryLimitError
+        The memory row cannot be met; holds the least bytes that can.
+    BeyondCutoff
+        Every solution costs `cutoff` or more; holds the bound.
+    """
+    solver = _Solver(tables, prices, max_gap, node_limit, cutoff)
+    return solver.free() if memory is None else solver.limited(memory, start)
+
+
+def frontier(
+    tables: Tables, prices: Prices, memory: MemoryRow, start: Solution, max_gap: float = 0.0
+) -> tuple[Solution, ...]:
+    """Return solutions of falling memory and rising cost, on either side of a memory row.
+
+    Parameters
+    ----------
+    tables, prices, memory, max_gap
+        As for `solve`.
+    start : Solution
+        The solution without the memory row.
 
     Raises
     ------
     MemoryLimitError
         The memory row cannot be met; holds the least bytes that can.
     """
-    solver = _Solver(tables, prices, max_gap, node_limit)
-    return solver.free() if memory is None else solver.limited(memory)
+    solver = _Solver(tables, prices, max_gap, NODE_LIMIT)
+    solver.priced(memory, start)
+    found = {options: solver.solution(options, start.bound) for options in solver.visited}
+    return tuple(sorted(found.values(), key=lambda one: (one.cost, one.options)))
+
+
+class BeyondCutoff(Exception):  # noqa: N818 - an outcome, not a fault
+    """The bound of a program has passed the cutoff, so it was not solved further."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__(f"bound {bound}")
+        self.bound = bound
+
+
+def least_bytes(tables: Tables, inflight: int) -> int:
+    """Bound on memory without solving: every choice and every kept tensor at its smallest."""
+    weights = MemoryRow(inflight=inflight, limit_bytes=0).weights
+    total = sum(c.count * float((c.figures @ weights).min()) for c in tables.choices)
+    for net in tables.nets:
+        held = [net.held[np.unique(use.wants)] @ weights for use in net.uses if use.holds]
+        if held:
+            total += net.count * max(float(one.min()) for one in held)
+    return int(total)
 
 
 def cheapest(choices: tuple[Choice, ...], prices: Prices) -> float:
@@ -83,30 +132,45 @@ def cheapest(choices: tuple[Choice, ...], prices: Prices) -> float:
 class _Solver:
     """One question; the tables without the options that no boxing reaches."""
 
-    def __init__(self, tables: Tables, prices: Prices, max_gap: float, node_limit: int) -> None:
-        self.whole = tables
+    def __init__(
+        self,
+        tables: Tables,
+        prices: Prices,
+        max_gap: float,
+        node_limit: int,
+        cutoff: float = np.inf,
+    ) -> None:
         self.keep = reachable_options(tables)
         self.tables = compact(tables, self.keep)
         self.prices = prices
         self.max_gap = max_gap
         self.node_limit = node_limit
+        self.cutoff = cutoff
+        self.visited: list[tuple[int, ...]] = []
 
     def free(self) -> Solution:
         """Solve without a memory row."""
         ascent = DualAscent(self.tables, self.prices.vector)
-        found = ascent.ascend(self.max_gap)
+        found = ascent.ascend(self.max_gap, self.cutoff)
+        if found.bound >= self.cutoff:
+            raise BeyondCutoff(found.bound)
         if self._proven(found.cost, found.bound):
-            return self._solution(found.options, found.bound)
+            return self.solution(found.options, found.bound)
         return self._decided(found, ascent, None, self.node_limit)
 
-    def limited(self, memory: MemoryRow) -> Solution:
+    def limited(self, memory: MemoryRow, start: Solution | None) -> Solution:
         """Solve with a memory row."""
-        best, ascent = self._priced(memory)
+        first = start or self.free()
+        if float(np.array(first.figures) @ memory.weights) <= memory.limit_bytes:
+            return first
+        best, ascent = self.priced(memory, first)
+        if best.bound >= self.cutoff:
+            raise BeyondCutoff(best.bound)
         if self._proven(best.cost, best.bound):
-            return self._solution(best.options, best.bound)
+            return self.solution(best.options, best.bound)
         in_play = sum(int((lift < best.cost - best.bound).sum()) for lift in ascent.lifts())
         if in_play > ROW_OPTIONS:
-            return self._solution(best.options, best.bound)
+            return self.solution(best.options, best.bound)
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
 
     def _proven(self, cost: float, bound: float) -> bool:
@@ -125,42 +189,41 @@ class _Solver:
                 narrow, self.prices, memory, max_gap=self.max_gap, node_limit=nodes
             )
         if answer is None:  # nothing that is left beats what was found
-            return self._solution(found.options, found.cost)
+            return self.solution(found.options, found.cost)
         options = tuple(int(kept[o]) for kept, o in zip(left, answer[0], strict=True))
         bound = max(found.bound, min(answer[1], found.cost))
         if found.cost < float(evaluate(self.tables, options) @ self.prices.vector):
-            return self._solution(found.options, bound)
-        return self._solution(options, bound)
+            return self.solution(found.options, bound)
+        return self.solution(options, bound)
 
-    def _priced(self, memory: MemoryRow) -> tuple[Ascent, DualAscent]:
+    def priced(self, memory: MemoryRow, first: Solution) -> tuple[Ascent, DualAscent]:
         """The best solution that fits at any price of memory, and the highest bound.
 
         With price y the cost is at least min (cost + y bytes) - y limit. The next price is where
         the lines of the best solutions on either side of the limit cross.
         """
-        found, ascent = self._at(0.0, memory)
-        low = self._measure(found.options, memory)
-        if low[1] <= memory.limit_bytes:
-            return found, ascent
         options = self._least(memory)
+        low = first.cost, float(np.array(first.figures) @ memory.weights)
         high = best = self._measure(options, memory)
-        bound = found.bound
+        bound, ascent = -np.inf, None
         for _ in range(PRICES):
-            if high[0] <= low[0]:
-                break
-            price = (high[0] - low[0]) / (low[1] - high[1])
+            price = max(high[0] - low[0], 0.0) / (low[1] - high[1])
             found, tried = self._at(price, memory)
             if found.bound > bound:
                 bound, ascent = found.bound, tried
+            if found.options is None:
+                break
             point = self._measure(found.options, memory)
             fits = point[1] <= memory.limit_bytes
-            if found.options is not None and fits and point[0] < best[0]:
+            if fits and point[0] < best[0]:
                 options, best = found.options, point
             crossing = low[0] + price * (low[1] - memory.limit_bytes)
             if point in (low, high) or bound >= crossing - SETTLED * abs(crossing):
                 break
             low, high = (low, point) if fits else (point, high)
-        return Ascent(options=options, cost=best[0], bound=min(bound, best[0])), ascent
+        assert ascent is not None, "one price at least is tried"
+        bound = min(max(bound, first.bound), best[0])
+        return Ascent(options=options, cost=best[0], bound=bound), ascent
 
     def _at(self, price: float, memory: MemoryRow) -> tuple[Ascent, DualAscent]:
         """Solve at a price of memory; the bound is that of the program with the row."""
@@ -169,10 +232,9 @@ class _Solver:
         bound = found.bound - price * memory.limit_bytes
         return replace(found, bound=bound), ascent
 
-    def _measure(self, options: tuple[int, ...] | None, memory: MemoryRow) -> tuple[float, float]:
+    def _measure(self, options: tuple[int, ...], memory: MemoryRow) -> tuple[float, float]:
         """Cost and bytes of a solution."""
-        if options is None:
-            return np.inf, np.inf
+        self.visited.append(options)
         figures = evaluate(self.tables, options)
         return float(figures @ self.prices.vector), float(figures @ memory.weights)
 
@@ -192,7 +254,7 @@ class _Solver:
             raise MemoryLimitError(round(least.cost), memory.limit_bytes)
         return least.options
 
-    def _solution(self, options: tuple[int, ...] | None, bound: float) -> Solution:
+    def solution(self, options: tuple[int, ...] | None, bound: float) -> Solution:
         """A solution in the tables as they were given."""
         assert options is not None, "every choice has an option that can be reached"
         figures = evaluate(self.tables, options)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from planner.cluster import Cluster
@@ -69,8 +70,9 @@ def candidates(
         The pins leave nothing; says which of them.
     """
     pins.check()
-    if pins.cp is not None and pins.cp > 1 and not sequence:
-        raise InfeasibleError(f"--cp {pins.cp}: this model has no sequence to split; leave it out")
+    if not sequence and ((pins.cp or 1) > 1 or pins.sequence_parallel):
+        asked = "--sequence-parallel" if pins.sequence_parallel else f"--cp {pins.cp}"
+        raise InfeasibleError(f"{asked}: this model has no sequence to split; leave it out")
     devices = cluster.devices
     pinned = prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))
     if devices % pinned:
@@ -98,27 +100,25 @@ def candidates(
 
 
 def _meshes(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[RoledAxis, ...]]:
-    """Axes of one stage: the pinned ones in the order dp, cp, free, tp; tp joins neighbours."""
-    if pins.dp is None and (pins.zero is not None or pins.micro_batch is not None):
-        fixed = (pins.tp or 1) * (pins.cp or 1)
-        choices = [d for d in divisors(devices) if devices % (d * fixed) == 0]
-    else:
-        choices = [pins.dp or 1]
-    for dp in choices:
-        roles = (("dp", dp), ("cp", pins.cp or 1), ("", 0), ("tp", pins.tp or 1))
-        rest, left = divmod(devices, prod(size for _, size in roles if size))
-        if left:
+    """Axes of one stage in the order dp, cp, free, tp: tp joins neighbours.
+
+    A settled degree has an axis of its own; what is left of the devices goes to free axes.
+    """
+    settled = pins.settled | (frozenset() if sequence else {"cp"})
+
+    def sizes(name: str) -> list[int]:
+        if name not in settled:
+            return [1]
+        return [n for n in divisors(devices) if pins.admits(name, n)]
+
+    for dp, cp, tp in product(sizes("dp"), sizes("cp"), sizes("tp")):
+        rest, left = divmod(devices, dp * cp * tp)
+        if left or (rest > 1 and settled >= {"dp", "cp", "tp"}) or (cp > 1 and not sequence):
             continue
-        settled = pins.dp is not None or len(choices) > 1
-        if rest > 1 and settled and pins.tp and (pins.cp or not sequence):
-            continue
-        taken = sum(size > 1 for _, size in roles)
+        taken = sum(size > 1 for size in (dp, cp, tp))
         for free in _factors(rest, max(1, FREE_AXES_MAX - taken)):
-            axes: list[RoledAxis] = []
-            for role, size in roles:
-                sizes = free if role == "" else (size,)
-                axes.extend(RoledAxis(role=role, size=n) for n in sizes if n > 1)
-            yield tuple(axes)
+            roles = [("dp", dp), ("cp", cp), *(("", n) for n in free), ("tp", tp)]
+            yield tuple(RoledAxis(role=role, size=n) for role, n in roles if n > 1)
 
 
 def _factors(number: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -140,13 +140,15 @@ class DualAscent:
         self.before[ends[1]].append(pair)
         return pair
 
-    def ascend(self, max_gap: float = 0.0) -> "Ascent":
+    def ascend(self, max_gap: float = 0.0, cutoff: float = np.inf) -> "Ascent":
         """Sweep until the bound meets a decoded solution, or stops rising.
 
         Parameters
         ----------
         max_gap : float
             Relative gap at which to stop.
+        cutoff : float
+            Bound at which to stop: no solution below it is wanted.
         """
         cost, options = np.inf, None
         bounds: list[float] = []
@@ -161,7 +163,7 @@ class DualAscent:
                 if found is not None and (value := self._cost(found)) < cost:
                     cost, options = value, found
             gap = cost - bounds[-1]
-            if gap <= target * abs(cost):
+            if gap <= target * abs(cost) or bounds[-1] >= cutoff:
                 break
             risen = bounds[-1] - bounds[max(0, number - STALE_SWEEPS)]
             if number >= STALE_SWEEPS and np.isfinite(gap) and risen < STALE * gap:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import prod
+from math import gcd, prod
 
 from models.graph import ITEMSIZE, Op, Tensor
 from models.labels import parse
@@ -20,6 +20,7 @@ FREE = ("variable", "repeat")
 ALONE = Fraction(1)
 
 Shape = tuple[int, ...]
+Paths = dict[tuple[NdSbp, NdSbp], tuple[Step, ...] | None]
 Side = Sequence[tuple[Shape, str, NdSbp]]  # shape of the whole, dtype, sbp of each operand
 
 
@@ -66,7 +67,8 @@ class Durations:
         self.axis_sizes = axis_sizes
         self.stretch = stretch
         self._kernels: dict[object, int] = {}
-        self._paths: dict[object, dict[tuple[NdSbp, NdSbp], tuple[Step, ...] | None]] = {}
+        self._paths: dict[Shape, Paths] = {}  # by pattern of divisibility
+        self._paths_of: dict[Shape, Paths] = {}
         self._steps: dict[object, int] = {}
 
     def op_ns(self, op: Op, tensors: Mapping[str, Tensor], signature: Signature) -> int:
@@ -135,10 +137,11 @@ class Durations:
         Paths depend on which dims divide by which axes and on nothing else, so the first shape of
         a pattern answers for all.
         """
-        # Most tensors share a few patterns of divisibility: gcd with the product of all axes.
-        whole = prod(self.axis_sizes)
-        pattern = tuple(_gcd(size, whole) for size in shape)
-        paths = self._paths.setdefault(pattern, {})
+        paths = self._paths_of.get(shape)
+        if paths is None:
+            devices = prod(self.axis_sizes)
+            pattern = tuple(gcd(size, devices) for size in shape)
+            paths = self._paths_of[shape] = self._paths.setdefault(pattern, {})
         if (source, target) not in paths:
             try:
                 paths[source, target] = boxing_path(source, target, self.axis_sizes, shape)
@@ -189,9 +192,3 @@ def group_ranks(axis_sizes: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int
         stride = prod(axis_sizes[axis + 1 :])
         ranks = [rank + k * stride for rank in ranks for k in range(axis_sizes[axis])]
     return tuple(ranks)
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a

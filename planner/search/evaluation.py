@@ -4,16 +4,24 @@ The block program is solved once per mesh, microbatch and price, without regard 
 where its answer does not fit are others sought, with an ever tighter memory row.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+
+import numpy as np
 
 from models.graph import Graph, with_batch
 from planner.errors import InfeasibleError
 from planner.memory import Layout, transient_bytes
 from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
-from planner.search.block_solver import Solution, cheapest, solve
+from planner.search.block_solver import (
+    BeyondCutoff,
+    Solution,
+    cheapest,
+    frontier,
+    least_bytes,
+    solve,
+)
 from planner.search.candidates import Candidate
 from planner.search.durations import Durations, core_share
 from planner.search.folding import Folded, fold
@@ -22,9 +30,6 @@ from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.stages import Division, Pipeline, Run, divide, inflight_counts
 from planner.search.tables import Rules, TableBuilder, Tables
 from planner.search.variants import block_figures, handover, variants
-
-# Tightenings of the row for all stages together, where the stages' own limits bind.
-TIGHTER = (1.0, 0.85, 0.7, 0.55, 0.4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,15 @@ class Found:
     division: Division
     variants: tuple[Variant, ...]
     bound_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A candidate that was not solved to its end: its bound, and why."""
+
+    candidate: Candidate
+    bound_ns: float
+    reason: str
 
 
 class Evaluator:
@@ -54,6 +68,7 @@ class Evaluator:
         self._builders: dict[object, TableBuilder] = {}
         self._tables: dict[object, Tables] = {}
         self._solutions: dict[object, Solution] = {}
+        self._frontiers: dict[object, tuple[Solution, ...]] = {}
 
     def lower_bound_ns(self, candidate: Candidate) -> float:
         """Bound without solving: every op at its fastest, no boxing, stages in perfect balance."""
@@ -61,8 +76,10 @@ class Evaluator:
         pipeline = candidate.pipeline
         return cheapest(choices, Prices(microbatch=_weight(pipeline))) / pipeline.stages
 
-    def evaluate(self, candidate: Candidate, limit_bytes: int) -> Found:
-        """Return the best plan of a candidate.
+    def evaluate(
+        self, candidate: Candidate, limit_bytes: int, best_ns: float = float("inf")
+    ) -> Found | Pruned:
+        """Return the best plan of a candidate, or why it is no better than `best_ns`.
 
         Raises
         ------
@@ -71,39 +88,89 @@ class Evaluator:
         InfeasibleError
             An op has no legal signature, or the blocks do not divide over the stages.
         """
-        solutions: list[Solution] = []
-        shortfalls: list[MemoryLimitError] = []
-        best: tuple[Division, list[Solution]] | None = None
-        for solution in self._solutions_of(candidate, limit_bytes):
-            solutions.append(solution)
-            for group in self._mixtures(candidate, solutions):
-                try:
-                    division = self._divide(candidate, group, limit_bytes)
-                except MemoryLimitError as error:
-                    shortfalls.append(error)
-                    continue
-                if best is None or division.step_ns < best[0].step_ns:
-                    best = division, group
-            if best is not None:
-                return self._found(candidate, *best, solutions[0].bound)
-        raise min(shortfalls, key=lambda error: error.needed_bytes)
+        pipeline, unit = candidate.pipeline, self._unit(candidate)
+        weight = float(pipeline.microbatches + pipeline.stages - 1)
+        counts = inflight_counts(pipeline)
+        needed = -(-least_bytes(self.tables(candidate), min(counts)) // pipeline.stages)
+        if needed > limit_bytes:
+            raise MemoryLimitError(needed, limit_bytes)
+        try:
+            first = self._solve(candidate, weight, best_ns / unit)
+        except BeyondCutoff as beyond:
+            return Pruned(candidate, beyond.bound * unit, "its lower bound exceeds the best plan")
+        try:
+            return self._found(candidate, [first], [first], limit_bytes)
+        except MemoryLimitError as error:
+            over = error.needed_bytes
+        row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
+        used = float(np.array(first.figures) @ row.weights)
+        room = (limit_bytes - self._transient(candidate, first)) * pipeline.stages
+        # Less than now in any case: by as much as the fullest stage has to lose.
+        row = replace(row, limit_bytes=max(1, int(min(room, used * limit_bytes / over))))
+        try:
+            if pipeline.stages == 1:
+                others = [self._within(candidate, weight, row, first, best_ns / unit)]
+            else:
+                others = list(self._frontier(candidate, weight, row, first))
+        except BeyondCutoff as beyond:
+            reason = "what fits its memory is no faster than the best plan"
+            return Pruned(candidate, beyond.bound * unit, reason)
+        except MemoryLimitError as error:
+            short = -(-(error.needed_bytes - row.limit_bytes) // pipeline.stages)
+            raise MemoryLimitError(limit_bytes + short, limit_bytes) from None
+        return self._best_of(candidate, [first, *others], limit_bytes)
+
+    def _best_of(self, candidate: Candidate, solutions: list[Solution], limit_bytes: int) -> Found:
+        """Divide with each solution alone, and with those that can be mixed."""
+        groups = [[one] for one in solutions]
+        # One stage has one memory row, so that the bound within it holds for the candidate.
+        proof = solutions if candidate.pipeline.stages == 1 else solutions[:1]
+        tables = self.tables(candidate)
+        alike: dict[object, list[Solution]] = {}
+        for one in solutions:
+            alike.setdefault(handover(tables, self.graph, one.options), []).append(one)
+        if candidate.pipeline.positions > 1:
+            groups += [group for group in alike.values() if len(group) > 1]
+        found: list[Found] = []
+        short: list[MemoryLimitError] = []
+        for group in groups:
+            try:
+                found.append(self._found(candidate, proof, group, limit_bytes))
+            except MemoryLimitError as error:
+                short.append(error)
+        if not found:
+            raise min(short, key=lambda error: error.needed_bytes)
+        return min(found, key=lambda one: one.division.step_ns)
+
+    def _unit(self, candidate: Candidate) -> float:
+        """Step time per unit of a block program's cost.
+
+        The program is solved at the weight of a pipeline without interleaving; its cost counts
+        every stage.
+        """
+        pipeline = candidate.pipeline
+        share = _weight(pipeline) / (pipeline.microbatches + pipeline.stages - 1)
+        return share / pipeline.stages
 
     def _found(
-        self, candidate: Candidate, division: Division, chosen: list[Solution], bound: float
+        self,
+        candidate: Candidate,
+        proof: list[Solution],
+        group: list[Solution],
+        limit_bytes: int,
     ) -> Found:
-        pipeline = candidate.pipeline
-        # The program was solved at the weight of a pipeline without interleaving.
-        share = _weight(pipeline) / (pipeline.microbatches + pipeline.stages - 1)
+        """Divide the blocks with these solutions; the bounds of those in `proof` hold for all."""
+        division = self._divide(candidate, group, limit_bytes)
         tables = self.tables(candidate)
         return Found(
             candidate=candidate,
             division=division,
             variants=tuple(
                 variant
-                for solution in chosen
+                for solution in group
                 for variant in variants(tables, self.graph, solution.options)
             ),
-            bound_ns=bound * share / pipeline.stages,
+            bound_ns=min(max(one.bound for one in proof) * self._unit(candidate), division.step_ns),
         )
 
     def _builder(self, candidate: Candidate) -> TableBuilder:
@@ -150,51 +217,46 @@ class Evaluator:
             self._tables[key] = self._builder(candidate).tables()
         return self._tables[key]
 
-    def _solve(
-        self, candidate: Candidate, prices: Prices, memory: MemoryRow | None = None
-    ) -> Solution:
-        key = (self._shape(candidate), prices, memory)
+    def _solve(self, candidate: Candidate, weight: float, cutoff: float) -> Solution:
+        key = (self._shape(candidate), weight)
         if key not in self._solutions:
             self._solutions[key] = solve(
-                self.tables(candidate), prices, memory, max_gap=self.request.max_gap
+                self.tables(candidate),
+                Prices(microbatch=weight),
+                max_gap=self.request.max_gap,
+                cutoff=cutoff,
             )
         return self._solutions[key]
 
-    def _solutions_of(self, candidate: Candidate, limit_bytes: int) -> Iterator[Solution]:
-        """Solutions of the block program, the fastest first, then ever smaller ones."""
-        pipeline = candidate.pipeline
-        weight = float(pipeline.microbatches + pipeline.stages - 1)
-        first = self._solve(candidate, Prices(microbatch=weight))
-        yield first
-        counts = inflight_counts(pipeline)
-        inflight = -(-sum(counts) // len(counts))
-        room = (limit_bytes - self._transient(candidate, first)) * pipeline.stages
-        for share in TIGHTER:
-            row = MemoryRow(inflight=inflight, limit_bytes=max(int(room * share), 1))
-            try:
-                yield self._solve(candidate, Prices(microbatch=weight), row)
-            except MemoryLimitError as error:
-                if share < 1:
-                    return
-                each = -(-error.needed_bytes // pipeline.stages) + limit_bytes
-                each -= room // pipeline.stages
-                raise MemoryLimitError(each, limit_bytes) from None
+    def _within(
+        self,
+        candidate: Candidate,
+        weight: float,
+        row: MemoryRow,
+        first: Solution,
+        cutoff: float,
+    ) -> Solution:
+        """The best solution within a memory row; exact for one stage."""
+        return solve(
+            self.tables(candidate),
+            Prices(microbatch=weight),
+            row,
+            max_gap=self.request.max_gap,
+            cutoff=cutoff,
+            start=first,
+        )
 
-    def _mixtures(
-        self, candidate: Candidate, solutions: list[Solution]
-    ) -> Iterator[list[Solution]]:
-        """The newest solution alone, and with all others that hand tensors over alike."""
-        tables = self.tables(candidate)
-        newest = solutions[-1]
-        yield [newest]
-        same = [
-            one
-            for one in solutions
-            if handover(tables, self.graph, one.options)
-            == handover(tables, self.graph, newest.options)
-        ]
-        if len(same) > 1 and candidate.pipeline.positions > 1:
-            yield same
+    def _frontier(
+        self, candidate: Candidate, weight: float, row: MemoryRow, first: Solution
+    ) -> tuple[Solution, ...]:
+        """Ever smaller solutions, around a row for all stages together."""
+        key = (self._shape(candidate), weight, row)
+        if key not in self._frontiers:
+            prices = Prices(microbatch=weight)
+            self._frontiers[key] = frontier(
+                self.tables(candidate), prices, row, first, self.request.max_gap
+            )
+        return self._frontiers[key]
 
     def _divide(
         self, candidate: Candidate, solutions: list[Solution], limit_bytes: int

@@ -15,13 +15,13 @@ from models.graph import Graph
 from models.labels import parse
 from models.zoo.catalogue import build_training
 from planner.compile import compile_plan
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, ProtocolError
 from planner.plan import Evidence, Plan
 from planner.search.candidates import Candidate, candidates
-from planner.search.evaluation import Evaluator, Found, unfit
+from planner.search.evaluation import Evaluator, Found, Pruned, unfit
 from planner.search.pins import SEQUENCE
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.writing import write_plan
+from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
-ROUNDS = 3  # times the limit is tightened when the compiler needs more than was estimated
+ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
 
 @dataclass(slots=True)
@@ -39,13 +39,13 @@ class Ranking:
 
     found: list[Found] = field(default_factory=list)
     refused: list[tuple[Candidate, InfeasibleError]] = field(default_factory=list)
-    pruned: list[tuple[Candidate, float]] = field(default_factory=list)
+    pruned: list[Pruned] = field(default_factory=list)
 
     @property
     def bound_ns(self) -> float:
         """The lowest bound over every candidate that could be a plan."""
         return min(
-            [one.bound_ns for one in self.found] + [bound for _, bound in self.pruned],
+            [one.bound_ns for one in self.found] + [one.bound_ns for one in self.pruned],
         )
 
 
@@ -90,22 +90,28 @@ def search(
     everything = candidates(
         request.pins, request.cluster, request.global_batch, len(graph.blocks), sequence
     )
+    count = len(everything)
     tell = progress or (lambda line: None)
     evaluator = Evaluator(request, graph)
-    limit_bytes = request.limit_bytes
+    limits: dict[Candidate, int] = {}
     tried: list[tuple[Candidate, InfeasibleError]] = []
     for _ in range(ROUNDS):
-        ranking = _rank(request, evaluator, everything, limit_bytes, tell)
+        ranking = _rank(request, evaluator, everything, limits, tell)
         if not ranking.found:
             break
         checked = _check(request, ranking.found, graph, simulate, tell)
         if fitting := [one for one in checked if not one.reason]:
-            return _best(fitting, checked, ranking, len(everything), simulate is not None)
-        sizes = [one.figures["memory_bytes_max"] for one in checked]
-        for one, size in zip(checked, sizes, strict=True):
-            tried.append((one.found.candidate, MemoryLimitError(size, request.limit_bytes)))
-        # The compiler laid out more than was estimated: ask for less by as much.
-        limit_bytes = limit_bytes * request.limit_bytes // min(sizes) * 98 // 100
+            return _best(fitting, checked, ranking, count, simulate is not None)
+        for one in checked:
+            candidate, size = one.found.candidate, one.figures.get("memory_bytes_max")
+            if size is None:
+                everything = tuple(other for other in everything if other != candidate)
+                tried.append((candidate, InfeasibleError(one.reason)))
+                continue
+            # The compiler laid out more than was estimated: ask for less by as much.
+            estimate = one.found.division.memory_bytes
+            limits[candidate] = estimate * request.limit_bytes // size * 99 // 100
+            tried.append((candidate, MemoryLimitError(size, request.limit_bytes)))
     raise unfit(tried or ranking.refused)
 
 
@@ -113,7 +119,7 @@ def _rank(
     request: SearchRequest,
     evaluator: Evaluator,
     everything: tuple[Candidate, ...],
-    limit_bytes: int,
+    limits: dict[Candidate, int],
     tell: Progress,
 ) -> Ranking:
     """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
@@ -129,13 +135,18 @@ def _rank(
     for place, (bound, number) in enumerate(sorted(bounds)):
         candidate = everything[number]
         if bound * (1 + request.max_gap) >= best_ns:
-            ranking.pruned.append((candidate, bound))
+            reason = "its lower bound exceeds the best plan"
+            ranking.pruned.append(Pruned(candidate, bound, reason))
             continue
         tell(f"solving {place + 1} of {len(bounds)}: {candidate.text}")
         try:
-            found = evaluator.evaluate(candidate, limit_bytes)
+            limit = limits.get(candidate, request.limit_bytes)
+            found = evaluator.evaluate(candidate, limit, best_ns / (1 + request.max_gap))
         except InfeasibleError as error:
             ranking.refused.append((candidate, error))
+            continue
+        if isinstance(found, Pruned):
+            ranking.pruned.append(found)
             continue
         ranking.found.append(found)
         best_ns = min(best_ns, found.division.step_ns)
@@ -155,7 +166,14 @@ def _check(
     for one in found[:TRIED]:
         plan = write_plan(request, one, graph)
         tell(f"{'simulating' if simulate else 'compiling'}: {one.candidate.text}")
-        figures = (simulate or _compiled)(plan)
+        if differs := disobeyed(plan, graph, request.pins):
+            checked.append(Checked(one, plan, {}, differs))
+            continue
+        try:
+            figures = (simulate or _compiled)(plan)
+        except ProtocolError as error:
+            checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
+            continue
         over = figures["memory_bytes_max"] - request.limit_bytes
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
@@ -189,14 +207,9 @@ def _best(
     for found in ranking.found[len(checked) :]:
         slower = f"{found.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
         others.append(_alternative(found, slower, {}))
-    for candidate, bound in sorted(ranking.pruned, key=lambda pair: pair[1]):
-        others.append(
-            {
-                "plan": candidate.text,
-                "bound_s": bound / 1e9,
-                "reason": "its lower bound exceeds the best plan",
-            }
-        )
+    for pruned in sorted(ranking.pruned, key=lambda one: one.bound_ns):
+        bound_s = pruned.bound_ns / 1e9
+        others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
     for candidate, error in ranking.refused:
         others.append({"plan": candidate.text, "reason": str(error)})
     bound_ns = min(ranking.bound_ns, objective_ns)

@@ -7,7 +7,6 @@ what is pinned elsewhere is barred from it: with `dp` pinned no other axis split
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import prod
 
 from models.graph import Graph, Op
 from models.labels import parse
@@ -79,6 +78,16 @@ class Pins:
                 f"--recompute {self.recompute}: this version keeps every activation; leave it out, "
                 f"or make room with a smaller --micro-batch, --tp or --zero"
             )
+        if self.zero_level and self.dp == 1:
+            raise InfeasibleError(
+                f"--zero {self.zero} splits storage over data-parallel ranks, and --dp is 1: raise "
+                f"--dp or leave --zero out"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise InfeasibleError(
+                "--sequence-parallel splits the sequence over tensor-parallel ranks, and --tp is "
+                "1: raise --tp or leave it out"
+            )
         if self.zero == "3-hybrid":
             raise InfeasibleError(
                 "--zero 3-hybrid: this version splits storage over all data-parallel ranks or "
@@ -86,9 +95,32 @@ class Pins:
             )
 
     @property
+    def settled(self) -> frozenset[str]:
+        """Degrees that are pinned, or that other pins speak of, so that each must be known.
+
+        The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence
+        parallelism is that of the tensor-parallel ones.
+        """
+        found = {name for name in ("dp", "tp", "cp") if getattr(self, name) is not None}
+        if self.micro_batch is not None or self.zero is not None:
+            found.add("dp")
+        if self.sequence_parallel is not None:
+            found.add("tp")
+        return frozenset(found)
+
+    def admits(self, degree: str, value: int) -> bool:
+        """Whether a settled degree may have this value."""
+        pinned = getattr(self, degree)
+        if pinned is not None and pinned != value:
+            return False
+        if degree == "dp" and self.zero_level:
+            return value > 1
+        return not (degree == "tp" and self.sequence_parallel and value == 1)
+
+    @property
     def zero_level(self) -> int | None:
         """The pinned ZeRO stage as a number."""
-        return None if self.zero is None else int(self.zero)
+        return None if self.zero in (None, "3-hybrid") else int(self.zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +180,12 @@ class AxisRules:
         return signature.label is not None if op.name in self.forced else True
 
     def _free(self, op: Op, signature: AxisSignature) -> bool:
-        label, pins = signature.label, self.pins
+        label, settled = signature.label, self.pins.settled
         if label == BATCH:
-            return pins.dp is None
+            return "dp" not in settled
         if label == SEQUENCE:
-            return pins.cp is None or not multiplies(op)
-        return pins.tp is None or label is None or not multiplies(op)
+            return "cp" not in settled or not multiplies(op)
+        return "tp" not in settled or label is None or not multiplies(op)
 
     def _zero(self, label: str, op: Op, signature: AxisSignature) -> bool:
         level = self.pins.zero_level
@@ -187,8 +219,3 @@ def forced_ops(graph: Graph, op_names: Mapping[str, int]) -> frozenset[str]:
 def filters(rules: AxisRules) -> tuple[Allowed, Allowed]:
     """The narrow filter and the one to fall back to."""
     return rules.must, rules.may
-
-
-def pinned_devices(pins: Pins) -> int:
-    """Devices that the pinned degrees of a stage make, times the pinned stages."""
-    return prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))

@@ -21,7 +21,7 @@ language model training on GPU clusters", 2021, section 2.2): every stage runs o
 slowest has its remaining microbatches. With c chunks a stage this ramp is 1/c as long.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,11 +67,11 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Blocks and variant per position, the predicted step time and its proven bound."""
+    """Blocks and variant per position, the predicted step time, and the fullest stage's bytes."""
 
     chunks: tuple[tuple[tuple[str, int], ...], ...]
     step_ns: float
-    bound_ns: float
+    memory_bytes: int
 
 
 def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
@@ -133,19 +133,22 @@ def divide(
     limit = limit_bytes - transient_bytes
     division = _Program(runs, pipeline, limit, False).solve(max_gap) if limit > 0 else None
     if division is not None:
-        return division
+        used = stage_bytes_max(division.chunks, runs, pipeline) + transient_bytes
+        return replace(division, memory_bytes=used)
     smallest = _Program(runs, pipeline, limit_bytes, True).solve(max_gap)
     assert smallest is not None, "there are enough blocks"
-    needed = stage_bytes_max(smallest, runs, pipeline) + transient_bytes
+    needed = stage_bytes_max(smallest.chunks, runs, pipeline) + transient_bytes
     raise MemoryLimitError(needed, limit_bytes)
 
 
-def stage_bytes_max(division: Division, runs: tuple[Run, ...], pipeline: Pipeline) -> int:
+def stage_bytes_max(
+    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
+) -> int:
     """Bytes of the fullest stage of a division."""
     variants = {block: run.variants for run in runs for block in run.blocks}
     inflight = inflight_counts(pipeline)
     used = [0] * pipeline.stages
-    for k, chunk in enumerate(division.chunks):
+    for k, chunk in enumerate(chunks):
         for block, variant in chunk:
             figures = variants[block][variant]
             used[k % pipeline.stages] += figures.persistent_bytes
@@ -250,5 +253,5 @@ class _Program:
         return Division(
             chunks=tuple(chunks),
             step_ns=answer.cost * self.time_unit,
-            bound_ns=answer.bound * self.time_unit,
+            memory_bytes=0,
         )

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 from models.graph import Graph, with_batch
 from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, Plan
-from planner.roles import axis_roles
+from planner.roles import axis_roles, roles
 from planner.search.evaluation import Found
+from planner.search.pins import Pins
 from planner.search.request import SearchRequest
 
 
@@ -47,6 +48,24 @@ def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
     )
     plan = only_used(plan)
     return replace(plan, mesh=named_mesh(plan, with_batch(graph, candidate.batch)))
+
+
+def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
+    """Say which pin the finished plan does not show, as people read it; empty where all do.
+
+    Roles on which ops disagree cannot contradict a pin.
+    """
+    found = roles(plan, with_batch(graph, plan.batch))
+    asked = pins.document
+    if pins.zero_level is not None:
+        asked["zero"] = pins.zero_level
+    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel"):
+        if name in asked and found[name] is not None and found[name] != asked[name]:
+            return (
+                f"--{name.replace('_', '-')} {asked[name]} cannot be had: the labels of this "
+                f"model's ops give {found[name]}"
+            )
+    return ""
 
 
 def only_used(plan: Plan) -> Plan:
