@@ -22,8 +22,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `flops_per_s` is the dense peak per precision. `kernels` maps an op kind to measured points
     (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched
-    for the others; attention has a table per head size (`attention/64`). `collectives` maps `kind/group_size` to measured points
-    (message_bytes, duration_ns). Both are sorted by their first column.
+    for the others; attention has a table per head size (`attention/64`). `collectives` maps
+    `kind/group_size` to measured points (message_bytes, duration_ns). Both are
+    sorted by their first column.
     """
 
     name: str
