@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -70,11 +71,18 @@ def profile(ranks: int, *, seconds: float = 8.0) -> Device:
     return _device(ranks, cores, found)
 
 
-def cached_profile(ranks: int, *, refresh: bool = False, seconds: float = 8.0) -> Device:
+def cached_profile(
+    ranks: int,
+    *,
+    refresh: bool = False,
+    seconds: float = 8.0,
+    progress: Callable[[str], None] | None = None,
+) -> Device:
     """Return the profile of this machine with `ranks` processes, measured once and then kept.
 
     It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
-    measured anew when the host, its cores, NumPy or the way of measuring change.
+    measured anew when the host, its cores, NumPy or the way of measuring change; `progress` is
+    told when it is.
     """
     key = _key(ranks)
     path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
@@ -85,6 +93,8 @@ def cached_profile(ranks: int, *, refresh: bool = False, seconds: float = 8.0) -
             kept = None
         if kept is not None and kept.key == key:
             return kept.device
+    if progress is not None:
+        progress(f"measuring this machine with {ranks} ranks, once (some ten seconds) …")
     device = profile(ranks, seconds=seconds)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")

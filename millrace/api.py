@@ -103,9 +103,30 @@ def cluster(
         return found
     from executor.measure import cached_profile
 
-    if progress is not None:
-        progress(f"speed of this machine with {found.devices} ranks (measured once, ten seconds) …")
-    return parse_cluster(text, cached_profile(found.devices))
+    return parse_cluster(text, cached_profile(found.devices, progress=progress))
+
+
+def check_question(
+    model: str,
+    *,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    pins: Mapping[str, str | int | bool] | None = None,
+) -> None:
+    """Raise what `search` would raise of a model and pins, without any cluster at hand.
+
+    Raises
+    ------
+    PlanError, ModelError
+        A pin, the model or a size cannot be understood.
+    InfeasibleError
+        A pin asks for what this version cannot do.
+    """
+    from models.zoo.catalogue import model_spec
+    from planner.search import Pins
+
+    model_spec(model, seq_len, precision)
+    Pins(**dict(pins or {})).check()  # type: ignore[arg-type]
 
 
 def search(

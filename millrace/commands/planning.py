@@ -80,6 +80,8 @@ def plan(
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     given = zip(PINS, (*chosen, sequence_parallel), strict=True)
     pins = {name: value for name, value in given if value is not None}
+    # Before this machine is measured, which takes a while.
+    api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
     on = api.cluster(cluster, profile=profile, progress=say)
     began = perf_counter()
     with working(f"planning {model} for {on.name}") as told:
