@@ -97,7 +97,7 @@ class Evaluator:
         try:
             first = self._solve(candidate, weight, best_ns / unit)
         except BeyondCutoff as beyond:
-            return Pruned(candidate, beyond.bound * unit, "its lower bound exceeds the best plan")
+            return Pruned(candidate, beyond.bound * unit, "its lower bound leaves nothing to gain")
         try:
             return self._found(candidate, [first], [first], limit_bytes)
         except MemoryLimitError as error:

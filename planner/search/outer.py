@@ -1,7 +1,7 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
 Candidates (stages, mesh, microbatch, schedule) are taken in the order of a cheap bound and pruned
-when that bound is no better than the best plan so far. The best few are ranked anew by a simulator,
+when that bound is well above the best plan so far. The best few are ranked anew by a simulator,
 which is handed in as a function, and checked against the memory that the compiler lays out.
 """
 
@@ -27,6 +27,7 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
+NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
@@ -134,14 +135,15 @@ def _rank(
     best_ns = float("inf")
     for place, (bound, number) in enumerate(sorted(bounds)):
         candidate = everything[number]
-        if bound * (1 + request.max_gap) >= best_ns:
-            reason = "its lower bound exceeds the best plan"
+        cutoff = best_ns * NEAR / (1 + request.max_gap)
+        if bound >= cutoff:
+            reason = "its lower bound leaves nothing to gain"
             ranking.pruned.append(Pruned(candidate, bound, reason))
             continue
         tell(f"solving {place + 1} of {len(bounds)}: {candidate.text}")
         try:
             limit = limits.get(candidate, request.limit_bytes)
-            found = evaluator.evaluate(candidate, limit, best_ns / (1 + request.max_gap))
+            found = evaluator.evaluate(candidate, limit, cutoff)
         except InfeasibleError as error:
             ranking.refused.append((candidate, error))
             continue

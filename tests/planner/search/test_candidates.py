@@ -1,0 +1,104 @@
+"""Candidates within pins, and pins that cannot be had."""
+
+import pytest
+
+from planner.cluster import Cluster
+from planner.clusters import local_cluster
+from planner.errors import InfeasibleError, PlanError
+from planner.search.candidates import Candidate, candidates
+from planner.search.pins import Pins
+
+
+def cluster(devices: int) -> Cluster:
+    return local_cluster(devices, cores=2, memory_bytes=2**34)
+
+
+def listed(devices: int = 4, batch: int = 8, sequence: bool = True, **pins: object) -> list[str]:
+    found = candidates(Pins(**pins), cluster(devices), batch, 6, sequence)  # type: ignore[arg-type]
+    return [one.text for one in found]
+
+
+def all_of(devices: int, batch: int, **pins: object) -> tuple[Candidate, ...]:
+    return candidates(Pins(**pins), cluster(devices), batch, 6, True)  # type: ignore[arg-type]
+
+
+def test_free_candidates_use_every_device() -> None:
+    found = all_of(8, 16)
+    shapes = {(one.pipeline.stages, one.sizes) for one in found}
+    assert {(1, (8,)), (1, (2, 4)), (1, (4, 2)), (2, (4,)), (2, (2, 2)), (4, (2,))} <= shapes
+    for one in found:
+        product = one.pipeline.stages
+        for size in one.sizes:
+            product *= size
+        assert product == 8
+        assert one.batch * one.pipeline.microbatches == 16
+
+
+def test_pinned_degrees_get_axes_with_their_role_and_tp_joins_neighbours() -> None:
+    (one, *_) = all_of(8, 8, dp=2, tp=2, pp=2)
+    assert [(axis.role, axis.size) for axis in one.axes] == [("dp", 2), ("tp", 2)]
+
+
+def test_what_is_left_of_the_devices_goes_to_free_axes() -> None:
+    (one, *_) = all_of(8, 8, tp=2, pp=1)
+    assert [(axis.role, axis.size) for axis in one.axes] == [("", 4), ("tp", 2)]
+
+
+def test_micro_batch_counts_samples_of_one_replica() -> None:
+    found = all_of(4, 16, dp=2, tp=1, pp=2, micro_batch=2, schedule="1f1b")
+    assert [(one.batch, one.pipeline.microbatches) for one in found] == [(4, 4)]
+
+
+def test_pins_of_replicas_give_every_candidate_a_known_degree() -> None:
+    found = all_of(4, 16, micro_batch=2, pp=1)
+    assert {sum(a.size for a in one.axes if a.role == "dp") for one in found} == {0, 2, 4}
+    assert all(one.batch == 2 * max(1, sum(a.size for a in one.axes if a.role == "dp"))
+               for one in found)  # fmt: skip
+    assert all(any(a.role == "dp" for a in one.axes) for one in all_of(4, 16, zero=1, pp=1))
+
+
+def test_interleaving_wants_rounds_of_microbatches() -> None:
+    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+    assert {one.pipeline.microbatches for one in found} == {2, 4, 8}
+
+
+@pytest.mark.parametrize(
+    ("pins", "sentence"),
+    [
+        ({"dp": 3}, "make 3 devices, which do not divide the 4"),
+        ({"dp": 2, "tp": 1, "pp": 1, "cp": 1}, "make 2 devices, `local:4` has 4"),
+        ({"ep": 2}, "no op of this model has an expert label"),
+        ({"recompute": "full"}, "this version keeps every activation"),
+        ({"zero": "3-hybrid"}, "choose 0, 1, 2 or 3"),
+        ({"zero": 1, "dp": 1}, "--dp is 1"),
+        ({"sequence_parallel": True, "tp": 1}, "--tp is 1"),
+        ({"pp": 4, "schedule": "interleaved-1f1b", "interleave": 2}, "no plan: 4 devices"),
+        ({"dp": 4, "tp": 1, "pp": 1, "micro_batch": 3}, "micro_batch 3"),
+    ],
+)
+def test_pins_that_cannot_be_had_are_refused_with_a_sentence(
+    pins: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(InfeasibleError, match=sentence):
+        listed(**pins)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [{"dp": 0}, {"schedule": "fastest"}, {"recompute": "some"}, {"zero": 4}, {"micro_batch": -1}],
+)
+def test_malformed_pins_cannot_be_understood(pins: dict[str, object]) -> None:
+    with pytest.raises(PlanError) as caught:
+        listed(**pins)
+    assert not isinstance(caught.value, InfeasibleError)
+
+
+def test_a_model_without_a_sequence_has_none_to_split() -> None:
+    with pytest.raises(InfeasibleError, match="no sequence"):
+        listed(sequence=False, cp=2)
+    with pytest.raises(InfeasibleError, match="no sequence"):
+        listed(sequence=False, sequence_parallel=True)
+
+
+def test_recompute_none_and_ep_one_are_no_restriction() -> None:
+    assert listed(recompute="none", ep=1) == listed()

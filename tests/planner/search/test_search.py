@@ -1,0 +1,177 @@
+"""The search as a whole: pins are kept, memory is kept, evidence is given, bytes repeat."""
+
+import pytest
+
+from models.graph import Graph, to_json
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.clusters import local_cluster, parse_cluster
+from planner.compile import compile_plan
+from planner.errors import InfeasibleError, PlanError
+from planner.plan import Plan
+from planner.roles import roles
+from planner.search import Pins, SearchRequest, search
+
+GPT = ModelSpec(
+    name="tiny",
+    family="gpt",
+    config={
+        "layers": 4,
+        "hidden": 32,
+        "heads": 4,
+        "ffn_hidden": 128,
+        "vocab": 64,
+        "positions": 16,
+    },
+    seq_len=16,
+)
+MLP = ModelSpec(
+    name="tiny-mlp",
+    family="mlp",
+    config={"inputs": 64, "columns": 8, "hidden": 32, "layers": 4, "classes": 8},
+)
+
+
+def request(devices: int, *, model: ModelSpec = GPT, **fields: object) -> SearchRequest:
+    known: dict[str, object] = {
+        "model": model,
+        "training": TrainingSpec(),
+        "cluster": local_cluster(devices, cores=2, memory_bytes=2**33),
+        "global_batch": 8,
+    }
+    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+
+
+def graph_of(plan: Plan) -> Graph:
+    return build_training(plan.model, plan.training, plan.batch)
+
+
+@pytest.mark.parametrize(
+    ("devices", "pins", "shown"),
+    [
+        (4, {"dp": 4, "tp": 1, "pp": 1}, {"dp": 4, "tp": 1, "pp": 1, "cp": 1}),
+        (4, {"dp": 1, "tp": 4, "pp": 1}, {"dp": 1, "tp": 4, "pp": 1, "cp": 1}),
+        (4, {"dp": 2, "tp": 2, "pp": 1}, {"dp": 2, "tp": 2}),
+        (2, {"pp": 2}, {"dp": 1, "tp": 1, "pp": 2}),
+        (8, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 2, "tp": 2, "pp": 2}),
+        (2, {"cp": 2, "dp": 1, "tp": 1, "pp": 1}, {"cp": 2, "dp": 1}),
+        (2, {"tp": 2, "sequence_parallel": True}, {"tp": 2, "sequence_parallel": True}),
+        (2, {"tp": 2, "sequence_parallel": False}, {"tp": 2, "sequence_parallel": False}),
+        *((4, {"dp": 4, "tp": 1, "pp": 1, "zero": z}, {"zero": z, "dp": 4}) for z in range(4)),
+    ],
+)
+def test_a_plan_shows_the_roles_that_were_pinned(
+    devices: int, pins: dict[str, object], shown: dict[str, object]
+) -> None:
+    plan = search(request(devices, pins=Pins(**pins)))  # type: ignore[arg-type]
+    found = roles(plan, graph_of(plan))
+    assert {name: found[name] for name in shown} == shown
+    assert plan.pins == pins
+    assert plan.ranks == devices
+
+
+def test_axes_are_named_after_their_roles() -> None:
+    plan = search(request(4, pins=Pins(dp=2, tp=2, pp=1)))
+    assert plan.mesh.names == ("dp", "tp")
+
+
+def test_micro_batch_schedule_and_interleave_are_kept() -> None:
+    pins = Pins(dp=1, tp=1, pp=2, micro_batch=2, schedule="interleaved-1f1b", interleave=2)
+    plan = search(request(2, pins=pins))
+    assert (plan.microbatches, plan.batch) == (4, 2)
+    assert (plan.schedule, plan.interleave, len(plan.chunks)) == ("interleaved-1f1b", 2, 4)
+    assert [chunk.stage for chunk in plan.chunks] == [0, 1, 0, 1]
+
+
+def test_the_other_family_plans_as_well() -> None:
+    plan = search(request(2, model=MLP, pins=Pins(dp=1, tp=2, pp=1)))
+    assert roles(plan, graph_of(plan))["tp"] == 2
+
+
+def test_equal_requests_give_equal_bytes() -> None:
+    asked = request(4, seed=3)
+    assert to_json(search(asked)) == to_json(search(asked))
+
+
+def test_the_evidence_bounds_the_plan_and_says_why_others_lost() -> None:
+    told: list[str] = []
+    plan = search(request(4), progress=told.append)
+    evidence = plan.evidence
+    assert evidence is not None
+    assert 0 < evidence.bound_s <= evidence.objective_s
+    assert evidence.gap == pytest.approx(evidence.objective_s / evidence.bound_s - 1)
+    assert 0 < evidence.pruned < evidence.candidates
+    assert evidence.alternatives
+    assert all(other["reason"] and other["plan"] for other in evidence.alternatives)
+    assert any("bound" in line for line in told)
+    assert any("solving" in line for line in told)
+
+
+def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
+    seen: list[Plan] = []
+
+    def backwards(plan: Plan) -> dict[str, object]:
+        """A simulator that likes best what the planner likes least."""
+        seen.append(plan)
+        return {"step_time_s": 1.0 / len(seen), "memory_bytes_max": 1}
+
+    plan = search(request(4, pins=Pins(pp=1)), simulate=backwards)
+    assert len(seen) > 1
+    assert plan.figures["step_time_s"] == 1.0 / len(seen)
+    assert plan.digest() == seen[-1].digest()
+
+
+def memory_of(plan: Plan) -> int:
+    return max(program.memory_bytes for program in compile_plan(plan).programs)
+
+
+def test_a_plan_stays_within_the_memory_limit_once_compiled() -> None:
+    free = search(request(2, pins=Pins(dp=2, tp=1, pp=1, micro_batch=4)))
+    limit = memory_of(free) * 85 // 100
+    asked = request(2, pins=Pins(dp=2, tp=1, pp=1, micro_batch=4), memory_limit_bytes=limit)
+    plan = search(asked)
+    assert memory_of(plan) <= limit
+    assert plan.memory_limit_bytes == limit
+
+
+def test_what_does_not_fit_names_the_limit_the_bytes_and_the_nearest_plan() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        search(request(2, memory_limit_bytes=100_000))
+    sentence = str(caught.value)
+    assert "the limit is 100000" in sentence
+    assert "bytes too few" in sentence
+    assert "Nearest:" in sentence
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="global batch of 6"):
+        search(request(4, global_batch=6, pins=Pins(dp=4, tp=1, pp=1)))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"global_batch": 0}, {"max_gap": -1.0}, {"memory_limit_bytes": 0}]
+)
+def test_malformed_requests_cannot_be_understood(fields: dict[str, object]) -> None:
+    with pytest.raises(PlanError):
+        request(2, **fields)
+
+
+def test_ninety_six_layers_on_a_thousand_devices_can_be_expressed() -> None:
+    model = ModelSpec(
+        name="deep",
+        family="gpt",
+        config={**GPT.config, "layers": 96},
+        seq_len=16,
+    )
+    cluster = parse_cluster("a100-sxm-80gb:8x128")
+    asked = request(
+        1,
+        model=model,
+        cluster=cluster,
+        global_batch=512,
+        pins=Pins(dp=16, tp=4, pp=16, micro_batch=1, schedule="1f1b"),
+    )
+    plan = search(asked)
+    assert plan.ranks == 1024
+    assert sum(len(chunk.blocks) for chunk in plan.chunks) == 98
+    assert len(plan.variants) == 3

@@ -1,0 +1,145 @@
+"""Blocks over pipeline stages: against brute force, and at the limits."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from planner.errors import InfeasibleError
+from planner.search.request import MemoryLimitError
+from planner.search.stages import (
+    Division,
+    Pipeline,
+    Run,
+    VariantFigures,
+    divide,
+    inflight_counts,
+)
+
+PLENTY = 10**9
+
+
+def pipeline(stages: int, microbatches: int = 4, interleave: int = 1) -> Pipeline:
+    schedule = "interleaved-1f1b" if interleave > 1 else "1f1b"
+    return Pipeline(
+        schedule=schedule, stages=stages, interleave=interleave, microbatches=microbatches
+    )
+
+
+def variant(time: int, update: int = 0, stays: int = 0, keeps: int = 0) -> VariantFigures:
+    return VariantFigures(
+        microbatch_ns=time, step_ns=update, persistent_bytes=stays, inflight_bytes=keeps
+    )
+
+
+def run(template: str, count: int, *variants: VariantFigures) -> Run:
+    blocks = tuple(f"{template}.{i}" for i in range(count))
+    return Run(template=template, blocks=blocks, variants=variants)
+
+
+def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> float | None:
+    """The least step time over every cut of the blocks and every variant of every block."""
+    blocks = [(block, one) for one in runs for block in one.blocks]
+    inflight = inflight_counts(pipe)
+    best = None
+    for cuts in combinations(range(1, len(blocks)), pipe.positions - 1):
+        edges = [0, *cuts, len(blocks)]
+        for choice in product(*(range(len(one.variants)) for _, one in blocks)):
+            time = np.zeros(pipe.stages)
+            update = np.zeros(pipe.stages)
+            used = np.zeros(pipe.stages)
+            for position in range(pipe.positions):
+                for at in range(edges[position], edges[position + 1]):
+                    figures = blocks[at][1].variants[choice[at]]
+                    stage = position % pipe.stages
+                    time[stage] += figures.microbatch_ns
+                    update[stage] += figures.step_ns
+                    used[stage] += figures.persistent_bytes
+                    used[stage] += inflight[position] * figures.inflight_bytes
+            if used.max() > limit_bytes:
+                continue
+            ramp = 1 / pipe.interleave
+            step = (pipe.microbatches - ramp) * time.max() + ramp * time.sum() + update.max()
+            best = step if best is None else min(best, step)
+    return best
+
+
+def random_runs(seed: int) -> tuple[Run, ...]:
+    rng = np.random.default_rng(seed)
+
+    def figures() -> VariantFigures:
+        return variant(*(int(x) for x in rng.integers(1, 30, 4)))
+
+    return (
+        run("embedding", 1, figures()),
+        run("h", 4, figures(), figures()),
+        run("head", 1, figures()),
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 1), (2, 2)])
+def test_divisions_equal_brute_force(seed: int, shape: tuple[int, int]) -> None:
+    runs = random_runs(seed)
+    pipe = pipeline(shape[0], 4, shape[1])
+    expected = brute_force(runs, pipe, PLENTY)
+    found = divide(runs, pipe, PLENTY)
+    assert found.step_ns == pytest.approx(expected, rel=1e-6)
+    tight = found.memory_bytes - 1
+    expected = brute_force(runs, pipe, tight)
+    if expected is None:
+        with pytest.raises(MemoryLimitError):
+            divide(runs, pipe, tight)
+    else:
+        assert divide(runs, pipe, tight).step_ns == pytest.approx(expected, rel=1e-6)
+
+
+def counts(found: Division) -> list[int]:
+    return [len(chunk) for chunk in found.chunks]
+
+
+def test_an_expensive_head_takes_blocks_from_the_last_stage() -> None:
+    runs = (run("embedding", 1, variant(1)), run("h", 8, variant(10)), run("head", 1, variant(20)))
+    found = divide(runs, pipeline(2, 32), PLENTY)
+    assert counts(found) == [6, 4]
+    assert [block for chunk in found.chunks for block, _ in chunk] == [
+        "embedding.0",
+        *(f"h.{i}" for i in range(8)),
+        "head.0",
+    ]
+
+
+def test_memory_makes_some_blocks_of_a_stage_take_the_smaller_variant() -> None:
+    fast, small = variant(10, keeps=10), variant(14, keeps=2)
+    runs = (run("h", 8, fast, small),)
+    found = divide(runs, pipeline(2, 4), limit_bytes=44)
+    assert found.step_ns == pytest.approx(brute_force(runs, pipeline(2, 4), 44))
+    # Two microbatches in flight on the first stage, one on the second.
+    first, second = ([v for _, v in chunk] for chunk in found.chunks)
+    assert set(first) == {0, 1}
+    assert first.count(0) <= second.count(0)
+
+
+def test_a_limit_that_nothing_meets_is_named_with_its_bytes() -> None:
+    runs = (run("h", 4, variant(1, stays=100)),)
+    with pytest.raises(MemoryLimitError, match="150 bytes too few") as caught:
+        divide(runs, pipeline(2), limit_bytes=100, transient_bytes=50)
+    assert caught.value.needed_bytes == 250
+
+
+def test_more_chunks_than_blocks_are_refused() -> None:
+    with pytest.raises(InfeasibleError, match="the model has 3: use fewer stages"):
+        divide((run("h", 3, variant(1)),), pipeline(2, 4, 2), PLENTY)
+
+
+def test_depth_enters_as_counts_only() -> None:
+    runs = (run("embedding", 1, variant(3)), run("h", 96, variant(10)), run("head", 1, variant(12)))
+    found = divide(runs, pipeline(16, 64), PLENTY)
+    assert sum(counts(found)) == 98
+    assert max(counts(found)) <= 7
+
+
+def test_in_flight_counts_follow_the_schedule() -> None:
+    assert inflight_counts(pipeline(3, 8)) == (3, 2, 1)
+    gpipe = Pipeline(schedule="gpipe", stages=2, interleave=1, microbatches=5)
+    assert inflight_counts(gpipe) == (5, 5)
