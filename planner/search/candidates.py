@@ -12,7 +12,9 @@ from planner.search.stages import Pipeline
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
-INTERLEAVES = (1, 2, 4)
+INTERLEAVES = (2, 4)
+# gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
+SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +144,13 @@ def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tupl
 
 
 def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Iterator[Pipeline]:
-    schedules = (pins.schedule,) if pins.schedule else ("1f1b", "interleaved-1f1b")
+    schedules = (pins.schedule,) if pins.schedule else SEARCHED
     for schedule in schedules:
         interleaved = schedule == "interleaved-1f1b"
         if pins.interleave is not None:
             choices: tuple[int, ...] = (pins.interleave,)
         elif interleaved and stages > 1:
-            choices = tuple(n for n in INTERLEAVES if n > 1)
+            choices = INTERLEAVES
         else:
             choices = (1,)
         for chunks in choices:
@@ -156,7 +158,7 @@ def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Itera
                 continue
             if interleaved and stages > 1 and (microbatches % stages or chunks == 1):
                 continue
-            if interleaved and stages == 1 and not pins.schedule:
+            if stages == 1 and schedule != "1f1b" and not pins.schedule:
                 continue
             if stages * chunks <= blocks:
                 yield Pipeline(

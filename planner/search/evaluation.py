@@ -27,7 +27,14 @@ from planner.search.durations import Durations, core_share
 from planner.search.folding import Folded, fold
 from planner.search.pins import AxisRules, filters, forced_ops
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.stages import Division, Pipeline, Run, divide, inflight_counts
+from planner.search.stages import (
+    DEFERRING,
+    Division,
+    Pipeline,
+    Run,
+    divide,
+    inflight_counts,
+)
 from planner.search.tables import Rules, TableBuilder, Tables
 from planner.search.variants import block_figures, handover, variants
 
@@ -64,6 +71,7 @@ class Evaluator:
     def __init__(self, request: SearchRequest, graph: Graph) -> None:
         self.request = request
         self.graph = graph
+        self._folded = fold(graph)
         self._durations: dict[object, Durations] = {}
         self._builders: dict[object, TableBuilder] = {}
         self._tables: dict[object, Tables] = {}
@@ -176,8 +184,9 @@ class Evaluator:
     def _builder(self, candidate: Candidate) -> TableBuilder:
         key = self._shape(candidate)
         if key not in self._builders:
+            # Folding looks at names only, so one folding serves every batch.
             graph = with_batch(self.graph, candidate.batch)
-            folded = fold(graph)
+            folded = replace(self._folded, graph=graph)
             place = candidate.sizes, self._stretch(candidate)
             if place not in self._durations:
                 self._durations[place] = Durations(self.request.cluster, *place)
@@ -293,7 +302,9 @@ class Evaluator:
 
 
 def _weight(pipeline: Pipeline) -> float:
-    """Microbatches that a stage's time counts for: all of them, and the ramp."""
+    """Microbatches that a stage's time counts for at least: all of them, and the ramp."""
+    if pipeline.schedule in DEFERRING:
+        return float(pipeline.microbatches)
     return pipeline.microbatches + (pipeline.stages - 1) / pipeline.interleave
 
 

@@ -27,7 +27,7 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
+NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
@@ -165,7 +165,7 @@ def _check(
 ) -> list[Checked]:
     """Simulate the best few; without a simulator compile them in turn until one fits."""
     checked: list[Checked] = []
-    for one in found[:TRIED]:
+    for one in (_varied(found) if simulate else found)[:TRIED]:
         plan = write_plan(request, one, graph)
         tell(f"{'simulating' if simulate else 'compiling'}: {one.candidate.text}")
         if differs := disobeyed(plan, graph, request.pins):
@@ -182,6 +182,14 @@ def _check(
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
             break
     return checked
+
+
+def _varied(found: list[Found]) -> list[Found]:
+    """The best of every schedule first: there a simulator sees what the planner's cost does not."""
+    first: dict[str, Found] = {}
+    for one in found:
+        first.setdefault(one.candidate.pipeline.schedule, one)
+    return [*first.values(), *(one for one in found if one not in first.values())]
 
 
 def _compiled(plan: Plan) -> Figures:
@@ -206,7 +214,10 @@ def _best(
             by = "simulated" if simulated else "by the planner's cost"
             others.append(_alternative(one.found, one.reason or f"{slower} {by}", one.figures))
     objective_ns = best.found.division.step_ns
-    for found in ranking.found[len(checked) :]:
+    simulated_ones = [one.found for one in checked]
+    for found in ranking.found:
+        if found in simulated_ones:
+            continue
         slower = f"{found.division.step_ns / objective_ns - 1:+.1%} by the planner's cost"
         others.append(_alternative(found, slower, {}))
     for pruned in sorted(ranking.pruned, key=lambda one: one.bound_ns):

@@ -4,12 +4,12 @@ Blocks come in runs (all blocks of one template, in the order of the model); pos
 chunks in model order, position k on stage k mod stages. With counts n[k, r, v] of run r in variant
 v at position k::
 
-    minimise    (microbatches - ramp) · slowest + ramp · Σ_k Σ time[r, v] n[k, r, v] + update
+    minimise    (microbatches - ramp) · Σ_c slowest[c] + ramp · Σ_k Σ time[r, v] n[k, r, v] + update
     subject to  Σ_{k, v} n[k, r, v] = blocks of run r
                 Σ_{r, v} n[k, r, v] ≥ 1                            no chunk is empty
                 n[k, r + 1, v] > 0 only where Σ_{j ≤ k, v} n[j, r, v] is all of run r
-                slowest ≥ Σ_{k on s} Σ time[r, v] n[k, r, v]       for every stage s
-                update ≥ the same of the time per step
+                slowest[c] ≥ Σ time[r, v] n[k, r, v]               for the c-th chunk k of any stage
+                update ≥ Σ_{k on s} Σ step[r, v] n[k, r, v]        for every stage s
                 Σ_{k on s} Σ (stays[r, v] + inflight[k] · keeps[r, v]) n[k, r, v] ≤ limit
 
 Depth enters as counts only, so that 96 blocks cost no more than six.
@@ -18,7 +18,8 @@ Notes
 -----
 The objective is the length of a pipeline without slack (Narayanan et al., "Efficient large-scale
 language model training on GPU clusters", 2021, section 2.2): every stage runs once before the
-slowest has its remaining microbatches. With c chunks a stage this ramp is 1/c as long.
+slowest has its remaining microbatches. With several chunks a stage the ramp is that many times
+shorter; all stages go through their c-th chunks together, so the slowest of these sets the pace.
 """
 
 from dataclasses import dataclass, replace
@@ -30,12 +31,15 @@ from planner.schedules import schedule_order
 from planner.search.integer_program import IntegerProgram
 from planner.search.request import MemoryLimitError
 
+DEFERRING = ("zb-h1",)  # schedules that move weight gradients into the ramp
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantFigures:
-    """What one block in one variant costs."""
+    """What one block in one variant costs; `deferrable_ns` of its time makes weight gradients."""
 
     microbatch_ns: int
+    deferrable_ns: int
     step_ns: int
     persistent_bytes: int
     inflight_bytes: int
@@ -178,7 +182,7 @@ class _Program:
         self.counts = np.array(
             [
                 self.program.add_columns(
-                    [0.0 if least_memory else ramp * self._share(f) for f in self.figures],
+                    [0.0 if least_memory else ramp * self._ramp_share(f) for f in self.figures],
                     integer=True,
                     highest=most,
                 )
@@ -188,13 +192,26 @@ class _Program:
         )
         self._contiguous()
         weights = (0.0, 0.0, 1.0) if least_memory else (pipeline.microbatches - ramp, 1.0, 0.0)
-        slowest, update, memory = (self.program.add_columns(w) for w in weights)
-        self._at_least(slowest, [self._share(f) for f in self.figures])
-        self._at_least(update, [f.step_ns / self.time_unit for f in self.figures])
+        for chunk in range(pipeline.interleave):
+            slowest = self.program.add_columns(weights[0])
+            for k in range(chunk * pipeline.stages, (chunk + 1) * pipeline.stages):
+                self._at_least(slowest, [k], [self._share(f) for f in self.figures])
+        update, memory = (self.program.add_columns(w) for w in weights[1:])
+        for stage in range(pipeline.stages):
+            on_stage = list(self._on(stage))
+            self._at_least(update, on_stage, [f.step_ns / self.time_unit for f in self.figures])
         self._memory(memory, limited=not least_memory)
 
     def _share(self, figures: VariantFigures) -> float:
         return figures.microbatch_ns / self.time_unit
+
+    def _ramp_share(self, figures: VariantFigures) -> float:
+        """Share of a block's time that the ramp is made of."""
+        if self.pipeline.schedule not in DEFERRING:
+            return self._share(figures)
+        others = 1 - 1 / self.pipeline.stages  # the slowest stage has no ramp of its own
+        left = figures.microbatch_ns - 2 * figures.deferrable_ns * others
+        return max(left, 0.0) / self.time_unit
 
     def _contiguous(self) -> None:
         """Every block once, no position empty, a run only after all of the one before."""
@@ -218,13 +235,12 @@ class _Program:
     def _on(self, stage: int) -> range:
         return range(stage, self.pipeline.positions, self.pipeline.stages)
 
-    def _at_least(self, column: int, values: list[float]) -> None:
-        """The column is no less than the sum over any stage's blocks."""
-        for stage in range(self.pipeline.stages):
-            row = self.program.add_rows(1, lower=0.0)
-            self.program.enter(row, column, 1.0)
-            for k in self._on(stage):
-                self.program.enter(row, self.counts[k], [-value for value in values])
+    def _at_least(self, column: int, positions: list[int], values: list[float]) -> None:
+        """The column is no less than the sum over the blocks at some positions."""
+        row = self.program.add_rows(1, lower=0.0)
+        self.program.enter(row, column, 1.0)
+        for k in positions:
+            self.program.enter(row, self.counts[k], [-value for value in values])
 
     def _memory(self, column: int, limited: bool) -> None:
         """Bytes of every stage stay within the limit, or within the column that is minimised."""

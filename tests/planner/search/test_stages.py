@@ -28,7 +28,11 @@ def pipeline(stages: int, microbatches: int = 4, interleave: int = 1) -> Pipelin
 
 def variant(time: int, update: int = 0, stays: int = 0, keeps: int = 0) -> VariantFigures:
     return VariantFigures(
-        microbatch_ns=time, step_ns=update, persistent_bytes=stays, inflight_bytes=keeps
+        microbatch_ns=time,
+        deferrable_ns=0,
+        step_ns=update,
+        persistent_bytes=stays,
+        inflight_bytes=keeps,
     )
 
 
@@ -45,21 +49,23 @@ def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> floa
     for cuts in combinations(range(1, len(blocks)), pipe.positions - 1):
         edges = [0, *cuts, len(blocks)]
         for choice in product(*(range(len(one.variants)) for _, one in blocks)):
-            time = np.zeros(pipe.stages)
+            time = np.zeros(pipe.positions)
             update = np.zeros(pipe.stages)
             used = np.zeros(pipe.stages)
             for position in range(pipe.positions):
                 for at in range(edges[position], edges[position + 1]):
                     figures = blocks[at][1].variants[choice[at]]
                     stage = position % pipe.stages
-                    time[stage] += figures.microbatch_ns
+                    time[position] += figures.microbatch_ns
                     update[stage] += figures.step_ns
                     used[stage] += figures.persistent_bytes
                     used[stage] += inflight[position] * figures.inflight_bytes
             if used.max() > limit_bytes:
                 continue
             ramp = 1 / pipe.interleave
-            step = (pipe.microbatches - ramp) * time.max() + ramp * time.sum() + update.max()
+            # All stages go through their c-th chunks together.
+            pace = time.reshape(pipe.interleave, pipe.stages).max(axis=1).sum()
+            step = (pipe.microbatches - ramp) * pace + ramp * time.sum() + update.max()
             best = step if best is None else min(best, step)
     return best
 
@@ -137,6 +143,18 @@ def test_depth_enters_as_counts_only() -> None:
     found = divide(runs, pipeline(16, 64), PLENTY)
     assert sum(counts(found)) == 98
     assert max(counts(found)) <= 7
+
+
+def test_deferred_weight_gradients_shorten_the_ramp() -> None:
+    block = VariantFigures(
+        microbatch_ns=12, deferrable_ns=4, step_ns=0, persistent_bytes=0, inflight_bytes=0
+    )
+    times = {}
+    for schedule in ("1f1b", "zb-h1"):
+        pipe = Pipeline(schedule=schedule, stages=4, interleave=1, microbatches=8)
+        times[schedule] = divide((run("h", 4, block),), pipe, PLENTY).step_ns
+    assert times["1f1b"] == pytest.approx((8 + 3) * 12)
+    assert times["zb-h1"] == pytest.approx(8 * 12 + 3 * (12 - 2 * 4))
 
 
 def test_in_flight_counts_follow_the_schedule() -> None:
