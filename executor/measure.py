@@ -2,10 +2,11 @@
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median_low
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -162,13 +163,22 @@ def _peak(kernels: dict[str, tuple[tuple[int, int], ...]]) -> float:
 
 
 def _merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Mean over ranks, and over probes of equal work, sorted by work."""
+    """Low median over ranks, then the mean over probes of equal work, sorted by work.
+
+    What disturbs a rank while it measures only ever makes it slower, so of two ranks that differ
+    the faster one tells.
+    """
     merged: dict[str, tuple[tuple[int, int], ...]] = {}
     for key in sorted({key for table in tables for key in table}):
-        by_work: dict[int, list[int]] = {}
+        by_probe: dict[tuple[int, int], list[int]] = {}
         for table in tables:
+            seen: Counter[int] = Counter()
             for work, duration_ns in table.get(key, []):
-                by_work.setdefault(work, []).append(duration_ns)
+                by_probe.setdefault((work, seen[work]), []).append(duration_ns)
+                seen[work] += 1
+        by_work: dict[int, list[int]] = {}
+        for (work, _), durations in by_probe.items():
+            by_work.setdefault(work, []).append(median_low(durations))
         merged[key] = tuple(
             (work, max(1, round(fmean(durations)))) for work, durations in sorted(by_work.items())
         )
