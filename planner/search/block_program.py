@@ -12,7 +12,7 @@ With choices c and their options o, nets n, sources a, targets b and uses u of a
                 bytes(x, W, D) ≤ limit                            where memory is a hard row
                 x ∈ {0, 1},  w, W, D ≥ 0
 
-Every cost is a row of four figures (`tables.FIGURES`) times four prices. The rows for `w` make this
+Every cost is a row of figures (`tables.FIGURES`) times their prices. The rows for `w` make this
 the local marginal polytope, the tightest formulation with pairwise rows: its relaxation is mostly
 integral while memory is priced rather than limited. With `x` integral, `w`, `W` and `D` are too.
 
@@ -42,12 +42,14 @@ class Prices:
     step: float = 1.0
     persistent_byte: float = 0.0
     inflight_byte: float = 0.0
+    deferrable: float | None = None  # None: as `microbatch`
 
     @property
     def vector(self) -> Floats:
         """In the order of `tables.FIGURES`."""
-        values = (self.microbatch, self.step, self.persistent_byte, self.inflight_byte)
-        return np.array(values, np.float64)
+        deferrable = self.microbatch if self.deferrable is None else self.deferrable
+        figures = (self.microbatch, self.step, self.persistent_byte, self.inflight_byte, deferrable)
+        return np.array(figures, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class MemoryRow:
     @property
     def weights(self) -> Floats:
         """What one unit of each figure takes of the limit."""
-        return np.array([0.0, 0.0, 1.0, self.inflight], np.float64)
+        return np.array([0.0, 0.0, 1.0, self.inflight, 0.0], np.float64)
 
 
 def solve_program(

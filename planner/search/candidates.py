@@ -8,7 +8,7 @@ from math import prod
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
 from planner.search.pins import Pins, RoledAxis
-from planner.search.stages import Pipeline
+from planner.search.stages import DEFERRING, Pipeline
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
@@ -160,6 +160,8 @@ def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Itera
                 continue
             if stages == 1 and schedule != "1f1b" and not pins.schedule:
                 continue
+            if schedule in DEFERRING and microbatches < stages:
+                continue
             if stages * chunks <= blocks:
                 yield Pipeline(
                     schedule=schedule,
@@ -175,6 +177,6 @@ def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
     return (
         f"no plan: {devices} devices, a global batch of {global_batch} and {blocks} blocks leave "
         f"none under the pins ({set_pins}): the microbatch of all replicas must divide the global "
-        f"batch, degrees the devices, chunks must not outnumber blocks, and interleaved-1f1b needs "
-        f"microbatches in multiples of the stages"
+        f"batch, degrees the devices, chunks must not outnumber blocks; interleaved-1f1b needs "
+        f"microbatches in multiples of the stages, zb-h1 at least as many as stages"
     )

@@ -82,7 +82,7 @@ class Evaluator:
         """Bound without solving: every op at its fastest, no boxing, stages in perfect balance."""
         choices = tuple(self._builder(candidate).choices)
         pipeline = candidate.pipeline
-        return cheapest(choices, Prices(microbatch=_weight(pipeline))) / pipeline.stages
+        return cheapest(choices, exact_prices(pipeline)) / pipeline.stages
 
     def evaluate(
         self, candidate: Candidate, limit_bytes: int, best_ns: float = float("inf")
@@ -97,13 +97,13 @@ class Evaluator:
             An op has no legal signature, or the blocks do not divide over the stages.
         """
         pipeline, unit = candidate.pipeline, self._unit(candidate)
-        weight = float(pipeline.microbatches + pipeline.stages - 1)
+        prices = shared_prices(pipeline)
         counts = inflight_counts(pipeline)
         needed = -(-least_bytes(self.tables(candidate), min(counts)) // pipeline.stages)
         if needed > limit_bytes:
             raise MemoryLimitError(needed, limit_bytes)
         try:
-            first = self._solve(candidate, weight, best_ns / unit)
+            first = self._solve(candidate, prices, best_ns / unit)
         except BeyondCutoff as beyond:
             return Pruned(candidate, beyond.bound * unit, "its lower bound leaves nothing to gain")
         try:
@@ -117,9 +117,9 @@ class Evaluator:
         row = replace(row, limit_bytes=max(1, int(min(room, used * limit_bytes / over))))
         try:
             if pipeline.stages == 1:
-                others = [self._within(candidate, weight, row, first, best_ns / unit)]
+                others = [self._within(candidate, prices, row, first, best_ns / unit)]
             else:
-                others = list(self._frontier(candidate, weight, row, first))
+                others = list(self._frontier(candidate, prices, row, first))
         except BeyondCutoff as beyond:
             reason = "what fits its memory is no faster than the best plan"
             return Pruned(candidate, beyond.bound * unit, reason)
@@ -153,11 +153,10 @@ class Evaluator:
     def _unit(self, candidate: Candidate) -> float:
         """Step time per unit of a block program's cost.
 
-        The program is solved at the weight of a pipeline without interleaving; its cost counts
-        every stage.
+        The cost counts every stage; it was solved at the prices that pipelines share.
         """
         pipeline = candidate.pipeline
-        share = _weight(pipeline) / (pipeline.microbatches + pipeline.stages - 1)
+        share = exact_prices(pipeline).microbatch / shared_prices(pipeline).microbatch
         return share / pipeline.stages
 
     def _found(
@@ -211,6 +210,8 @@ class Evaluator:
     def _stretch(self, candidate: Candidate) -> Fraction:
         pipeline = candidate.pipeline
         ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
+        if pipeline.schedule in DEFERRING:
+            ramp /= 3  # forward, input and weight gradients taken as equally long
         busy = pipeline.microbatches / (pipeline.microbatches + ramp)
         return core_share(self.request.cluster, self.request.cluster.devices, busy)
 
@@ -226,12 +227,12 @@ class Evaluator:
             self._tables[key] = self._builder(candidate).tables()
         return self._tables[key]
 
-    def _solve(self, candidate: Candidate, weight: float, cutoff: float) -> Solution:
-        key = (self._shape(candidate), weight)
+    def _solve(self, candidate: Candidate, prices: Prices, cutoff: float) -> Solution:
+        key = (self._shape(candidate), prices)
         if key not in self._solutions:
             self._solutions[key] = solve(
                 self.tables(candidate),
-                Prices(microbatch=weight),
+                prices,
                 max_gap=self.request.max_gap,
                 cutoff=cutoff,
             )
@@ -240,7 +241,7 @@ class Evaluator:
     def _within(
         self,
         candidate: Candidate,
-        weight: float,
+        prices: Prices,
         row: MemoryRow,
         first: Solution,
         cutoff: float,
@@ -248,7 +249,7 @@ class Evaluator:
         """The best solution within a memory row; exact for one stage."""
         return solve(
             self.tables(candidate),
-            Prices(microbatch=weight),
+            prices,
             row,
             max_gap=self.request.max_gap,
             cutoff=cutoff,
@@ -256,12 +257,11 @@ class Evaluator:
         )
 
     def _frontier(
-        self, candidate: Candidate, weight: float, row: MemoryRow, first: Solution
+        self, candidate: Candidate, prices: Prices, row: MemoryRow, first: Solution
     ) -> tuple[Solution, ...]:
         """Ever smaller solutions, around a row for all stages together."""
-        key = (self._shape(candidate), weight, row)
+        key = (self._shape(candidate), prices, row)
         if key not in self._frontiers:
-            prices = Prices(microbatch=weight)
             self._frontiers[key] = frontier(
                 self.tables(candidate), prices, row, first, self.request.max_gap
             )
@@ -301,11 +301,23 @@ class Evaluator:
         return transient_bytes(folded.ops, layouts, tensors, candidate.sizes)
 
 
-def _weight(pipeline: Pipeline) -> float:
-    """Microbatches that a stage's time counts for at least: all of them, and the ramp."""
-    if pipeline.schedule in DEFERRING:
-        return float(pipeline.microbatches)
-    return pipeline.microbatches + (pipeline.stages - 1) / pipeline.interleave
+def exact_prices(pipeline: Pipeline) -> Prices:
+    """Prices at which a block program's optimum, over the stages, bounds the step time.
+
+    A stage's time counts for every microbatch and for the ramp: `stages.divide`'s objective, with
+    all stages in balance. Where weight gradients fill the ramp they count as much less.
+    """
+    ramp = (pipeline.stages - 1) / pipeline.interleave
+    weight = pipeline.microbatches + ramp
+    if pipeline.schedule not in DEFERRING:
+        return Prices(microbatch=weight)
+    assert pipeline.microbatches >= pipeline.stages, "candidates see to it"
+    return Prices(microbatch=weight, deferrable=weight - 2 * ramp)
+
+
+def shared_prices(pipeline: Pipeline) -> Prices:
+    """Prices at which the program is solved: one solution serves however many chunks."""
+    return exact_prices(replace(pipeline, interleave=1))
 
 
 def unfit(found: list[tuple[Candidate, InfeasibleError]]) -> InfeasibleError:

@@ -2,9 +2,10 @@
 
 A *choice* is an op, or a variable tied to its update, with one row of figures per option. A *net*
 is a tensor with its producer and its readers: where the SBP a reader wants is not the one that is
-made, boxing is paid, once per (tensor, target SBP) whoever reads it. Figures have four columns
-(`FIGURES`): time per microbatch, time per step, bytes that stay, bytes per microbatch in flight.
-What each is worth is decided later, by four prices.
+made, boxing is paid, once per (tensor, target SBP) whoever reads it. Figures have five columns
+(`FIGURES`): time per microbatch, time per step, bytes that stay, bytes per microbatch in flight,
+and apart from the first the time per microbatch of weight gradients, which schedules may defer.
+What each is worth is decided later, by a price each.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from planner.search.durations import Durations
 from planner.search.folding import Folded, FoldedNet
 from planner.signatures import Allowed, Signature, op_signatures, variable_values
 
-FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes")
+FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes", "deferrable_ns")
 Ints = NDArray[np.int64]
 
 
@@ -232,12 +233,13 @@ class TableBuilder:
                 )
 
     def _figures(self, ops: tuple[Op, ...], option: tuple[Signature, ...]) -> list[int]:
-        row = [0, 0, 0, 0]
+        row = [0] * len(FIGURES)
         for op, one in zip(ops, option, strict=True):
             duration = self.durations.op_ns(op, self.tensors, one)
             out = self.tensors[op.outputs[0]]
             often = out.rate is Rate.MICROBATCH or op.kind == "accumulate"
-            row[0 if often else 1] += duration
+            later = op.phase is Phase.BACKWARD_WEIGHT
+            row[(4 if later else 0) if often else 1] += duration
             local = self.durations.local_bytes(out, one.outputs[0])
             if op.kind in UPDATES:
                 row[2] += local * len(state_of(op.kind, op.attributes))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.graph import Graph, Phase
+from models.graph import Graph
 from planner.plan import OpSignature, Variant
 from planner.search.stages import VariantFigures
 from planner.search.tables import FIGURES, Ints, Tables, net_figures
@@ -14,14 +14,10 @@ def block_figures(tables: Tables, graph: Graph, options: Options) -> dict[str, V
     """Figures of one block per template; boxing between blocks counts where the tensor is read."""
     totals: dict[str, Ints] = {}
     counts: dict[str, int] = {}
-    deferrable: dict[str, int] = {}
     for choice, option in zip(tables.choices, options, strict=True):
         if not choice.ops:
             continue
         template = graph.templates[choice.ops[0].block]
-        if choice.ops[0].phase is Phase.BACKWARD_WEIGHT:
-            time = choice.count * int(choice.figures[option][0])
-            deferrable[template] = deferrable.get(template, 0) + time
         so_far = totals.get(template, np.zeros(len(FIGURES), np.int64))
         totals[template] = so_far + choice.count * choice.figures[option]
         counts[template] = max(counts.get(template, 0), choice.count)
@@ -34,8 +30,8 @@ def block_figures(tables: Tables, graph: Graph, options: Options) -> dict[str, V
     for template, figures in totals.items():
         one = [-(-int(figure) // counts[template]) for figure in figures]
         found[template] = VariantFigures(
-            microbatch_ns=one[0],
-            deferrable_ns=deferrable.get(template, 0) // counts[template],
+            microbatch_ns=one[0] + one[4],
+            deferrable_ns=one[4],
             step_ns=one[1],
             persistent_bytes=one[2],
             inflight_bytes=one[3],

@@ -18,16 +18,16 @@ from planner.search.tables import (
 from planner.signatures import Signature
 
 EMPTY = Signature(inputs=(), outputs=(), labels=())
-PRICES = np.array([1.0, 1.0, 0.0, 0.0])
+PRICES = np.array([1.0, 1.0, 0.0, 0.0, 0.5])
 
 
 def choice(rng: np.random.Generator, options: int) -> Choice:
-    figures = rng.integers(0, 50, (options, 4))
+    figures = rng.integers(0, 50, (options, 5))
     return Choice(ops=(), options=((EMPTY,),) * options, figures=figures, count=1)
 
 
 def net(rng: np.random.Generator, producer: int, readers: tuple[int, ...], states: int) -> Net:
-    held = np.zeros((states, 4), np.int64)
+    held = np.zeros((states, 5), np.int64)
     return Net(
         tensor=f"t{producer}",
         side="",
@@ -37,7 +37,7 @@ def net(rng: np.random.Generator, producer: int, readers: tuple[int, ...], state
         targets=((),) * states,
         uses=tuple(Use(choice=r, wants=rng.permutation(states), holds=False) for r in readers),
         reachable=np.ones((states, states), np.bool_),
-        figures=rng.integers(0, 40, (states, states, 4)),
+        figures=rng.integers(0, 40, (states, states, 5)),
         held=held,
         count=1,
     )

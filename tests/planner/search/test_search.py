@@ -168,7 +168,7 @@ def test_ninety_six_layers_on_a_thousand_devices_can_be_expressed() -> None:
         1,
         model=model,
         cluster=cluster,
-        global_batch=512,
+        global_batch=64,
         pins=Pins(dp=16, tp=4, pp=16, micro_batch=1, schedule="1f1b"),
     )
     plan = search(asked)
