@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from statistics import fmean, median_low
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -163,11 +163,7 @@ def _peak(kernels: dict[str, tuple[tuple[int, int], ...]]) -> float:
 
 
 def _merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Low median over ranks, then the mean over probes of equal work, sorted by work.
-
-    What disturbs a rank while it measures only ever makes it slower, so of two ranks that differ
-    the faster one tells.
-    """
+    """Median over ranks, then the mean over probes of equal work, sorted by work."""
     merged: dict[str, tuple[tuple[int, int], ...]] = {}
     for key in sorted({key for table in tables for key in table}):
         by_probe: dict[tuple[int, int], list[int]] = {}
@@ -178,7 +174,7 @@ def _merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
                 seen[work] += 1
         by_work: dict[int, list[int]] = {}
         for (work, _), durations in by_probe.items():
-            by_work.setdefault(work, []).append(median_low(durations))
+            by_work.setdefault(work, []).append(round(median(durations)))
         merged[key] = tuple(
             (work, max(1, round(fmean(durations)))) for work, durations in sorted(by_work.items())
         )
