@@ -19,7 +19,10 @@ def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple
     narrow = floating[0]
     wide = widened(narrow)
     row = op_kind(kind)
-    return tuple(wide if index in row.wide_outputs else narrow for index in range(outputs))
+    return tuple(
+        "int32" if index in row.integer_outputs else wide if index in row.wide_outputs else narrow
+        for index in range(outputs)
+    )
 
 
 def widened(dtype: str) -> str:

@@ -28,7 +28,10 @@ Dim = tuple[str, ...]  # the labels of one dim, outermost first; one label unles
 Operand = tuple[Dim, ...]
 Shape = tuple[int, ...]
 
+# Labels that mean the same in every op: roles and pins go by them.
 BATCH = "b"
+SEQUENCE = "t"
+EXPERT = "e"
 
 _TOKEN = re.compile(r"\s*(?:([a-z][a-z0-9_]*)(!?)|([()]))")
 

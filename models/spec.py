@@ -2,23 +2,28 @@
 
 import msgspec
 
+from models.graph import Graph
+
 SCHEMA_VERSION = 1
+
+Config = dict[str, int | float | str | bool | tuple[int, ...]]
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A zoo family, its configuration, and the sequence length and precision to build it at.
 
     `config` holds the family's own fields (`gpt`: layers, hidden, heads, ffn_hidden, vocab,
-    positions; `mlp`: inputs, columns, hidden, layers, classes; `function`: none, its `name` is
-    `package.module:function`). `precision` is fp64, fp32, tf32, bf16 or fp16: 16-bit kinds keep
-    float32 variables and compute in 16 bits.
+    positions; `function`: none, its `name` is `package.module:function`; `graph`: none, `graph`
+    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16 or fp16: 16-bit kinds
+    keep float32 variables and compute in 16 bits.
     """
 
     name: str
     family: str
-    config: dict[str, int | float | str | bool]
+    config: Config
     seq_len: int = 1
     precision: str = "fp32"
+    graph: Graph | None = None
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -45,7 +45,7 @@ def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
     repeated = {block for block in graph.blocks if times[graph.templates[block]] > 1}
     found: list[set[str]] = [set() for _ in plan.mesh.axes]
     for op, signature in _placed(plan, graph):
-        if (repeated and op.block not in repeated) or not op_kind(op.kind).flops_per_point:
+        if (repeated and op.block not in repeated) or not op_kind(op.kind).products:
             continue
         for axis, label in enumerate(split_labels(op.labels, signature)):
             role = label_role(label)

@@ -300,7 +300,7 @@ def variable_values(graph: Graph) -> frozenset[str]:
     """Return the tensors that hold a variable's value: variables, repeated, cast or sliced."""
     found: set[str] = set()
     for op in graph.ops:
-        moved = op.kind in ("repeat", "cast", "rearrange", "slice_rows")
+        moved = op.kind in ("repeat", "cast", "rearrange", "narrow", "broadcast")
         if op.kind == "variable" or (moved and op.inputs[0] in found):
             found.update(op.outputs)
     return frozenset(found)

@@ -40,7 +40,7 @@ def sum_(context: KernelContext) -> Kernel:
     return kernel
 
 
-def slice_rows(context: KernelContext) -> Kernel:
+def narrow(context: KernelContext) -> Kernel:
     """Return the first rows of a table."""
     rows = context.outputs[0].shape[0]
 
@@ -50,8 +50,8 @@ def slice_rows(context: KernelContext) -> Kernel:
     return kernel
 
 
-def pad_rows(context: KernelContext) -> Kernel:
-    """Return the input followed by rows of zeros: the gradient of `slice_rows`."""
+def widen(context: KernelContext) -> Kernel:
+    """Return the input followed by rows of zeros: the gradient of `narrow`."""
     rows = context.inputs[0].shape[0]
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

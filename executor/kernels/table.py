@@ -14,7 +14,7 @@ from executor.kernels.loss import (
     shifted_sums,
 )
 from executor.kernels.matmul import matmul
-from executor.kernels.movement import pad, pad_rows, rearrange, slice_, slice_rows, sum_
+from executor.kernels.movement import pad, widen, rearrange, slice_, narrow, sum_
 from executor.kernels.normalization import (
     layer_norm,
     layer_norm_grad_input,
@@ -45,7 +45,7 @@ KERNELS: dict[str, KernelFactory] = {
     "loss_from_sums": loss_from_sums,
     "matmul": matmul,
     "pad": pad,
-    "pad_rows": pad_rows,
+    "widen": widen,
     "rearrange": rearrange,
     "relu": relu,
     "relu_grad": relu_grad,
@@ -53,7 +53,7 @@ KERNELS: dict[str, KernelFactory] = {
     "sgd": sgd,
     "shifted_sums": shifted_sums,
     "slice": slice_,
-    "slice_rows": slice_rows,
+    "narrow": narrow,
     "squared_sum": squared_sum,
     "step_totals": step_totals,
     "sum": sum_,

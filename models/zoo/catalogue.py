@@ -1,9 +1,8 @@
 """The catalogue: names of models, their sizes, and the graphs built from them."""
 
 import importlib
-from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,27 +10,14 @@ from models.builder import PRECISIONS
 from models.errors import ModelError
 from models.graph import Graph, with_batch
 from models.inference import check_graph
-from models.spec import ModelSpec, TrainingSpec
+from models.spec import Config, ModelSpec, TrainingSpec
 from models.training import training_graph
 from models.zoo import gpt, mlp
+from models.zoo.family import Family
 
-Config = dict[str, int | float | str | bool]
-
-
-class Family(NamedTuple):
-    """How a family reads its configuration, checks it, chooses a sequence length and builds."""
-
-    config: type[Any]
-    check: Callable[[ModelSpec, Any], None]
-    default_seq_len: Callable[[Any], int]
-    build: Callable[[ModelSpec, Any, int], Graph]
-
-
-FAMILIES = {
-    "gpt": Family(gpt.GptConfig, gpt.check, gpt.default_seq_len, gpt.build),
-    "mlp": Family(mlp.MlpConfig, mlp.check, mlp.default_seq_len, mlp.build),
-}
+FAMILIES: dict[str, Family] = {"mlp": mlp.FAMILY, "gpt": gpt.FAMILY}
 FUNCTION = "function"  # the family of `package.module:function`
+GRAPH = "graph"  # the family of an imported model, whose specification holds its forward graph
 
 
 class Entry(NamedTuple):
@@ -41,55 +27,12 @@ class Entry(NamedTuple):
     config: Config
 
 
-def _gpt(
-    layers: int, hidden: int, heads: int, vocab: int, positions: int, **initial: float
-) -> Entry:
-    config: Config = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "ffn_hidden": 4 * hidden,
-        "vocab": vocab,
-        "positions": positions,
-        **initial,
-    }
-    return Entry("gpt", config)
-
-
-# GPT-2: the released checkpoints' hparams.json (openai/gpt-2, 2019).
-# GPT-3: Brown et al., arXiv 2005.14165 (2020), table 2.1, with GPT-2's vocabulary. Two rows of the
-# table contradict themselves: 1.3B lists 24 heads of 128, which is not its hidden size of 2048
-# (here 16 heads of 128); 13B lists hidden 5140, which its 40 heads of 128 do not make (here 5120,
-# as used in practice).
-_ENTRIES: dict[str, Entry] = {
-    "mlp": Entry("mlp", {"inputs": 784, "columns": 28, "hidden": 256, "layers": 4, "classes": 10}),
-    "gpt-demo": _gpt(4, 192, 8, 256, 128, token_std=0.005),
-    "gpt2-small": _gpt(12, 768, 12, 50257, 1024),
-    "gpt2-medium": _gpt(24, 1024, 16, 50257, 1024),
-    "gpt2-large": _gpt(36, 1280, 20, 50257, 1024),
-    "gpt2-xl": _gpt(48, 1600, 25, 50257, 1024),
-    "gpt3-125m": _gpt(12, 768, 12, 50257, 2048),
-    "gpt3-350m": _gpt(24, 1024, 16, 50257, 2048),
-    "gpt3-760m": _gpt(24, 1536, 16, 50257, 2048),
-    "gpt3-1.3b": _gpt(24, 2048, 16, 50257, 2048),
-    "gpt3-2.7b": _gpt(32, 2560, 32, 50257, 2048),
-    "gpt3-6.7b": _gpt(32, 4096, 32, 50257, 2048),
-    "gpt3-13b": _gpt(40, 5120, 40, 50257, 2048),
-    "gpt3-175b": _gpt(96, 12288, 96, 50257, 2048),
+_ENTRIES = {
+    name: Entry(family, config)
+    for family, row in FAMILIES.items()
+    for name, config in row.models.items()
 }
-
-ALIASES = {
-    "gpt2": "gpt2-small",
-    "gpt2-124m": "gpt2-small",
-    "gpt2-355m": "gpt2-medium",
-    "gpt2-774m": "gpt2-large",
-    "gpt2-1.5b": "gpt2-xl",
-    "gpt3": "gpt3-175b",
-    "gpt3-small": "gpt3-125m",
-    "gpt3-medium": "gpt3-350m",
-    "gpt3-large": "gpt3-760m",
-    "gpt3-xl": "gpt3-1.3b",
-}
+ALIASES = {alias: name for row in FAMILIES.values() for alias, name in row.aliases.items()}
 
 NAMES: tuple[str, ...] = tuple(_ENTRIES)
 
@@ -158,8 +101,12 @@ def build(spec: ModelSpec, batch: int) -> Graph:
         graph = _called(spec.name)
         _check_function(spec, graph)
         return with_batch(graph, batch)
+    if spec.family == GRAPH:
+        if spec.graph is None:
+            raise ModelError(f"model `{spec.name}` is an imported one, but holds no graph")
+        return with_batch(check_graph(spec.graph), batch)
     if spec.family not in FAMILIES:
-        known = ", ".join((*FAMILIES, FUNCTION))
+        known = ", ".join((*FAMILIES, FUNCTION, GRAPH))
         raise ModelError(f"there is no family `{spec.family}`; choose one of {known}")
     family = FAMILIES[spec.family]
     try:

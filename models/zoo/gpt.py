@@ -21,7 +21,8 @@ import msgspec
 from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
-from models.spec import ModelSpec
+from models.spec import Config, ModelSpec
+from models.zoo.family import Family
 
 INIT_STD = 0.02
 EPSILON = 1e-5
@@ -109,11 +110,12 @@ def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[
     )
     if seq_len < config.positions:
         positions = builder.apply(
-            "slice_rows",
+            "narrow",
             "positions.weight.rows",
             (positions,),
             "p! d -> t! d",
             shapes=((seq_len, config.hidden),),
+            attributes={"start": 0},
         )
     rows = builder.repeat(positions, "positions.weight", "t d")
     return builder.apply("add", "sum", (tokens, rows), "b t d, t d -> b t d"), table
@@ -177,3 +179,54 @@ def layer_norm(builder: GraphBuilder, name: str, x: str, hidden: int) -> str:
         "b t d!, d!, d! -> b t d!, b t, b t",
         attributes={"epsilon": EPSILON},
     )
+
+
+def _sizes(
+    layers: int, hidden: int, heads: int, vocab: int, positions: int, **initial: float
+) -> Config:
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn_hidden": 4 * hidden,
+        "vocab": vocab,
+        "positions": positions,
+        **initial,
+    }
+
+
+# GPT-2: the released checkpoints' hparams.json (openai/gpt-2, 2019).
+# GPT-3: Brown et al., arXiv 2005.14165 (2020), table 2.1, with GPT-2's vocabulary. Two rows of the
+# table contradict themselves: 1.3B lists 24 heads of 128, which is not its hidden size of 2048
+# (here 16 heads of 128); 13B lists hidden 5140, which its 40 heads of 128 do not make (here 5120,
+# as used in practice).
+MODELS: dict[str, Config] = {
+    "gpt-demo": _sizes(4, 192, 8, 256, 128, token_std=0.005),
+    "gpt2-small": _sizes(12, 768, 12, 50257, 1024),
+    "gpt2-medium": _sizes(24, 1024, 16, 50257, 1024),
+    "gpt2-large": _sizes(36, 1280, 20, 50257, 1024),
+    "gpt2-xl": _sizes(48, 1600, 25, 50257, 1024),
+    "gpt3-125m": _sizes(12, 768, 12, 50257, 2048),
+    "gpt3-350m": _sizes(24, 1024, 16, 50257, 2048),
+    "gpt3-760m": _sizes(24, 1536, 16, 50257, 2048),
+    "gpt3-1.3b": _sizes(24, 2048, 16, 50257, 2048),
+    "gpt3-2.7b": _sizes(32, 2560, 32, 50257, 2048),
+    "gpt3-6.7b": _sizes(32, 4096, 32, 50257, 2048),
+    "gpt3-13b": _sizes(40, 5120, 40, 50257, 2048),
+    "gpt3-175b": _sizes(96, 12288, 96, 50257, 2048),
+}
+
+ALIASES = {
+    "gpt2": "gpt2-small",
+    "gpt2-124m": "gpt2-small",
+    "gpt2-355m": "gpt2-medium",
+    "gpt2-774m": "gpt2-large",
+    "gpt2-1.5b": "gpt2-xl",
+    "gpt3": "gpt3-175b",
+    "gpt3-small": "gpt3-125m",
+    "gpt3-medium": "gpt3-350m",
+    "gpt3-large": "gpt3-760m",
+    "gpt3-xl": "gpt3-1.3b",
+}
+
+FAMILY = Family(GptConfig, check, default_seq_len, build, MODELS, ALIASES)

@@ -11,7 +11,8 @@ import msgspec
 from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
-from models.spec import ModelSpec
+from models.spec import Config, ModelSpec
+from models.zoo.family import Family
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,3 +89,10 @@ def _head(builder: GraphBuilder, config: MlpConfig, x: str) -> None:
     losses = builder.apply("cross_entropy", "loss", (logits, targets), "b c!, b -> b, b")
     builder.apply("sum", "loss_sum", (losses,), "b -> ")
     builder.apply("count_valid", "token_count", (targets,), "b -> ")
+
+
+MODELS: dict[str, Config] = {
+    "mlp": {"inputs": 784, "columns": 28, "hidden": 256, "layers": 4, "classes": 10},
+}
+
+FAMILY = Family(MlpConfig, check, default_seq_len, build, MODELS, {})

@@ -203,7 +203,7 @@ class AxisRules:
 
 def multiplies(op: Op) -> bool:
     """Whether an op is one of those whose splits give an axis its role."""
-    return bool(op_kind(op.kind).flops_per_point) or op.kind in ("embedding", "embedding_grad")
+    return bool(op_kind(op.kind).products) or op.kind in ("embedding", "embedding_grad")
 
 
 def forced_ops(graph: Graph, op_names: Mapping[str, int]) -> frozenset[str]:

@@ -209,10 +209,11 @@ EXAMPLES = (
         formula=lambda x: x.reshape(4, 6, 2, 2).transpose(0, 2, 3, 1),
         sizes={"h": 2, "i": 2},
     ),
-    Example(kind="slice_rows", labels="p! d -> t! d", formula=lambda x: x[:6]),
+    Example(kind="narrow", labels="p! d -> t! d", formula=lambda x: x[:6], attributes={"start": 0}),
     Example(
-        kind="pad_rows",
+        kind="widen",
         labels="t! d -> p! d",
+        attributes={"start": 0},
         formula=lambda x: np.concatenate([x, np.zeros((3, x.shape[1]))]),
     ),
     Example(kind="cast", labels="k n -> k n", formula=lambda x: x),

@@ -113,11 +113,11 @@ def _same(e: Any, sizes: Any, attributes: Any, offsets: Any, x: Array) -> Array:
     return x.copy()
 
 
-def _slice_rows(e: Expression, sizes: Sizes, attributes: Any, offsets: Any, x: Array) -> Array:
+def _narrow(e: Expression, sizes: Sizes, attributes: Any, offsets: Any, x: Array) -> Array:
     return x[: shape_of(e.outputs[0], sizes)[0]].copy()
 
 
-def _pad_rows(e: Expression, sizes: Sizes, attributes: Any, offsets: Any, x: Array) -> Array:
+def _widen(e: Expression, sizes: Sizes, attributes: Any, offsets: Any, x: Array) -> Array:
     out = np.zeros(shape_of(e.outputs[0], sizes))
     out[: x.shape[0]] = x
     return out
@@ -275,8 +275,8 @@ KINDS: dict[str, Callable[..., Any]] = {
     "rearrange": _contract,
     "matmul": _contract,
     "sum": _contract,
-    "slice_rows": _slice_rows,
-    "pad_rows": _pad_rows,
+    "narrow": _narrow,
+    "widen": _widen,
     "add": _add,
     "relu": _relu,
     "relu_grad": _relu_grad,

@@ -59,14 +59,18 @@ def _rearranged(builder: GraphBuilder, x: str) -> str:
 
 def _first_rows(builder: GraphBuilder, x: str) -> str:
     table = builder.variable("table", "p k", (T + 2, K))
-    rows = builder.apply("slice_rows", "rows", (table,), "p! k -> t! k", shapes=((T, K),))
+    rows = builder.apply(
+        "narrow", "rows", (table,), "p! k -> t! k", shapes=((T, K),), attributes={"start": 0}
+    )
     used = builder.repeat(rows, "rows", "t k")
     return builder.apply("add", "sums", (x, used), "b t k, t k -> b t k")
 
 
 def _padded_rows(builder: GraphBuilder, x: str) -> str:
     table = builder.variable("table", "s k", (T - 1, K))
-    rows = builder.apply("pad_rows", "rows", (table,), "s! k -> t! k", shapes=((T, K),))
+    rows = builder.apply(
+        "widen", "rows", (table,), "s! k -> t! k", shapes=((T, K),), attributes={"start": 0}
+    )
     used = builder.repeat(rows, "rows", "t k")
     return builder.apply("add", "sums", (x, used), "b t k, t k -> b t k")
 
@@ -114,8 +118,8 @@ CASES: dict[str, Body] = {
     "matmul of activations": _product_of_activations,
     "add": _sums,
     "rearrange": _rearranged,
-    "slice_rows": _first_rows,
-    "pad_rows": _padded_rows,
+    "narrow": _first_rows,
+    "widen": _padded_rows,
     "cast": _cast_and_back,
     "embedding": _embedded,
     "attention, causal": _attended(True),

@@ -35,8 +35,8 @@ SAMPLES = {
     "accumulate": [Sample("k n -> k n")],
     "cast": [Sample("k n -> k n")],
     "rearrange": [Sample("b i j -> b (i j)"), Sample("b t (h d) -> b h t d")],
-    "slice_rows": [Sample("p! d -> t! d")],
-    "pad_rows": [Sample("t! d -> p! d")],
+    "narrow": [Sample("p! d -> t! d", (), {"start": 0})],
+    "widen": [Sample("t! d -> p! d", (), {"start": 0})],
     "matmul": [
         Sample("b t k, k n -> b t n"),
         Sample("b t k, k h d -> b t h d"),

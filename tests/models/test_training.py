@@ -56,10 +56,10 @@ def test_the_two_uses_of_the_tied_table_are_added_where_it_lives() -> None:
 def test_positions_that_are_not_used_get_zero_rows_once_a_step() -> None:
     graph = tiny(seq_len=4)
     padded = by_name(graph)["embedding.positions.weight.rows.grad_weight"]
-    assert padded.kind == "pad_rows"
+    assert padded.kind == "widen"
     assert padded.phase is Phase.UPDATE
     assert graph.tensor(padded.outputs[0]).shape == (6, 8)
-    assert not of_kind(tiny(seq_len=6), "slice_rows")
+    assert not of_kind(tiny(seq_len=6), "narrow")
 
 
 def test_clipping_sees_every_gradient_once() -> None:

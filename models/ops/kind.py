@@ -1,0 +1,66 @@
+"""OpKind: what a row of the op table says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from models.graph import Rate
+
+Attributes = Mapping[str, int | float | str | bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpKind:
+    """One row of the op table.
+
+    The labels in a description are those of a typical use; the string stored on each op decides, so
+    that one kind serves any rank.
+
+    Attributes
+    ----------
+    linear : "joint" or tuple of int
+        "joint": partial sums on all inputs give partial sums on all outputs. A tuple of input
+        indexes: a partial sum on exactly one of them, the whole of every other input, does.
+    reduction : "sum", "max" or None
+        What joins an output's partial values when a label it lacks is split; None: such a label
+        cannot be split.
+    products : tuple of pairs of int
+        The products inside the op that count as FLOPs, each a pair of operands (inputs, then
+        outputs): a multiplication and an addition per point of the labels that either has.
+    extra_outputs : tuple of str
+        Names of the outputs after the first, which is named after the op itself.
+    wide_outputs : tuple of int
+        Outputs kept in at least float32 however narrow the inputs are.
+    integer_outputs : tuple of int
+        Outputs that are int32 whatever the inputs are.
+    rate : Rate or None
+        Rate of the outputs; None: that of the inputs.
+    attributes : tuple of str
+        Attributes that every op of the kind carries.
+    state : tuple of str
+        Tensors like the first output that the op keeps for itself from step to step.
+    gathered : tuple of int
+        Inputs of which only as much as the first output holds is read.
+    reads_output : bool
+        The first output is read before it is written (added to in place).
+    differentiable : bool
+        `models.gradients` has a rule for it.
+    expansion_only : bool
+        Occurs inside expansions of extra signatures only, never in a Graph.
+    """
+
+    name: str
+    description: str
+    linear: Literal["joint"] | tuple[int, ...] = ()
+    reduction: Literal["sum", "max"] | None = None
+    products: tuple[tuple[int, int], ...] = ()
+    extra_outputs: tuple[str, ...] = ()
+    wide_outputs: tuple[int, ...] = ()
+    integer_outputs: tuple[int, ...] = ()
+    rate: Rate | None = None
+    attributes: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    gathered: tuple[int, ...] = ()
+    reads_output: bool = False
+    differentiable: bool = False
+    expansion_only: bool = False

@@ -1,0 +1,86 @@
+"""Rows of elementwise functions: each with its gradient `<name>_grad` of (x, dy).
+
+A function is one entry of `FUNCTIONS` here and one pair of formulas in every backend.
+"""
+
+from models.ops.kind import OpKind
+
+FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "relu": ("max(x, 0)", ()),
+    "leaky_relu": ("x where positive, else slope x", ("slope",)),
+    "gelu": ("the tanh form, as GPT-2 has it", ()),
+    "gelu_erf": ("x Phi(x), the exact form, as BERT has it", ()),
+    "silu": ("x / (1 + exp(-x))", ()),
+    "sigmoid": ("1 / (1 + exp(-x))", ()),
+    "tanh": ("tanh(x)", ()),
+    "softplus": ("log(1 + exp(x))", ()),
+    "exp": ("exp(x)", ()),
+    "log": ("log(x)", ()),
+    "sqrt": ("square root", ()),
+    "rsqrt": ("1 / square root", ()),
+    "reciprocal": ("1 / x", ()),
+    "power": ("x to the power `exponent`", ("exponent",)),
+    "sin": ("sin(x)", ()),
+    "cos": ("cos(x)", ()),
+    "clip": ("x brought between `low` and `high`", ("low", "high")),
+}
+
+
+def _rows() -> tuple[OpKind, ...]:
+    found: list[OpKind] = []
+    for name, (formula, attributes) in FUNCTIONS.items():
+        found.append(
+            OpKind(
+                name=name,
+                description=f"b t n -> b t n: {formula}",
+                attributes=attributes,
+                differentiable=True,
+            )
+        )
+        found.append(
+            OpKind(
+                name=f"{name}_grad",
+                description="(x, dy) b t n, b t n -> b t n: dy times the slope at x",
+                linear=(1,),
+                attributes=attributes,
+            )
+        )
+    return tuple(found)
+
+
+ROWS = (
+    *_rows(),
+    OpKind(
+        name="swiglu",
+        description="(gate, up) b t n, b t n -> b t n: silu(gate) up",
+        linear=(1,),
+        differentiable=True,
+    ),
+    OpKind(
+        name="swiglu_grad",
+        description="(gate, up, dy) b t n, b t n, b t n -> b t n, b t n: dgate and dup",
+        linear=(2,),
+        extra_outputs=("up",),
+    ),
+    OpKind(
+        name="prelu",
+        description="(x, slope) b c y x, c -> b c y x: x where positive, else slope x",
+        differentiable=True,
+    ),
+    OpKind(
+        name="prelu_grad",
+        description="(x, slope, dy) b c y x, c, b c y x -> b c y x, c: dx and dslope",
+        linear=(2,),
+        reduction="sum",
+        extra_outputs=("slope",),
+    ),
+    OpKind(
+        name="dropout",
+        description="b t n -> b t n: x / (1 - rate), or 0 with probability `rate`; the bits follow "
+        "from seed, `op` (the forward op's name), step, sample in the global batch and index in "
+        "the sample, so neither the split nor the microbatch changes them",
+        linear="joint",
+        attributes=("rate", "op"),
+        differentiable=True,
+    ),
+)

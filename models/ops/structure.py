@@ -1,0 +1,133 @@
+"""Rows that hold a graph together: sources, rates, layout, and the optimizer.
+
+Shape legend: b batch, t sequence, d k n features, p positions, z the three step totals.
+"""
+
+from models.graph import Rate
+from models.ops.kind import OpKind
+
+SOURCES = (
+    OpKind(
+        name="input",
+        description="-> b t: a batch of the data; `source` says what (tokens, targets, features, "
+        "classes, ...), `values` how many different ids there are (0: features)",
+        rate=Rate.MICROBATCH,
+        attributes=("source", "values"),
+    ),
+    OpKind(
+        name="variable",
+        description="-> k n: a trainable tensor; init is normal, zeros or ones; weight decay "
+        "applies where `decay` holds",
+        rate=Rate.STEP,
+        attributes=("init", "std", "decay"),
+    ),
+    OpKind(
+        name="constant",
+        description="-> t d: values that are part of the model and not trained: `data` holds them "
+        "(base64 of zlib of little-endian values, row by row), or, empty, all are `value`",
+        rate=Rate.STEP,
+        attributes=("value", "data"),
+    ),
+    OpKind(
+        name="fill",
+        description="-> b t: `value` everywhere, once a microbatch",
+        rate=Rate.MICROBATCH,
+        attributes=("value",),
+    ),
+    OpKind(
+        name="learning_rate",
+        description="->: this step's learning rate, by warm-up and cosine",
+        rate=Rate.STEP,
+        attributes=("learning_rate", "warmup_steps", "decay_steps", "final_fraction"),
+    ),
+)
+
+LAYOUT = (
+    OpKind(
+        name="repeat",
+        description="k n -> k n: one step's value, for each of its microbatches",
+        linear="joint",
+        rate=Rate.MICROBATCH,
+        differentiable=True,
+    ),
+    OpKind(
+        name="accumulate",
+        description="k n -> k n: the sum over a step's microbatches",
+        linear="joint",
+        rate=Rate.STEP,
+        wide_outputs=(0,),
+        reads_output=True,
+    ),
+    OpKind(
+        name="cast",
+        description="k n -> k n: the same values in another dtype",
+        linear="joint",
+        differentiable=True,
+    ),
+    OpKind(
+        name="rearrange",
+        description="b i j -> b (i j): dims permuted, grouped and ungrouped",
+        linear="joint",
+        differentiable=True,
+    ),
+    OpKind(
+        name="broadcast",
+        description="b n -> b t n: the same along new dims",
+        linear="joint",
+        differentiable=True,
+    ),
+    OpKind(
+        name="narrow",
+        description="p! d -> t! d: as many as the output holds, from `start` on, along the dim "
+        "whose label differs",
+        linear="joint",
+        attributes=("start",),
+        gathered=(0,),
+        differentiable=True,
+    ),
+    OpKind(
+        name="widen",
+        description="t! d -> p! d: the input at `start`, zeros elsewhere, along the dim whose "
+        "label differs",
+        linear="joint",
+        attributes=("start",),
+        differentiable=True,
+    ),
+    OpKind(
+        name="concat",
+        description="b p! d, b q! d -> b t! d: two or more, one behind the other along the dim "
+        "whose labels differ",
+        linear="joint",
+        differentiable=True,
+    ),
+)
+
+OPTIMIZER = (
+    OpKind(
+        name="squared_sum",
+        description="k n ->: sum of squares",
+        reduction="sum",
+        wide_outputs=(0,),
+    ),
+    OpKind(
+        name="step_totals",
+        description="(loss, count, squares...) , , -> z!: loss sum, token count, sum of squared "
+        "gradients over the whole model",
+        linear="joint",
+        wide_outputs=(0,),
+    ),
+    OpKind(
+        name="adamw",
+        description="(w, grad, totals, lr) k n, k n, z!,  -> k n: w of the next step",
+        attributes=("variable", "beta1", "beta2", "epsilon", "weight_decay", "clip_norm"),
+        state=("m", "v"),
+    ),
+    OpKind(
+        name="sgd",
+        description="(w, grad, totals, lr) k n, k n, z!,  -> k n: w of the next step",
+        attributes=("variable", "momentum", "weight_decay", "clip_norm"),
+        state=("velocity",),
+    ),
+)
+
+ROWS = (*SOURCES, *LAYOUT, *OPTIMIZER)

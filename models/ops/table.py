@@ -1,0 +1,119 @@
+"""The table itself, and what follows from a row and the shapes: FLOPs, bytes and kept state."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from models.errors import ModelError
+from models.graph import Graph, Phase
+from models.labels import Shape, bind, parse
+from models.ops import arithmetic, experts, layers, pointwise, structure
+from models.ops.kind import Attributes, OpKind
+
+OPS: dict[str, OpKind] = {
+    kind.name: kind
+    for rows in (structure.ROWS, arithmetic.ROWS, pointwise.ROWS, layers.ROWS, experts.ROWS)
+    for kind in rows
+}
+
+
+class Work(NamedTuple):
+    """What one firing of an op costs: arithmetic, and bytes read and written."""
+
+    flops: int
+    bytes: int
+
+
+def op_kind(name: str) -> OpKind:
+    """Return the row called `name`; raises ModelError naming the kinds there are."""
+    try:
+        return OPS[name]
+    except KeyError:
+        raise ModelError(f"there is no op kind `{name}`; the kinds are {', '.join(OPS)}") from None
+
+
+def state_of(kind: str, attributes: Attributes) -> tuple[str, ...]:
+    """Names of the tensors, shaped as the first output, that an op keeps from step to step."""
+    if kind == "sgd" and not attributes.get("momentum"):
+        return ()
+    return op_kind(kind).state
+
+
+def op_flops(
+    kind: str,
+    labels: str,
+    input_shapes: Sequence[Shape],
+    output_shapes: Sequence[Shape],
+    *,
+    op: str = "",
+) -> int:
+    """FLOPs of one firing: two per point of every product that the kind's row lists.
+
+    Attention counts in full, causal or not; a convolution by its outputs.
+
+    Raises
+    ------
+    ModelError
+        The kind is unknown or the shapes do not fit the labels.
+    """
+    products = op_kind(kind).products
+    if not products:
+        return 0
+    expression = parse(labels)
+    sizes = bind(expression, input_shapes, output_shapes, op=op)
+    total = 0
+    for pair in products:
+        points = {label for at in pair for dim in expression.operands[at] for label in dim}
+        total += 2 * prod(sizes[label] for label in points)
+    return total
+
+
+def op_work(
+    kind: str,
+    labels: str,
+    attributes: Attributes,
+    input_shapes: Sequence[Shape],
+    output_shapes: Sequence[Shape],
+    input_itemsizes: Sequence[int],
+    output_itemsizes: Sequence[int],
+) -> Work:
+    """FLOPs (`op_flops`) and bytes of one firing on these (one device's) shapes.
+
+    Bytes are everything read and written once: kept state and an output that is added to count
+    both ways.
+
+    Raises
+    ------
+    ModelError
+        The kind is unknown or the shapes do not fit the labels.
+    """
+    row = op_kind(kind)
+    flops = op_flops(kind, labels, input_shapes, output_shapes)
+    outputs = [
+        prod(shape) * item for shape, item in zip(output_shapes, output_itemsizes, strict=True)
+    ]
+    moved = sum(outputs)
+    for index, (shape, item) in enumerate(zip(input_shapes, input_itemsizes, strict=True)):
+        size = prod(shape)
+        moved += item * (min(size, prod(output_shapes[0])) if index in row.gathered else size)
+    if row.reads_output:
+        moved += outputs[0]
+    moved += 2 * len(state_of(kind, attributes)) * outputs[0]
+    return Work(flops, moved)
+
+
+def model_flops(graph: Graph) -> int:
+    """FLOPs of one microbatch: matrix products, convolutions and full attention.
+
+    Forward and backward; of a forward graph only the forward. Nothing is counted twice for
+    recomputation.
+    """
+    tensors = graph.tensors_by_name
+    total = 0
+    for op in graph.ops:
+        if op.phase in (Phase.BEGIN, Phase.UPDATE) or not op_kind(op.kind).products:
+            continue
+        inputs = tuple(tensors[name].shape for name in op.inputs)
+        outputs = tuple(tensors[name].shape for name in op.outputs)
+        total += op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
+    return total

@@ -1,0 +1,22 @@
+"""Family: what a file of the zoo offers to the catalogue."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from models.graph import Graph
+from models.spec import Config, ModelSpec
+
+
+class Family(NamedTuple):
+    """How a family reads its configuration, checks it, chooses a sequence length and builds.
+
+    `models` are the family's names in the catalogue with their configurations, `aliases` other
+    names for them.
+    """
+
+    config: type[Any]
+    check: Callable[[ModelSpec, Any], None]
+    default_seq_len: Callable[[Any], int]
+    build: Callable[[ModelSpec, Any, int], Graph]
+    models: dict[str, Config]
+    aliases: dict[str, str]

@@ -1,0 +1,25 @@
+"""Optional packages that some tests compare with: absent, those tests skip and say what to install.
+
+`MILLRACE_ALL_EXTRAS=1` (set by the full check) turns a skip into a failure.
+"""
+
+import importlib
+import os
+import warnings
+from types import ModuleType
+
+import pytest
+
+
+def optional(name: str, extra: str = "torch") -> ModuleType:
+    """Import a package, or skip the module of tests that needs it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            if os.environ.get("MILLRACE_ALL_EXTRAS"):
+                raise
+    pytest.skip(
+        f"{name} is not installed: pip install 'millrace[{extra}]'", allow_module_level=True
+    )
