@@ -13,8 +13,9 @@ from executor.kernels import KERNELS, KernelContext, make_kernel
 from executor.kernels.context import Array, Shard, whole
 from models.labels import parse, shape_of
 from models.ops import OPS
+from tests.executor.examples.example import Example
+from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import call, call_sharded, run_state
-from tests.executor.kernel_examples import EXAMPLES, Example
 
 NO_KERNEL = {"variable", "repeat"}  # read from registers, which hold them
 LOCAL_BOXING = {"slice", "pad"}
@@ -26,8 +27,11 @@ every_example = pytest.mark.parametrize(
 
 
 def output_shards(example: Example, dtype: str) -> list[Shard]:
-    outputs = parse(example.labels).outputs
-    return [whole(shape_of(operand, example.label_sizes), dtype) for operand in outputs]
+    integers = OPS[example.kind].integer_outputs
+    return [
+        whole(shape_of(operand, example.label_sizes), "int32" if at in integers else dtype)
+        for at, operand in enumerate(parse(example.labels).outputs)
+    ]
 
 
 def assert_close(found: list[Array], expected: tuple[Array, ...], dtype: str) -> None:
@@ -124,11 +128,11 @@ LARGE = {
 
 @pytest.mark.parametrize(
     "example",
-    [example for example in EXAMPLES if not example.sizes],
+    [example for example in EXAMPLES if example.large or not example.sizes],
     ids=lambda e: f"{e.kind}: {e.labels}",
 )
 def test_a_firing_takes_little_memory_of_its_own(example: Example):
-    large = replace(example, sizes=LARGE)
+    large = replace(example, sizes=LARGE | example.sizes | example.large)
     inputs, shards = large.inputs("float32"), output_shards(large, "float32")
     kernel = make_kernel(
         KernelContext(

@@ -1,0 +1,73 @@
+"""What an example of a kernel is: labels, sizes, inputs, and what comes out by a plain formula.
+
+Formulas are written in float64 from the definition, without the kernels' tricks. Labels: b batch,
+t queries, s keys, h heads, d and k features, n made, v vocabulary, p positions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor.kernels.context import Array
+from models.labels import parse, shape_of
+
+SIZES = {
+    "b": 4, "t": 6, "s": 6, "h": 2, "d": 4, "k": 8, "n": 10, "v": 12, "p": 9, "c": 2,
+    "i": 2, "j": 3, "z": 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One kind on small tensors.
+
+    `ids` are the inputs that hold ids (from `lowest_id`, -1 for no target, up to the size of the
+    label `ids_below`), `derive` replaces the random inputs by consistent ones, `formula` maps the
+    inputs to the outputs. `large` are sizes at which a firing's own memory is measured, where the
+    usual ones do not fit; examples with `sizes` and no `large` are left out there.
+    """
+
+    kind: str
+    labels: str
+    formula: Callable[..., tuple[Array, ...] | Array]
+    ids: tuple[int, ...] = ()
+    lowest_id: int = -1
+    ids_below: str = "v"
+    attributes: dict[str, int | float | str | bool] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    large: dict[str, int] = field(default_factory=dict)
+    derive: Callable[..., tuple[Array, ...]] = lambda *inputs: inputs
+
+    @property
+    def label_sizes(self) -> dict[str, int]:
+        return SIZES | self.sizes
+
+    def inputs(self, dtype: str, seed: int = 0) -> list[Array]:
+        """Random inputs, made consistent; float ones in `dtype`."""
+        rng = np.random.default_rng(seed)
+        found = []
+        for at, operand in enumerate(parse(self.labels).inputs):
+            shape = shape_of(operand, self.label_sizes)
+            if at in self.ids:
+                below = self.label_sizes[self.ids_below]
+                found.append(rng.integers(self.lowest_id, below, shape).astype(np.int32))
+            else:
+                found.append(rng.standard_normal(shape))
+        derived = self.derive(*found)
+        return [array if array.dtype == np.int32 else array.astype(dtype) for array in derived]
+
+    def expected(self, inputs: list[Array]) -> tuple[Array, ...]:
+        """The outputs by the formula, in float64."""
+        wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in inputs]
+        made = self.formula(*wide)
+        return made if isinstance(made, tuple) else (np.asarray(made),)
+
+
+def einsum(text: str) -> Callable[..., Array]:
+    return lambda *inputs: np.einsum(text, *inputs)
+
+
+def one_hot(ids: Array, size: int) -> Array:
+    """Rows of zeros where an id is negative."""
+    return (ids[..., None] == np.arange(size)).astype(np.float64)

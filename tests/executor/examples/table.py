@@ -1,0 +1,15 @@
+"""Every example there is; a theme has a module of its own."""
+
+from tests.executor.examples import (
+    attention,
+    embeddings,
+    losses,
+    movement,
+    norms,
+    pointwise,
+    products,
+)
+
+THEMES = (products, movement, pointwise, norms, embeddings, attention, losses)
+
+EXAMPLES = tuple(example for theme in THEMES for example in theme.EXAMPLES)
