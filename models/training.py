@@ -9,6 +9,7 @@ from models.ops import Attributes
 from models.spec import TrainingSpec
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
+SCALARS = ("sum", "add", "scale")  # what a loss may end in
 STEP_TOTALS = f"{GLOBAL_BLOCK}.step_totals"
 
 
@@ -18,7 +19,8 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
     Parameters
     ----------
     forward : Graph
-        Ends in one scalar `sum` of losses, read by nothing, and one `count_valid`.
+        Ends in one scalar, a `sum` of losses or an `add` of such, read by nothing, and one
+        `count_valid`.
     training : TrainingSpec
         The optimizer and its learning rate.
 
@@ -103,10 +105,10 @@ def _loss_and_count(forward: Graph) -> tuple[Op, Op]:
     losses = [
         op
         for op in forward.ops
-        if op.kind == "sum" and not tensors[op.outputs[0]].shape and op.outputs[0] not in read
+        if op.kind in SCALARS and not tensors[op.outputs[0]].shape and op.outputs[0] not in read
     ]
     counts = [op for op in forward.ops if op.kind == "count_valid"]
-    for found, what in ((losses, "scalar `sum` of losses"), (counts, "`count_valid`")):
+    for found, what in ((losses, "scalar `sum` (or `add` of sums) of losses"), (counts, "`count_valid`")):
         if len(found) != 1:
             raise ModelError(
                 f"graph `{forward.name}` has {len(found)} ops that are the {what}; a graph to "

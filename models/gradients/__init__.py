@@ -1,0 +1,12 @@
+"""Reverse-mode differentiation on the graph.
+
+In goes a forward graph, out come the gradients of its variables as further ops. Every kind of op
+has one rule, an entry of `RULES`, that adds the gradient ops of one forward op; `reverse.py`
+applies them from the loss back, `tape.py` is what a rule sees. Read `reverse.py` first.
+"""
+
+from models.gradients.reverse import backward
+from models.gradients.table import RULES
+from models.gradients.tape import ONE, Rule, Tape
+
+__all__ = ["ONE", "RULES", "Rule", "Tape", "backward"]

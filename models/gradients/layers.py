@@ -1,0 +1,167 @@
+"""Rules of norms, embeddings, attention, convolution, pooling and experts."""
+
+from models.gradients.tape import Gradients, Tape
+from models.graph import Op
+from models.labels import parse, write
+
+
+def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Two ops: the input's gradient needs rows whole, the weights' gradients do not."""
+    expression = parse(op.labels)
+    (x, gamma, beta), (_, mean, rstd) = expression.inputs, expression.outputs
+    _, mean_name, rstd_name = op.outputs
+    dx: str | None = None
+    if tape.wants(op.inputs[0]):
+        labels = write((x, x, gamma, mean, rstd), (x,), expression.whole)
+        read = (dy, *op.inputs[:2], mean_name, rstd_name)
+        (dx,) = tape.emit(op, 0, "layer_norm_grad_input", read, labels)
+    if not (tape.wants(op.inputs[1]) or tape.wants(op.inputs[2])):
+        return dx, None, None
+    labels = write((x, x, mean, rstd), (gamma, beta))
+    made = tape.emit(
+        op,
+        1,
+        "layer_norm_grad_weight",
+        (dy, op.inputs[0], mean_name, rstd_name),
+        labels,
+        suffix="grad_weight",
+    )
+    return dx, *made
+
+
+def rms_norm(tape: Tape, op: Op, dy: str) -> Gradients:
+    """As `layer_norm`, with no mean."""
+    expression = parse(op.labels)
+    (x, gamma), (_, rstd) = expression.inputs, expression.outputs
+    dx: str | None = None
+    if tape.wants(op.inputs[0]):
+        labels = write((x, x, gamma, rstd), (x,), expression.whole)
+        read = (dy, *op.inputs, op.outputs[1])
+        (dx,) = tape.emit(op, 0, "rms_norm_grad_input", read, labels)
+    if not tape.wants(op.inputs[1]):
+        return dx, None
+    labels = write((x, x, rstd), (gamma,))
+    read = (dy, op.inputs[0], op.outputs[1])
+    return dx, *tape.emit(op, 1, "rms_norm_grad_weight", read, labels, suffix="grad_weight")
+
+
+def l2_normalize(tape: Tape, op: Op, dy: str) -> Gradients:
+    """From the rows of length one."""
+    expression = parse(op.labels)
+    y, rnorm = expression.outputs
+    labels = write((y, y, rnorm), expression.inputs, expression.whole)
+    return tape.emit(op, 0, "l2_normalize_grad", (dy, *op.outputs), labels)
+
+
+def batch_norm(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Through the statistics too, so that `channel_sums` and `channel_squares` get none."""
+    expression = parse(op.labels)
+    x, sums, squares, gamma, beta = expression.inputs
+    statistics = op.inputs[1:3]
+    labels = write((x, x, sums, squares), (gamma, beta), expression.whole)
+    read = (dy, op.inputs[0], *statistics)
+    index = 0 if tape.wants(op.inputs[0]) else 3
+    # Sizes of the sums come from what is read, so the target only says which phase it is.
+    dgamma, dbeta = tape.emit(
+        op, index, "batch_norm_grad_sums", read, labels, suffix="grad_sums", like=3
+    )
+    if index:
+        return None, None, None, dgamma, dbeta
+    labels = write((x, x, sums, squares, gamma, gamma, beta), (x,), expression.whole)
+    read = (dy, op.inputs[0], *statistics, op.inputs[3], dgamma, dbeta)
+    (dx,) = tape.emit(op, 0, "batch_norm_grad_input", read, labels)
+    return dx, None, None, dgamma, dbeta
+
+
+def embedding(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Added up by id."""
+    expression = parse(op.labels)
+    (ids, table), (out,) = expression.inputs, expression.outputs
+    labels = write((ids, out), (table,), expression.whole)
+    return None, *tape.emit(op, 1, "embedding_grad", (op.inputs[0], dy), labels)
+
+
+def rotary(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Turned back."""
+    attributes = {**op.attributes, "inverse": not op.attributes["inverse"]}
+    return tape.emit(op, 0, "rotary", (dy,), op.labels, attributes=attributes)
+
+
+def relative_bias(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Added up by bucket."""
+    expression = parse(op.labels)
+    labels = write(expression.outputs, expression.inputs, expression.whole)
+    return tape.emit(op, 0, "relative_bias_grad", (dy,), labels)
+
+
+def attention(tape: Tape, op: Op, dy: str) -> Gradients:
+    """All inputs' gradients from one op that finds the probabilities again."""
+    expression = parse(op.labels)
+    inputs, outputs = expression.inputs, expression.outputs
+    labels = write((*inputs, *outputs, outputs[0]), inputs, expression.whole)
+    read = (*op.inputs, *op.outputs, dy)
+    return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input")
+
+
+def conv(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Two ops, as of a product."""
+    expression = parse(op.labels)
+    (x, weight), (out,), whole = expression.inputs, expression.outputs, expression.whole
+    dx: str | None = None
+    dw: str | None = None
+    if tape.wants(op.inputs[0]):
+        labels = write((out, weight), (x,), whole)
+        (dx,) = tape.emit(op, 0, "conv_grad_input", (dy, op.inputs[1]), labels)
+    if tape.wants(op.inputs[1]):
+        labels = write((x, out), (weight,), whole)
+        (dw,) = tape.emit(op, 1, "conv_grad_weight", (op.inputs[0], dy), labels)
+    return dx, dw
+
+
+def max_pool(tape: Tape, op: Op, dy: str) -> Gradients:
+    """To the largest of every window."""
+    expression = parse(op.labels)
+    labels = write((*expression.inputs, *expression.outputs), expression.inputs, expression.whole)
+    return tape.emit(op, 0, "max_pool_grad", (op.inputs[0], dy), labels)
+
+
+def avg_pool(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Spread over every window."""
+    expression = parse(op.labels)
+    labels = write(expression.outputs, expression.inputs, expression.whole)
+    return tape.emit(op, 0, "avg_pool_grad", (dy,), labels)
+
+
+def top_k(tape: Tape, op: Op, dy: str) -> Gradients:
+    """To the scores that were chosen; the choice itself has no slope."""
+    expression = parse(op.labels)
+    value, expert, _ = expression.outputs
+    labels = write((value, expert), expression.inputs, expression.whole)
+    return tape.emit(op, 0, "top_k_grad", (dy, op.outputs[1]), labels)
+
+
+def dispatch(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Added up over the places a token got."""
+    expression = parse(op.labels)
+    x, expert, place = expression.inputs
+    labels = write((*expression.outputs, expert, place), (x,), expression.whole)
+    return *tape.emit(op, 0, "dispatch_grad", (dy, *op.inputs[1:]), labels), None, None
+
+
+def combine(tape: Tape, op: Op, dy: str) -> Gradients:
+    """What the experts made gets dy by weight, a weight what its expert made times dy."""
+    expression = parse(op.labels)
+    (y, expert, place, weight), (out,) = expression.inputs, expression.outputs
+    whole = expression.whole
+    made, chosen = op.inputs[0], op.inputs[1:3]
+    dmade: str | None = None
+    dweight: str | None = None
+    if tape.wants(made):
+        labels = write((out, expert, place, weight), (y,), whole)
+        read = (dy, *chosen, op.inputs[3])
+        (dmade,) = tape.emit(op, 0, "combine_grad_input", read, labels, suffix="grad_input")
+    if tape.wants(op.inputs[3]):
+        labels = write((out, y, expert, place), (weight,), whole)
+        read = (dy, made, *chosen)
+        (dweight,) = tape.emit(op, 3, "combine_grad_weight", read, labels, suffix="grad_scale")
+    return dmade, None, None, dweight

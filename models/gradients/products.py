@@ -1,0 +1,151 @@
+"""Rules of products, sums, softmax, elementwise functions and losses."""
+
+from models.errors import ModelError
+from models.gradients.tape import ONE, Gradients, Tape
+from models.graph import Op, Phase
+from models.labels import Operand, parse, write
+
+
+def matmul(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Each factor's gradient is dy times the other factor (`matmul` and `mul` alike)."""
+    expression = parse(op.labels)
+    (left, right), (out,), whole = expression.inputs, expression.outputs, expression.whole
+    gradients: list[str | None] = [None, None]
+    operands = (
+        (0, (dy, op.inputs[1]), (out, right), left),
+        (1, (op.inputs[0], dy), (left, out), right),
+    )
+    # The activation's gradient comes first: what waits for it is on the critical path.
+    for index, inputs, read, made in sorted(
+        operands, key=lambda entry: tape.phase(op.inputs[entry[0]]) is not Phase.BACKWARD_INPUT
+    ):
+        if not tape.wants(op.inputs[index]):
+            continue
+        if missing := set(sum(made, ())) - set(sum(sum(read, ()), ())):
+            raise ModelError(
+                f"op `{op.name}`, tensor `{op.inputs[index]}`: label `{min(missing)}` is summed "
+                f"over alone, which has no gradient rule; apply `sum` before the {op.kind}"
+            )
+        (gradients[index],) = tape.emit(op, index, op.kind, inputs, write(read, (made,), whole))
+    return tuple(gradients)
+
+
+def add(tape: Tape, op: Op, dy: str) -> Gradients:
+    """The same, summed over the dims along which an input was broadcast."""
+    expression = parse(op.labels)
+    (out,) = expression.outputs
+    return tuple(
+        _summed(tape, op, index, dy, out, operand, expression.whole)
+        if tape.wants(op.inputs[index])
+        else None
+        for index, operand in enumerate(expression.inputs)
+    )
+
+
+def _summed(
+    tape: Tape, op: Op, index: int, dy: str, out: Operand, operand: Operand, whole: frozenset[str]
+) -> str:
+    if operand == out:
+        return dy
+    kind = "rearrange" if set(sum(operand, ())) == set(sum(out, ())) else "sum"
+    return tape.emit(op, index, kind, (dy,), write((out,), (operand,), whole))[0]
+
+
+def sum_(tape: Tape, op: Op, dy: str) -> Gradients:
+    """The same for every summand."""
+    if dy == ONE:
+        return (ONE,)
+    return reversed_into(tape, op, dy, "broadcast")
+
+
+def broadcast(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Summed over the new dims."""
+    return reversed_into(tape, op, dy, "sum")
+
+
+def reversed_into(tape: Tape, op: Op, dy: str, kind: str) -> Gradients:
+    """An op of another kind with input and output exchanged."""
+    expression = parse(op.labels)
+    labels = write(expression.outputs, expression.inputs, expression.whole)
+    return tape.emit(op, 0, kind, (dy,), labels)
+
+
+def scale(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Scaled alike."""
+    return tape.emit(op, 0, "scale", (dy,), op.labels)
+
+
+def shift(tape: Tape, op: Op, dy: str) -> Gradients:
+    """The same."""
+    return (dy,)
+
+
+def pointwise(tape: Tape, op: Op, dy: str) -> Gradients:
+    """`<kind>_grad` of x and dy."""
+    expression = parse(op.labels)
+    (x,) = expression.inputs
+    labels = write((x, x), (x,), expression.whole)
+    return tape.emit(op, 0, f"{op.kind}_grad", (op.inputs[0], dy), labels)
+
+
+def swiglu(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Both factors' gradients from one op."""
+    expression = parse(op.labels)
+    (gate, up), (out,) = expression.inputs, expression.outputs
+    labels = write((gate, up, out), (gate, up), expression.whole)
+    return tape.emit(op, 0, "swiglu_grad", (*op.inputs, dy), labels, suffix="grad_input")
+
+
+def prelu(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Both gradients from one op."""
+    expression = parse(op.labels)
+    (x, slope), (out,) = expression.inputs, expression.outputs
+    labels = write((x, slope, out), (x, slope), expression.whole)
+    return tape.emit(op, 0, "prelu_grad", (*op.inputs, dy), labels, suffix="grad_input")
+
+
+def dropout(tape: Tape, op: Op, dy: str) -> Gradients:
+    """The same bits: they follow from the forward op's name."""
+    return tape.emit(op, 0, "dropout", (dy,), op.labels)
+
+
+def softmax(tape: Tape, op: Op, dy: str) -> Gradients:
+    """From the probabilities, not the scores."""
+    expression = parse(op.labels)
+    (y,) = expression.outputs
+    labels = write((y, y), expression.inputs, expression.whole)
+    return tape.emit(op, 0, "softmax_grad", (op.outputs[0], dy), labels)
+
+
+def cross_entropy(tape: Tape, op: Op, dy: str) -> Gradients:
+    """The gradient of the sum, times dy where more than the sum comes of the losses."""
+    expression = parse(op.labels)
+    (logits, targets), (_, logsumexp) = expression.inputs, expression.outputs
+    labels = write((logits, targets, logsumexp), (logits,))
+    return *_of_losses(tape, op, dy, (*op.inputs, op.outputs[1]), labels), None
+
+
+def logistic_loss(tape: Tape, op: Op, dy: str) -> Gradients:
+    """As of `cross_entropy`."""
+    expression = parse(op.labels)
+    labels = write(expression.inputs, (expression.inputs[0],), expression.whole)
+    return *_of_losses(tape, op, dy, op.inputs, labels), None
+
+
+def _of_losses(
+    tape: Tape, op: Op, dy: str, inputs: tuple[str, ...], labels: str
+) -> tuple[str, ...]:
+    kind = f"{op.kind}_grad"
+    if dy == ONE:
+        return tape.emit(op, 0, kind, inputs, labels)
+    (of_sum,) = tape.emit(op, 0, kind, inputs, labels, suffix="grad_sum_input")
+    (logits,), (losses, *_) = parse(labels).outputs, parse(op.labels).outputs
+    return tape.emit(op, 0, "mul", (of_sum, dy), write((logits, losses), (logits,)))
+
+
+def arc_margin(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Of the cosines; targets have none."""
+    expression = parse(op.labels)
+    (cosine, targets), (out,) = expression.inputs, expression.outputs
+    labels = write((cosine, targets, out), (cosine,), expression.whole)
+    return *tape.emit(op, 0, "arc_margin_grad", (*op.inputs, dy), labels), None

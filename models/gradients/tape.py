@@ -1,0 +1,147 @@
+"""Tape: what the rules of differentiation know about the forward graph, and where they add ops.
+
+What a rule makes for an activation is a `backward_input` op, what it makes for a weight a
+`backward_weight` op of its own, so that a schedule can move the second.
+"""
+
+from collections.abc import Callable
+
+from models.builder import GraphBuilder
+from models.graph import Op, Phase, Rate
+from models.labels import Operand, bind, parse, shape_of, write
+from models.ops import Attributes
+
+ONE = "<one>"  # the gradient of the loss by itself: a constant that no op makes
+
+Gradients = tuple[str | None, ...]
+"""One per input of the op; None where none is wanted."""
+
+
+class Tape:
+    """What rules need to know about the forward graph, and where they add ops.
+
+    Parameters
+    ----------
+    builder : GraphBuilder
+        Holds the forward ops already.
+    ops : sequence of Op
+        The forward ops in topological order.
+    """
+
+    def __init__(self, builder: GraphBuilder, ops: tuple[Op, ...]) -> None:
+        self.builder = builder
+        self._producer = {name: op for op in ops for name in op.outputs}
+        self._trained: set[str] = set()  # depends on a variable
+        self._data: set[str] = set()  # depends on an input
+        for op in ops:
+            if op.kind == "variable" or not self._trained.isdisjoint(op.inputs):
+                self._trained.update(op.outputs)
+            if op.kind == "input" or not self._data.isdisjoint(op.inputs):
+                self._data.update(op.outputs)
+
+    def wants(self, tensor: str) -> bool:
+        """Whether a gradient of `tensor` is of any use."""
+        return tensor in self._trained
+
+    def phase(self, tensor: str) -> Phase:
+        """Phase of the ops that make the gradient of `tensor`."""
+        if self.builder.tensors[tensor].rate is Rate.STEP:
+            return Phase.UPDATE
+        return Phase.BACKWARD_INPUT if tensor in self._data else Phase.BACKWARD_WEIGHT
+
+    def emit(
+        self,
+        op: Op,
+        index: int,
+        kind: str,
+        inputs: tuple[str, ...],
+        labels: str,
+        *,
+        suffix: str = "",
+        dtype: str | None = None,
+        attributes: Attributes | None = None,
+        like: int | None = None,
+    ) -> tuple[str, ...]:
+        """Add the op that makes the gradient of input `index` of `op`, in the block of `op`.
+
+        `suffix` is its name behind that of `op`, for ops that make several inputs' gradients;
+        `attributes` are those of `op` where none are given. `like` is the input that the first
+        output is shaped as, where that is another than the one whose gradient it serves.
+        """
+        if ONE in inputs:
+            ones = self.ones(op.outputs[0], parse(op.labels).outputs[0], op)
+            inputs = tuple(ones if name == ONE else name for name in inputs)
+        target = self.builder.tensors[op.inputs[index]]
+        shape = target.shape if like is None else self.builder.tensors[op.inputs[like]].shape
+        expression = parse(labels)
+        read = [self.builder.tensors[name].shape for name in inputs]
+        first = expression.outputs[0]
+        sizes = {dim[0]: n for dim, n in zip(first, shape, strict=True) if len(dim) == 1}
+        sizes = bind(expression, read, (), sizes, op=op.name, tensors=inputs)
+        return self.builder.emit(
+            kind,
+            f"{op.name}.{suffix or self._suffix(op, index)}",
+            inputs,
+            labels,
+            shapes=tuple(shape_of(operand, sizes) for operand in expression.outputs),
+            dtype=dtype,
+            attributes=op.attributes if attributes is None else attributes,
+            block=op.block,
+            phase=self.phase(target.name),
+        )
+
+    def total(self, name: str, parts: list[tuple[Op, int, str]]) -> str | None:
+        """Add up the gradients that the readers of a tensor gave it, the earliest reader last.
+
+        The sum lies in the block of the earliest reader, or for a tensor made once a step in that
+        of its producer.
+        """
+        if not parts:
+            return None
+        op, index, gradient = parts[-1]
+        if len(parts) == 1:
+            return gradient
+        operand = parse(op.labels).inputs[index]
+        owner, suffix = op, "grad_sum" if index == 0 else f"grad_sum.{index}"
+        if self.builder.tensors[name].rate is Rate.STEP:
+            owner, suffix = self._producer[name], "grad_sum"
+        inputs = tuple(part for _, _, part in reversed(parts))
+        if ONE in inputs:
+            ones = self.ones(name, operand, owner)
+            inputs = tuple(ones if part == ONE else part for part in inputs)
+        return self.builder.emit(
+            "add",
+            f"{owner.name}.{suffix}",
+            inputs,
+            write((operand,) * len(parts), (operand,)),
+            block=owner.block,
+            phase=self.phase(name),
+        )[0]
+
+    def ones(self, tensor: str, operand: Operand, owner: Op) -> str:
+        """Add a tensor of ones like `tensor`, or return the one that is there."""
+        name = f"{owner.name}.grad_ones"
+        if name in self.builder.tensors:
+            return name
+        like = self.builder.tensors[tensor]
+        return self.builder.emit(
+            "fill",
+            name,
+            (),
+            write((), (operand,)),
+            shapes=(like.shape,),
+            dtype=like.dtype,
+            attributes={"value": 1.0},
+            block=owner.block,
+            phase=Phase.BACKWARD_INPUT,
+        )[0]
+
+    def _suffix(self, op: Op, index: int) -> str:
+        phase = self.phase(op.inputs[index])
+        alike = [n for n in op.inputs if self.wants(n) and self.phase(n) is phase]
+        base = "grad_input" if phase is Phase.BACKWARD_INPUT else "grad_weight"
+        return base if len(alike) == 1 else f"{base}.{index}"
+
+
+Rule = Callable[[Tape, Op, str], Gradients]
+"""From an op and the gradient of its first output to those of its inputs."""
