@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from executor.data import TokenWindows
+from executor.data.corpus import Corpus
 from executor.kernels import KernelContext, RunState, Shard
 from executor.kernels.context import Array, whole
 from models.inference import output_dtypes
@@ -179,7 +180,8 @@ def _case(probe: Probe, sizes: Sizes) -> Case:
 def _tokens() -> TokenWindows:
     """Some text, for `input`."""
     tokens = np.arange(2**16, dtype=np.uint16) % VOCABULARY
-    return TokenWindows(tokens=tokens, vocab=VOCABULARY, seed=0, origin="probe")
+    corpus = Corpus(tokens=tokens, vocab=VOCABULARY, origin="probe")
+    return TokenWindows(corpus=corpus, seed=0)
 
 
 def _boxing_cases(size_bytes: int) -> Iterator[Case]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from executor.data import Blobs, TokenWindows, open_dataset
+from executor.data.corpus import Corpus
 from executor.errors import DataError
 from executor.kernels.context import Array, Dataset, Source
 from executor.variables import initial_value
@@ -39,8 +40,8 @@ def read(data: Dataset, name: str, samples: list[int], *region: slice) -> Array:
 def test_the_default_corpus_is_python_source_read_as_bytes():
     data = open_dataset(None, gpt(), seed=0)
     assert isinstance(data, TokenWindows)
-    assert len(data.tokens) > 2**20
-    assert b"import" in data.tokens.tobytes()
+    assert len(data.corpus.tokens) > 2**20
+    assert b"import" in data.corpus.tokens.tobytes()
 
 
 def test_targets_are_the_tokens_one_further(tmp_path: Path):
@@ -84,7 +85,7 @@ def test_a_folder_is_its_text_files_in_order_of_names(tmp_path: Path):
     (tmp_path / ".hidden").write_bytes(b"no")
     data = open_dataset(str(tmp_path), gpt(), seed=0)
     assert isinstance(data, TokenWindows)
-    assert data.tokens.tobytes() == b"first, and so on; second"
+    assert data.corpus.tokens.tobytes() == b"first, and so on; second"
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(1000, np.uint16), (70_000, np.uint32)])
@@ -139,16 +140,16 @@ def test_what_is_wrong_with_data_is_said(tmp_path: Path):
 
 
 def test_an_id_beyond_the_first_millions_is_refused_when_read():
-    data = TokenWindows(tokens=np.full(40, 9, np.uint16), vocab=9, seed=0, origin="`ids.bin`")
+    corpus = Corpus(tokens=np.full(40, 9, np.uint16), vocab=9, origin="`ids.bin`")
+    data = TokenWindows(corpus=corpus, seed=0)
     with pytest.raises(DataError, match="token id 9"):
         read(data, "tokens", [0])
 
 
 def test_a_dataset_refuses_a_source_it_does_not_hold():
+    corpus = Corpus(tokens=np.ones(40, np.uint8), vocab=9, origin="x")
     with pytest.raises(DataError, match="reads `features`"):
-        read(
-            TokenWindows(tokens=np.ones(40, np.uint8), vocab=9, seed=0, origin="x"), "features", [0]
-        )
+        read(TokenWindows(corpus=corpus, seed=0), "features", [0])
     with pytest.raises(DataError, match="reads `tokens`"):
         read(Blobs(classes=2, seed=0), "tokens", [0])
 

@@ -1,0 +1,51 @@
+"""Synthetic points for a classifier of features."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.data.draws import CLASS_KEYS, generator
+from executor.errors import DataError
+from executor.kernels.context import Array, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blobs:
+    """Synthetic data for a classifier: points around one random centre per class.
+
+    Sample n belongs to a random class; its features are the class's centre (deviation 1/4) plus
+    noise (deviation 1).
+    """
+
+    classes: int
+    seed: int
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+        """Return class ids [samples] or features [samples, region…].
+
+        Raises
+        ------
+        DataError
+            The source is neither features nor classes.
+        """
+        if source.name == "classes":
+            return np.array([self._draw(sample)[0] for sample in samples.tolist()], np.int32)
+        if source.name != "features":
+            raise DataError(
+                f"the synthetic classifier data holds features and classes; the model reads "
+                f"`{source.name}`"
+            )
+        shape = tuple(part.stop - part.start for part in source.region)
+        found = np.empty((len(samples), *shape), np.float32)
+        for row, sample in enumerate(samples.tolist()):
+            label, noise = self._draw(sample)
+            values = generator(self.seed, CLASS_KEYS + label).standard_normal(source.shape)
+            values = values / 4 + noise.standard_normal(source.shape)
+            found[row] = values[source.region]
+        return found
+
+    def _draw(self, sample: int) -> tuple[int, np.random.Generator]:
+        """Return the class of a sample and the generator from which its noise follows."""
+        drawn = generator(self.seed, sample)
+        return int(drawn.integers(self.classes)), drawn

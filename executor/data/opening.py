@@ -1,0 +1,151 @@
+"""Which model gets which data: a table from what a model reads to what opens it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from executor.data.classes import Blobs
+from executor.data.corpus import open_corpus
+from executor.data.masked import MaskedText
+from executor.data.pairs import TextPairs
+from executor.data.text import TokenWindows
+from executor.errors import DataError
+from executor.kernels.context import Dataset
+from models.ops import Attributes
+from models.spec import ModelSpec
+from models.zoo import catalogue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What one `input` op of a model reads.
+
+    Parameters
+    ----------
+    values
+        How many different ids there are; 0 for features.
+    shape
+        Shape of one sample.
+    attributes
+        All attributes of the op.
+    """
+
+    values: int
+    shape: tuple[int, ...]
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Data that a model asks for: its inputs by source, the path given, the seed of the run."""
+
+    model: str
+    path: str | None
+    seed: int
+    inputs: Mapping[str, Input]
+
+    def refuse_path(self, data: str) -> None:
+        """Raise DataError when a path was given for data that is not read from one."""
+        if self.path is not None:
+            raise DataError(
+                f"`{self.path}`: model `{self.model}` trains on {data}; leave the path out"
+            )
+
+
+class Opening(NamedTuple):
+    """A kind of data: the sources it holds, and what opens it for a model that reads them."""
+
+    sources: frozenset[str]
+    open: Callable[[Request], Dataset]
+
+
+def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
+    """Return the samples a model trains on.
+
+    Parameters
+    ----------
+    path
+        A file or folder of text, or a `.bin` file of token ids; None: the standard library's
+        source files (or what else the model reads that needs no path).
+    spec
+        The model, whose inputs say what is read: the first row of `OPENINGS` that holds them all.
+    seed
+        Seed of the run; a negative one is refused.
+
+    Raises
+    ------
+    DataError
+        No data holds what the model reads; nothing is at the path, it is empty, too short for one
+        sample, or does not fit the model.
+    """
+    if seed < 0:
+        raise DataError(f"seed is {seed}: give one of 0 or more")
+    inputs = _inputs(spec)
+    for sources, opened in OPENINGS:
+        if inputs.keys() <= sources:
+            return opened(Request(model=spec.name, path=path, seed=seed, inputs=inputs))
+    known = "; ".join(", ".join(sorted(sources)) for sources, _ in OPENINGS)
+    raise DataError(
+        f"model `{spec.name}` reads {', '.join(sorted(inputs))}, which no data holds together; "
+        f"there is data for: {known}"
+    )
+
+
+def _inputs(spec: ModelSpec) -> dict[str, Input]:
+    graph = catalogue.build(spec, 1)
+    return {
+        str(op.attributes["source"]): Input(
+            values=int(op.attributes["values"]),
+            shape=graph.tensor(op.outputs[0]).shape[1:],
+            attributes=op.attributes,
+        )
+        for op in graph.ops
+        if op.kind == "input"
+    }
+
+
+def _next_tokens(request: Request) -> Dataset:
+    tokens = next(iter(request.inputs.values()))
+    takes = "the sequence and one target more"
+    corpus = open_corpus(request.path, tokens.values, tokens.shape[0] + 1, takes)
+    return TokenWindows(corpus=corpus, seed=request.seed)
+
+
+def _masked_text(request: Request) -> Dataset:
+    tokens = request.inputs["masked_tokens"]
+    corpus = open_corpus(request.path, tokens.values, tokens.shape[0], "its two halves")
+    return MaskedText(
+        corpus=corpus,
+        seed=request.seed,
+        masked=int(tokens.attributes["masked"]),
+        mask_id=int(tokens.attributes["mask_id"]),
+        random_halves="next_sentence" in request.inputs,
+    )
+
+
+def _pairs(request: Request) -> Dataset:
+    source, target = (request.inputs[name] for name in ("source_tokens", "decoder_tokens"))
+    lengths = (source.shape[0], target.shape[0])
+    takes = "the source and what follows it"
+    return TextPairs(
+        corpus=open_corpus(request.path, source.values, sum(lengths), takes),
+        seed=request.seed,
+        source_length=lengths[0],
+        target_length=lengths[1],
+    )
+
+
+def _classes(request: Request) -> Dataset:
+    request.refuse_path("synthetic classifier data")
+    classes = request.inputs["classes"].values if "classes" in request.inputs else 1
+    return Blobs(classes=classes, seed=request.seed)
+
+
+OPENINGS: tuple[Opening, ...] = (
+    Opening(frozenset({"tokens", "targets"}), _next_tokens),
+    Opening(
+        frozenset({"masked_tokens", "masked_targets", "segments", "next_sentence"}), _masked_text
+    ),
+    Opening(frozenset({"source_tokens", "decoder_tokens", "decoder_targets"}), _pairs),
+    Opening(frozenset({"features", "classes"}), _classes),
+)

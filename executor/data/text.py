@@ -1,0 +1,54 @@
+"""Windows of text for a model that predicts the next token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.data.corpus import Corpus
+from executor.data.draws import generator
+from executor.errors import DataError
+from executor.kernels.context import Array, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWindows:
+    """Windows of a long sequence of token ids, at positions drawn per sample.
+
+    A sample is a window of T + 1 tokens: `tokens` are its first T, `targets` its last T.
+
+    Parameters
+    ----------
+    corpus
+        The whole sequence.
+    seed
+        Seed of the positions.
+    """
+
+    corpus: Corpus
+    seed: int
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+        """Return token or target ids [samples, region of t].
+
+        Raises
+        ------
+        DataError
+            The source is neither tokens nor targets, or an id does not fit the vocabulary.
+        """
+        if source.name not in ("tokens", "targets"):
+            raise DataError(
+                f"{self.corpus.origin} holds tokens and targets; the model reads `{source.name}`"
+            )
+        (length,) = source.shape
+        (region,) = source.region
+        shift = 1 if source.name == "targets" else 0
+        found = np.empty((len(samples), region.stop - region.start), np.int32)
+        for row, sample in enumerate(samples.tolist()):
+            start = self.position(sample, length) + shift
+            found[row] = self.corpus.tokens[start + region.start : start + region.stop]
+        return self.corpus.checked(found)
+
+    def position(self, sample: int, length: int) -> int:
+        """Return where the window of a sample of `length` tokens starts."""
+        return int(generator(self.seed, sample).integers(len(self.corpus.tokens) - length))
