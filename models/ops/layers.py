@@ -116,7 +116,9 @@ EMBEDDINGS = (
     OpKind(
         name="rotary",
         description="b t h d! -> b t h d!: pairs of features turned by an angle that grows with "
-        "the position (label t); `base`, `dims` (how many features turn), `interleaved`, `inverse`",
+        "the position (label t); `base`, `dims` (how many features, the first ones, turn), "
+        "`interleaved` (pairs are neighbours, else half of `dims` apart), `inverse`; optionally "
+        "`scaling`: `models.rotary.rotary_frequencies` gives the angles",
         linear="joint",
         attributes=("base", "dims", "interleaved", "inverse"),
         differentiable=True,

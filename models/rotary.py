@@ -1,0 +1,92 @@
+"""Rotary positions: the angle by which each pair of features turns from one position to the next.
+
+The `rotary` op's attributes decide: `base` and `dims`, and, where a model was stretched to longer
+sequences after its first training, `scaling` (linear, llama3 or yarn) with `factor` and what that
+way needs. Every backend takes its angles from here.
+
+Notes
+-----
+Su et al., "RoFormer", arXiv 2104.09864 (2021), section 3.2.2: pair i of n turns by base^(-i / n).
+Linear: Chen et al., arXiv 2306.15595 (2023), all angles divided by the factor. Llama 3.1: "The
+Llama 3 Herd of Models", arXiv 2407.21783 (2024), and its released code: pairs that turn rarely
+within the original length are divided, those that turn often are kept. YaRN: Peng et al., arXiv
+2309.00071 (2023), section 3.2: the same idea with a ramp over the pairs' indexes.
+"""
+
+from collections.abc import Callable
+from math import ceil, floor, log, pi
+
+from models.errors import ModelError
+from models.ops import Attributes
+
+
+def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:
+    """Radians by which each of the `dims` / 2 pairs turns per position.
+
+    Parameters
+    ----------
+    attributes : mapping
+        Those of a `rotary` op: `base`, `dims`; optionally `scaling` with `factor` and, for llama3,
+        `low`, `high`, `original_positions`, for yarn `fast`, `slow`, `original_positions`,
+        `truncate`.
+
+    Raises
+    ------
+    ModelError
+        The way of scaling is unknown.
+
+    Examples
+    --------
+    >>> rotary_frequencies({"base": 100.0, "dims": 4})
+    (1.0, 0.1)
+    """
+    base, dims = float(attributes["base"]), int(attributes["dims"])
+    plain = [base ** (-2 * pair / dims) for pair in range(dims // 2)]
+    scaling = str(attributes.get("scaling", ""))
+    if not scaling:
+        return tuple(plain)
+    if scaling not in SCALINGS:
+        known = ", ".join(SCALINGS)
+        raise ModelError(f"there is no rotary scaling `{scaling}`; choose one of {known}")
+    kept = SCALINGS[scaling](attributes, plain)
+    factor = float(attributes["factor"])
+    return tuple(f * (k + (1 - k) / factor) for f, k in zip(plain, kept, strict=True))
+
+
+def _linear(attributes: Attributes, plain: list[float]) -> list[float]:
+    return [0.0] * len(plain)
+
+
+def _llama3(attributes: Attributes, plain: list[float]) -> list[float]:
+    """How much of a pair's angle is kept grows with its turns within the original length."""
+    low, high = float(attributes["low"]), float(attributes["high"])
+    turns = [frequency * float(attributes["original_positions"]) / (2 * pi) for frequency in plain]
+    return [_between((turn - low) / (high - low)) for turn in turns]
+
+
+def _yarn(attributes: Attributes, plain: list[float]) -> list[float]:
+    """All is kept up to the pair that turns `fast` times within the original length."""
+    base, dims = float(attributes["base"]), int(attributes["dims"])
+    original = float(attributes["original_positions"])
+
+    def pair_turning(turns: float) -> float:
+        return dims * log(original / (turns * 2 * pi)) / (2 * log(base))
+
+    first, last = pair_turning(float(attributes["fast"])), pair_turning(float(attributes["slow"]))
+    if attributes.get("truncate", True):
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, dims - 1)
+    if first == last:
+        last += 0.001  # the released code's way out of a ramp of no length
+    return [1 - _between((pair - first) / (last - first)) for pair in range(len(plain))]
+
+
+def _between(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
+
+
+SCALINGS: dict[str, Callable[[Attributes, list[float]], list[float]]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
