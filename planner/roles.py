@@ -2,18 +2,21 @@
 
 Nothing is declared: an axis counts as dp where the products inside the repeated blocks split the
 batch label, as cp where they split the sequence, as tp where they split any other. Where ops
-disagree a role is None, and the axes themselves hold the truth.
+disagree a role is None, and the axes themselves hold the truth. Experts share axes with the other
+products: ep is the product of the axes over which the expert label is split.
 """
 
 from collections.abc import Iterator
 from math import prod
 
 from models.graph import Graph, Op
+from models.labels import BATCH, EXPERT, SEQUENCE, bind, parse
 from models.ops import op_kind
 from planner.plan import OpSignature, Plan
 from planner.sbp import parse_nd_sbp
 from planner.signatures import split_labels
 
+NORMS = ("layer_norm", "rms_norm")
 Roles = dict[str, int | bool | None]
 
 
@@ -34,7 +37,19 @@ def label_role(label: str | None) -> str | None:
     """The role that splitting a label gives an axis."""
     if label is None:
         return None
-    return {"b": "dp", "t": "cp"}.get(label, "tp")
+    return {BATCH: "dp", SEQUENCE: "cp", EXPERT: "ep"}.get(label, "tp")
+
+
+def expert_count(graph: Graph) -> int:
+    """Size of the expert label of the graph's products; 0 where none has one."""
+    tensors = graph.tensors_by_name
+    for op in graph.ops:
+        expression = parse(op.labels)
+        if op_kind(op.kind).products and EXPERT in expression.splittable:
+            shapes = [tensors[name].shape for name in op.inputs]
+            outputs = [tensors[name].shape for name in op.outputs]
+            return bind(expression, shapes, outputs, op=op.name)[EXPERT]
+    return 0
 
 
 def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
@@ -70,60 +85,65 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     """
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes
-    agreed = all(len(one) <= 1 for one in per_axis)
+    others = [one - {"ep"} or one for one in per_axis]
+    agreed = all(len(one) <= 1 for one in others)
 
     def degree(role: str) -> int | None:
         if not agreed:
             return None
-        return prod(size for size, one in zip(sizes, per_axis, strict=True) if role in one)
+        return prod(size for size, one in zip(sizes, others, strict=True) if role in one)
 
     def axes(role: str) -> list[int]:
-        return [a for a, one in enumerate(per_axis) if role in one and sizes[a] > 1]
+        return [a for a, one in enumerate(others) if role in one and sizes[a] > 1]
 
     return {
         "dp": degree("dp"),
         "tp": degree("tp"),
         "pp": plan.stages,
         "cp": degree("cp"),
-        "ep": 1,
+        "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
         "zero": _zero(plan, graph, axes("dp")) if agreed else None,
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if agreed else None,
     }
 
 
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | None:
-    """Level of the weights with two dims or more (the small ones may not divide)."""
+    """Level of the weights with two dims or more (the small ones may not divide).
+
+    A weight that its product reads split (an expert's) is the model's to split, not the storage's.
+    """
     if not axes:
         return 0
     tensors = graph.tensors_by_name
-    storage: dict[str, bool] = {}
-    repeated: dict[str, bool] = {}
-    accumulated: dict[str, bool] = {}
+    split: dict[str, dict[str, bool]] = {"variable": {}, "repeat": {}, "accumulate": {}}
     source: dict[str, str] = {}
+    read_split: set[str] = set()
+
+    def along(text: str) -> bool:
+        sbp = parse_nd_sbp(text)
+        return any(sbp[axis].is_split for axis in axes)
+
     for op, signature in _placed(plan, graph):
-        if op.kind not in ("variable", "repeat", "accumulate"):
-            continue
-        sbp = parse_nd_sbp(signature.outputs[0])
-        split = any(sbp[axis].is_split for axis in axes)
-        if len(tensors[op.outputs[0]].shape) < 2:
-            continue
-        if op.kind == "variable":
-            storage[op.outputs[0]] = split
-        elif op.kind == "repeat":
-            source[op.name] = op.inputs[0]
-            repeated[op.name] = split
-        else:
-            accumulated[op.name.removesuffix(".accumulate")] = split
+        read_split.update(
+            name
+            for name, text in zip(op.inputs, signature.inputs, strict=True)
+            if op_kind(op.kind).products and along(text)
+        )
+        if op.kind in split and len(tensors[op.outputs[0]].shape) > 1:
+            split[op.kind][op.outputs[0]] = along(signature.outputs[0])
+        if op.kind in ("repeat", "cast", "narrow", "rearrange"):
+            source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
     levels = set()
-    for name, variable in source.items():
-        if variable not in storage:
+    for name in split["repeat"]:
+        variable = source[name]
+        if variable not in split["variable"] or name in read_split:
             continue
-        if not storage[variable]:
+        if not split["variable"][variable]:
             levels.add(0)
-        elif repeated[name]:
+        elif split["repeat"][name]:
             levels.add(3)
         else:
-            levels.add(2 if accumulated.get(name) else 1)
+            levels.add(2 if split["accumulate"].get(f"{name}.accumulate") else 1)
     return levels.pop() if len(levels) == 1 else None
 
 
@@ -132,7 +152,7 @@ def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None
     found = {
         split_labels(op.labels, signature)[axis] == "t"
         for op, signature in _placed(plan, graph)
-        if op.kind == "layer_norm"
+        if op.kind in NORMS
         for axis in axes
     }
     if not found:

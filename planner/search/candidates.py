@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
@@ -50,7 +50,13 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def candidates(
-    pins: Pins, cluster: Cluster, global_batch: int, blocks: int, sequence: bool
+    pins: Pins,
+    cluster: Cluster,
+    global_batch: int,
+    blocks: int,
+    *,
+    sequence: bool,
+    experts: int = 0,
 ) -> tuple[Candidate, ...]:
     """Return every candidate that the pins, the devices and the batch allow, in a fixed order.
 
@@ -65,6 +71,8 @@ def candidates(
         Blocks of the model: no more chunks than that.
     sequence : bool
         Whether the model has a sequence label, so that an axis may split it.
+    experts : int
+        Size of the model's expert label; 0 where it has none.
 
     Raises
     ------
@@ -75,6 +83,9 @@ def candidates(
     if not sequence and ((pins.cp or 1) > 1 or pins.sequence_parallel):
         asked = "--sequence-parallel" if pins.sequence_parallel else f"--cp {pins.cp}"
         raise InfeasibleError(f"{asked}: this model has no sequence to split; leave it out")
+    if (pins.ep or 1) > 1 and (not experts or experts % (pins.ep or 1)):
+        reason = f"{experts} experts do not divide by it" if experts else "it has no experts"
+        raise InfeasibleError(f"--ep {pins.ep}: this model cannot: {reason}; leave --ep out")
     devices = cluster.devices
     pinned = prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))
     if devices % pinned:
@@ -92,7 +103,7 @@ def candidates(
     for stages in (pins.pp,) if pins.pp else divisors(devices):
         if devices % (pinned // (pins.pp or 1) * stages) or stages > blocks:
             continue
-        for axes in _meshes(pins, devices // stages, sequence):
+        for axes in _meshes(pins, devices // stages, sequence, experts):
             for batch in _batches(pins, axes, global_batch):
                 for pipeline in _pipelines(pins, stages, global_batch // batch, blocks):
                     found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
@@ -101,10 +112,13 @@ def candidates(
     return tuple(found)
 
 
-def _meshes(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[RoledAxis, ...]]:
+def _meshes(
+    pins: Pins, devices: int, sequence: bool, experts: int
+) -> Iterator[tuple[RoledAxis, ...]]:
     """Axes of one stage in the order dp, cp, free, tp: tp joins neighbours.
 
-    A settled degree has an axis of its own; what is left of the devices goes to free axes.
+    A settled degree has an axis of its own (two where experts are split over a part of it); what
+    is left of the devices goes to free axes.
     """
     settled = pins.settled | (frozenset() if sequence else {"cp"})
 
@@ -118,9 +132,40 @@ def _meshes(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[RoledAxi
         if left or (rest > 1 and settled >= {"dp", "cp", "tp"}) or (cp > 1 and not sequence):
             continue
         taken = sum(size > 1 for size in (dp, cp, tp))
-        for free in _factors(rest, max(1, FREE_AXES_MAX - taken)):
-            roles = [("dp", dp), ("cp", cp), *(("", n) for n in free), ("tp", tp)]
-            yield tuple(RoledAxis(role=role, size=n) for role, n in roles if n > 1)
+        free_experts = None if experts and pins.ep is None else False
+        for (dp_ep, tp_ep), free in product(
+            _expert_axes(pins, dp, tp, experts), list(_factors(rest, max(1, FREE_AXES_MAX - taken)))
+        ):
+            axes = [
+                ("dp", dp // dp_ep, False),
+                ("dp", dp_ep, True),
+                ("cp", cp, False),
+                *(("", n, free_experts) for n in free),
+                ("tp", tp // tp_ep, False),
+                ("tp", tp_ep, True),
+            ]
+            yield tuple(
+                RoledAxis(role=role, size=size, experts=split if experts else None)
+                for role, size, split in axes
+                if size > 1
+            )
+
+
+def _expert_axes(pins: Pins, dp: int, tp: int, experts: int) -> Iterator[tuple[int, int]]:
+    """Parts of the data- and tensor-parallel ranks over which experts are split.
+
+    Unpinned, experts lie whole everywhere, over as many replicas as divide them, or over the
+    tensor-parallel ranks.
+    """
+    if not experts or pins.ep == 1:
+        yield 1, 1
+        return
+    if pins.ep is not None:
+        for dp_ep in divisors(gcd(dp, pins.ep)):
+            if tp % (pins.ep // dp_ep) == 0:
+                yield dp_ep, pins.ep // dp_ep
+        return
+    yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
 
 
 def _factors(number: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -177,6 +222,7 @@ def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
     return (
         f"no plan: {devices} devices, a global batch of {global_batch} and {blocks} blocks leave "
         f"none under the pins ({set_pins}): the microbatch of all replicas must divide the global "
-        f"batch, degrees the devices, chunks must not outnumber blocks; interleaved-1f1b needs "
+        f"batch, degrees the devices, ep the replicas times tp, chunks must not outnumber blocks; "
+        f"interleaved-1f1b needs "
         f"microbatches in multiples of the stages, zb-h1 at least as many as stages"
     )

@@ -12,14 +12,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from models.graph import Graph
-from models.labels import parse
+from models.labels import SEQUENCE, parse
 from models.zoo.catalogue import build_training
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError, ProtocolError
 from planner.plan import Evidence, Plan
+from planner.roles import expert_count
 from planner.search.candidates import Candidate, candidates
 from planner.search.evaluation import Evaluator, Found, Pruned, unfit
-from planner.search.pins import SEQUENCE
 from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.writing import disobeyed, write_plan
 
@@ -89,7 +89,12 @@ def search(
     graph = build_training(request.model, request.training, request.global_batch)
     sequence = any(SEQUENCE in parse(op.labels).splittable for op in graph.ops)
     everything = candidates(
-        request.pins, request.cluster, request.global_batch, len(graph.blocks), sequence
+        request.pins,
+        request.cluster,
+        request.global_batch,
+        len(graph.blocks),
+        sequence=sequence,
+        experts=expert_count(graph),
     )
     count = len(everything)
     tell = progress or (lambda line: None)

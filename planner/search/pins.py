@@ -3,23 +3,26 @@
 A pinned degree gives a mesh axis a role, and a role says which labels the axis may split: `dp` the
 batch, `cp` the sequence, `tp` the labels of weights and heads. An axis without a role is free, but
 what is pinned elsewhere is barred from it: with `dp` pinned no other axis splits the batch.
+Experts share axes with the rest of the model: `RoledAxis.experts` says which are split over it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from models.graph import Graph, Op
-from models.labels import parse
+from models.labels import BATCH, EXPERT, SEQUENCE, parse
 from models.ops import op_kind
 from planner.errors import InfeasibleError, PlanError
 from planner.schedules import SCHEDULES
 from planner.signatures import Allowed, AxisSignature
 
-BATCH = "b"
-SEQUENCE = "t"
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "adamw", "sgd", "squared_sum")
-NORMS = ("layer_norm", "layer_norm_grad_input", "layer_norm_grad_weight")
+NORMS = tuple(
+    f"{norm}{part}"
+    for norm in ("layer_norm", "rms_norm")
+    for part in ("", "_grad_input", "_grad_weight")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class Pins:
         PlanError
             A degree or micro batch below one, or an unknown schedule, recompute or zero.
         InfeasibleError
-            Experts (no model has an expert label yet), recomputation, hybrid ZeRO.
+            Recomputation, hybrid ZeRO, or pins that contradict each other.
         """
         for name in (*DEGREES, "micro_batch", "interleave"):
             value = getattr(self, name)
@@ -69,10 +72,6 @@ class Pins:
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
         if str(self.zero) not in ("None", "0", "1", "2", "3", "3-hybrid"):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
-        if self.ep is not None and self.ep > 1:
-            raise InfeasibleError(
-                f"--ep {self.ep}: no op of this model has an expert label to split; leave --ep out"
-            )
         if self.recompute in ("selective", "full"):
             raise InfeasibleError(
                 f"--recompute {self.recompute}: this version keeps every activation; leave it out, "
@@ -106,6 +105,8 @@ class Pins:
             found.add("dp")
         if self.sequence_parallel is not None:
             found.add("tp")
+        if self.ep is not None and self.ep > 1:
+            found.add("dp")
         return frozenset(found)
 
     def admits(self, degree: str, value: int) -> bool:
@@ -125,10 +126,15 @@ class Pins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoledAxis:
-    """A mesh axis of a candidate; `role` is dp, cp, tp, or empty for a free one."""
+    """A mesh axis of a candidate; `role` is dp, cp, tp, or empty for a free one.
+
+    `experts` says whether the expert label is split over it: always, never, or (None) as the
+    search finds best.
+    """
 
     role: str
     size: int
+    experts: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +152,12 @@ class AxisRules:
 
     def may(self, op: Op, axis: int, signature: AxisSignature) -> bool:
         """Whether the role of the axis lets the op take this signature."""
-        role = self.axes[axis].role
+        role, experts = self.axes[axis].role, self.axes[axis].experts
+        if EXPERT in parse(op.labels).splittable:
+            if signature.label == EXPERT and experts is not False:
+                return True
+            if multiplies(op) and (experts or signature.label == EXPERT):
+                return False
         if role == "dp":
             return self._follows(BATCH, op, signature)
         if role == "cp":
@@ -165,7 +176,7 @@ class AxisRules:
         if role == "tp" and self.pins.sequence_parallel and op.kind in NORMS:
             return signature.label == SEQUENCE
         if role in ("dp", "cp"):
-            return self._zero(BATCH if role == "dp" else SEQUENCE, op, signature)
+            return self._zero(axis, op, signature)
         return True
 
     def _follows(self, label: str, op: Op, signature: AxisSignature) -> bool:
@@ -187,8 +198,12 @@ class AxisRules:
             return "cp" not in settled or not multiplies(op)
         return "tp" not in settled or label is None or not multiplies(op)
 
-    def _zero(self, label: str, op: Op, signature: AxisSignature) -> bool:
+    def _zero(self, axis: int, op: Op, signature: AxisSignature) -> bool:
+        """What a pinned ZeRO asks of storage; experts split over the axis have no copies there."""
         level = self.pins.zero_level
+        label = BATCH if self.axes[axis].role == "dp" else SEQUENCE
+        if self.axes[axis].experts and EXPERT in parse(op.labels).splittable:
+            return signature.label == EXPERT if op.kind in (*STORAGE, "repeat") else True
         if level is None or label in parse(op.labels).splittable:
             return True
         split = signature.label is not None

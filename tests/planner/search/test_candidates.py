@@ -14,12 +14,12 @@ def cluster(devices: int) -> Cluster:
 
 
 def listed(devices: int = 4, batch: int = 8, sequence: bool = True, **pins: object) -> list[str]:
-    found = candidates(Pins(**pins), cluster(devices), batch, 6, sequence)  # type: ignore[arg-type]
+    found = candidates(Pins(**pins), cluster(devices), batch, 6, sequence=sequence)  # type: ignore[arg-type]
     return [one.text for one in found]
 
 
 def all_of(devices: int, batch: int, **pins: object) -> tuple[Candidate, ...]:
-    return candidates(Pins(**pins), cluster(devices), batch, 6, True)  # type: ignore[arg-type]
+    return candidates(Pins(**pins), cluster(devices), batch, 6, sequence=True)  # type: ignore[arg-type]
 
 
 def test_free_candidates_use_every_device() -> None:
@@ -67,7 +67,7 @@ def test_interleaving_wants_rounds_of_microbatches() -> None:
     [
         ({"dp": 3}, "make 3 devices, which do not divide the 4"),
         ({"dp": 2, "tp": 1, "pp": 1, "cp": 1}, "make 2 devices, `local:4` has 4"),
-        ({"ep": 2}, "no op of this model has an expert label"),
+        ({"ep": 2}, "it has no experts"),
         ({"recompute": "full"}, "this version keeps every activation"),
         ({"zero": "3-hybrid"}, "choose 0, 1, 2 or 3"),
         ({"zero": 1, "dp": 1}, "--dp is 1"),
