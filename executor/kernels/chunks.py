@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from executor.kernels.context import Array
+from executor.kernels.context import Array, KernelContext
 
 CHUNK_ELEMENTS = 32768
 """Elements of a chunk: 128 KiB in float32, so that a chunk and its scratch lie in a core's L2.
@@ -28,3 +28,10 @@ def scratch(count: int, size: int, dtype: str, length: int = CHUNK_ELEMENTS) -> 
 def rows_per_chunk(columns: int, rows: int, length: int = CHUNK_ELEMENTS) -> int:
     """Return how many rows of `columns` elements make a chunk: at least one, at most `rows`."""
     return max(1, min(rows, length // max(columns, 1)))
+
+
+def rows_of(context: KernelContext) -> tuple[int, int, int]:
+    """Return the rows, columns and rows of a chunk of the first input; a row is its last dim."""
+    columns = context.inputs[0].shape[-1]
+    rows = context.inputs[0].size // max(columns, 1)
+    return rows, columns, rows_per_chunk(columns, rows)

@@ -3,9 +3,24 @@
 from executor.errors import ExecutorError
 from executor.kernels.attention import attention, attention_grad
 from executor.kernels.context import Kernel, KernelContext, KernelFactory
-from executor.kernels.elementwise import accumulate, add, cast, gelu, gelu_grad, relu, relu_grad
-from executor.kernels.embedding import embedding, embedding_grad
-from executor.kernels.loss import (
+from executor.kernels.elementwise.arithmetic import (
+    accumulate,
+    add,
+    cast,
+    gelu,
+    gelu_grad,
+    relu,
+    relu_grad,
+)
+from executor.kernels.matmul import matmul
+from executor.kernels.movement import narrow, pad, rearrange, slice_, sum_, widen
+from executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
+from executor.kernels.rows.layer_norm import (
+    layer_norm,
+    layer_norm_grad_input,
+    layer_norm_grad_weight,
+)
+from executor.kernels.rows.loss import (
     count_valid,
     cross_entropy,
     cross_entropy_grad,
@@ -13,14 +28,7 @@ from executor.kernels.loss import (
     row_max,
     shifted_sums,
 )
-from executor.kernels.matmul import matmul
-from executor.kernels.movement import pad, widen, rearrange, slice_, narrow, sum_
-from executor.kernels.normalization import (
-    layer_norm,
-    layer_norm_grad_input,
-    layer_norm_grad_weight,
-)
-from executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
+from executor.kernels.sequence.embedding import embedding, embedding_grad
 from executor.kernels.source import input_
 
 KERNELS: dict[str, KernelFactory] = {

@@ -8,20 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.kernels.chunks import chunks, rows_per_chunk
+from executor.kernels.chunks import chunks, rows_of
 from executor.kernels.context import Array, Kernel, KernelContext
-
-
-def _rows(context: KernelContext) -> tuple[int, int, int]:
-    """Return the rows, columns and rows of a chunk of the logits."""
-    columns = context.inputs[0].shape[-1]
-    rows = context.inputs[0].size // max(columns, 1)
-    return rows, columns, rows_per_chunk(columns, rows)
 
 
 def cross_entropy(context: KernelContext) -> Kernel:
     """Return loss and logsumexp of every row, of (logits, targets)."""
-    rows, columns, step = _rows(context)
+    rows, columns, step = rows_of(context)
     buffer = np.empty((step, columns), context.inputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -47,7 +40,7 @@ def cross_entropy_grad(context: KernelContext) -> Kernel:
 
     This is the gradient of the sum of the losses; the vocabulary may be split.
     """
-    rows, columns, step = _rows(context)
+    rows, columns, step = rows_of(context)
     first = context.inputs[0].offsets[-1]
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -73,7 +66,7 @@ def _targets_here(targets: Array, first: int, columns: int) -> tuple[Array, Arra
 
 def row_max(context: KernelContext) -> Kernel:
     """Return the largest logit of every row: P(max) over ranks that split the vocabulary."""
-    rows, columns, _ = _rows(context)
+    rows, columns, _ = rows_of(context)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         logits = inputs[0].reshape(rows, columns)
@@ -88,7 +81,7 @@ def shifted_sums(context: KernelContext) -> Kernel:
     Both are P(sum) over ranks that split the vocabulary: the target's logit is 0 where another
     rank holds it.
     """
-    rows, columns, step = _rows(context)
+    rows, columns, step = rows_of(context)
     first = context.inputs[0].offsets[-1]
     buffer = np.empty((step, columns), context.inputs[0].dtype)
 

@@ -8,20 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.kernels.chunks import chunks, rows_per_chunk
+from executor.kernels.chunks import chunks, rows_of
 from executor.kernels.context import Array, Kernel, KernelContext
-
-
-def _rows(context: KernelContext) -> tuple[int, int, int]:
-    """Return the rows, columns and rows of a chunk of the first input."""
-    columns = context.inputs[0].shape[-1]
-    rows = context.inputs[0].size // max(columns, 1)
-    return rows, columns, rows_per_chunk(columns, rows)
 
 
 def layer_norm(context: KernelContext) -> Kernel:
     """Return y, mean and rstd of (x, gamma, beta)."""
-    rows, columns, step = _rows(context)
+    rows, columns, step = rows_of(context)
     epsilon = context.number("epsilon", 1e-5)
     averages = np.full(columns, 1 / columns, context.inputs[0].dtype)
     centred_rows = np.empty((step, columns), context.inputs[0].dtype)
@@ -48,7 +41,7 @@ def layer_norm_grad_input(context: KernelContext) -> Kernel:
     With g = dy · gamma: dx = rstd · (g − mean(g) − x̂ · mean(g · x̂)); the factors rstd inside x̂
     join the row's scalar, which saves a pass.
     """
-    rows, columns, step = _rows(context)
+    rows, columns, step = rows_of(context)
     dtype = context.inputs[0].dtype
     averages = np.full(columns, 1 / columns, dtype)
     scaled_rows, centred_rows = (np.empty((step, columns), dtype) for _ in range(2))
@@ -74,7 +67,7 @@ def layer_norm_grad_input(context: KernelContext) -> Kernel:
 
 def layer_norm_grad_weight(context: KernelContext) -> Kernel:
     """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
-    rows, columns, step = _rows(context)
+    rows, columns, step = rows_of(context)
     dtype = context.outputs[0].dtype
     ones = np.ones(step, dtype)
     products = np.empty((step, columns), dtype)
