@@ -30,6 +30,9 @@ PRECISIONS = {
     "fp16": Precision("float32", "float16"),
 }
 
+FLOATING_SOURCES = ("features", "images")
+"""Sources of an `input` op that hold numbers; all others hold ids."""
+
 _PHASES = (
     (Phase.BEGIN,),
     (Phase.FORWARD,),
@@ -99,11 +102,11 @@ class GraphBuilder:
     def input(self, name: str, dims: str, shape: Shape, *, source: str, values: int = 0) -> str:
         """Add a batch of the data and return its tensor.
 
-        `source` is tokens, targets, classes (int32 ids below `values`) or features (floating,
-        brought to the arithmetic's dtype).
+        `source` is one of `FLOATING_SOURCES` (brought to the arithmetic's dtype), or else names
+        int32 ids below `values` (tokens, targets, classes, categories, clicks, ...).
         """
-        floating = source == "features"
-        full = self._full(name)
+        floating = source in FLOATING_SOURCES
+        full = self.full_name(name)
         dtype = self.precision.variable if floating else "int32"
         attributes: Attributes = {"source": source, "values": values}
         self.emit(
@@ -126,7 +129,7 @@ class GraphBuilder:
         `init` is normal (with deviation `std`), zeros or ones; `decay` says whether weight decay
         applies. In a 16-bit precision the variable is float32 and a `cast` follows it.
         """
-        full = self._full(name)
+        full = self.full_name(name)
         attributes: Attributes = {
             "init": init,
             "std": std if init == "normal" else 0.0,
@@ -145,7 +148,7 @@ class GraphBuilder:
 
     def repeat(self, tensor: str, name: str, dims: str) -> str:
         """Bring a tensor made once a step to every microbatch; one such op per use."""
-        return self.emit("repeat", self._full(f"{name}.repeat"), (tensor,), f"{dims} -> {dims}")[0]
+        return self.emit("repeat", self.full_name(f"{name}.repeat"), (tensor,), f"{dims} -> {dims}")[0]
 
     def parameter(
         self,
@@ -176,7 +179,7 @@ class GraphBuilder:
         `shapes` are those of the outputs, needed only where the inputs do not give them.
         """
         return self.emit(
-            kind, self._full(name), inputs, labels, shapes=shapes, attributes=attributes
+            kind, self.full_name(name), inputs, labels, shapes=shapes, attributes=attributes
         )[0]
 
     def emit(
@@ -248,7 +251,8 @@ class GraphBuilder:
             templates=dict(self._templates),
         ).validate()
 
-    def _full(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
+        """Return `name` as an op of the current block has it: `<block>.<name>`."""
         if not self._block:
             raise ModelError(f"op `{name}` lies in no block; call begin_block first")
         return f"{self._block}.{name}"
@@ -322,6 +326,18 @@ def dense(
         decay=False,
     )
     return builder.apply("add", name, (product, added), write((out, bias_operand), (out,)))
+
+
+def dropout(builder: GraphBuilder, name: str, x: str, dims: str, rate: float) -> str:
+    """Add dropout of `x`, whose labels are `dims`; where `rate` is 0, nothing.
+
+    The op's own name goes with it: forward and backward draw the same bits from it.
+    """
+    if not rate:
+        return x
+    full = builder.full_name(name)
+    attributes: Attributes = {"rate": rate, "op": full}
+    return builder.apply("dropout", name, (x,), f"{dims} -> {dims}", attributes=attributes)
 
 
 def _dims(operand: tuple[tuple[str, ...], ...]) -> str:

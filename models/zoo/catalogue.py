@@ -12,10 +12,16 @@ from models.graph import Graph, with_batch
 from models.inference import check_graph
 from models.spec import Config, ModelSpec, TrainingSpec
 from models.training import training_graph
-from models.zoo import gpt, mlp
+from models.zoo import face, gpt, mlp, resnet, wide_deep
 from models.zoo.family import Family
 
-FAMILIES: dict[str, Family] = {"mlp": mlp.FAMILY, "gpt": gpt.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "mlp": mlp.FAMILY,
+    "gpt": gpt.FAMILY,
+    "resnet": resnet.FAMILY,
+    "wide_deep": wide_deep.FAMILY,
+    "face": face.FAMILY,
+}
 FUNCTION = "function"  # the family of `package.module:function`
 GRAPH = "graph"  # the family of an imported model, whose specification holds its forward graph
 

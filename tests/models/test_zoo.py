@@ -103,7 +103,7 @@ MLP = {"inputs": 10, "columns": 3, "hidden": 4, "layers": 1, "classes": 2}
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        (ModelSpec(name="own", family="cnn", config={}), "no family `cnn`; choose one of gpt"),
+        (ModelSpec(name="own", family="cnn", config={}), "no family `cnn`; choose one of mlp, gpt"),
         (ModelSpec(name="own", family="mlp", config={"width": 3}), "configuration of `mlp`"),
         (
             ModelSpec(name="own", family="gpt", config=GPT),

@@ -1,0 +1,160 @@
+"""Parts of convolutional models: a convolution, a batch norm, a pooling, each with its weights.
+
+A batch norm takes its statistics over the whole microbatch. Running averages of them, which only
+inference reads, are no part of a training graph.
+
+Shape legend: b batch, c channels read, n channels made, y x rows and columns of an image, j i those
+after a window has passed over it, q p those of the window, g groups of channels.
+"""
+
+from math import sqrt
+
+from models.builder import GraphBuilder
+from models.errors import ModelError
+
+SAME = "b c y x -> b c y x"
+
+
+def convolution(
+    builder: GraphBuilder,
+    name: str,
+    x: str,
+    channels: int,
+    *,
+    size: int = 3,
+    stride: int = 1,
+    padding: int | None = None,
+    depthwise: bool = False,
+) -> str:
+    """Add a convolution without bias, whose weight is `<block>.<name>.weight`.
+
+    Weights start at He et al.'s deviation sqrt(2 / inputs of an output) (arXiv 1502.01852, section
+    2.2).
+
+    Parameters
+    ----------
+    x : str
+        Images, b c y x.
+    channels : int
+        Channels made; a depthwise convolution makes as many as it reads.
+    size, stride : int
+        Rows and columns of the square window, and how far it moves.
+    padding : int, optional
+        Zeros on every side; half the window by default.
+    depthwise : bool
+        Every channel is convolved by itself.
+
+    Raises
+    ------
+    ModelError
+        The window is larger than the padded image.
+    """
+    batch, read, rows, columns = builder.tensors[x].shape
+    pad = size // 2 if padding is None else padding
+    made = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
+    inputs = 1 if depthwise else read
+    weight = builder.parameter(
+        f"{name}.weight",
+        "n c q p",
+        (channels, inputs, size, size),
+        std=sqrt(2 / (inputs * size * size)),
+    )
+    labels = "b c y! x!, n c q! p! -> b n j! i!"
+    if depthwise:
+        labels = "b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!"
+    return builder.apply(
+        "conv",
+        name,
+        (x, weight),
+        labels,
+        shapes=((batch, channels, *made),),
+        attributes={"stride_y": stride, "stride_x": stride, "pad_y": pad, "pad_x": pad},
+    )
+
+
+def places(pixels: int, size: int, stride: int, pad: int, name: str) -> int:
+    """How many places a window has along a side of `pixels`; raises ModelError where it has none.
+
+    Examples
+    --------
+    >>> places(224, 7, 2, 3, "stem")
+    112
+    """
+    if pixels + 2 * pad < size:
+        raise ModelError(
+            f"op `{name}`: a window of {size} does not fit {pixels} pixels padded by {pad}; use "
+            f"larger images"
+        )
+    return (pixels + 2 * pad - size) // stride + 1
+
+
+def max_pool(builder: GraphBuilder, name: str, x: str, *, size: int, stride: int, pad: int) -> str:
+    """Add the largest value of every square window."""
+    batch, channels, rows, columns = builder.tensors[x].shape
+    made = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
+    return builder.apply(
+        "max_pool",
+        name,
+        (x,),
+        "b c y! x! -> b c j! i!",
+        shapes=((batch, channels, *made),),
+        attributes={
+            "stride_y": stride,
+            "stride_x": stride,
+            "pad_y": pad,
+            "pad_x": pad,
+            "size_y": size,
+            "size_x": size,
+        },
+    )
+
+
+def batch_norm(
+    builder: GraphBuilder, name: str, x: str, *, epsilon: float = 1e-5, scaled: bool = True
+) -> str:
+    """Add a batch norm over the channels (dim 1) of images b c y x or of features b c.
+
+    Its scale starts at one and its shift at zero; where not `scaled` the scale stays one.
+    """
+    shape = builder.tensors[x].shape
+    channels = shape[1:2]
+    dims = "b c y x" if len(shape) == 4 else "b c"
+    sums = builder.apply("channel_sums", f"{name}.sums", (x,), f"{dims} -> c")
+    squares = builder.apply("channel_squares", f"{name}.squares", (x, sums), f"{dims}, c -> c")
+    if scaled:
+        scale = builder.parameter(f"{name}.weight", "c", channels, init="ones", decay=False)
+    else:
+        scale = _ones(builder, f"{name}.weight", channels)
+    shift = builder.parameter(f"{name}.bias", "c", channels, init="zeros", decay=False)
+    return builder.apply(
+        "batch_norm",
+        name,
+        (x, sums, squares, scale, shift),
+        f"{dims}, c, c, c, c -> {dims}",
+        attributes={"epsilon": epsilon},
+    )
+
+
+def _ones(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
+    once = builder.apply(
+        "constant", name, (), "-> c", shapes=(shape,), attributes={"value": 1.0, "data": ""}
+    )
+    return builder.repeat(once, name, "c")
+
+
+def prelu(builder: GraphBuilder, name: str, x: str) -> str:
+    """Add a rectifier whose negative slope is learned per channel, from zero (a plain one) on.
+
+    He et al., arXiv 1502.01852, section 2.1.
+    """
+    channels = builder.tensors[x].shape[1:2]
+    slope = builder.parameter(f"{name}.weight", "c", channels, init="zeros", decay=False)
+    return builder.apply("prelu", name, (x, slope), "b c y x, c -> b c y x")
+
+
+def global_mean(builder: GraphBuilder, name: str, x: str) -> str:
+    """Add the mean of every channel over its image: b c y x -> b c."""
+    rows, columns = builder.tensors[x].shape[2:]
+    total = builder.apply("sum", f"{name}.sum", (x,), "b c y x -> b c")
+    attributes = {"factor": 1 / (rows * columns)}
+    return builder.apply("scale", name, (total,), "b c -> b c", attributes=attributes)

@@ -1,0 +1,160 @@
+"""The zoo's models of images, faces and clicks: published sizes, structure, and what is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.errors import ModelError
+from models.graph import Graph
+from models.inference import check_graph
+from models.ops import model_flops
+from models.spec import Config, ModelSpec
+from models.zoo.catalogue import FAMILIES, build, model_spec
+
+# torchvision's documentation of its weights ("Num. params", version 0.20, 2024).
+RESNET = {
+    "resnet-18": 11_689_512,
+    "resnet-34": 21_797_672,
+    "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160,
+    "resnet-152": 60_192_808,
+}
+
+
+def built(name: str, **config: object) -> Graph:
+    """A model of the catalogue with some of its sizes changed."""
+    spec = model_spec(name)
+    return check_graph(build(msgspec.structs.replace(spec, config={**spec.config, **config}), 2))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", RESNET)
+def test_resnets_have_exactly_the_published_parameters(name: str) -> None:
+    assert built(name).parameter_count == RESNET[name]
+
+
+def test_resnet_50_multiplies_as_often_as_published() -> None:
+    # 4.09 billion multiply-adds per image (torchvision's documentation, "GFLOPS" of resnet50).
+    assert model_flops(built("resnet-50")) / 2 / 2 == pytest.approx(4.09e9, rel=2e-3)
+
+
+def test_the_face_networks_have_the_published_parameters() -> None:
+    def network(name: str) -> int:
+        graph = built(name)
+        classifier = graph.tensor("head.classes.weight").shape
+        return graph.parameter_count - classifier[0] * classifier[1]
+
+    # deepinsight/insightface's iresnet100 holds 65,156,160 values, of which the 512 scales of the
+    # last norm are fixed; Chen et al., arXiv 1804.07573, section 4.2: "0.99 million parameters".
+    assert network("arcface-r100") == 65_156_160 - 512
+    assert network("arcface-mobilefacenet") == pytest.approx(0.99e6, rel=0.015)
+
+
+def test_the_classifier_has_a_row_of_512_for_every_identity() -> None:
+    assert built("arcface-r100-1e7").tensor("head.classes.weight").shape == (10**7, 512)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("wide-deep", 10**6), ("wide-deep-1e8", 10**8)])
+def test_wide_and_deep_counts_two_tables_and_its_layers(name: str, rows: int) -> None:
+    layers = (26 * 16 + 13) * 1024 + 6 * 1024 * 1024 + 7 * 1024
+    assert built(name).parameter_count == rows * (16 + 1) + layers + 1024 + 1
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "arcface-r100", "arcface-mobilefacenet"])
+def test_blocks_of_one_template_have_the_same_ops_and_shapes(name: str) -> None:
+    graph = built(name)
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for block in graph.blocks:
+        ops = [
+            (op.name.removeprefix(block), op.kind, op.labels, graph.tensor(op.outputs[0]).shape)
+            for op in graph.ops
+            if op.block == block
+        ]
+        assert found.setdefault(graph.templates[block], ops) == ops  # type: ignore[arg-type]
+    assert len(found) < len(graph.blocks)
+
+
+@pytest.mark.parametrize(("first", "strides"), [(False, [1, 2, 1]), (True, [2, 1, 1])])
+def test_version_1_5_strides_in_the_window_of_three(first: bool, strides: list[int]) -> None:
+    graph = built("resnet-50", stride_first=first)
+    found = [
+        op.attributes["stride_y"]
+        for op in graph.ops
+        if op.kind == "conv" and op.name.startswith("stage.1.0.conv")
+    ]
+    assert found == strides
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "complaint"),
+    [
+        ("resnet-50", {"block": "wide"}, "choose basic or bottleneck"),
+        ("resnet-50", {"depths": (1, 2)}, "`depths` has 2 stages, `widths` 4"),
+        ("resnet-50", {"widths": (256, 3, 1024, 2048)}, "`widths` is 3, below 4"),
+        ("resnet-50", {"depths": (3, 0, 1, 1)}, "`depths` is 0, below 1"),
+        ("resnet-50", {"depths": (3, 10**12, 1, 1)}, "at most 10000 are built"),
+        ("resnet-50", {"activation": "power"}, "choose one of relu"),
+        ("resnet-50", {"image_size": 0}, "`image_size` is 0, below 1"),
+        ("wide-deep", {"vocab": 25}, "too few rows for 26 fields"),
+        ("wide-deep", {"hidden": -1}, "`hidden` is -1, below 1"),
+        ("wide-deep", {"layers": 10**9}, "at most 10000 are built"),
+        ("arcface-r100", {"network": "vgg"}, "choose iresnet, mobilefacenet"),
+        ("arcface-r100", {"widths": ()}, "expected one of each per stage"),
+        ("arcface-mobilefacenet", {"depths": (1,), "widths": (8,)}, "expected none"),
+        ("arcface-r100", {"margin": float("nan")}, "`margin` is nan radians"),
+        ("arcface-r100", {"classes": 0}, "`classes` is 0, below 1"),
+        ("arcface-r100", {"clases": 3}, "unknown field `clases`"),
+    ],
+)
+def test_sizes_that_cannot_be_built_are_refused_with_the_fix(
+    name: str, config: Config, complaint: str
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        built(name, **config)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["resnet-50", "wide-deep", "arcface-r100"])
+def test_images_and_advertisements_have_no_sequence(name: str) -> None:
+    with pytest.raises(ModelError, match="has no sequence"):
+        model_spec(name, seq_len=7)
+
+
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 12),
+    st.sampled_from([2**40, 10**30]),
+    st.floats(),
+    st.sampled_from(["", "basic", "bottleneck", "iresnet", "mobilefacenet", "relu", "power"]),
+    st.lists(st.integers(-1, 9), max_size=3).map(tuple),
+)
+_FIELDS = sorted(
+    {
+        field
+        for family in ("resnet", "wide_deep", "face")
+        for field in FAMILIES[family].config.__struct_fields__
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    family=st.sampled_from(["resnet", "wide_deep", "face"]),
+    changes=st.dictionaries(st.sampled_from(_FIELDS), _VALUES, max_size=3),
+    kept=st.sets(st.sampled_from(_FIELDS)),
+)
+def test_any_configuration_builds_a_graph_or_is_refused_as_a_model_error(
+    family: str, changes: dict[str, object], kept: set[str]
+) -> None:
+    row = FAMILIES[family]
+    start = dict(next(iter(row.models.values())))
+    known = set(row.config.__struct_fields__)
+    config = {k: v for k, v in start.items() if k in kept or len(kept) < 6}
+    config |= {k: v for k, v in changes.items() if k in known}  # type: ignore[misc]
+    spec = ModelSpec(name="own", family=family, config=config)
+    try:
+        graph = build(spec, 1)
+    except ModelError:
+        return
+    assert check_graph(graph).parameter_count > 0
