@@ -1,5 +1,7 @@
 """The training graph: a forward graph with its gradients, the step's totals and the optimizer."""
 
+from itertools import count
+
 from models.builder import GraphBuilder
 from models.errors import ModelError
 from models.gradients import backward
@@ -108,7 +110,7 @@ def _loss_and_count(forward: Graph) -> tuple[Op, Op]:
         if op.kind in SCALARS and not tensors[op.outputs[0]].shape and op.outputs[0] not in read
     ]
     counts = [op for op in forward.ops if op.kind == "count_valid"]
-    for found, what in ((losses, "scalar `sum` (or `add` of sums) of losses"), (counts, "`count_valid`")):
+    for found, what in ((losses, "scalar `sum` of losses"), (counts, "`count_valid`")):
         if len(found) != 1:
             raise ModelError(
                 f"graph `{forward.name}` has {len(found)} ops that are the {what}; a graph to "
@@ -145,11 +147,14 @@ def _learning_rate(builder: GraphBuilder, training: TrainingSpec, dtype: str) ->
 def _update(builder: GraphBuilder, training: TrainingSpec, variable: Op, gradient: str) -> None:
     name = variable.outputs[0]
     (operand,) = parse(variable.labels).outputs
+    # The totals' own label: `z`, or a longer one where the variable has that.
+    own = next("z" * n for n in count(1) if ("z" * n,) not in operand)
+    totals = ((own,),)
     builder.emit(
         training.optimizer,
         f"{name}.next",
         (name, gradient, STEP_TOTALS, LEARNING_RATE),
-        write((operand, operand, (("z",),), ()), (operand,), frozenset("z")),
+        write((operand, operand, totals, ()), (operand,), frozenset({own})),
         attributes=_optimizer_attributes(training, variable),
         block=variable.block,
         phase=Phase.UPDATE,

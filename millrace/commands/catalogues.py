@@ -23,7 +23,7 @@ def models(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List models: parameters and training FLOPs of one sample."""
+    """List models: parameters, training FLOPs of one sample, and what can be pinned."""
     from models.zoo.catalogue import NAMES
 
     rows = [_model_row(name, seq_len) for name in names or NAMES]
@@ -48,27 +48,51 @@ def clusters(
 
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
-    from models.ops import model_flops
-    from models.spec import TrainingSpec
-    from models.zoo.catalogue import build_training, model_spec
+    from models.counting import splits, training_flops
+    from models.zoo.catalogue import build, model_spec
 
     spec = model_spec(name, seq_len)
-    graph = build_training(spec, TrainingSpec(), 1)
+    graph = build(spec, 1)
+    found = splits(graph)
     return {
         "name": spec.name,
         "parameters": graph.parameter_count,
-        "training_flops": model_flops(graph),
+        "training_flops": training_flops(graph),
+        "pins": _pins(found),
+        "blocks": found["blocks"],
+        "experts": found["experts"],
         "seq_len": spec.seq_len,
         "family": spec.family,
         "config": spec.config,
     }
 
 
+def _pins(found: dict[str, int | bool]) -> list[str]:
+    """Degrees and choices of `millrace plan` that mean something for the model."""
+    known = {
+        "dp": found["batch"],
+        "tp": found["tensor"],
+        "pp": found["blocks"] != 1,
+        "cp": found["sequence"],
+        "ep": found["experts"],
+        "zero": found["batch"],
+        "sequence_parallel": found["sequence_parallel"],
+    }
+    return [name for name, meant in known.items() if meant]
+
+
+def _pinned(row: dict[str, Any]) -> str:
+    """The pins in one cell, with the most that blocks and experts allow."""
+    most = {"pp": f"pp≤{row['blocks']}", "ep": f"ep≤{row['experts']}", "sequence_parallel": "sp"}
+    return " ".join(most.get(name, name) for name in row["pins"])
+
+
 def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
-    table = Table()
+    table = Table(caption="sp: sequence_parallel", caption_justify="left")
     table.add_column("model", no_wrap=True)
     for column in ("parameters", "", "seq_len", "training FLOPs of a sample"):
         table.add_column(column, justify="right")
+    table.add_column("can be pinned", no_wrap=True)
     for row in rows:
         table.add_row(
             row["name"],
@@ -76,6 +100,7 @@ def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
             format_count(row["parameters"]),
             str(row["seq_len"]),
             format_rate(row["training_flops"], "FLOP").removesuffix("/s"),
+            _pinned(row),
         )
     console.print(table)
 

@@ -75,9 +75,12 @@ class Tape:
         shape = target.shape if like is None else self.builder.tensors[op.inputs[like]].shape
         expression = parse(labels)
         read = [self.builder.tensors[name].shape for name in inputs]
-        first = expression.outputs[0]
-        sizes = {dim[0]: n for dim, n in zip(first, shape, strict=True) if len(dim) == 1}
-        sizes = bind(expression, read, (), sizes, op=op.name, tensors=inputs)
+        if len(expression.outputs) == 1:
+            sizes = bind(expression, read, (shape,), op=op.name, tensors=inputs)
+        else:
+            first = zip(expression.outputs[0], shape, strict=True)
+            known = {dim[0]: size for dim, size in first if len(dim) == 1}
+            sizes = bind(expression, read, (), known, op=op.name, tensors=inputs)
         return self.builder.emit(
             kind,
             f"{op.name}.{suffix or self._suffix(op, index)}",

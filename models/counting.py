@@ -1,0 +1,76 @@
+"""What a forward graph says of its training without the training graph: FLOPs, and what can split.
+
+`model_flops` of the training graph gives the same count; for the list of all models that would mean
+to differentiate each of them.
+"""
+
+from models.graph import Graph, Op, Phase
+from models.labels import BATCH, EXPERT, SEQUENCE, parse
+from models.ops import op_flops, op_kind
+
+NORMS = ("layer_norm", "rms_norm")
+
+
+def training_flops(forward: Graph) -> int:
+    """FLOPs of one microbatch, forward and backward, as `models.ops.model_flops` counts them.
+
+    A product's backward is as much again for every factor that depends on a variable; attention's
+    is its gradient's own row.
+    """
+    tensors = forward.tensors_by_name
+    trained: set[str] = set()
+    total = 0
+    for op in forward.ops:
+        if op.kind == "variable" or not trained.isdisjoint(op.inputs):
+            trained.update(op.outputs)
+        if op.phase is Phase.BEGIN or not op_kind(op.kind).products:
+            continue
+        inputs = [tensors[name].shape for name in op.inputs]
+        outputs = [tensors[name].shape for name in op.outputs]
+        flops = op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
+        total += flops + flops * _backward_products(op, trained) // len(op_kind(op.kind).products)
+    return total
+
+
+def _backward_products(op: Op, trained: set[str]) -> int:
+    """Products of the backward pass, of those of one forward pass."""
+    row = op_kind(op.kind)
+    wanted = sum(name in trained for name in op.inputs)
+    if row.linear:
+        return wanted
+    return 2 * len(row.products) if wanted else 0
+
+
+def splits(graph: Graph) -> dict[str, int | bool]:
+    """Return what a plan may split: number of blocks and experts, and which labels there are.
+
+    Returns
+    -------
+    dict
+        `blocks` (most chunks of a pipeline), `experts` (0: none), and whether products can be
+        split by `batch`, by `sequence` and by the labels of weights (`tensor`), and norms by the
+        sequence (`sequence_parallel`).
+    """
+    tensors = graph.tensors_by_name
+    labels: set[str] = set()
+    norms: set[str] = set()
+    experts = 0
+    for op in graph.ops:
+        expression = parse(op.labels)
+        if op.kind in NORMS:
+            norms.update(expression.splittable)
+        if not op_kind(op.kind).products:
+            continue
+        labels.update(expression.splittable)
+        if EXPERT in expression.splittable:
+            at = next(i for i, o in enumerate(expression.inputs) if (EXPERT,) in o)
+            dim = expression.inputs[at].index((EXPERT,))
+            experts = max(experts, tensors[op.inputs[at]].shape[dim])
+    return {
+        "blocks": len(graph.blocks),
+        "experts": experts,
+        "batch": BATCH in labels,
+        "sequence": SEQUENCE in labels,
+        "tensor": bool(labels - {BATCH, SEQUENCE, EXPERT}),
+        "sequence_parallel": SEQUENCE in norms,
+    }
