@@ -148,7 +148,9 @@ class GraphBuilder:
 
     def repeat(self, tensor: str, name: str, dims: str) -> str:
         """Bring a tensor made once a step to every microbatch; one such op per use."""
-        return self.emit("repeat", self.full_name(f"{name}.repeat"), (tensor,), f"{dims} -> {dims}")[0]
+        return self.emit(
+            "repeat", self.full_name(f"{name}.repeat"), (tensor,), f"{dims} -> {dims}"
+        )[0]
 
     def parameter(
         self,

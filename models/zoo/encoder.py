@@ -1,0 +1,104 @@
+"""Parts of an encoder, as BERT and the vision transformer have them: biases everywhere.
+
+Where the norms stand is the family's own affair. Heads stay a dim of their own, so that splitting
+them is S on that dim.
+
+Shape legend: b batch, t queries (places), s keys, k features read, n features made, h heads,
+d features of a head, z the one place that is kept.
+"""
+
+from math import sqrt
+
+from models.builder import GraphBuilder, dense, dropout
+from models.errors import ModelError
+
+INIT_STD = 0.02
+
+ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh")
+
+
+def attention_part(builder: GraphBuilder, x: str, heads: int, *, bias: bool = True) -> str:
+    """Add attention of every place to every place, with its projections; `bias`: of q, k and v."""
+    hidden = builder.tensors[x].shape[-1]
+    sizes = {"h": heads, "d": hidden // heads}
+    query, key, value = (
+        dense(builder, f"attn.{part}", x, "b t k, k h d -> b t h d", sizes, bias=bias)
+        for part in ("q", "k", "v")
+    )
+    mixed = builder.apply(
+        "attention",
+        "attn.core",
+        (query, key, value),
+        "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h",
+        attributes={"causal": False, "scale": 1 / sqrt(sizes["d"])},
+    )
+    return dense(builder, "attn.out", mixed, "b t h d, h d n -> b t n", {"n": hidden})
+
+
+def feed_forward_part(builder: GraphBuilder, x: str, ffn_hidden: int, activation: str) -> str:
+    """Add two products with an activation between them."""
+    hidden = builder.tensors[x].shape[-1]
+    labels = "b t k, k n -> b t n"
+    wide = dense(builder, "mlp.fc1", x, labels, {"n": ffn_hidden})
+    active = builder.apply(activation, f"mlp.{activation}", (wide,), "b t n -> b t n")
+    return dense(builder, "mlp.fc2", active, labels, {"n": hidden})
+
+
+def residual(builder: GraphBuilder, name: str, x: str, part: str, rate: float) -> str:
+    """Add a part, thinned by dropout, to what it read."""
+    kept = dropout(builder, f"{name}.dropout", part, "b t n", rate)
+    return builder.apply("add", name, (x, kept), "b t n, b t n -> b t n")
+
+
+def layer_norm(builder: GraphBuilder, name: str, x: str, epsilon: float) -> str:
+    """Add a layer norm with its own scale and shift over the last dim of `b t d`."""
+    hidden = builder.tensors[x].shape[-1]
+    scale = builder.parameter(f"{name}.weight", "d", (hidden,), init="ones", decay=False)
+    shift = builder.parameter(f"{name}.bias", "d", (hidden,), init="zeros", decay=False)
+    return builder.apply(
+        "layer_norm",
+        name,
+        (x, scale, shift),
+        "b t d!, d!, d! -> b t d!, b t, b t",
+        attributes={"epsilon": epsilon},
+    )
+
+
+def first_place(builder: GraphBuilder, name: str, x: str) -> str:
+    """Keep what stands at the first place of `b t d`, as `b d`."""
+    batch, _, hidden = builder.tensors[x].shape
+    kept = builder.apply(
+        "narrow",
+        f"{name}.place",
+        (x,),
+        "b t! d -> b z! d",
+        shapes=((batch, 1, hidden),),
+        attributes={"start": 0},
+    )
+    return builder.apply("sum", name, (kept,), "b z d -> b d")
+
+
+def check_sizes(model: str, sizes: dict[str, int]) -> None:
+    """Raise ModelError when one of the named sizes is below 1."""
+    for field, size in sizes.items():
+        if size < 1:
+            raise ModelError(f"model `{model}`: `{field}` is {size}, below 1")
+
+
+def check_heads(model: str, hidden: int, heads: int) -> None:
+    """Raise ModelError when heads do not divide the hidden size."""
+    if hidden % heads:
+        raise ModelError(f"model `{model}`: hidden ({hidden}) is not divisible by heads ({heads})")
+
+
+def check_part(model: str, activation: str, epsilon: float, dropout_rate: float) -> None:
+    """Raise ModelError when an activation is unknown, or a number is out of its range."""
+    if activation not in ACTIVATIONS:
+        raise ModelError(
+            f"model `{model}`: there is no activation `{activation}`; choose one of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    if not 0 < epsilon < 1:
+        raise ModelError(f"model `{model}`: `epsilon` is {epsilon}; expected 0 < epsilon < 1")
+    if not 0 <= dropout_rate < 1:
+        raise ModelError(f"model `{model}`: `dropout` is {dropout_rate}; expected 0 <= dropout < 1")
