@@ -7,9 +7,20 @@ and is the file to read first.
 """
 
 from executor.data.classes import Blobs
+from executor.data.clicks import SyntheticClicks
+from executor.data.images import Digits, Patterns
 from executor.data.masked import MaskedText
 from executor.data.opening import open_dataset
 from executor.data.pairs import TextPairs
 from executor.data.text import TokenWindows
 
-__all__ = ["Blobs", "MaskedText", "TextPairs", "TokenWindows", "open_dataset"]
+__all__ = [
+    "Blobs",
+    "Digits",
+    "MaskedText",
+    "Patterns",
+    "SyntheticClicks",
+    "TextPairs",
+    "TokenWindows",
+    "open_dataset",
+]

@@ -21,6 +21,11 @@ class Blobs:
     classes: int
     seed: int
 
+    @property
+    def description(self) -> str:
+        """What a run trains on, for the reader."""
+        return f"synthetic points around {self.classes} centres"
+
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
         """Return class ids [samples] or features [samples, region…].
 

@@ -50,6 +50,11 @@ class MaskedText:
     mask_id: int
     random_halves: bool
 
+    @property
+    def description(self) -> str:
+        """What a run trains on, for the reader."""
+        return f"text with ids hidden: {self.corpus.origin}"
+
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
         """Return a region of t of every sample [samples, region], or one class of each [samples].
 

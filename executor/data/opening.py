@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from executor.data.classes import Blobs
+from executor.data.clicks import SyntheticClicks
 from executor.data.corpus import open_corpus
+from executor.data.images import Patterns, open_digits
 from executor.data.masked import MaskedText
 from executor.data.pairs import TextPairs
 from executor.data.text import TokenWindows
@@ -141,6 +143,28 @@ def _classes(request: Request) -> Dataset:
     return Blobs(classes=classes, seed=request.seed)
 
 
+def _digits(request: Request) -> Dataset:
+    request.refuse_path("handwritten digits")
+    classes = request.inputs["classes"].values if "classes" in request.inputs else 1
+    return open_digits(classes, request.seed)
+
+
+def _faces(request: Request) -> Dataset:
+    request.refuse_path("synthetic faces")
+    return Patterns(classes=request.inputs["identities"].values, seed=request.seed, of="identities")
+
+
+def _clicks(request: Request) -> Dataset:
+    request.refuse_path("synthetic click logs")
+    sizes = {name: read.shape[0] for name, read in request.inputs.items() if read.shape}
+    return SyntheticClicks(
+        fields=sizes.get("categories", 0),
+        numbers=sizes.get("features", 0),
+        rows=request.inputs["categories"].values if "categories" in request.inputs else 1,
+        seed=request.seed,
+    )
+
+
 OPENINGS: tuple[Opening, ...] = (
     Opening(frozenset({"tokens", "targets"}), _next_tokens),
     Opening(
@@ -148,4 +172,7 @@ OPENINGS: tuple[Opening, ...] = (
     ),
     Opening(frozenset({"source_tokens", "decoder_tokens", "decoder_targets"}), _pairs),
     Opening(frozenset({"features", "classes"}), _classes),
+    Opening(frozenset({"images", "classes"}), _digits),
+    Opening(frozenset({"images", "identities"}), _faces),
+    Opening(frozenset({"categories", "features", "clicks"}), _clicks),
 )

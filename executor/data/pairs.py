@@ -33,6 +33,11 @@ class TextPairs:
     source_length: int
     target_length: int
 
+    @property
+    def description(self) -> str:
+        """What a run trains on, for the reader."""
+        return f"text and its continuation: {self.corpus.origin}"
+
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
         """Return ids [samples, region].
 

@@ -28,6 +28,11 @@ class TokenWindows:
     corpus: Corpus
     seed: int
 
+    @property
+    def description(self) -> str:
+        """What a run trains on, for the reader."""
+        return f"text: {self.corpus.origin}"
+
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
         """Return token or target ids [samples, region of t].
 

@@ -78,8 +78,13 @@ class Dataset(Protocol):
     """Where samples come from; `executor.data` holds the implementations.
 
     A sample is known by its number in the whole run, so that every rank reads its own rows and
-    gets the values it would find in the whole batch.
+    gets the values it would find in the whole batch. `description` says what a run trains on.
     """
+
+    @property
+    def description(self) -> str:
+        """One short line for the reader."""
+        ...
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
         """Return the source's region of each of `samples`, stacked along dim 0."""

@@ -239,7 +239,7 @@ def _head(builder: GraphBuilder, config: FaceConfig, x: str) -> None:
     weight = builder.repeat(weight, "classes.unit", "s d")
     cosine = builder.apply("matmul", "cosine", (x, weight), "b d, s d -> b s")
     identities = builder.input(
-        "targets", "b", (builder.batch,), source="classes", values=config.classes
+        "targets", "b", (builder.batch,), source="identities", values=config.classes
     )
     logits = builder.apply(
         "arc_margin",

@@ -1,0 +1,149 @@
+"""Images: scikit-learn's handwritten digits, or synthetic ones with a pattern per class.
+
+The digits are 1,797 real images of 8x8, part of the optional package scikit-learn. A model of fewer
+than ten classes gets the first digits only; of more than ten, the others never occur. They are
+enlarged to the model's images by nearest neighbour, the same in every channel, and brought to mean
+0 and deviation 1 over all pixels.
+
+Notes
+-----
+Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI machine learning repository
+(1998), whose test set scikit-learn ships.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.data.draws import CLASS_KEYS, generator
+from executor.errors import DataError
+from executor.kernels.context import Array, Dataset, Source
+
+DIGITS = 10
+PATTERN_SIDE = 8
+"""Rows and columns of a class's pattern before it is enlarged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """Handwritten digits, drawn with repetition.
+
+    Parameters
+    ----------
+    images
+        Normalised pixels, n y x.
+    labels
+        The digit of each.
+    seed
+        Seed of the draws.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int32]
+    seed: int
+
+    @property
+    def description(self) -> str:
+        """What a run trains on, for the reader."""
+        kinds = len(np.unique(self.labels))
+        return f"scikit-learn's handwritten digits ({len(self.images)} images, {kinds} classes)"
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+        """Return digits [samples] or images [samples, region of c y x].
+
+        Raises
+        ------
+        DataError
+            The source is neither images nor classes.
+        """
+        drawn = [int(generator(self.seed, n).integers(len(self.images))) for n in samples.tolist()]
+        if source.name == "classes":
+            return self.labels[drawn]
+        _check_images(source, self.description, "images and classes")
+        return _enlarged(self.images[drawn][:, None], source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patterns:
+    """Synthetic images: a random pattern per class, and noise of the same deviation.
+
+    Parameters
+    ----------
+    classes
+        How many there are; each sample's is drawn.
+    seed
+        Seed of patterns, draws and noise.
+    of
+        What a class stands for: `classes` or, for faces, `identities`.
+    """
+
+    classes: int
+    seed: int
+    of: str = "classes"
+
+    @property
+    def description(self) -> str:
+        """What a run trains on, for the reader."""
+        return f"synthetic images (a random pattern for each of {self.classes} {self.of})"
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+        """Return class ids [samples] or images [samples, region of c y x].
+
+        Raises
+        ------
+        DataError
+            The source is neither images nor what the classes stand for.
+        """
+        if source.name == self.of:
+            return np.array([self._draw(sample)[0] for sample in samples.tolist()], np.int32)
+        _check_images(source, "synthetic image data", f"images and {self.of}")
+        channels = source.shape[0]
+        shape = tuple(part.stop - part.start for part in source.region)
+        found = np.empty((len(samples), *shape), np.float32)
+        for row, sample in enumerate(samples.tolist()):
+            label, drawn = self._draw(sample)
+            noise = drawn.standard_normal(source.shape, np.float32)
+            pattern = generator(self.seed, CLASS_KEYS + label).standard_normal(
+                (1, channels, PATTERN_SIDE, PATTERN_SIDE), np.float32
+            )
+            found[row] = _enlarged(pattern, source)[0] + noise[source.region]
+        return found
+
+    def _draw(self, sample: int) -> tuple[int, np.random.Generator]:
+        """Return the class of a sample and the generator from which its noise follows."""
+        drawn = generator(self.seed, sample)
+        return int(drawn.integers(self.classes)), drawn
+
+
+def open_digits(classes: int, seed: int) -> Dataset:
+    """Return the digits below `classes`; synthetic patterns where scikit-learn is not installed."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        return Patterns(classes=min(classes, DIGITS), seed=seed)
+    pixels, labels = load_digits(return_X_y=True)
+    images = pixels.reshape(-1, 8, 8)
+    normed = ((images - images.mean()) / images.std()).astype(np.float32)
+    kept = labels < classes
+    return Digits(images=normed[kept], labels=labels[kept].astype(np.int32), seed=seed)
+
+
+def _check_images(source: Source, data: str, held: str) -> None:
+    if source.name != "images":
+        raise DataError(f"{data} holds {held}; the model reads `{source.name}`")
+    if len(source.shape) != 3:
+        raise DataError(
+            f"{data} holds images of channels, rows and columns; the model reads samples of "
+            f"{len(source.shape)} dims"
+        )
+
+
+def _enlarged(images: NDArray[np.float32], source: Source) -> NDArray[np.float32]:
+    """Return the source's region of images n c y x, each pixel the nearest; one channel is all."""
+    _, height, width = source.shape
+    channels, rows, columns = (np.arange(part.start, part.stop) for part in source.region)
+    if images.shape[1] == 1:
+        channels = np.zeros_like(channels)
+    rows, columns = rows * images.shape[2] // height, columns * images.shape[3] // width
+    return images[:, channels[:, None, None], rows[:, None], columns]
