@@ -3,14 +3,13 @@
 from executor.errors import ExecutorError
 from executor.kernels.attention import attention, attention_grad
 from executor.kernels.context import Kernel, KernelContext, KernelFactory
-from executor.kernels.elementwise.arithmetic import (
-    accumulate,
-    add,
-    cast,
-    gelu,
-    gelu_grad,
-    relu,
-    relu_grad,
+from executor.kernels.elementwise.arithmetic import accumulate, add, cast, mul, scale, shift
+from executor.kernels.elementwise.pointwise import (
+    POINTWISE,
+    prelu,
+    prelu_grad,
+    swiglu,
+    swiglu_grad,
 )
 from executor.kernels.matmul import matmul
 from executor.kernels.movement import narrow, pad, rearrange, slice_, sum_, widen
@@ -31,7 +30,7 @@ from executor.kernels.rows.loss import (
 from executor.kernels.sequence.embedding import embedding, embedding_grad
 from executor.kernels.source import input_
 
-KERNELS: dict[str, KernelFactory] = {
+KERNELS: dict[str, KernelFactory] = POINTWISE | {
     "accumulate": accumulate,
     "adamw": adamw,
     "add": add,
@@ -43,8 +42,6 @@ KERNELS: dict[str, KernelFactory] = {
     "cross_entropy_grad": cross_entropy_grad,
     "embedding": embedding,
     "embedding_grad": embedding_grad,
-    "gelu": gelu,
-    "gelu_grad": gelu_grad,
     "input": input_,
     "layer_norm": layer_norm,
     "layer_norm_grad_input": layer_norm_grad_input,
@@ -52,19 +49,24 @@ KERNELS: dict[str, KernelFactory] = {
     "learning_rate": learning_rate,
     "loss_from_sums": loss_from_sums,
     "matmul": matmul,
+    "mul": mul,
+    "narrow": narrow,
     "pad": pad,
-    "widen": widen,
+    "prelu": prelu,
+    "prelu_grad": prelu_grad,
     "rearrange": rearrange,
-    "relu": relu,
-    "relu_grad": relu_grad,
     "row_max": row_max,
+    "scale": scale,
     "sgd": sgd,
     "shifted_sums": shifted_sums,
+    "shift": shift,
     "slice": slice_,
-    "narrow": narrow,
     "squared_sum": squared_sum,
     "step_totals": step_totals,
     "sum": sum_,
+    "swiglu": swiglu,
+    "swiglu_grad": swiglu_grad,
+    "widen": widen,
 }
 
 

@@ -18,6 +18,18 @@ EXAMPLES = (
     Example(kind="add", labels="b t d, t d -> b t d", formula=lambda x, y: x + y),
     Example(kind="add", labels="k n, k n, k n -> k n", formula=lambda x, y, z: x + y + z),
     Example(kind="add", labels="k n, n k -> n k", formula=lambda x, y: x.T + y),
+    Example(kind="mul", labels="b t n, b t n -> b t n", formula=lambda x, y: x * y),
+    Example(kind="mul", labels="b t n, n -> b t n", formula=lambda x, y: x * y),
+    Example(kind="mul", labels="b t, b t n -> b n t", formula=einsum("bt,btn->bnt")),
+    Example(kind="mul", labels="b t n, () -> b t n", formula=lambda x, y: x * y),
+    Example(kind="mul", labels="b t n, b t n -> n", formula=einsum("btn,btn->n")),
+    Example(kind="mul", labels="b t n, b t n -> b t", formula=einsum("btn,btn->bt")),
+    Example(kind="mul", labels="b t n, b t -> b n", formula=einsum("btn,bt->bn")),
+    Example(kind="mul", labels="b t, b t -> ", formula=einsum("bt,bt->")),
+    Example(
+        kind="scale", labels="b n -> b n", formula=lambda x: -1.5 * x, attributes={"factor": -1.5}
+    ),
+    Example(kind="shift", labels="b n -> b n", formula=lambda x: x + 3, attributes={"value": 3}),
     Example(kind="sum", labels="b t n -> n", formula=lambda x: x.sum((0, 1))),
     Example(kind="sum", labels="b t n -> b n", formula=lambda x: x.sum(1)),
     Example(kind="sum", labels="b t h -> h b", formula=lambda x: x.sum(1).T),

@@ -1,0 +1,200 @@
+"""Kernels of the pointwise functions and of the gates made of them: swiglu and prelu.
+
+Those of many passes go chunk by chunk, so that only the first and last pass touch memory.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.kernels.chunks import chunks, rows_per_chunk, scratch
+from executor.kernels.context import Array, Kernel, KernelContext, KernelFactory
+from executor.kernels.dims import layout
+from executor.kernels.elementwise.functions import FUNCTIONS, SPARES, Formula, sigmoid, silu
+from models.ops import FUNCTIONS as DESCRIPTIONS
+
+
+def _numbers(context: KernelContext, name: str) -> tuple[float, ...]:
+    """Return a function's attributes in the order of its row."""
+    _, names = DESCRIPTIONS[name]
+    return tuple(float(context.attributes[attribute]) for attribute in names)
+
+
+def _value(name: str, formula: Formula) -> KernelFactory:
+    """Return the kernel factory of a function of x."""
+
+    def factory(context: KernelContext) -> Kernel:
+        size = context.outputs[0].size
+        numbers = _numbers(context, name)
+        buffers = scratch(SPARES, size, context.outputs[0].dtype)
+
+        def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            x, y = inputs[0].reshape(-1), outputs[0].reshape(-1)
+            with np.errstate(over="ignore"):
+                for part in chunks(size):
+                    spare = [buffer[: part.stop - part.start] for buffer in buffers]
+                    formula(x[part], y[part], spare, *numbers)
+
+        return kernel
+
+    return factory
+
+
+def _gradient(name: str, formula: Formula) -> KernelFactory:
+    """Return the kernel factory of dy times the slope at x, of (x, dy)."""
+
+    def factory(context: KernelContext) -> Kernel:
+        size = context.outputs[0].size
+        numbers = _numbers(context, name)
+        buffers = scratch(SPARES, size, context.outputs[0].dtype)
+
+        def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            x, dy, dx = inputs[0].reshape(-1), inputs[1].reshape(-1), outputs[0].reshape(-1)
+            with np.errstate(over="ignore"):
+                for part in chunks(size):
+                    spare = [buffer[: part.stop - part.start] for buffer in buffers]
+                    formula(x[part], dx[part], spare, *numbers)
+                    np.multiply(dx[part], dy[part], out=dx[part])
+
+        return kernel
+
+    return factory
+
+
+POINTWISE: dict[str, KernelFactory] = {
+    name: _value(name, function.value) for name, function in FUNCTIONS.items()
+} | {f"{name}_grad": _gradient(name, function.slope) for name, function in FUNCTIONS.items()}
+
+
+def swiglu(context: KernelContext) -> Kernel:
+    """Return silu(gate) · up of (gate, up)."""
+    size = context.outputs[0].size
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        gate, up, y = inputs[0].reshape(-1), inputs[1].reshape(-1), outputs[0].reshape(-1)
+        with np.errstate(over="ignore"):
+            for part in chunks(size):
+                silu(gate[part], y[part], ())
+                np.multiply(y[part], up[part], out=y[part])
+
+    return kernel
+
+
+def swiglu_grad(context: KernelContext) -> Kernel:
+    """Return dgate and dup of (gate, up, dy).
+
+    With s = sigmoid(gate): dup = dy · gate s, and dgate = dy · up · (s + gate s (1 − s)).
+    """
+    size = context.outputs[0].size
+    gates, values = scratch(2, size, context.outputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        gate, up, dy = (array.reshape(-1) for array in inputs)
+        dgate, dup = (array.reshape(-1) for array in outputs)
+        with np.errstate(over="ignore"):
+            for part in chunks(size):
+                s, value = (array[: part.stop - part.start] for array in (gates, values))
+                sigmoid(gate[part], s, ())
+                np.multiply(gate[part], s, out=value)
+                np.multiply(value, dy[part], out=dup[part])
+                np.multiply(value, s, out=dgate[part])
+                np.subtract(value, dgate[part], out=value)
+                np.add(value, s, out=value)
+                np.multiply(value, up[part], out=value)
+                np.multiply(value, dy[part], out=dgate[part])
+
+    return kernel
+
+
+class _Channels:
+    """x as rows of which each (or, where channels come last, each column) has a slope of its own.
+
+    Attributes
+    ----------
+    outer, count
+        Product of the dims before the channels, and number of channels.
+    shape
+        Of x: [rows, columns].
+    """
+
+    def __init__(self, context: KernelContext) -> None:
+        found = layout(context)
+        x, slope = found.inputs[:2]
+        named = [label for label in slope if label in x]
+        if len(named) > 1 or any(found.sizes[label] > 1 for label in slope if label not in x):
+            raise ExecutorError(
+                f"prelu takes one slope or one per index of a dim of x, found `{context.labels}`",
+                actor=context.name,
+            )
+        sizes = [found.sizes[label] for label in x]
+        at = x.index(named[0]) if named else len(x) - 1
+        self.count = sizes[at] if named else 1
+        self.outer = int(np.prod(sizes[:at]))
+        inner = int(np.prod(sizes[at + 1 if named else at :]))
+        self._by_row = inner > 1 or not named
+        rows = self.outer * self.count if self._by_row else self.outer
+        self.shape = (rows, inner if self._by_row else self.count)
+        self.step = rows_per_chunk(self.shape[1], rows)
+
+    def slopes(self, slope: Array) -> Array:
+        """Return the slopes so that `slopes[rows]` broadcasts against rows of x."""
+        if self._by_row:
+            return np.tile(slope.reshape(-1), self.outer)[:, None]
+        return np.broadcast_to(slope.reshape(1, -1), self.shape)
+
+    def gather(self, products: Array, sums: Array, part: slice, target: Array) -> None:
+        """Add up the products of some rows: into `sums` by row, or into `target` by column."""
+        if self._by_row:
+            np.add.reduce(products, axis=1, out=sums[part])
+        else:
+            np.add(target, np.add.reduce(products, axis=0), out=target)
+
+    def finish(self, sums: Array, target: Array) -> None:
+        """Add the sums of the rows up by channel."""
+        if self._by_row:
+            np.add.reduce(sums.reshape(self.outer, self.count), axis=0, out=target)
+
+
+def prelu(context: KernelContext) -> Kernel:
+    """Return x where it is positive, elsewhere slope · x, of (x, slope)."""
+    channels = _Channels(context)
+    buffer = np.empty((channels.step, channels.shape[1]), context.outputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = inputs[0].reshape(channels.shape), outputs[0].reshape(channels.shape)
+        slopes = channels.slopes(inputs[1])
+        for part in chunks(channels.shape[0], channels.step):
+            below = buffer[: part.stop - part.start]
+            np.minimum(x[part], 0, out=below)
+            np.multiply(below, slopes[part], out=below)
+            np.maximum(x[part], 0, out=y[part])
+            np.add(y[part], below, out=y[part])
+
+    return kernel
+
+
+def prelu_grad(context: KernelContext) -> Kernel:
+    """Return dx and dslope = Σ dy · min(x, 0) of (x, slope, dy)."""
+    channels = _Channels(context)
+    dtype = context.outputs[0].dtype
+    buffer = np.empty((channels.step, channels.shape[1]), dtype)
+    positive = np.empty(buffer.shape, np.bool_)
+    sums = np.empty(channels.outer * channels.count, dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, dy = inputs[0].reshape(channels.shape), inputs[2].reshape(channels.shape)
+        dx, dslope = outputs[0].reshape(channels.shape), outputs[1].reshape(-1)
+        slopes = channels.slopes(inputs[1])
+        dslope.fill(0)
+        for part in chunks(channels.shape[0], channels.step):
+            spare = buffer[: part.stop - part.start]
+            np.minimum(x[part], 0, out=spare)
+            np.multiply(spare, dy[part], out=spare)
+            channels.gather(spare, sums, part, dslope)
+            mask = np.greater(x[part], 0, out=positive[: part.stop - part.start])
+            np.multiply(dy[part], slopes[part], out=dx[part])
+            np.copyto(dx[part], dy[part], where=mask)
+        channels.finish(sums, dslope)
+
+    return kernel
