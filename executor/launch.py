@@ -45,11 +45,14 @@ class Measured:
         Norm of the mean gradient of every step, before clipping.
     first_step
         Steps made by earlier runs.
+    data
+        What it trained on, in a few words.
     """
 
     trace: Trace
     losses: tuple[float, ...]
     gradient_norms: tuple[float, ...]
+    data: str
     first_step: int = 0
     backend: str = "numpy"
 
@@ -113,7 +116,7 @@ def execute(
     if learning_rate is not None:
         training = msgspec.structs.replace(plan.training, learning_rate=learning_rate)
         plan = msgspec.structs.replace(plan, training=training)
-    open_dataset(data, plan.model, seed)
+    description = open_dataset(data, plan.model, seed).description
     training_graph = build_training(plan.model, plan.training, plan.batch)
     graph = compile_plan(plan, training_graph)
     check_capacity([program.memory_bytes for program in graph.programs for _ in program.ranks])
@@ -132,7 +135,8 @@ def execute(
         checkpoint_every=checkpoint_every,
     )
     with TemporaryDirectory(prefix="millrace-") as name:
-        return _run(job, Path(name), plan, digest, progress)
+        _run(job, Path(name), plan.model.name, digest, progress)
+        return _measured(job, Path(name), digest, plan.cluster.device.name, description)
 
 
 def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) -> Job:
@@ -160,11 +164,11 @@ def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, i
     return source, manifest.step
 
 
-def _run(job: Job, folder: Path, plan: Plan, digest: str, progress: Progress | None) -> Measured:
-    """Run a job's ranks, and collect what they wrote in its folder."""
+def _run(job: Job, folder: Path, model: str, digest: str, progress: Progress | None) -> None:
+    """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
     reader = _Progress(folder, progress)
-    saved = manifest_of(job.graph, model=plan.model.name, plan_digest=digest)
+    saved = manifest_of(job.graph, model=model, plan_digest=digest)
     kept = None if job.checkpoint is None else Path(job.checkpoint)
     if kept is not None:
         remove_partial(kept)
@@ -175,19 +179,18 @@ def _run(job: Job, folder: Path, plan: Plan, digest: str, progress: Progress | N
             commit_finished(kept, saved)
 
     run_ranks("executor.worker", job.graph.ranks, folder, watch=watch)
-    return _measured(job.graph, folder, digest, plan.cluster.device.name, job.first_step)
 
 
-def _measured(
-    graph: ActorGraph, folder: Path, digest: str, device: str, first_step: int
-) -> Measured:
-    recordings = [load_recording(folder / f"rank.{rank}.npz") for rank in range(graph.ranks)]
+def _measured(job: Job, folder: Path, digest: str, device: str, data: str) -> Measured:
+    ranks = range(job.graph.ranks)
+    recordings = [load_recording(folder / f"rank.{rank}.npz") for rank in ranks]
     totals = max((recording.totals for recording in recordings), key=len)
     return Measured(
-        trace=trace_of(graph, recordings, plan_digest=digest, device=device),
+        trace=trace_of(job.graph, recordings, plan_digest=digest, device=device),
         losses=losses(recordings),
         gradient_norms=tuple(squares**0.5 / max(count, 1.0) for _, count, squares in totals),
-        first_step=first_step,
+        data=data,
+        first_step=job.first_step,
     )
 
 

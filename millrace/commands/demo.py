@@ -1,10 +1,10 @@
 """`millrace demo`: the whole road on this machine, in under two minutes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -73,8 +73,9 @@ def demo(
         "measured": {"step_time_s": found.measured_step_time_s},
         "error": found.step_time_error,
         "loss": measured.losses,
+        "data": measured.data,
     }
-    answer(document, as_json, lambda console: _draw_end(found, measured.losses, output, console))
+    answer(document, as_json, lambda console: _draw_end(found, document, output, console))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +138,10 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
 
 
 def _draw_end(
-    found: Comparison, losses: Sequence[float], output: Path | None, console: Console
+    found: Comparison, document: Mapping[str, Any], output: Path | None, console: Console
 ) -> None:
+    losses = document["loss"]
+    console.print(f"trained on {document['data']}", markup=False)
     console.print(
         f"loss {losses[0]:.3f} after step 1, {losses[-1]:.3f} after step {len(losses)} "
         f"(a uniform guess over 256 bytes: {log(256):.3f})",

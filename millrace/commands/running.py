@@ -123,6 +123,7 @@ def run(
         **speed(planned, step_time_s)._asdict(),
         "loss": found.losses,
         "first_step": found.first_step,
+        "data": found.data,
         "ranks": found.ranks,
         "backend": found.backend,
     }
@@ -179,6 +180,7 @@ def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
 
 def _draw_run(document: Mapping[str, Any], console: Console) -> None:
     losses, first = document["loss"], document["first_step"]
+    console.print(f"trained on {document['data']}", markup=False)
     console.print(
         f"step time {format_seconds(document['step_time_s'])}, "
         f"{format_rate(document['tokens_per_s'], 'token')} on {document['ranks']} ranks "

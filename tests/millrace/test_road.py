@@ -104,6 +104,7 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
     assert code == 0
     assert found["ranks"] == 4
     assert found["backend"] == "numpy"
+    assert found["data"] == "text: the Python standard library"
     assert len(found["loss"]) == 7
     assert found["step_time_s"] > 0
     code, compared = call("compare", plan, trace, "--html", page)
