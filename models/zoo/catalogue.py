@@ -12,12 +12,13 @@ from models.graph import Graph, with_batch
 from models.inference import check_graph
 from models.spec import Config, ModelSpec, TrainingSpec
 from models.training import training_graph
-from models.zoo import bert, face, gpt, mlp, resnet, t5, vit, wide_deep
+from models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
 from models.zoo.family import Family
 
 FAMILIES: dict[str, Family] = {
     "mlp": mlp.FAMILY,
     "gpt": gpt.FAMILY,
+    "decoder": decoder.FAMILY,
     "bert": bert.FAMILY,
     "t5": t5.FAMILY,
     "vit": vit.FAMILY,

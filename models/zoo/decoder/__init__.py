@@ -1,0 +1,10 @@
+"""The decoder family: today's language models, each a row of data.
+
+In comes a DecoderConfig, out goes a forward graph. Read first: `config.py` (what a configuration
+says), then `decoder.py` (how the blocks are put together); `attention.py`, `latent_attention.py`,
+`feed_forward.py` and `experts.py` write the parts, `sizes.py` holds the published models.
+"""
+
+from models.zoo.decoder.decoder import FAMILY
+
+__all__ = ["FAMILY"]

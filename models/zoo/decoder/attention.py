@@ -1,0 +1,131 @@
+"""Attention of a decoder: heads of queries, which may share keys and values.
+
+Shape legend: b batch, t query positions, s key positions, g groups (key/value heads), r query heads
+of a group, h heads where every one has its own keys, d features of a query or key, u of a value,
+k n hidden.
+
+Notes
+-----
+Grouped queries: Ainslie et al., arXiv 2305.13245 (2023). Windows: Jiang et al., "Mistral 7B",
+arXiv 2310.06825 (2023), section 2. ALiBi: Press et al., arXiv 2108.12409 (2021).
+"""
+
+from models.builder import GraphBuilder, dense
+from models.ops import Attributes
+from models.zoo.decoder.config import DecoderConfig
+from models.zoo.decoder.norms import add_norm
+
+
+def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
+    """Add the attention of one layer to the block and return what it adds to the stream `x`."""
+    grouped = config.kv_heads < config.heads
+    heads = {"g": config.kv_heads, "r": config.heads // config.kv_heads, "d": config.head_dim}
+    queries, keys = ("g r d", "g d") if grouped else ("h d", "h d")
+    if not grouped:
+        heads = {"h": config.heads, "d": config.head_dim}
+    query = _projected(builder, config, "q", x, queries, heads)
+    key = _projected(builder, config, "k", x, keys, heads)
+    value = _projected(builder, config, "v", x, keys, heads)
+    query, key = (
+        _positioned(builder, config, part, made, f"b t {dims}")
+        for part, made, dims in (("q", query, queries), ("k", key, keys))
+    )
+    mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
+    return project_out(builder, config, mixed, grouped=grouped)
+
+
+def rotary_attributes(config: DecoderConfig) -> Attributes:
+    """Attributes of the `rotary` ops of this model."""
+    plain: dict[str, int | float | str | bool] = {
+        "base": config.rope_base,
+        "dims": config.rotary_dims,
+        "interleaved": config.rope_interleaved,
+        "inverse": False,
+    }
+    ways: dict[str, dict[str, int | float | str | bool]] = {
+        "linear": {},
+        "llama3": {
+            "low": config.rope_low,
+            "high": config.rope_high,
+            "original_positions": config.rope_original,
+        },
+        "yarn": {
+            "fast": config.rope_fast,
+            "slow": config.rope_slow,
+            "original_positions": config.rope_original,
+            "truncate": config.rope_truncate,
+        },
+    }
+    if not config.rope_scaling:
+        return plain
+    plain |= {"scaling": config.rope_scaling, "factor": config.rope_factor}
+    return plain | ways[config.rope_scaling]
+
+
+def mix(
+    builder: GraphBuilder,
+    config: DecoderConfig,
+    operands: tuple[str, str, str],
+    layer: int,
+    *,
+    grouped: bool,
+) -> str:
+    """Add the attention op itself over queries, keys and values of one layer."""
+    attributes: dict[str, int | float | str | bool] = {"causal": True, "scale": config.score_scale}
+    if window := config.window_of(layer):
+        attributes["window"] = window
+    if config.alibi:
+        attributes["alibi"] = config.alibi
+    own, shared = ("g r", "g") if grouped else ("h", "h")
+    labels = f"b t {own} d!, b s! {shared} d!, b s! {shared} u! -> b t {own} u!, b t {own}"
+    return builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+
+
+def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:
+    """Add the projection of what the heads made back to the residual stream."""
+    heads = "g r u" if grouped else "h u"
+    return dense(
+        builder,
+        "attn.out",
+        mixed,
+        f"b t {heads}, {heads} n -> b t n",
+        {"n": config.hidden},
+        std=config.residual_std,
+        bias=config.out_bias,
+    )
+
+
+def _projected(
+    builder: GraphBuilder,
+    config: DecoderConfig,
+    part: str,
+    x: str,
+    dims: str,
+    sizes: dict[str, int],
+) -> str:
+    """Add the projection that makes queries, keys or values."""
+    labels = f"b t k, k {dims} -> b t {dims}"
+    made = dense(
+        builder, f"attn.{part}", x, labels, sizes, std=config.init_std, bias=config.qkv_bias
+    )
+    if not config.clip_qkv:
+        return made
+    return builder.apply(
+        "clip",
+        f"attn.{part}.clip",
+        (made,),
+        f"b t {dims} -> b t {dims}",
+        attributes={"low": -config.clip_qkv, "high": config.clip_qkv},
+    )
+
+
+def _positioned(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, dims: str) -> str:
+    """Add the norm and the turn by position of queries or keys, where the model has them."""
+    if config.qk_norm:
+        name = f"attn.{part}.norm"
+        x = add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
+    if not config.rotary_dims:
+        return x
+    name = f"attn.{part}.rotary"
+    labels = f"{dims}! -> {dims}!"
+    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config))

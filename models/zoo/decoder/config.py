@@ -1,0 +1,255 @@
+"""DecoderConfig: what makes one decoder-only language model differ from another."""
+
+from collections.abc import Collection
+from math import sqrt
+
+import msgspec
+
+from models.errors import ModelError
+from models.rotary import SCALINGS
+from models.spec import ModelSpec
+
+NORMS = ("rms", "layer", "scale")
+ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu", "tanh", "sigmoid")
+ROUTERS = ("softmax", "sigmoid")
+LAYERS_MAX = 10_000
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stack of attention and feed-forward parts over token embeddings.
+
+    Attributes
+    ----------
+    layers, hidden, vocab : int
+        Depth, width of the residual stream, size of the vocabulary.
+    positions : int
+        The longest sequence the model was made for: the default, not a limit, as no position is
+        learned.
+    norm : str
+        "rms", "layer", or "scale" (a layer norm that has no shift); with `epsilon`.
+    tied, head_bias : bool
+        The head shares the token table; the head has a bias (never decayed).
+    parallel, shared_norm : bool
+        Attention and feed-forward part read the same residual stream; and the same norm of it.
+    heads, kv_heads, head_dim : int
+        Query heads, heads of keys and values (each serves heads / kv_heads query heads), features
+        of a query or key.
+    qkv_bias, out_bias : bool
+        The projections before attention, and the one after it, have biases.
+    qk_norm : str
+        Queries and keys are normed over a head's features: "", "rms" or "layer".
+    clip_qkv : float
+        Queries, keys and values are brought between minus this and this (0: as they are).
+    attention_scale : float
+        What products of queries and keys are multiplied by (0: one over the root of `head_dim`).
+    alibi : float
+        The largest exponent of ALiBi's slopes (0: no ALiBi).
+    window, full_layers
+        A query sees this many keys, itself the last (0: all before it); layers in which it sees
+        all nevertheless.
+    rotary_dims, rope_base, rope_interleaved
+        How many features of a head are turned by position (0: none), see `models.rotary`.
+    rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_fast, rope_slow, \
+rope_truncate
+        How the angles were stretched; "" for not at all.
+    kv_lora, q_lora, value_dim : int
+        Latent attention (DeepSeek): keys and values are made from a normed vector of `kv_lora`
+        features (0: not latent), queries from one of `q_lora` (0: from the residual stream);
+        features of a value (0: `head_dim`). The turned features of a key come first and are the
+        same for all heads.
+    activation, gated, ffn_hidden, ffn_bias
+        The feed-forward part; gated: activation(gate) times up.
+    experts, experts_per_token, expert_hidden, shared_hidden : int
+        Experts (0: none), how many a token is sent to, the width of one, and the width of the
+        expert that every token visits (0: none).
+    dense_layers : tuple of int
+        Layers that have one feed-forward part in place of experts.
+    router, router_groups, kept_groups, normalize_weights, weight_scale
+        Scores by "softmax" or "sigmoid"; experts are chosen from the best groups only; the chosen
+        weights are made to sum to one; then multiplied.
+    capacity_factor : float
+        Places of an expert for a sample, in multiples of an even share (0: as many as tokens, so
+        that none is dropped).
+    balance_loss : float
+        Weight of the routers' load-balance loss in the loss of a token (0: none).
+    init_std : float
+        Initial deviation; projections onto the residual stream are divided by sqrt(2 layers).
+    """
+
+    layers: int
+    hidden: int
+    vocab: int
+    positions: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_hidden: int
+    norm: str = "rms"
+    epsilon: float = 1e-5
+    tied: bool = False
+    head_bias: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: str = ""
+    clip_qkv: float = 0.0
+    attention_scale: float = 0.0
+    alibi: float = 0.0
+    window: int = 0
+    full_layers: tuple[int, ...] = ()
+    rotary_dims: int = 0
+    rope_base: float = 10000.0
+    rope_interleaved: bool = False
+    rope_scaling: str = ""
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_original: int = 0
+    rope_fast: float = 32.0
+    rope_slow: float = 1.0
+    rope_truncate: bool = True
+    kv_lora: int = 0
+    q_lora: int = 0
+    value_dim: int = 0
+    activation: str = "silu"
+    gated: bool = True
+    ffn_bias: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_hidden: int = 0
+    shared_hidden: int = 0
+    dense_layers: tuple[int, ...] = ()
+    router: str = "softmax"
+    router_groups: int = 1
+    kept_groups: int = 1
+    normalize_weights: bool = True
+    weight_scale: float = 1.0
+    capacity_factor: float = 1.25
+    balance_loss: float = 0.0
+    init_std: float = 0.02
+
+    @property
+    def residual_std(self) -> float:
+        """Initial deviation of the projections that add to the residual stream."""
+        return self.init_std / sqrt(2 * self.layers)
+
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.attention_scale or 1 / sqrt(self.head_dim)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer's feed-forward part is a mixture of experts."""
+        return self.experts > 0 and layer not in self.dense_layers
+
+    def window_of(self, layer: int) -> int:
+        """How many keys a query of this layer sees; 0 for all before it."""
+        return 0 if layer in self.full_layers else self.window
+
+
+_POSITIVE = ("layers", "hidden", "vocab", "positions", "heads", "kv_heads", "head_dim")
+_COUNTS = (
+    *("window", "rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
+    *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
+)
+_AMOUNTS = ("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss")
+_ABOVE_ZERO = ("epsilon", "rope_factor", "rope_fast", "rope_slow", "weight_scale", "init_std")
+
+
+def check(spec: ModelSpec, config: DecoderConfig) -> None:
+    """Raise ModelError, naming the field and a way out, when the sizes do not make a model."""
+    name = f"model `{spec.name}`"
+    for fields, least in ((_POSITIVE, 1), (_COUNTS, 0), (_AMOUNTS, 0)):
+        for field in fields:
+            if (value := getattr(config, field)) < least:
+                raise ModelError(f"{name}: `{field}` is {value}, below {least}")
+    for field in _ABOVE_ZERO:
+        if (value := getattr(config, field)) <= 0:
+            raise ModelError(f"{name}: `{field}` is {value}, not above 0")
+    if config.layers > LAYERS_MAX:
+        raise ModelError(f"{name}: `layers` is {config.layers}; use at most {LAYERS_MAX}")
+    _one_of(name, "norm", config.norm, NORMS)
+    _one_of(name, "qk_norm", config.qk_norm, ("", "rms", "layer"))
+    _one_of(name, "activation", config.activation, ACTIVATIONS)
+    for field in ("full_layers", "dense_layers"):
+        for layer in getattr(config, field):
+            if not 0 <= layer < config.layers:
+                raise ModelError(
+                    f"{name}: `{field}` names layer {layer}; the layers are 0 to "
+                    f"{config.layers - 1}"
+                )
+    if config.shared_norm and not config.parallel:
+        raise ModelError(f"{name}: `shared_norm` needs `parallel`: set both or neither")
+    _check_attention(name, config)
+    if all(config.has_experts(layer) for layer in range(config.layers)):
+        pass
+    elif config.ffn_hidden < 1:
+        raise ModelError(f"{name}: `ffn_hidden` is {config.ffn_hidden}, below 1")
+    if config.experts:
+        _check_experts(name, config)
+    if spec.seq_len < 1:
+        raise ModelError(f"{name}: sequences of {spec.seq_len} tokens; use at least 1")
+
+
+def _check_attention(name: str, config: DecoderConfig) -> None:
+    if config.heads % config.kv_heads:
+        raise ModelError(
+            f"{name}: heads ({config.heads}) is not divisible by kv_heads ({config.kv_heads})"
+        )
+    if config.rotary_dims % 2 or config.rotary_dims > config.head_dim:
+        raise ModelError(
+            f"{name}: `rotary_dims` is {config.rotary_dims}; features turn in pairs, so use an "
+            f"even number up to head_dim ({config.head_dim})"
+        )
+    if config.rope_base <= 1:
+        raise ModelError(f"{name}: `rope_base` is {config.rope_base}, not above 1")
+    _one_of(name, "rope_scaling", config.rope_scaling, ("", *SCALINGS))
+    if config.rope_scaling in ("llama3", "yarn") and config.rope_original < 1:
+        raise ModelError(
+            f"{name}: `rope_original` is {config.rope_original}; scaling {config.rope_scaling} "
+            f"needs the sequence length before the stretch"
+        )
+    if config.rope_scaling == "llama3" and not 0 < config.rope_low < config.rope_high:
+        raise ModelError(
+            f"{name}: `rope_low` ({config.rope_low}) is to lie between 0 and `rope_high` "
+            f"({config.rope_high})"
+        )
+    if config.kv_lora and config.kv_heads != config.heads:
+        raise ModelError(
+            f"{name}: latent attention has one key per query head; set kv_heads to {config.heads}"
+        )
+    if config.kv_lora and not 0 < config.rotary_dims < config.head_dim:
+        raise ModelError(
+            f"{name}: `rotary_dims` is {config.rotary_dims}; latent attention turns some of the "
+            f"{config.head_dim} features of a head and keeps others"
+        )
+    if not config.kv_lora and (config.q_lora or config.value_dim not in (0, config.head_dim)):
+        raise ModelError(f"{name}: `q_lora` and `value_dim` belong to latent attention (`kv_lora`)")
+
+
+def _check_experts(name: str, config: DecoderConfig) -> None:
+    _one_of(name, "router", config.router, ROUTERS)
+    if config.expert_hidden < 1:
+        raise ModelError(f"{name}: `expert_hidden` is {config.expert_hidden}, below 1")
+    groups, kept = config.router_groups, config.kept_groups
+    if groups < 1 or config.experts % groups:
+        raise ModelError(f"{name}: experts ({config.experts}) do not make {groups} router_groups")
+    if groups > 1 and config.experts // groups < 2:
+        raise ModelError(
+            f"{name}: `router_groups` is {groups}, which leaves one expert to a group; groups are "
+            f"chosen by their two best: use at most {config.experts // 2}"
+        )
+    if not 1 <= kept <= groups:
+        raise ModelError(f"{name}: `kept_groups` is {kept}; use 1 to {groups}")
+    reachable = config.experts // groups * kept
+    if not 1 <= config.experts_per_token <= reachable:
+        raise ModelError(
+            f"{name}: `experts_per_token` is {config.experts_per_token}; use 1 to {reachable}"
+        )
+
+
+def _one_of(name: str, field: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        shown = ", ".join(option or '""' for option in known)
+        raise ModelError(f"{name}: `{field}` is `{value}`; choose one of {shown}")

@@ -1,0 +1,126 @@
+"""A mixture of experts: routing, the experts' products, the expert all tokens visit, the balance.
+
+Experts have a capacity per sample, so that neither microbatch nor split changes who is dropped.
+
+Shape legend: b batch, t tokens, e experts, k choices of a token, c places of an expert, d hidden.
+
+Notes
+-----
+Jiang et al., "Mixtral of experts", arXiv 2401.04088 (2024), section 2.1. DeepSeek-AI,
+"DeepSeek-V3", arXiv 2412.19437 (2024), section 2.1.2: sigmoid scores, experts of the best groups,
+weights that sum to one, a shared expert; the bias that steers its choices without a loss starts at
+zero and is not part of the graph. The balance loss is that section's (equations 17 to 20), which
+for softmax scores is that of Fedus et al., "Switch transformers", arXiv 2101.03961 (2021),
+equation 4, for every sample by itself.
+"""
+
+from math import ceil
+
+from models.builder import GraphBuilder, dense
+from models.zoo.decoder.config import DecoderConfig
+from models.zoo.decoder.feed_forward import expert_products, feed_forward
+
+
+def capacity(config: DecoderConfig, seq_len: int) -> int:
+    """Places that an expert has for one sample: at least one, at most its tokens."""
+    if not config.capacity_factor:
+        return seq_len
+    share = config.experts_per_token * seq_len / config.experts
+    return max(1, min(seq_len, ceil(share * config.capacity_factor)))
+
+
+def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, str | None]:
+    """Add a mixture to the block; return what it adds to the stream `x`, and its balance loss.
+
+    The balance loss, a scalar summed over all tokens, is None where the model has none.
+    """
+    scores = _scores(builder, config, x)
+    batch, seq_len, hidden = builder.tensors[x].shape
+    places = capacity(config, seq_len)
+    chosen = (batch, seq_len, config.experts_per_token)
+    attributes = {
+        "capacity": places,
+        "groups": config.router_groups,
+        "kept_groups": config.kept_groups,
+    }
+    value = builder.apply(
+        "top_k",
+        "experts.chosen",
+        (scores,),
+        "b t! e! -> b t! k!, b t! k!, b t! k!",
+        shapes=(chosen,) * 3,
+        attributes=attributes,
+    )
+    routes = (f"{value}.expert", f"{value}.place")
+    sent = builder.apply(
+        "dispatch",
+        "experts.dispatch",
+        (x, *routes),
+        "b t! d, b t! k!, b t! k! -> e b c! d",
+        shapes=((config.experts, batch, places, hidden),),
+    )
+    made = expert_products(builder, config, sent)
+    weight = _weights(builder, config, value)
+    out = builder.apply(
+        "combine",
+        "experts.combine",
+        (made, *routes, weight),
+        "e b c! d, b t! k!, b t! k!, b t! k! -> b t! d",
+    )
+    if config.shared_hidden:
+        shared = feed_forward(builder, config, "shared", x, config.shared_hidden)
+        out = builder.apply("add", "experts.sum", (out, shared), "b t n, b t n -> b t n")
+    return out, _balance(builder, config, scores, routes[0])
+
+
+def _scores(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
+    logits = dense(
+        builder,
+        "experts.router",
+        x,
+        "b t k, k e -> b t e",
+        {"e": config.experts},
+        std=config.init_std,
+        bias=False,
+    )
+    labels = {"softmax": "b t e! -> b t e!", "sigmoid": "b t e -> b t e"}[config.router]
+    return builder.apply(config.router, "experts.scores", (logits,), labels)
+
+
+def _weights(builder: GraphBuilder, config: DecoderConfig, value: str) -> str:
+    """Turn the chosen scores into the weights by which a token's experts are added up."""
+    weight = value
+    if config.normalize_weights:
+        weight = _normalized(builder, "experts.weights", value, "k")
+    if config.weight_scale == 1:
+        return weight
+    return builder.apply(
+        "scale",
+        "experts.weights.scaled",
+        (weight,),
+        "b t k -> b t k",
+        attributes={"factor": config.weight_scale},
+    )
+
+
+def _balance(builder: GraphBuilder, config: DecoderConfig, scores: str, expert: str) -> str | None:
+    """Add the balance loss: per sample, tokens times the loads' mean agreement with the scores."""
+    if not config.balance_loss:
+        return None
+    shape = (builder.batch, config.experts)
+    load = builder.apply(
+        "expert_load", "experts.load", (expert,), "b t! k! -> b e!", shapes=(shape,)
+    )
+    if config.router == "sigmoid":
+        scores = _normalized(builder, "experts.shares", scores, "e")
+    uneven = builder.apply("mul", "experts.uneven", (scores, load), "b t e, b e -> b t")
+    total = builder.apply("sum", "experts.balance.sum", (uneven,), "b t -> ")
+    factor = {"factor": config.balance_loss * config.experts}
+    return builder.apply("scale", "experts.balance", (total,), "() -> ", attributes=factor)
+
+
+def _normalized(builder: GraphBuilder, name: str, x: str, label: str) -> str:
+    """Add the division by the sum over the last dim."""
+    total = builder.apply("sum", f"{name}.sum", (x,), f"b t {label} -> b t")
+    over = builder.apply("reciprocal", f"{name}.over", (total,), "b t -> b t")
+    return builder.apply("mul", name, (x, over), f"b t {label}, b t -> b t {label}")

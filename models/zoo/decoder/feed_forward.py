@@ -1,0 +1,53 @@
+"""The feed-forward part of a decoder, and the products of a mixture's experts.
+
+Shape legend: b batch, t sequence, e experts, c places of an expert, k hidden read, n made.
+"""
+
+from models.builder import GraphBuilder, dense
+from models.zoo.decoder.config import DecoderConfig
+
+
+def feed_forward(
+    builder: GraphBuilder, config: DecoderConfig, name: str, x: str, width: int
+) -> str:
+    """Add a feed-forward part of `width` to the block and return what it adds to the stream `x`."""
+    std, bias = config.init_std, config.ffn_bias
+    labels = "b t k, k n -> b t n"
+    parts = ("gate", "up") if config.gated else ("up",)
+    wide = tuple(
+        dense(builder, f"{name}.{part}", x, labels, {"n": width}, std=std, bias=bias)
+        for part in parts
+    )
+    active = _activated(builder, config, name, wide, "b t n")
+    sizes = {"n": config.hidden}
+    std = config.residual_std
+    return dense(builder, f"{name}.down", active, labels, sizes, std=std, bias=bias)
+
+
+def expert_products(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
+    """Add the products of all experts over the places each has, `e b c k -> e b c n`."""
+    labels = "e b c! k, e k n -> e b c! n"
+    parts = ("gate", "up") if config.gated else ("up",)
+    sizes = {"n": config.expert_hidden}
+    wide = tuple(
+        dense(builder, f"experts.{part}", x, labels, sizes, std=config.init_std, bias=False)
+        for part in parts
+    )
+    active = _activated(builder, config, "experts", wide, "e b c! n")
+    sizes = {"n": config.hidden}
+    std = config.residual_std
+    return dense(builder, "experts.down", active, labels, sizes, std=std, bias=False)
+
+
+def _activated(
+    builder: GraphBuilder, config: DecoderConfig, name: str, wide: tuple[str, ...], dims: str
+) -> str:
+    """Add the activation of one product, or of a gate times the other product."""
+    if not config.gated:
+        return builder.apply(config.activation, f"{name}.active", wide, f"{dims} -> {dims}")
+    labels = f"{dims}, {dims} -> {dims}"
+    if config.activation == "silu":
+        return builder.apply("swiglu", f"{name}.active", wide, labels)
+    gate, up = wide
+    opened = builder.apply(config.activation, f"{name}.open", (gate,), f"{dims} -> {dims}")
+    return builder.apply("mul", f"{name}.active", (opened, up), labels)

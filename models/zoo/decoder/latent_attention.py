@@ -1,0 +1,102 @@
+"""Latent attention: keys and values made from one narrow vector per token.
+
+A key is two parts: features turned by position, which all heads share and which come straight from
+the stream, and features made per head from the latent vector. A query is laid out the same way,
+turned features first.
+
+Shape legend: b batch, t positions, h heads, d features of a query or key (p turned, q not), u of a
+value, c latent features, k n hidden.
+
+Notes
+-----
+DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434 (2024), section 2.1; the absorbed form is for decoding
+and not used here.
+"""
+
+from models.builder import GraphBuilder, dense
+from models.zoo.decoder.attention import mix, project_out, rotary_attributes
+from models.zoo.decoder.config import DecoderConfig
+from models.zoo.decoder.norms import add_norm
+
+LATENT_EPSILON = 1e-6  # of the norms of latent vectors, whatever that of the stream's norms is
+
+
+def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
+    """Add the attention of one layer to the block and return what it adds to the stream `x`."""
+    query = _queries(builder, config, x)
+    key, value = _keys_and_values(builder, config, x)
+    mixed = mix(builder, config, (query, key, value), layer, grouped=False)
+    return project_out(builder, config, mixed, grouped=False)
+
+
+def _queries(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
+    source = x
+    if config.q_lora:
+        source = _latent(builder, config, "q", x, config.q_lora)
+    query = dense(
+        builder,
+        "attn.q",
+        source,
+        "b t c, c h d -> b t h d",
+        {"h": config.heads, "d": config.head_dim},
+        std=config.init_std,
+        bias=False,
+    )
+    return _turned(builder, config, "q", query, "b t h d")
+
+
+def _keys_and_values(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, str]:
+    kept = config.head_dim - config.rotary_dims
+    shared = dense(
+        builder,
+        "attn.k.shared",
+        x,
+        "b t k, k p -> b t p",
+        {"p": config.rotary_dims},
+        std=config.init_std,
+        bias=config.qkv_bias,
+    )
+    turned = _turned(builder, config, "k", shared, "b t p")
+    shape = (*builder.tensors[turned].shape[:2], config.heads, config.rotary_dims)
+    spread = builder.apply(
+        "broadcast", "attn.k.spread", (turned,), "b t p -> b t h p", shapes=(shape,)
+    )
+    latent = _latent(builder, config, "kv", x, config.kv_lora)
+    made = []
+    for part, size in (("k", kept), ("v", config.value_dim or config.head_dim)):
+        made.append(
+            dense(
+                builder,
+                f"attn.{part}",
+                latent,
+                "b t c, c h d -> b t h d",
+                {"h": config.heads, "d": size},
+                std=config.init_std,
+                bias=False,
+            )
+        )
+    own, value = made
+    shape = (*shape[:3], config.head_dim)
+    labels = "b t h p!, b t h q! -> b t h d!"
+    return builder.apply("concat", "attn.k.whole", (spread, own), labels, shapes=(shape,)), value
+
+
+def _latent(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, size: int) -> str:
+    """Add a projection to a narrow vector and its norm."""
+    name = f"attn.{part}.latent"
+    narrow = dense(
+        builder,
+        name,
+        x,
+        "b t k, k c -> b t c",
+        {"c": size},
+        std=config.init_std,
+        bias=config.qkv_bias,
+    )
+    return add_norm(builder, f"{name}.norm", narrow, "b t c", kind="rms", epsilon=LATENT_EPSILON)
+
+
+def _turned(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, dims: str) -> str:
+    labels = f"{dims}! -> {dims}!"
+    name = f"attn.{part}.rotary"
+    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config))

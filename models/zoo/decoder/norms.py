@@ -1,0 +1,50 @@
+"""Norms of a decoder: over the residual stream, and over the features of a head.
+
+Shape legend: b batch, t sequence, g groups, r heads of a group, d features normed.
+"""
+
+from models.builder import GraphBuilder
+from models.labels import parse, write
+
+
+def add_norm(
+    builder: GraphBuilder, name: str, x: str, dims: str, *, kind: str, epsilon: float
+) -> str:
+    """Add a norm over the last dim of `x`, with weights of its own, and return its output.
+
+    Parameters
+    ----------
+    dims : str
+        Labels of `x`, for example `b t d`.
+    kind : str
+        "rms", "layer", or "scale": a layer norm whose shift is zero and not trained.
+    """
+    (operand,) = parse(f"-> {dims}").outputs
+    rows, feature = operand[:-1], operand[-1:]
+    size = builder.tensors[x].shape[-1]
+    scale = builder.parameter(f"{name}.weight", "d", (size,), init="ones", decay=False)
+    attributes = {"epsilon": epsilon}
+    whole = frozenset(feature[0])
+    if kind == "rms":
+        labels = write((operand, feature), (operand, rows), whole)
+        return builder.apply("rms_norm", name, (x, scale), labels, attributes=attributes)
+    if kind == "layer":
+        shift = builder.parameter(f"{name}.bias", "d", (size,), init="zeros", decay=False)
+    else:
+        shift = _zeros(builder, f"{name}.zero", size)
+    labels = write((operand, feature, feature), (operand, rows, rows), whole)
+    return builder.apply("layer_norm", name, (x, scale, shift), labels, attributes=attributes)
+
+
+def _zeros(builder: GraphBuilder, name: str, size: int) -> str:
+    """A shift of nothing: part of the model, not trained."""
+    zeros = builder.emit(
+        "constant",
+        builder.full_name(name),
+        (),
+        "-> d",
+        shapes=((size,),),
+        dtype=builder.precision.compute,
+        attributes={"value": 0.0, "data": ""},
+    )[0]
+    return builder.repeat(zeros, name, "d")

@@ -1,0 +1,260 @@
+"""The published decoders, as rows of data.
+
+Sizes are those of the `config.json` released with each model's weights; the paper stands beside it.
+The longest sequence is the released one. Mixtures of experts train with 1.25 times an even share of
+places per expert (the capacity of Lepikhin et al., arXiv 2006.16668, is twice, that of Fedus et
+al., arXiv 2101.03961, 1 to 2), as none of their papers names one.
+"""
+
+from math import log, sqrt
+from typing import Any
+
+from models.spec import Config
+
+
+def _llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn_hidden: int, **other: Any
+) -> Config:
+    """RMS norm, rotary positions on whole heads of 128 features or as told, SwiGLU, no biases."""
+    head_dim = other.get("head_dim", hidden // heads)
+    row: Config = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn_hidden": ffn_hidden,
+        "rotary_dims": head_dim,
+    }
+    return row | other
+
+
+# Touvron et al., "Llama 2", arXiv 2307.09288 (2023). "The Llama 3 herd of models", arXiv 2407.21783
+# (2024); the 405B is release 3.1, stretched from 8,192 positions.
+_LLAMA2: Config = {"vocab": 32000, "positions": 4096, "epsilon": 1e-5}
+_LLAMA3: Config = {"vocab": 128256, "positions": 8192, "epsilon": 1e-5, "rope_base": 500000.0}
+_LLAMA31: Config = _LLAMA3 | {
+    "positions": 131072,
+    "rope_scaling": "llama3",
+    "rope_factor": 8.0,
+    "rope_low": 1.0,
+    "rope_high": 4.0,
+    "rope_original": 8192,
+}
+LLAMA: dict[str, Config] = {
+    "llama2-7b": _llama(32, 4096, 32, 32, 11008, **_LLAMA2),
+    "llama2-13b": _llama(40, 5120, 40, 40, 13824, **_LLAMA2),
+    "llama2-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA2),
+    "llama3-8b": _llama(32, 4096, 32, 8, 14336, **_LLAMA3),
+    "llama3-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA3),
+    "llama3-405b": _llama(126, 16384, 128, 8, 53248, **_LLAMA31),
+}
+
+# Jiang et al., "Mistral 7B", arXiv 2310.06825 (2023), release 0.1 with its window; "Mixtral of
+# experts", arXiv 2401.04088 (2024). Their balance loss is not published; it is off here.
+_MISTRAL: Config = {"vocab": 32000, "epsilon": 1e-5}
+_MIXTRAL: Config = _MISTRAL | {
+    "rope_base": 1000000.0,
+    "experts": 8,
+    "experts_per_token": 2,
+}
+MISTRAL: dict[str, Config] = {
+    "mistral-7b": _llama(32, 4096, 32, 8, 14336, positions=32768, window=4096, **_MISTRAL),
+    "mixtral-8x7b": _llama(32, 4096, 32, 8, 0, positions=32768, expert_hidden=14336, **_MIXTRAL),
+    "mixtral-8x22b": _llama(56, 6144, 48, 8, 0, positions=65536, expert_hidden=16384, **_MIXTRAL),
+}
+
+# "Qwen2 technical report", arXiv 2407.10671 (2024); "Qwen3 technical report", arXiv 2505.09388
+# (2025).
+_QWEN2: Config = {
+    "positions": 131072,
+    "epsilon": 1e-6,
+    "rope_base": 1000000.0,
+    "qkv_bias": True,
+}
+_QWEN3: Config = {
+    "vocab": 151936,
+    "positions": 40960,
+    "epsilon": 1e-6,
+    "rope_base": 1000000.0,
+    "head_dim": 128,
+    "qk_norm": "rms",
+}
+_QWEN3_EXPERTS: Config = _QWEN3 | {"experts": 128, "experts_per_token": 8}
+QWEN: dict[str, Config] = {
+    "qwen2-0.5b": _llama(24, 896, 14, 2, 4864, vocab=151936, tied=True, **_QWEN2),
+    "qwen2-1.5b": _llama(28, 1536, 12, 2, 8960, vocab=151936, tied=True, **_QWEN2),
+    "qwen2-7b": _llama(28, 3584, 28, 4, 18944, vocab=152064, **_QWEN2),
+    "qwen2-72b": _llama(80, 8192, 64, 8, 29568, vocab=152064, **_QWEN2 | {"epsilon": 1e-5}),
+    "qwen3-0.6b": _llama(28, 1024, 16, 8, 3072, tied=True, **_QWEN3),
+    "qwen3-1.7b": _llama(28, 2048, 16, 8, 6144, tied=True, **_QWEN3),
+    "qwen3-4b": _llama(36, 2560, 32, 8, 9728, tied=True, **_QWEN3),
+    "qwen3-8b": _llama(36, 4096, 32, 8, 12288, **_QWEN3),
+    "qwen3-14b": _llama(40, 5120, 40, 8, 17408, **_QWEN3),
+    "qwen3-32b": _llama(64, 5120, 64, 8, 25600, **_QWEN3),
+    "qwen3-30b-a3b": _llama(48, 2048, 32, 4, 6144, expert_hidden=768, **_QWEN3_EXPERTS),
+    "qwen3-235b-a22b": _llama(94, 4096, 64, 4, 12288, expert_hidden=1536, **_QWEN3_EXPERTS),
+}
+
+# Abdin et al., "Phi-3 technical report", arXiv 2404.14219 (2024), the 4,096-position release.
+_PHI3: Config = {"vocab": 32064, "positions": 4096, "epsilon": 1e-5, "window": 2047}
+
+
+def _latent(
+    layers: int, hidden: int, heads: int, ffn_hidden: int, kv_lora: int, **other: Any
+) -> Config:
+    """DeepSeek's attention and experts: 64 turned and 128 other features of a head."""
+    row: Config = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": 192,
+        "value_dim": 128,
+        "kv_lora": kv_lora,
+        "rotary_dims": 64,
+        "rope_interleaved": True,
+        "rope_scaling": "yarn",
+        "rope_factor": 40.0,
+        "rope_original": 4096,
+        "positions": 163840,
+        "ffn_hidden": ffn_hidden,
+        "epsilon": 1e-6,
+    }
+    return row | other
+
+
+# DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437 (2024), without its second head for the token after
+# next; "DeepSeek-V2", arXiv 2405.04434 (2024), the small release. The scale of attention is
+# YaRN's (arXiv 2309.00071, equation 15): (0.1 m ln 40 + 1)^2 / sqrt(192), m 1 and 0.707.
+DEEPSEEK: dict[str, Config] = {
+    "deepseek-v3": _latent(
+        61,
+        7168,
+        128,
+        18432,
+        512,
+        vocab=129280,
+        q_lora=1536,
+        attention_scale=(0.1 * 1.0 * log(40) + 1) ** 2 / sqrt(192),
+        experts=256,
+        experts_per_token=8,
+        expert_hidden=2048,
+        shared_hidden=2048,
+        dense_layers=(0, 1, 2),
+        router="sigmoid",
+        router_groups=8,
+        kept_groups=4,
+        weight_scale=2.5,
+    ),
+    "deepseek-v2-lite": _latent(
+        27,
+        2048,
+        16,
+        10944,
+        512,
+        vocab=102400,
+        attention_scale=(0.1 * 0.707 * log(40) + 1) ** 2 / sqrt(192),
+        experts=64,
+        experts_per_token=6,
+        expert_hidden=1408,
+        shared_hidden=2816,
+        dense_layers=(0,),
+        normalize_weights=False,
+    ),
+}
+
+
+def _neox(layers: int, hidden: int, heads: int, vocab: int, activation: str) -> Config:
+    """Layer norms, a quarter of every head turned, attention and feed-forward side by side."""
+    head_dim = hidden // heads
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": head_dim,
+        "ffn_hidden": 4 * hidden,
+        "vocab": vocab,
+        "positions": 2048,
+        "norm": "layer",
+        "parallel": True,
+        "qkv_bias": True,
+        "out_bias": True,
+        "ffn_bias": True,
+        "rotary_dims": head_dim // 4,
+        "activation": activation,
+        "gated": False,
+    }
+
+
+# Black et al., "GPT-NeoX-20B", arXiv 2204.06745 (2022); Biderman et al., "Pythia", arXiv 2304.01373
+# (2023).
+NEOX: dict[str, Config] = {
+    "gpt-neox-20b": _neox(44, 6144, 64, 50432, "gelu"),
+    "pythia-70m": _neox(6, 512, 8, 50304, "gelu_erf"),
+    "pythia-160m": _neox(12, 768, 12, 50304, "gelu_erf"),
+    "pythia-410m": _neox(24, 1024, 16, 50304, "gelu_erf"),
+    "pythia-1b": _neox(16, 2048, 8, 50304, "gelu_erf"),
+    "pythia-1.4b": _neox(24, 2048, 16, 50304, "gelu_erf"),
+    "pythia-2.8b": _neox(32, 2560, 32, 50304, "gelu_erf"),
+    "pythia-6.9b": _neox(32, 4096, 32, 50432, "gelu_erf"),
+    "pythia-12b": _neox(36, 5120, 40, 50688, "gelu_erf"),
+}
+
+
+def _phi(layers: int, hidden: int, rotary_dims: int) -> Config:
+    """As GPT-NeoX, with one norm for both parts and a head that has a bias."""
+    row = _neox(layers, hidden, 32, 51200, "gelu")
+    return row | {"shared_norm": True, "head_bias": True, "rotary_dims": rotary_dims}
+
+
+# "Phi-1.5", arXiv 2309.05463 (2023); Phi-2 (Microsoft, December 2023) has no paper.
+PHI: dict[str, Config] = {
+    "phi-1.5": _phi(24, 2048, 32),
+    "phi-2": _phi(32, 2560, 32),
+    "phi-3-mini": _llama(32, 3072, 32, 32, 8192, **_PHI3),
+}
+
+
+def _mpt(layers: int, hidden: int, heads: int, positions: int) -> Config:
+    """ALiBi, no bias anywhere (not even in norms), a tied head."""
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn_hidden": 4 * hidden,
+        "vocab": 50432,
+        "positions": positions,
+        "norm": "scale",
+        "tied": True,
+        "alibi": 8.0,
+        "activation": "gelu_erf",
+        "gated": False,
+    }
+
+
+# MosaicML NLP team, "MPT-7B" (May 2023) and "MPT-30B" (June 2023).
+MPT: dict[str, Config] = {
+    "mpt-7b": _mpt(32, 4096, 32, 2048),
+    "mpt-30b": _mpt(48, 7168, 64, 8192),
+}
+
+MODELS: dict[str, Config] = {**LLAMA, **MISTRAL, **QWEN, **DEEPSEEK, **NEOX, **PHI, **MPT}
+
+ALIASES = {
+    "llama-2-7b": "llama2-7b",
+    "llama-2-13b": "llama2-13b",
+    "llama-2-70b": "llama2-70b",
+    "llama-3-8b": "llama3-8b",
+    "llama-3-70b": "llama3-70b",
+    "llama-3.1-405b": "llama3-405b",
+    "llama3.1-405b": "llama3-405b",
+    "mistral": "mistral-7b",
+    "mixtral": "mixtral-8x7b",
+    "deepseek": "deepseek-v3",
+    "gpt-neox": "gpt-neox-20b",
+    "mpt": "mpt-7b",
+}
