@@ -1,7 +1,12 @@
 """The table of kernels: one factory per op kind; a test holds its keys to those of the op table."""
 
 from executor.errors import ExecutorError
-from executor.kernels.attention import attention, attention_grad
+from executor.kernels.attention import (
+    attention,
+    attention_grad,
+    biased_attention,
+    biased_attention_grad,
+)
 from executor.kernels.context import Kernel, KernelContext, KernelFactory
 from executor.kernels.elementwise.arithmetic import accumulate, add, cast, mul, scale, shift
 from executor.kernels.elementwise.pointwise import (
@@ -36,6 +41,8 @@ KERNELS: dict[str, KernelFactory] = POINTWISE | {
     "add": add,
     "attention": attention,
     "attention_grad": attention_grad,
+    "biased_attention": biased_attention,
+    "biased_attention_grad": biased_attention_grad,
     "cast": cast,
     "count_valid": count_valid,
     "cross_entropy": cross_entropy,

@@ -1,89 +1,160 @@
-"""Examples of attention."""
+"""Examples of attention: heads g r in groups that share keys, or plain heads h (where r is 1)."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from executor.kernels.context import Array
 from tests.executor.examples.example import Example
 
+Attributes = dict[str, int | float | str | bool]
 
-def probabilities(q: Array, k: Array, causal: bool) -> tuple[Array, Array]:
-    """Softmax [b, h, t, s] and its logsumexp [b, t, h]."""
-    scores = np.einsum("bthd,bshd->bhts", q, k) / np.sqrt(q.shape[-1])
-    if causal:
-        allowed = np.arange(k.shape[1])[None, :] <= np.arange(q.shape[1])[:, None]
-        scores = np.where(allowed, scores, -np.inf)
-    weights = np.exp(scores)
+
+def slope(head: int, heads: int, alibi: float) -> float:
+    """Of one head: the first power of two not below `heads` decides, odd places come first."""
+    power = 1
+    while power < heads:
+        power *= 2
+    place = head
+    if power != heads:
+        place = 2 * head + 1 if 2 * head < power else 2 * head - power
+    return float(2 ** (-alibi * (place + 1) / power))
+
+
+def hidden(queries: int, keys: int, attributes: Attributes) -> Array:
+    """Which keys [t, s] a query does not see."""
+    distance = np.arange(queries)[:, None] - np.arange(keys)[None, :]
+    window = attributes.get("window", 0)
+    found = np.zeros(distance.shape, bool)
+    if window:
+        found |= abs(distance) >= window
+    if attributes["causal"]:
+        found |= distance < 0
+    return found
+
+
+def probabilities(
+    q: Array, k: Array, attributes: Attributes, bias: Array | None
+) -> tuple[Array, Array]:
+    """Softmax [b, g, r, t, s] and its logsumexp [b, t, g, r]."""
+    scores = attributes["scale"] * np.einsum("btgrd,bsgd->bgrts", q, k)
+    _, _, groups, repeats, _ = q.shape
+    distance = np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])[None, :]
+    for g in range(groups):
+        for r in range(repeats):
+            if alibi := attributes.get("alibi", 0.0):
+                scores[:, g, r] -= slope(g * repeats + r, groups * repeats, alibi) * distance
+    if bias is not None:
+        scores = scores + bias
+    weights = np.exp(np.where(hidden(*distance.shape, attributes), -np.inf, scores))
     total = weights.sum(-1, keepdims=True)
-    return weights / total, np.log(total[..., 0]).transpose(0, 2, 1)
+    return weights / total, np.log(total[..., 0]).transpose(0, 3, 1, 2)
 
 
-def attention(causal: bool) -> Callable[..., tuple[Array, ...]]:
-    def formula(q: Array, k: Array, v: Array) -> tuple[Array, ...]:
-        weights, logsumexp = probabilities(q, k, causal)
-        return np.einsum("bhts,bshd->bthd", weights, v), logsumexp
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One form of attention; `bias` are the labels of what is added to the scores, if anything."""
 
-    return formula
+    attributes: Attributes
+    grouped: bool = False
+    bias: str = ""
 
+    def spread_bias(self, bias: Array) -> Array:
+        """As [b, g, r, t, s], where "h" counts as g."""
+        labels = self.bias.replace("h", "g").split()
+        shape = iter(bias.shape)
+        return bias.reshape([next(shape) if label in labels else 1 for label in "bgrts"])
 
-def attention_grad(causal: bool) -> Callable[..., tuple[Array, ...]]:
-    """By the softmax's Jacobian, out of q, k, v and dout alone."""
+    def apart(self, array: Array) -> Array:
+        """Plain heads as groups of one."""
+        return array if self.grouped else array[:, :, :, None]
 
-    def formula(
-        q: Array, k: Array, v: Array, out: Array, logsumexp: Array, dout: Array
-    ) -> tuple[Array, ...]:
-        weights, _ = probabilities(q, k, causal)
-        dweights = np.einsum("bthd,bshd->bhts", dout, v)
+    def weights(self, q: Array, k: Array, *bias: Array) -> tuple[Array, Array]:
+        spread = self.spread_bias(bias[0]) if bias else None
+        return probabilities(self.apart(q), k, self.attributes, spread)
+
+    def forward(self, q: Array, k: Array, v: Array, *bias: Array) -> tuple[Array, ...]:
+        weights, logsumexp = self.weights(q, k, *bias)
+        out = np.einsum("bgrts,bsgu->btgru", weights, v)
+        return out.reshape(*q.shape[:-1], -1), logsumexp.reshape(q.shape[:-1])
+
+    def backward(self, q: Array, k: Array, v: Array, *rest: Array) -> tuple[Array, ...]:
+        """By the softmax's Jacobian, out of q, k, v, bias and dout alone."""
+        *bias, _, _, dout = rest
+        weights, _ = self.weights(q, k, *bias)
+        dout = self.apart(dout)
+        dweights = np.einsum("btgru,bsgu->bgrts", dout, v)
         # the Jacobian of a row is diag(w) - w wᵀ
-        along = np.einsum("bhtj,bhtj->bht", weights, dweights)
-        dscores = weights * dweights - np.einsum("bhti,bht->bhti", weights, along)
-        dscores /= np.sqrt(q.shape[-1])
+        along = np.einsum("bgrtj,bgrtj->bgrt", weights, dweights)
+        dscores = weights * dweights - np.einsum("bgrti,bgrt->bgrti", weights, along)
+        scale = self.attributes["scale"]
+        made = (
+            scale * np.einsum("bgrts,bsgd->btgrd", dscores, k).reshape(q.shape),
+            scale * np.einsum("bgrts,btgrd->bsgd", dscores, self.apart(q)),
+            np.einsum("bgrts,btgru->bsgu", weights, dout),
+        )
+        if not bias:
+            return made
+        kept = self.bias.replace("h", "g").replace(" ", "")
+        return *made, np.einsum(f"bgrts->{kept}", dscores).reshape(bias[0].shape)
+
+    def derive(self, *inputs: Array) -> tuple[Array, ...]:
+        """Make `out` and `logsumexp` those of q, k, v and bias."""
+        given = inputs[: 4 if self.bias else 3]
+        return *given, *self.forward(*given), inputs[-1]
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Of the op and of its gradient."""
+        heads, group = ("g r", "g") if self.grouped else ("h", "h")
+        value = "u" if self.grouped else "d"
+        whole = " ".join(f"{x}!" if x == "s" else x for x in self.bias.split())
+        given = f"b t {heads} d!, b s! {group} d!, b s! {group} {value}!"
+        given += f", {whole}" if whole else ""
+        out = f"b t {heads} {value}!"
         return (
-            np.einsum("bhts,bshd->bthd", dscores, k),
-            np.einsum("bhts,bthd->bshd", dscores, q),
-            np.einsum("bhts,bthd->bshd", weights, dout),
+            f"{given} -> {out}, b t {heads}",
+            f"{given}, {out}, b t {heads}, {out} -> {given}",
         )
 
-    return formula
 
-
-def with_attention(causal: bool) -> Callable[..., tuple[Array, ...]]:
-    """Make `out` and `logsumexp` those of q, k and v."""
-
-    def derive(q: Array, k: Array, v: Array, *rest: Array) -> tuple[Array, ...]:
-        return q, k, v, *attention(causal)(q, k, v), rest[-1]
-
-    return derive
-
-
-_GRAD_LABELS = (
-    "b t h d!, b s! h d!, b s! h d!, b t h d!, b t h, b t h d! -> b t h d!, b s! h d!, b s! h d!"
-)
+_GROUPED = {"g": 3, "r": 2, "u": 6}  # six heads: not a power of two
 _LONG = {"b": 2, "t": 144, "s": 144, "h": 2, "d": 4}  # more than two blocks of queries
+_LARGE = {"b": 8, "t": 256, "s": 256, "h": 4, "d": 64, "g": 2, "r": 2, "u": 64}
 
-EXAMPLES = (
-    *(
-        Example(
-            kind="attention",
-            labels="b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h",
-            formula=attention(causal),
-            attributes={"causal": causal},
-            sizes=sizes,
-        )
-        for causal in (True, False)
-        for sizes in ({}, _LONG)
-    ),
-    *(
-        Example(
-            kind="attention_grad",
-            labels=_GRAD_LABELS,
-            formula=attention_grad(causal),
-            derive=with_attention(causal),
-            attributes={"causal": causal},
-            sizes=sizes,
-        )
-        for causal in (True, False)
-        for sizes in ({}, _LONG)
-    ),
-)  # fmt: skip
+
+def _both(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
+    """The op and its gradient."""
+    forward, backward = form.labels
+    kind = "biased_attention" if form.bias else "attention"
+    # what a firing takes is the same whatever is masked
+    large = {} if sizes.get("t", 0) > 64 else _LARGE
+    yield Example(
+        kind=kind, labels=forward, formula=form.forward, attributes=form.attributes, sizes=sizes,
+        large=large,
+    )  # fmt: skip
+    yield Example(
+        kind=f"{kind}_grad", labels=backward, formula=form.backward, derive=form.derive,
+        attributes=form.attributes, sizes=sizes, large=large,
+    )  # fmt: skip
+
+
+def _examples() -> Iterator[Example]:
+    plain: Attributes = {"causal": False, "scale": 0.5}
+    for causal in (True, False):
+        here = plain | {"causal": causal}
+        everything = here | {"window": 70, "alibi": 8.0}
+        yield from _both(Form(attributes=here), {})
+        yield from _both(Form(attributes=here), _LONG)
+        yield from _both(Form(attributes=here | {"window": 3}), {})
+        yield from _both(Form(attributes=everything, grouped=True), _LONG | _GROUPED)
+    yield from _both(Form(attributes=plain, grouped=True), _GROUPED)
+    yield from _both(Form(attributes=here | {"alibi": 8.0}), {})
+    yield from _both(Form(attributes=plain | {"causal": True}, bias="h t s"), {})
+    yield from _both(Form(attributes=plain, bias="b s"), {})
+    yield from _both(Form(attributes=plain, bias="b g r t s", grouped=True), _GROUPED)
+    yield from _both(Form(attributes=plain, bias="r s", grouped=True), _LONG | _GROUPED)
+
+
+EXAMPLES = tuple(_examples())

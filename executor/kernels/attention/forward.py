@@ -1,0 +1,54 @@
+"""Attention, in blocks of queries whose scores stay in the cache; shapes as in `geometry.py`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor.kernels.attention.geometry import geometry
+from executor.kernels.attention.scores import additions, hide, rooms, score
+from executor.kernels.context import Array, Kernel, KernelContext
+
+
+def attention(context: KernelContext) -> Kernel:
+    """Return the output and the logsumexp of the scores of every query, of (q, k, v)."""
+    return _forward(context, None)
+
+
+def biased_attention(context: KernelContext) -> Kernel:
+    """Return the same of (q, k, v, bias), the bias added to the scores before any mask."""
+    return _forward(context, 3)
+
+
+def _forward(context: KernelContext, bias: int | None) -> Kernel:
+    found = geometry(context)
+    added, parts = additions(context, found, bias), rooms(found)
+    ones = np.ones((1, found.keys), found.dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        queries = inputs[0].reshape(*found.heads, found.head_dim).transpose(0, 2, 3, 1, 4)
+        results = outputs[0].reshape(*found.heads, found.value_dim).transpose(0, 2, 3, 1, 4)
+        logsumexps = outputs[1].reshape(found.heads).transpose(0, 2, 3, 1)
+        for sample in range(found.samples):
+            q, out, logsumexp = queries[sample], results[sample], logsumexps[sample]
+            key = inputs[1][sample].transpose(1, 0, 2)
+            value = inputs[2][sample].transpose(1, 0, 2)[:, None]
+            for room in parts:
+                block, scores = room.block, room.scores
+                np.multiply(q[:, :, block.rows], found.scale, out=room.query_apart)
+                score(room, key)
+                for add in added:
+                    add(room, sample, inputs)
+                hide(room)
+                largest = np.maximum.reduce(scores, axis=1)
+                np.subtract(scores, largest[:, None, :], out=scores)
+                np.exp(scores, out=scores)
+                total = np.matmul(ones[:, : block.keys], scores)[:, 0]
+                mixed = out[:, :, block.rows]
+                weights = room.scores_apart.transpose(0, 2, 3, 1)
+                np.matmul(weights, value[:, :, block.columns], out=mixed)
+                np.divide(mixed, total.reshape(*mixed.shape[:3], 1), out=mixed)
+                np.log(total, out=total)
+                np.add(total, largest, out=total)
+                logsumexp[:, :, block.rows] = total.reshape(mixed.shape[:3])
+
+    return kernel

@@ -1,0 +1,150 @@
+"""Which keys a block of queries sees, and the sizes that forward and backward share.
+
+b samples, t queries here, s keys, g groups of heads that share keys, r query heads of a group, d
+head dim, u value dim. Queries may be a shard of the sequence: their offset shifts masks and
+distances. Keys are whole.
+"""
+
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, KernelContext
+
+QUERY_BLOCK = 64
+"""Queries of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """Minus infinity or zero, added to the scores of `keys` (counted from the block's first)."""
+
+    keys: slice
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Queries `rows` see the keys `columns`; where only some of them do, `masks` say which.
+
+    `queries` and `keys` are how many there are, `first` is the place of the first query in the
+    whole sequence.
+    """
+
+    rows: slice
+    columns: slice
+    queries: int
+    keys: int
+    first: int
+    masks: tuple[Mask, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Sizes, scale and blocks; `windowed` where a block may not see the first keys."""
+
+    samples: int
+    queries: int
+    keys: int
+    groups: int
+    repeats: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    dtype: str
+    blocks: tuple[Block, ...]
+    windowed: bool
+
+    @property
+    def heads(self) -> tuple[int, int, int, int]:
+        """Samples, queries, groups and query heads of a group: the shape of the logsumexp."""
+        return self.samples, self.queries, self.groups, self.repeats
+
+    def rows(self, columns: int) -> Array:
+        """Return flat scratch for `columns` values of every query of a block."""
+        queries = max(block.queries for block in self.blocks)
+        return np.empty(self.groups * self.repeats * queries * columns, self.dtype)
+
+    def scores(self) -> Array:
+        """Return flat scratch for the scores of the largest block."""
+        return self.rows(max(block.keys for block in self.blocks))
+
+
+def part(flat: Array, *shape: int) -> Array:
+    """Return the beginning of flat scratch in this shape."""
+    return flat[: prod(shape)].reshape(shape)
+
+
+def geometry(context: KernelContext) -> Geometry:
+    """Read the sizes off the shards and cut the queries into blocks.
+
+    Raises
+    ------
+    ExecutorError
+        The window hides every key from a query.
+    """
+    query, key, value = context.inputs[:3]
+    samples, queries, groups, *repeats, head_dim = query.shape
+    keys = key.shape[1]
+    window = int(context.attributes.get("window", 0))
+    causal = bool(context.attributes.get("causal", True))
+    behind = window or None
+    ahead = 1 if causal else behind
+    starts = range(0, queries, QUERY_BLOCK)
+    blocks = tuple(
+        _block(slice(start, min(start + QUERY_BLOCK, queries)), query.offsets[1], keys, behind,
+               ahead, query.dtype)
+        for start in starts
+    )  # fmt: skip
+    last = query.offsets[1] + queries - 1
+    if window and last - window + 1 >= keys:
+        raise ExecutorError(
+            f"query {last} sees none of {keys} keys through a window of {window}; widen it",
+            actor=context.name,
+        )
+    return Geometry(
+        samples=samples,
+        queries=queries,
+        keys=keys,
+        groups=groups,
+        repeats=prod(repeats),
+        head_dim=head_dim,
+        value_dim=value.shape[-1],
+        scale=context.number("scale", 1 / sqrt(head_dim)),
+        dtype=query.dtype,
+        blocks=blocks,
+        windowed=window > 0,
+    )
+
+
+def _block(
+    rows: slice, offset: int, keys: int, behind: int | None, ahead: int | None, dtype: str
+) -> Block:
+    """Return the block of `rows`: a query at t sees the keys with -ahead < t - s < behind."""
+    first, queries = offset + rows.start, rows.stop - rows.start
+    begin = 0 if behind is None else max(0, first - behind + 1)
+    end = keys if ahead is None else min(first + queries - 1 + ahead, keys)
+    square = np.full((queries, queries), -np.inf, dtype)
+    hidden = []
+    if ahead is not None:
+        # key number i from here on is hidden from the queries before number i
+        hidden.append((first + ahead - 1, np.tril(square, -1)))
+    if behind is not None:
+        # and here from number i on
+        hidden.append((first - behind, np.triu(square)))
+    masks = []
+    for start, values in hidden:
+        low, high = max(start, begin), min(start + queries, end)
+        if low < high:
+            seen = values[low - start : high - start, None, :]
+            masks.append(Mask(keys=slice(low - begin, high - begin), values=seen))
+    return Block(
+        rows=rows,
+        columns=slice(begin, end),
+        queries=queries,
+        keys=end - begin,
+        first=first,
+        masks=tuple(masks),
+    )
