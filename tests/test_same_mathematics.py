@@ -12,11 +12,7 @@ import numpy as np
 import pytest
 
 from executor.data import open_dataset
-from executor.in_process import KernelWork, execute_lockstep
-from executor.kernels.context import RunState
-from executor.rank import RankState
 from executor.reference import ReferenceResult, run_reference
-from executor.variables import initial_value
 from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import build_training
@@ -24,9 +20,9 @@ from planner.actors.graph import ActorGraph
 from planner.clusters import local_cluster
 from planner.compile import compile_plan
 from planner.plan import Plan
-from planner.sbp import parse_nd_sbp, shard_offsets
 from planner.search import search
 from planner.search.request import Pins, SearchRequest
+from tests.parallel_runs import assert_gradients_and_parameters_equal, run
 
 GLOBAL_BATCH, MICROBATCHES = 16, 4
 TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip_norm=0.5)
@@ -121,46 +117,6 @@ def reference(precision: str, steps: int) -> ReferenceResult:
     )
 
 
-def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:
-    dataset = open_dataset(None, plan.model, 0)
-    attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
-    states = []
-    for rank in range(actors.ranks):
-        run_state = RunState(
-            seed=0,
-            dataset=dataset,
-            global_batch=plan.global_batch,
-            microbatches=plan.microbatches,
-            batch=plan.batch,
-        )
-        state = RankState(actors, rank, run_state)
-        for index, register in enumerate(state.program.registers):
-            if register.initial and register.tensor in attributes:
-                shape, dtype = register.global_shape, register.dtype
-                kind = attributes[register.tensor]
-                state.load(index, initial_value(register.tensor, shape, dtype, kind, 0))
-        states.append(state)
-    work = KernelWork(states)
-    execute_lockstep(actors, steps, work, work.meet)
-    return states
-
-
-def whole(states: list[RankState], name: str) -> np.ndarray:
-    """A variable put together from the shards of the ranks that own it."""
-    found = None
-    for state in states:
-        for index, register in enumerate(state.program.registers):
-            if register.name != name:
-                continue
-            if found is None:
-                found = np.full(register.global_shape, np.nan)
-            shard = state.shard(register)
-            region = tuple(slice(o, o + n) for o, n in zip(shard.offsets, shard.shape, strict=True))
-            found[region] = state.arena.views[index][0]
-    assert found is not None, name
-    return found
-
-
 INDEXES = range(len(CASES))
 
 
@@ -178,46 +134,7 @@ def test_losses_of_twenty_steps_equal_a_single_device(index):
 @pytest.mark.parametrize("index", INDEXES, ids=lambda i: CASES[i].name)
 def test_gradients_and_parameters_in_float64_equal_a_single_device(index):
     plan, graph, actors = planned(index, "fp64")
-    expected = reference("fp64", 5)
-    updates = {op.inputs[1]: op.inputs[0] for op in graph.ops if op.kind == "adamw"}
-    states = run(plan, graph, actors, 1)
-    # Some gradients are zero but for rounding (a bias on keys shifts every score of a row alike).
-    scale = max(np.abs(gradient).max() for gradient in expected.gradients.values())
-    for gradient, variable in updates.items():
-        close(gradient_of(states, gradient, variable), expected.gradients[variable], scale)
-    states = run(plan, graph, actors, 5)
-    for name, value in expected.parameters[5].items():
-        close(whole(states, name), value, 1.0)
-
-
-def close(found: np.ndarray, expected: np.ndarray, scale: float) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale)
-
-
-def gradient_of(states: list[RankState], gradient: str, variable: str) -> np.ndarray:
-    """The gradient as the optimizer reads it: found at the input port of its actor."""
-    found = None
-    for state in states:
-        program = state.program
-        for actor in program.actors:
-            if actor.in_place and program.operands(actor)[0][0].tensor == variable:
-                index = actor.inputs[0].register
-                register = program.registers[index]
-                assert register.tensor == gradient
-                if found is None:
-                    found = np.full(register.global_shape, np.nan)
-                offsets = shard_offsets(
-                    register.global_shape,
-                    parse_nd_sbp(register.sbp),
-                    state.graph.axis_sizes,
-                    state.coordinate,
-                )
-                region = tuple(
-                    slice(o, o + n) for o, n in zip(offsets, register.shape, strict=True)
-                )
-                found[region] = state.arena.views[index][0]
-    assert found is not None, variable
-    return found
+    assert_gradients_and_parameters_equal(plan, graph, actors, reference("fp64", 5), 5)
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=lambda i: CASES[i].name)

@@ -88,10 +88,12 @@ def _pinned(row: dict[str, Any]) -> str:
 
 
 def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
-    table = Table(caption="sp: sequence_parallel", caption_justify="left")
+    table = Table(
+        caption="training FLOPs of one sample; sp: sequence_parallel", caption_justify="left"
+    )
     table.add_column("model", no_wrap=True)
-    for column in ("parameters", "", "seq_len", "training FLOPs of a sample"):
-        table.add_column(column, justify="right")
+    for column in ("parameters", "", "seq_len", "training FLOPs"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("can be pinned", no_wrap=True)
     for row in rows:
         table.add_row(
