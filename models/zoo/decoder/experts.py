@@ -78,12 +78,12 @@ def _scores(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
         builder,
         "experts.router",
         x,
-        "b t k, k e -> b t e",
-        {"e": config.experts},
+        "b t k, k n -> b t n",  # not `e`: routing is every token's own, wherever experts lie
+        {"n": config.experts},
         std=config.init_std,
         bias=False,
     )
-    labels = {"softmax": "b t e! -> b t e!", "sigmoid": "b t e -> b t e"}[config.router]
+    labels = {"softmax": "b t n! -> b t n!", "sigmoid": "b t n -> b t n"}[config.router]
     return builder.apply(config.router, "experts.scores", (logits,), labels)
 
 
