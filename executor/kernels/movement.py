@@ -1,12 +1,15 @@
-"""Kernels that move values and compute none: rearrange, rows, slice and pad; and plain sums."""
+"""Kernels that move values and compute none, and plain sums."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, Kernel, KernelContext
 from executor.kernels.dims import layout
+from executor.kernels.elementwise.arithmetic import spread
+from models.labels import parse
 
 
 def rearrange(context: KernelContext) -> Kernel:
@@ -40,23 +43,70 @@ def sum_(context: KernelContext) -> Kernel:
     return kernel
 
 
-def narrow(context: KernelContext) -> Kernel:
-    """Return the first rows of a table."""
-    rows = context.outputs[0].shape[0]
+def broadcast(context: KernelContext) -> Kernel:
+    """Return the same values along every label that only the output holds."""
+    found = layout(context)
+    (source,), (target,) = found.inputs, found.outputs
+    form = spread(source, target, found.sizes)
+    result = tuple(found.sizes[label] for label in target)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        np.copyto(outputs[0], inputs[0][:rows])
+        np.copyto(outputs[0].reshape(result), form.view(inputs[0]))
+
+    return kernel
+
+
+def _differing_dim(context: KernelContext) -> int:
+    """Return the dim whose label differs between the first input and the output (0 if none)."""
+    expression = parse(context.labels)
+    pairs = zip(expression.inputs[0], expression.outputs[0], strict=True)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+
+
+def _window(context: KernelContext, at: int, size: int) -> tuple[slice, ...]:
+    """Return `size` indexes from the attribute `start` on, along dim `at`."""
+    start = int(context.attributes["start"])
+    return (*(slice(None),) * at, slice(start, start + size))
+
+
+def narrow(context: KernelContext) -> Kernel:
+    """Return what the output holds of the input, from `start` on along the dim that differs."""
+    at = _differing_dim(context)
+    window = _window(context, at, context.outputs[0].shape[at])
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        np.copyto(outputs[0], inputs[0][window])
 
     return kernel
 
 
 def widen(context: KernelContext) -> Kernel:
-    """Return the input followed by rows of zeros: the gradient of `narrow`."""
-    rows = context.inputs[0].shape[0]
+    """Return the input at `start`, zeros around it: the gradient of `narrow`."""
+    at = _differing_dim(context)
+    window = _window(context, at, context.inputs[0].shape[at])
+    before = (*window[:-1], slice(None, window[-1].start))
+    behind = (*window[:-1], slice(window[-1].stop, None))
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        np.copyto(outputs[0][:rows], inputs[0])
-        outputs[0][rows:] = 0
+        outputs[0][before] = 0
+        np.copyto(outputs[0][window], inputs[0])
+        outputs[0][behind] = 0
+
+    return kernel
+
+
+def concat(context: KernelContext) -> Kernel:
+    """Return two or more tensors one behind the other along the dim whose labels differ."""
+    at = _differing_dim(context)
+    stops = list(accumulate(shard.shape[at] for shard in context.inputs))
+    places = [
+        (*(slice(None),) * at, slice(stop - shard.shape[at], stop))
+        for shard, stop in zip(context.inputs, stops, strict=True)
+    ]
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for array, place in zip(inputs, places, strict=True):
+            np.copyto(outputs[0][place], array)
 
     return kernel
 

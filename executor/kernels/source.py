@@ -1,6 +1,10 @@
-"""input: the rows of the dataset that belong to this rank's shard of the batch."""
+"""Kernels without inputs: samples of the dataset, constants of the model, fills."""
 
+import binascii
+import zlib
+from base64 import b64decode
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -39,3 +43,54 @@ def input_(context: KernelContext) -> Kernel:
         outputs[0][...] = dataset.read(source, first + rows)
 
     return kernel
+
+
+def fill(context: KernelContext) -> Kernel:
+    """Return the attribute `value` everywhere."""
+    value = context.attributes["value"]
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0].fill(value)
+
+    return kernel
+
+
+def constant(context: KernelContext) -> Kernel:
+    """Return the shard of the values in `data`, or `value` everywhere where `data` is empty.
+
+    Raises
+    ------
+    ExecutorError
+        `data` is not the text of as many values as the tensor has.
+    """
+    if not context.attributes["data"]:
+        return fill(context)
+    values = _decoded(context)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        np.copyto(outputs[0], values)
+
+    return kernel
+
+
+def _decoded(context: KernelContext) -> Array:
+    """Return this rank's shard of a constant: base64 of zlib of little-endian values, by row."""
+    shard = context.outputs[0]
+    try:
+        content = zlib.decompress(b64decode(str(context.attributes["data"]), validate=True))
+    except (binascii.Error, zlib.error) as error:
+        raise ExecutorError(
+            f"`data` is not base64 of a zlib stream: {error}", actor=context.name
+        ) from None
+    expected = prod(shard.global_shape) * shard.itemsize
+    if len(content) != expected:
+        raise ExecutorError(
+            f"`data` holds {len(content)} bytes, a tensor {shard.global_shape} of {shard.dtype} "
+            f"takes {expected}",
+            actor=context.name,
+        )
+    values = np.frombuffer(content, np.dtype(shard.dtype).newbyteorder("<"))
+    region = tuple(
+        slice(start, start + size) for start, size in zip(shard.offsets, shard.shape, strict=True)
+    )
+    return values.reshape(shard.global_shape)[region].astype(shard.dtype)

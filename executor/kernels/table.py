@@ -17,7 +17,7 @@ from executor.kernels.elementwise.pointwise import (
     swiglu_grad,
 )
 from executor.kernels.matmul import matmul
-from executor.kernels.movement import narrow, pad, rearrange, slice_, sum_, widen
+from executor.kernels.movement import broadcast, concat, narrow, pad, rearrange, slice_, sum_, widen
 from executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
 from executor.kernels.rows.layer_norm import (
     layer_norm,
@@ -32,28 +32,52 @@ from executor.kernels.rows.loss import (
     row_max,
     shifted_sums,
 )
+from executor.kernels.rows.margin import (
+    arc_margin,
+    arc_margin_grad,
+    logistic_loss,
+    logistic_loss_grad,
+)
+from executor.kernels.rows.rms_norm import (
+    l2_normalize,
+    l2_normalize_grad,
+    rms_norm,
+    rms_norm_grad_input,
+    rms_norm_grad_weight,
+)
+from executor.kernels.rows.softmax import softmax, softmax_grad
 from executor.kernels.sequence.embedding import embedding, embedding_grad
-from executor.kernels.source import input_
+from executor.kernels.source import constant, fill, input_
 
 KERNELS: dict[str, KernelFactory] = POINTWISE | {
     "accumulate": accumulate,
     "adamw": adamw,
     "add": add,
+    "arc_margin": arc_margin,
+    "arc_margin_grad": arc_margin_grad,
     "attention": attention,
     "attention_grad": attention_grad,
     "biased_attention": biased_attention,
     "biased_attention_grad": biased_attention_grad,
+    "broadcast": broadcast,
     "cast": cast,
+    "concat": concat,
+    "constant": constant,
     "count_valid": count_valid,
     "cross_entropy": cross_entropy,
     "cross_entropy_grad": cross_entropy_grad,
     "embedding": embedding,
     "embedding_grad": embedding_grad,
+    "fill": fill,
     "input": input_,
+    "l2_normalize": l2_normalize,
+    "l2_normalize_grad": l2_normalize_grad,
     "layer_norm": layer_norm,
     "layer_norm_grad_input": layer_norm_grad_input,
     "layer_norm_grad_weight": layer_norm_grad_weight,
     "learning_rate": learning_rate,
+    "logistic_loss": logistic_loss,
+    "logistic_loss_grad": logistic_loss_grad,
     "loss_from_sums": loss_from_sums,
     "matmul": matmul,
     "mul": mul,
@@ -62,12 +86,17 @@ KERNELS: dict[str, KernelFactory] = POINTWISE | {
     "prelu": prelu,
     "prelu_grad": prelu_grad,
     "rearrange": rearrange,
+    "rms_norm": rms_norm,
+    "rms_norm_grad_input": rms_norm_grad_input,
+    "rms_norm_grad_weight": rms_norm_grad_weight,
     "row_max": row_max,
     "scale": scale,
     "sgd": sgd,
-    "shifted_sums": shifted_sums,
     "shift": shift,
+    "shifted_sums": shifted_sums,
     "slice": slice_,
+    "softmax": softmax,
+    "softmax_grad": softmax_grad,
     "squared_sum": squared_sum,
     "step_totals": step_totals,
     "sum": sum_,

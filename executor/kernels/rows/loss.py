@@ -49,7 +49,7 @@ def cross_entropy_grad(context: KernelContext) -> Kernel:
         for part in chunks(rows, step):
             np.subtract(logits[part], logsumexp[part, None], out=slope[part])
             np.exp(slope[part], out=slope[part])
-        _, places = _targets_here(targets, first, columns)
+        _, places = targets_here(targets, first, columns)
         slope.reshape(-1)[places] -= 1
         if (targets < 0).any():
             slope[targets < 0] = 0
@@ -57,7 +57,7 @@ def cross_entropy_grad(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _targets_here(targets: Array, first: int, columns: int) -> tuple[Array, Array]:
+def targets_here(targets: Array, first: int, columns: int) -> tuple[Array, Array]:
     """Return the rows whose target lies in columns `first:first + columns`, and its flat place."""
     local = targets.astype(np.int64) - first
     here = np.flatnonzero((targets >= 0) & (local >= 0) & (local < columns))
@@ -93,7 +93,7 @@ def shifted_sums(context: KernelContext) -> Kernel:
             np.subtract(logits[part], largest[part, None], out=shifted)
             np.exp(shifted, out=shifted)
             np.add.reduce(shifted, axis=1, out=sums[part, 0])
-        here, places = _targets_here(inputs[2].reshape(rows), first, columns)
+        here, places = targets_here(inputs[2].reshape(rows), first, columns)
         sums[:, 1] = 0
         sums[here, 1] = logits.reshape(-1)[places]
 

@@ -30,6 +30,35 @@ def loss_from_sums(largest: Array, sums: Array, targets: Array) -> tuple[Array, 
     return np.where(targets < 0, 0, logsumexp - sums[..., 1]), logsumexp
 
 
+def logistic_loss(logits: Array, targets: Array) -> Array:
+    chances = 1 / (1 + np.exp(-logits))
+    loss = -np.where(targets == 1, np.log(chances), np.log(1 - chances))
+    return np.where(targets < 0, 0, loss)
+
+
+def logistic_loss_grad(logits: Array, targets: Array) -> Array:
+    return np.where(targets < 0, 0, 1 / (1 + np.exp(-logits)) - targets)
+
+
+MARGIN = {"scale": 16.0, "margin": 0.5}
+
+
+def turned(cosine: Array, targets: Array, margin: float) -> Array:
+    is_target = one_hot(targets, cosine.shape[-1])
+    return 16 * np.cos(np.arccos(cosine) + margin * is_target)
+
+
+def arc_margin_grad(cosine: Array, targets: Array, dy: Array) -> Array:
+    """By the chain rule through the angle."""
+    angle = np.arccos(cosine)
+    slope = 16 * np.sin(angle + 0.5 * one_hot(targets, cosine.shape[-1])) / np.sin(angle)
+    return dy * slope
+
+
+def with_cosines(given: Array, *rest: Array) -> tuple[Array, ...]:
+    return np.tanh(given), *rest
+
+
 EXAMPLES = (
     Example(
         kind="cross_entropy", labels="b t v!, b t -> b t, b t", formula=cross_entropy, ids=(1,)
@@ -63,4 +92,28 @@ EXAMPLES = (
         ids=(0,),
     ),
     Example(kind="squared_sum", labels="k n -> ", formula=lambda x: (x**2).sum()),
+    Example(
+        kind="logistic_loss", labels="b t, b t -> b t", formula=logistic_loss, ids=(1,),
+        ids_below="c",
+    ),
+    Example(
+        kind="logistic_loss_grad", labels="b t, b t -> b t", formula=logistic_loss_grad, ids=(1,),
+        ids_below="c",
+    ),
+    Example(
+        kind="arc_margin",
+        labels="b v, b -> b v",
+        formula=lambda cosine, targets: turned(cosine, targets, 0.5),
+        ids=(1,),
+        derive=with_cosines,
+        attributes=MARGIN,
+    ),
+    Example(
+        kind="arc_margin_grad",
+        labels="b v, b, b v -> b v",
+        formula=arc_margin_grad,
+        ids=(1,),
+        derive=with_cosines,
+        attributes=MARGIN,
+    ),
 )  # fmt: skip
