@@ -1,0 +1,6 @@
+"""Importers: models described elsewhere become ModelSpecs.
+
+In comes a file that another library wrote, out goes a ModelSpec whose family, configuration and
+mathematics are those of the original. Every format has its own module or folder, whose heavy
+library (where it needs one) is imported only when it is used. Read first: `huggingface/`.
+"""

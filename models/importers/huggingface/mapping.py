@@ -1,0 +1,26 @@
+"""What a mapping from a model type's keys to a zoo family takes and gives."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from models.importers.huggingface.keys import Keys
+from models.spec import Config
+
+
+class Mapped(NamedTuple):
+    """A family of the zoo, its configuration, and the longest sequence the model was made for."""
+
+    family: str
+    config: Config
+    seq_len: int
+
+
+class ModelType(NamedTuple):
+    """How one `model_type` is read.
+
+    `classes` are the values of `architectures` that are understood, the first one meant where a
+    configuration names none; `read` is given the configuration's keys and the class.
+    """
+
+    classes: tuple[str, ...]
+    read: Callable[[Keys, str], Mapped]

@@ -1,0 +1,103 @@
+"""Reading a `config.json`: the file, its model type and class, and the specification made of it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from models.builder import PRECISIONS
+from models.errors import ModelError
+from models.importers.huggingface.keys import Keys, shown
+from models.importers.huggingface.mapping import ModelType
+from models.importers.huggingface.table import MODEL_TYPES
+from models.spec import ModelSpec
+from models.zoo.catalogue import FAMILIES
+
+FILE_NAME = "config.json"
+BYTES_MAX = 2**24
+"""A configuration has a few thousand bytes; a larger file is something else (weights, perhaps)."""
+
+
+def read_config(
+    path: str | Path, *, seq_len: int | None = None, precision: str = "fp32"
+) -> ModelSpec:
+    """Return the specification of the model that a Hugging Face configuration describes.
+
+    Parameters
+    ----------
+    path : str or Path
+        A `config.json` under any name, or the folder that holds one.
+    seq_len : int, optional
+        Tokens of a sample; by default the longest sequence the configuration names.
+    precision : str
+        fp64, fp32, tf32, bf16 or fp16.
+
+    Raises
+    ------
+    ModelError
+        The file is not there or is no configuration; its model type or class is not among those
+        known; a value has the wrong type, is out of range or asks for something not supported.
+
+    Notes
+    -----
+    A key that is missing has the default that transformers (release 5) gives it. Dropout is left
+    out: published models are trained further without it.
+    """
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
+    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    keys = Keys(values=_object(file), where=f"configuration `{file}`")
+    model_type = _model_type(keys)
+    mapped = model_type.read(keys, _architecture(keys, model_type))
+    spec = ModelSpec(
+        name=keys.text("_name_or_path", "", null="") or file.absolute().parent.name,
+        family=mapped.family,
+        config=mapped.config,
+        seq_len=mapped.seq_len if seq_len is None else seq_len,
+        precision=precision,
+    )
+    family = FAMILIES[spec.family]
+    try:
+        family.check(spec, msgspec.convert(spec.config, family.config))
+    except ModelError as error:
+        raise ModelError(f"{keys.where}: {error}") from None
+    return spec
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
+    try:
+        if (size := file.stat().st_size) > BYTES_MAX:
+            raise ModelError(
+                f"`{file}` has {size} bytes; expected a configuration of at most {BYTES_MAX}"
+            )
+        content = file.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(
+            f"configuration `{file}` cannot be read ({reason}); give the path of a {FILE_NAME} or "
+            f"of the folder that holds one"
+        ) from None
+    try:
+        values = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelError(f"configuration `{file}` is not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"configuration `{file}` holds {shown(values)}; expected a JSON object")
+    return values
+
+
+def _model_type(keys: Keys) -> ModelType:
+    return keys.choice("model_type", MODEL_TYPES)
+
+
+def _architecture(keys: Keys, model_type: ModelType) -> str:
+    """Return the class that `architectures` names, or the model type's first."""
+    named = keys.texts("architectures")
+    if not named:
+        return model_type.classes[0]
+    if len(named) > 1 or named[0] not in model_type.classes:
+        known = ", ".join(model_type.classes)
+        raise keys.error("architectures", f"expected a list of one of {known}")
+    return named[0]

@@ -1,0 +1,123 @@
+"""Rotary positions as configurations write them, in their older and their newer form.
+
+The older form has `rope_theta` and `rope_scaling` beside the other keys, the newer one a
+`rope_parameters` that holds both.
+"""
+
+from math import log, sqrt
+
+from models.importers.huggingface.keys import Keys
+from models.spec import Config
+
+KINDS = {"default": "", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+BASE = 10000.0
+BASE_MAX = 1e15
+
+
+def rotary_fields(
+    keys: Keys,
+    head_dim: int,
+    positions: int,
+    *,
+    base: float = BASE,
+    share: float = 1.0,
+    base_key: str = "rope_theta",
+    share_key: str = "partial_rotary_factor",
+) -> Config:
+    """Return the fields of a DecoderConfig that say how heads are turned by position.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those of the whole configuration.
+    head_dim, positions : int
+        Features of a head that may turn, and the longest sequence.
+    base, share : float
+        The model type's own base and share of a head's features that turn.
+    base_key, share_key : str
+        What the model type calls the two outside of `rope_parameters`.
+    """
+    section = rope_section(keys)
+    base = section.number("rope_theta", keys.number(base_key, base, null=base), most=BASE_MAX)
+    outer = keys.number(share_key, share, most=1.0, null=share)
+    turned = int(head_dim * section.number(share_key, outer, most=1.0, null=outer))
+    fields: Config = {"rotary_dims": turned, "rope_base": base}
+    kind = _kind(section)
+    if not kind:
+        return fields
+    original = _original_positions(keys, section, positions)
+    fields |= {"rope_scaling": kind, "rope_factor": _factor(section, positions / original)}
+    if kind == "llama3":
+        return fields | {
+            "rope_low": section.number("low_freq_factor"),
+            "rope_high": section.number("high_freq_factor"),
+            "rope_original": original,
+        }
+    if kind == "yarn":
+        return fields | {
+            "rope_fast": section.number("beta_fast", 32.0, least=1e-3, null=32.0),
+            "rope_slow": section.number("beta_slow", 1.0, least=1e-3, null=1.0),
+            "rope_original": original,
+            "rope_truncate": section.flag("truncate", True, null=True),
+        }
+    return fields
+
+
+def rope_section(keys: Keys) -> Keys:
+    """Return the object that says how positions were stretched; an empty one where none does."""
+    return keys.section(
+        "rope_scaling" if keys.section("rope_scaling").values else "rope_parameters"
+    )
+
+
+def magnitude(keys: Keys, positions: int) -> float:
+    """Return the factor of YaRN on every turned query and key (1 for other scalings).
+
+    Peng et al., arXiv 2309.00071 (2023), equation 15, in the form that DeepSeek gave it.
+    """
+    section = rope_section(keys)
+    if _kind(section) != "yarn":
+        return 1.0
+    if section.has("attention_factor"):
+        return section.number("attention_factor")
+    factor = _factor(section, positions / _original_positions(keys, section, positions))
+    over = section.number("mscale", 0.0, null=0.0)
+    under = section.number("mscale_all_dim", 0.0, null=0.0)
+    if over and under:
+        return _temperature(factor, over) / _temperature(factor, under)
+    return _temperature(factor, 1.0)
+
+
+def attention_scale(keys: Keys, head_dim: int, positions: int) -> float:
+    """Return what scores are multiplied by when all features of a head turn; 0 for the default."""
+    factor = magnitude(keys, positions)
+    return 0.0 if factor == 1 else factor**2 / sqrt(head_dim)
+
+
+def latent_scale(keys: Keys, head_dim: int, positions: int) -> float:
+    """Return what scores of latent attention are multiplied by; 0 for the default."""
+    section = rope_section(keys)
+    weight = section.number("mscale_all_dim", 0.0, null=0.0)
+    if not _kind(section) or not weight:
+        return 0.0
+    factor = _factor(section, positions / _original_positions(keys, section, positions))
+    return _temperature(factor, weight) ** 2 / sqrt(head_dim)
+
+
+def _kind(section: Keys) -> str:
+    name = "rope_type" if "rope_type" in section.values else "type"
+    return section.choice(name, KINDS, "default", null="default")
+
+
+def _original_positions(keys: Keys, section: Keys, positions: int) -> int:
+    name = "original_max_position_embeddings"
+    inner = section.integer(name, positions, null=positions)
+    return keys.integer(name, inner, null=inner)
+
+
+def _factor(section: Keys, ratio: float) -> float:
+    return section.number("factor", null=ratio, least=1e-3, most=1e6)
+
+
+def _temperature(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1
