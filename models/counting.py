@@ -22,7 +22,7 @@ def training_flops(forward: Graph) -> int:
     total = 0
     for op in forward.ops:
         if op.kind == "variable" or not trained.isdisjoint(op.inputs):
-            trained.update(op.outputs)
+            trained.update(n for n in op.outputs if not tensors[n].dtype.startswith("int"))
         if op.phase is Phase.BEGIN or not op_kind(op.kind).products:
             continue
         inputs = [tensors[name].shape for name in op.inputs]

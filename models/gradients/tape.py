@@ -35,7 +35,9 @@ class Tape:
         self._data: set[str] = set()  # depends on an input
         for op in ops:
             if op.kind == "variable" or not self._trained.isdisjoint(op.inputs):
-                self._trained.update(op.outputs)
+                # What is counted or chosen (int32) has no slope.
+                outputs = (builder.tensors[name] for name in op.outputs)
+                self._trained.update(t.name for t in outputs if not t.dtype.startswith("int"))
             if op.kind == "input" or not self._data.isdisjoint(op.inputs):
                 self._data.update(op.outputs)
 
