@@ -2,7 +2,8 @@
 
 Experts have a capacity per sample, so that neither microbatch nor split changes who is dropped.
 
-Shape legend: b batch, t tokens, e experts, k choices of a token, c places of an expert, d hidden.
+Shape legend: b batch, t tokens, e experts, n the same experts as a token's scores, k choices of a
+token, c places of an expert, d hidden.
 
 Notes
 -----
@@ -47,7 +48,7 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         "top_k",
         "experts.chosen",
         (scores,),
-        "b t! e! -> b t! k!, b t! k!, b t! k!",
+        "b t! n! -> b t! k!, b t! k!, b t! k!",
         shapes=(chosen,) * 3,
         attributes=attributes,
     )
@@ -109,11 +110,11 @@ def _balance(builder: GraphBuilder, config: DecoderConfig, scores: str, expert: 
         return None
     shape = (builder.batch, config.experts)
     load = builder.apply(
-        "expert_load", "experts.load", (expert,), "b t! k! -> b e!", shapes=(shape,)
+        "expert_load", "experts.load", (expert,), "b t! k! -> b n!", shapes=(shape,)
     )
     if config.router == "sigmoid":
-        scores = _normalized(builder, "experts.shares", scores, "e")
-    uneven = builder.apply("mul", "experts.uneven", (scores, load), "b t e, b e -> b t")
+        scores = _normalized(builder, "experts.shares", scores, "n")
+    uneven = builder.apply("mul", "experts.uneven", (scores, load), "b t n, b n -> b t")
     total = builder.apply("sum", "experts.balance.sum", (uneven,), "b t -> ")
     factor = {"factor": config.balance_loss * config.experts}
     return builder.apply("scale", "experts.balance", (total,), "() -> ", attributes=factor)

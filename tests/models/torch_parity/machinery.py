@@ -1,0 +1,65 @@
+"""Loss and gradients of a graph for given variables and data, by the single-device reference."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from executor.kernels.context import Source
+from executor.reference import Reference
+from models.graph import Graph
+from models.spec import TrainingSpec
+from models.training import training_graph
+
+Arrays = Mapping[str, NDArray[Any]]
+
+TOLERANCE = 1e-4  # of the largest value of a gradient
+NOISE = 1e-6  # of the largest of all gradients: what is zero in theory is below it
+
+
+class Given:
+    """A dataset whose samples are the rows of given arrays, by source."""
+
+    description = "given values"
+
+    def __init__(self, inputs: Arrays) -> None:
+        self.inputs = inputs
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> NDArray[Any]:
+        values = self.inputs[source.name]
+        assert values.shape[1:] == source.shape, (source.name, values.shape, source.shape)
+        return values[samples][(slice(None), *source.region)]
+
+
+def run_ours(graph: Graph, values: Arrays, inputs: Arrays) -> tuple[float, dict[str, Any]]:
+    """Return the summed loss and the gradient of every variable.
+
+    `graph` is a forward graph; `values` holds every variable's value by its name, `inputs` the data
+    of its microbatch by source (tokens, targets, images, ...).
+    """
+    training = training_graph(graph, TrainingSpec(optimizer="sgd", weight_decay=0.0))
+    reference = Reference(training, 1, Given(inputs), 0)
+    assert set(reference.variables) == set(values)
+    for name, value in values.items():
+        assert reference.values[name].shape == value.shape, name
+        np.copyto(reference.values[name], value)
+    reference.accumulate_gradients()
+    loss, _, _ = reference.run.totals[0]
+    return loss, reference.gradients()
+
+
+def assert_same(
+    graph: Graph, values: Arrays, inputs: Arrays, loss: float, gradients: Arrays
+) -> None:
+    """Assert that loss and every gradient are those that another library found."""
+    found, ours = run_ours(graph, values, inputs)
+    assert found == pytest.approx(loss, rel=TOLERANCE)
+    noise = NOISE * max(np.abs(gradient).max() for gradient in gradients.values())
+    wrong = {}
+    for name, gradient in gradients.items():
+        error = np.abs(ours[name] - gradient).max()
+        if not error <= TOLERANCE * np.abs(gradient).max() + noise:
+            wrong[name] = f"{error:.3g} of {np.abs(gradient).max():.3g}"
+    assert not wrong, wrong
