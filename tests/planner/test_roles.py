@@ -5,11 +5,13 @@ from msgspec.structs import replace
 from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import build_training
-from planner.clusters import local_cluster
+from planner.cluster import Cluster
+from planner.clusters import local_cluster, parse_cluster
 from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
 from planner.roles import axis_roles, roles
 from planner.search import Pins, SearchRequest, search
+from tests.small_models import small
 
 GPT = ModelSpec(
     name="tiny",
@@ -26,12 +28,14 @@ GPT = ModelSpec(
 )
 
 
-def planned(**pins: object) -> tuple[Plan, Graph]:
+def planned(
+    model: ModelSpec = GPT, ranks: int = 2, where: Cluster | None = None, **pins: object
+) -> tuple[Plan, Graph]:
     plan = search(
         SearchRequest(
-            model=GPT,
+            model=model,
             training=TrainingSpec(),
-            cluster=local_cluster(2, cores=2, memory_bytes=2**33),
+            cluster=where or local_cluster(ranks, cores=2, memory_bytes=2**33),
             global_batch=8,
             pins=Pins(**pins),  # type: ignore[arg-type]
         )
@@ -99,3 +103,25 @@ def test_an_axis_that_repeats_all_work_has_no_role() -> None:
         "zero": 0,
         "sequence_parallel": False,
     }
+
+
+def test_experts_share_the_axis_of_the_replicas() -> None:
+    plan, graph = planned(small("mixtral"), 4, dp=4, tp=1, pp=1, ep=2, zero=0)
+    assert axis_roles(plan, graph) == (frozenset({"dp"}), frozenset({"dp", "ep"}))
+    found = roles(plan, graph)
+    assert (found["dp"], found["tp"], found["ep"]) == (4, 1, 2)
+
+
+def test_storage_of_split_experts_is_not_taken_for_zero() -> None:
+    plan, graph = planned(small("mixtral"), 2, dp=2, tp=1, pp=1, ep=2, zero=0)
+    assert roles(plan, graph)["zero"] == 0
+    plan, graph = planned(small("mixtral"), 4, dp=4, tp=1, pp=1, ep=2, zero=1)
+    assert roles(plan, graph)["zero"] == 1
+
+
+def test_zero_is_read_through_the_casts_of_a_narrow_precision() -> None:
+    narrow = replace(GPT, precision="bf16")
+    plan, graph = planned(
+        narrow, dp=2, tp=1, pp=1, zero=0, where=parse_cluster("a100-sxm-80gb:2x1")
+    )
+    assert roles(plan, graph)["zero"] == 0

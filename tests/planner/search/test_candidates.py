@@ -102,3 +102,39 @@ def test_a_model_without_a_sequence_has_none_to_split() -> None:
 
 def test_recompute_none_and_ep_one_are_no_restriction() -> None:
     assert listed(recompute="none", ep=1) == listed()
+
+
+def experts_on(
+    devices: int, experts: int, **pins: object
+) -> set[tuple[tuple[str, int, bool], ...]]:
+    """Meshes of all candidates of a model with so many experts: role, size, experts split."""
+    found = candidates(
+        Pins(**pins),  # type: ignore[arg-type]
+        cluster(devices),
+        8,
+        6,
+        sequence=True,
+        experts=experts,
+    )
+    return {tuple((a.role, a.size, bool(a.experts)) for a in one.axes) for one in found}
+
+
+def test_a_pinned_ep_splits_experts_over_replicas_tensor_parallel_ranks_or_both() -> None:
+    found = experts_on(8, 8, dp=4, tp=2, pp=1, ep=4)
+    assert found == {
+        (("dp", 4, True), ("tp", 2, False)),
+        (("dp", 2, False), ("dp", 2, True), ("tp", 2, True)),
+    }
+
+
+def test_without_a_pin_experts_lie_whole_or_over_as_many_ranks_as_divide_them() -> None:
+    assert experts_on(4, 2, dp=4, tp=1, pp=1) == {
+        (("dp", 4, False),),
+        (("dp", 2, False), ("dp", 2, True)),
+    }
+    assert experts_on(4, 2, dp=4, tp=1, pp=1, ep=1) == {(("dp", 4, False),)}
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(InfeasibleError, match="6 experts do not divide by it"):
+        experts_on(8, 6, ep=4)
