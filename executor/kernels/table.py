@@ -16,6 +16,7 @@ from executor.kernels.elementwise.pointwise import (
     swiglu,
     swiglu_grad,
 )
+from executor.kernels.images.table import IMAGES
 from executor.kernels.matmul import matmul
 from executor.kernels.movement import broadcast, concat, narrow, pad, rearrange, slice_, sum_, widen
 from executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
@@ -49,7 +50,7 @@ from executor.kernels.rows.softmax import softmax, softmax_grad
 from executor.kernels.sequence.embedding import embedding, embedding_grad
 from executor.kernels.source import constant, fill, input_
 
-KERNELS: dict[str, KernelFactory] = POINTWISE | {
+KERNELS: dict[str, KernelFactory] = POINTWISE | IMAGES | {
     "accumulate": accumulate,
     "adamw": adamw,
     "add": add,

@@ -196,5 +196,5 @@ def test_matmul_refuses_a_label_that_only_one_operand_has():
 
 
 def test_an_unknown_kind_is_named():
-    with pytest.raises(ExecutorError, match="no NumPy kernel for op kind `conv`"):
-        call("conv", "n -> n", [np.zeros(2)], [whole((2,), "float64")])
+    with pytest.raises(ExecutorError, match="no NumPy kernel for op kind `fold`"):
+        call("fold", "n -> n", [np.zeros(2)], [whole((2,), "float64")])

@@ -3,6 +3,7 @@
 from tests.executor.examples import (
     attention,
     embeddings,
+    images,
     losses,
     movement,
     norms,
@@ -10,6 +11,6 @@ from tests.executor.examples import (
     products,
 )
 
-THEMES = (products, movement, pointwise, norms, embeddings, attention, losses)
+THEMES = (products, movement, pointwise, norms, embeddings, attention, losses, images)
 
 EXAMPLES = tuple(example for theme in THEMES for example in theme.EXAMPLES)

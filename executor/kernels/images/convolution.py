@@ -1,0 +1,217 @@
+"""Convolution and its gradients, as products with the images' columns.
+
+The columns of an image are its values under every tap of the windows: [c q p, j i] for [c, y, x].
+A few samples' columns are made at a time, in scratch whose zeros (the padding) are never written;
+a window of one place with stride 1 needs none.
+
+Shape legend: b samples, g groups, c input and n output channels of a group, y x rows and columns
+of the input, j i of the output, q p of a window.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.kernels.context import Array, Kernel, KernelContext, Shard
+from executor.kernels.images.windows import Tap, taps
+
+COLUMNS_ELEMENTS = 1 << 19
+"""Elements of the columns that are made at a time, at least one sample's: 2 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Sizes here, by the letters of the shape legend; `step` samples are taken at a time."""
+
+    b: int
+    g: int
+    c: int
+    n: int
+    image: tuple[int, int]
+    made: tuple[int, int]
+    window: tuple[int, int]
+    step: int
+    dtype: str
+    taps: tuple[Tap, ...]
+    pointwise: bool
+
+    @property
+    def places(self) -> int:
+        """Places of a sample's output."""
+        return self.made[0] * self.made[1]
+
+    @property
+    def depth(self) -> int:
+        """Rows of a group's columns."""
+        return self.c * self.window[0] * self.window[1]
+
+    def parts(self) -> Iterator[slice]:
+        """Cut the samples."""
+        for start in range(0, self.b, self.step):
+            yield slice(start, min(start + self.step, self.b))
+
+
+def _sizes(context: KernelContext, image: Shard, weight: Shard, made: Shard) -> _Sizes:
+    b, channels, *rest = image.shape
+    n, c, *window = weight.shape
+    groups = channels // c
+    given, places, size = (rest[0], rest[1]), made.shape[2:], (window[0], window[1])
+    plain = all(
+        context.attributes[f"{name}_{dim}"] == usual
+        for name, usual in (("stride", 1), ("pad", 0))
+        for dim in "yx"
+    )
+    sample = groups * c * size[0] * size[1] * places[0] * places[1]
+    return _Sizes(
+        b=b,
+        g=groups,
+        c=c,
+        n=n // groups,
+        image=given,
+        made=(places[0], places[1]),
+        window=size,
+        step=max(1, min(b, COLUMNS_ELEMENTS // max(sample, 1))),
+        dtype=image.dtype,
+        taps=tuple(taps(context, size, given, (places[0], places[1]))),
+        pointwise=size == (1, 1) and plain,
+    )
+
+
+class _Columns:
+    """Scratch for the columns [g, c, q, p, b, j, i] of `step` samples."""
+
+    def __init__(self, sizes: _Sizes) -> None:
+        self._sizes = sizes
+        shape = (sizes.g, sizes.c, *sizes.window, sizes.step, *sizes.made)
+        self._values = np.zeros(shape, sizes.dtype)
+
+    def matrix(self, samples: int) -> Array:
+        """View the columns of the first `samples` as [g, c q p, b j i]."""
+        sizes = self._sizes
+        whole = self._values.reshape(sizes.g, sizes.depth, -1)
+        return whole[:, :, : samples * sizes.places]
+
+    def read(self, images: Array) -> Array:
+        """Return the columns of images [b, g c, y, x]."""
+        samples = images.shape[0]
+        for tap, apart in self._meeting(images):
+            values = self._values[:, :, tap.row, tap.column, :samples]
+            np.copyto(values[..., *tap.outputs], apart)
+        return self.matrix(samples)
+
+    def add_to(self, images: Array) -> None:
+        """Add the columns to where they were read from."""
+        samples = images.shape[0]
+        for tap, apart in self._meeting(images):
+            values = self._values[:, :, tap.row, tap.column, :samples]
+            np.add(apart, values[..., *tap.outputs], out=apart)
+
+    def _meeting(self, images: Array) -> Iterator[tuple[Tap, Array]]:
+        """Yield every tap with its part of the images, as [g, c, b, j, i]."""
+        sizes = self._sizes
+        apart = images.reshape(-1, sizes.g, sizes.c, *sizes.image).transpose(1, 2, 0, 3, 4)
+        for tap in sizes.taps:
+            yield tap, apart[..., *tap.inputs]
+
+
+class _Places:
+    """Outputs [b, g n, j, i] as matrices [g, n, b j i], through scratch for several samples."""
+
+    def __init__(self, sizes: _Sizes) -> None:
+        self._sizes = sizes
+        shape = (sizes.g, sizes.n, sizes.step, sizes.places)
+        self._values = np.empty(shape if sizes.step > 1 else 0, sizes.dtype)
+
+    def matrix(self, outputs: Array) -> Array:
+        """Return where to find, or leave, the outputs."""
+        sizes = self._sizes
+        if sizes.step == 1:
+            return outputs.reshape(sizes.g, sizes.n, sizes.places)
+        merged = self._values.reshape(sizes.g, sizes.n, -1)
+        return merged[:, :, : outputs.shape[0] * sizes.places]
+
+    def read(self, outputs: Array) -> Array:
+        """Return the outputs' values."""
+        if self._sizes.step > 1:
+            np.copyto(self._here(outputs), self._apart(outputs))
+        return self.matrix(outputs)
+
+    def write(self, outputs: Array) -> None:
+        """Hand over what was left in the matrix."""
+        if self._sizes.step > 1:
+            np.copyto(self._apart(outputs), self._here(outputs))
+
+    def _here(self, outputs: Array) -> Array:
+        return self._values[:, :, : outputs.shape[0]]
+
+    def _apart(self, outputs: Array) -> Array:
+        sizes = self._sizes
+        return outputs.reshape(-1, sizes.g, sizes.n, sizes.places).transpose(1, 2, 0, 3)
+
+
+def conv(context: KernelContext) -> Kernel:
+    """Return the convolution of (x, w)."""
+    sizes = _sizes(context, context.inputs[0], context.inputs[1], context.outputs[0])
+    if sizes.pointwise:
+        return _pointwise(sizes, backward=False)
+    columns, places = _Columns(sizes), _Places(sizes)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth)
+        for part in sizes.parts():
+            made = outputs[0][part]
+            np.matmul(weight, columns.read(inputs[0][part]), out=places.matrix(made))
+            places.write(made)
+
+    return kernel
+
+
+def conv_grad_input(context: KernelContext) -> Kernel:
+    """Return dx of (dy, w): the columns of dx are wᵀ dy."""
+    sizes = _sizes(context, context.outputs[0], context.inputs[1], context.inputs[0])
+    if sizes.pointwise:
+        return _pointwise(sizes, backward=True)
+    columns, places = _Columns(sizes), _Places(sizes)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        weight = inputs[1].reshape(sizes.g, sizes.n, sizes.depth).transpose(0, 2, 1)
+        outputs[0].fill(0)
+        for part in sizes.parts():
+            dx, dy = outputs[0][part], places.read(inputs[0][part])
+            np.matmul(weight, dy, out=columns.matrix(dx.shape[0]))
+            columns.add_to(dx)
+
+    return kernel
+
+
+def conv_grad_weight(context: KernelContext) -> Kernel:
+    """Return dw of (x, dy): dy times the columns of x, added up over samples and places."""
+    sizes = _sizes(context, context.inputs[0], context.outputs[0], context.inputs[1])
+    columns, places = _Columns(sizes), _Places(sizes)
+    product = np.empty((sizes.g, sizes.n, sizes.depth), sizes.dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        total = outputs[0].reshape(product.shape)
+        total.fill(0)
+        for part in sizes.parts():
+            found = columns.read(inputs[0][part]).transpose(0, 2, 1)
+            np.matmul(places.read(inputs[1][part]), found, out=product)
+            np.add(total, product, out=total)
+
+    return kernel
+
+
+def _pointwise(sizes: _Sizes, *, backward: bool) -> Kernel:
+    """Return the product of every place with the weight, or with its transpose."""
+    given, made = (sizes.n, sizes.c) if backward else (sizes.c, sizes.n)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        weight = inputs[1].reshape(sizes.g, sizes.n, sizes.c)
+        np.matmul(
+            weight.transpose(0, 2, 1) if backward else weight,
+            inputs[0].reshape(sizes.b, sizes.g, given, sizes.places),
+            out=outputs[0].reshape(sizes.b, sizes.g, made, sizes.places),
+        )
+
+    return kernel

@@ -1,0 +1,149 @@
+"""Pooling: the largest or the mean of every window, and the gradients.
+
+Planes (one channel of one sample each) go in chunks that stay in the cache, tap by tap. Shape
+legend: y x rows and columns of the input, j i of the output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from executor.kernels.chunks import chunks, rows_per_chunk
+from executor.kernels.context import Array, Kernel, KernelContext, Shard
+from executor.kernels.images.windows import Tap, taps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planes:
+    """How many planes, how many of them at a time, their sizes, and the taps of a window."""
+
+    count: int
+    step: int
+    given: tuple[int, ...]
+    made: tuple[int, ...]
+    window: int
+    taps: tuple[Tap, ...]
+    dtype: str
+
+    def images(self, array: Array) -> Array:
+        """View an array of the input's size as [planes, y, x]."""
+        return array.reshape(self.count, *self.given)
+
+    def pooled(self, array: Array) -> Array:
+        """View an array of the output's size as [planes, j, i]."""
+        return array.reshape(self.count, *self.made)
+
+    def scratch(self, dtype: str) -> Array:
+        """Return room for the outputs of a chunk of planes."""
+        return np.empty((self.step, *self.made), dtype)
+
+    @property
+    def is_global(self) -> bool:
+        """True when the one window of a plane is the plane."""
+        return prod(self.made) == 1 and self.window == prod(self.given) == len(self.taps)
+
+
+def _planes(context: KernelContext, image: Shard, made: Shard) -> _Planes:
+    size = int(context.attributes["size_y"]), int(context.attributes["size_x"])
+    count = prod(image.shape[:2])
+    given, places = (image.shape[2], image.shape[3]), (made.shape[2], made.shape[3])
+    return _Planes(
+        count=count,
+        step=rows_per_chunk(prod(given), count),
+        given=given,
+        made=places,
+        window=prod(size),
+        taps=tuple(taps(context, size, given, places)),
+        dtype=image.dtype,
+    )
+
+
+def _largest(planes: _Planes, x: Array, out: Array) -> None:
+    """Leave the largest of every window of x [planes, y, x]; minus infinity pads."""
+    out.fill(-np.inf)
+    for tap in planes.taps:
+        here = out[:, *tap.outputs]
+        np.maximum(here, x[:, *tap.inputs], out=here)
+
+
+def max_pool(context: KernelContext) -> Kernel:
+    """Return the largest of every window."""
+    planes = _planes(context, context.inputs[0], context.outputs[0])
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = planes.images(inputs[0]), planes.pooled(outputs[0])
+        for part in chunks(planes.count, planes.step):
+            _largest(planes, x[part], y[part])
+
+    return kernel
+
+
+def max_pool_grad(context: KernelContext) -> Kernel:
+    """Return dx of (x, dy): dy goes to the first of a window's largest, row by row."""
+    planes = _planes(context, context.inputs[0], context.inputs[1])
+    largest, changes = planes.scratch(planes.dtype), planes.scratch(planes.dtype)
+    hits, waits = planes.scratch("bool"), planes.scratch("bool")
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        images, slopes = planes.images(inputs[0]), planes.pooled(inputs[1])
+        for part in chunks(planes.count, planes.step):
+            x, dy, dx = images[part], slopes[part], planes.images(outputs[0])[part]
+            best, waiting = largest[: x.shape[0]], waits[: x.shape[0]]
+            _largest(planes, x, best)
+            waiting.fill(True)
+            dx.fill(0)
+            for tap in planes.taps:
+                at = (slice(x.shape[0]), *tap.outputs)
+                hit, change, still = hits[at], changes[at], waiting[at]
+                np.equal(x[:, *tap.inputs], best[at], out=hit)
+                np.logical_and(hit, still, out=hit)
+                np.greater(still, hit, out=still)
+                np.multiply(dy[at], hit, out=change)
+                target = dx[:, *tap.inputs]
+                np.add(target, change, out=target)
+
+    return kernel
+
+
+def avg_pool(context: KernelContext) -> Kernel:
+    """Return the mean of every window, its padding counted as zeros."""
+    planes = _planes(context, context.inputs[0], context.outputs[0])
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = planes.images(inputs[0]), planes.pooled(outputs[0])
+        if planes.is_global:
+            np.add.reduce(x, axis=(1, 2), keepdims=True, out=y)
+            np.multiply(y, 1 / planes.window, out=y)
+            return
+        for part in chunks(planes.count, planes.step):
+            given, made = x[part], y[part]
+            made.fill(0)
+            for tap in planes.taps:
+                here = made[:, *tap.outputs]
+                np.add(here, given[:, *tap.inputs], out=here)
+            np.multiply(made, 1 / planes.window, out=made)
+
+    return kernel
+
+
+def avg_pool_grad(context: KernelContext) -> Kernel:
+    """Return dx of dy: every window's share at each of its places."""
+    planes = _planes(context, context.outputs[0], context.inputs[0])
+    shares = planes.scratch(planes.dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        dy, dx = planes.pooled(inputs[0]), planes.images(outputs[0])
+        for part in chunks(planes.count, planes.step):
+            share, made = shares[: part.stop - part.start], dx[part]
+            np.multiply(dy[part], 1 / planes.window, out=share)
+            if planes.is_global:
+                np.copyto(made, share)
+                continue
+            made.fill(0)
+            for tap in planes.taps:
+                here = made[:, *tap.inputs]
+                np.add(here, share[:, *tap.outputs], out=here)
+
+    return kernel
