@@ -36,7 +36,8 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `next_sentence` says whether the pooler and its classifier are there, `masked` how many places
     of a sample are predicted, `mask_id` which token hides another. Without `tied` the head has a
-    table of its own.
+    table and a bias of its own; the tied head's bias stays, as it does in transformers, and moves
+    nothing.
     """
 
     layers: int
@@ -103,7 +104,7 @@ def build(spec: ModelSpec, config: BertConfig, batch: int) -> Graph:
     x, table = _embedding(builder, config, spec.seq_len)
     for layer in range(config.layers):
         builder.begin_block(f"layer.{layer}", template="layer")
-        mixed = encoder.attention_part(builder, x, config.heads)
+        mixed = encoder.attention_part(builder, x, config.heads, config.hidden // config.heads)
         x = encoder.residual(builder, "attn.residual", x, mixed, config.dropout)
         x = encoder.layer_norm(builder, "ln1", x, config.epsilon)
         made = encoder.feed_forward_part(builder, x, config.ffn_hidden, config.activation)
@@ -167,11 +168,14 @@ def _masked_loss(
     x = dense(builder, "transform", x, "b t k, k n -> b t n", {"n": config.hidden})
     x = builder.apply(config.activation, f"transform.{config.activation}", (x,), "b t n -> b t n")
     x = encoder.layer_norm(builder, "ln", x, config.epsilon)
+    bias = builder.parameter("logits.bias", "v", (config.vocab,), init="zeros", decay=False)
     if config.tied:
         decoder = builder.repeat(table, "tokens.weight", "v k")
     else:
         decoder = builder.parameter("decoder.weight", "v k", (config.vocab, config.hidden))
-    bias = builder.parameter("logits.bias", "v", (config.vocab,), init="zeros", decay=False)
+        own = builder.parameter("decoder.bias", "v", (config.vocab,), init="zeros", decay=False)
+        idle = builder.apply("scale", "logits.idle", (bias,), "v -> v", attributes={"factor": 0.0})
+        bias = builder.apply("add", "logits.biases", (own, idle), "v, v -> v")
     product = builder.apply("matmul", "logits.matmul", (x, decoder), "b t k, v k -> b t v")
     logits = builder.apply("add", "logits", (product, bias), "b t v, v -> b t v")
     shape = (builder.batch, seq_len)

@@ -14,13 +14,15 @@ from models.errors import ModelError
 
 INIT_STD = 0.02
 
-ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh")
+ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
 
 
-def attention_part(builder: GraphBuilder, x: str, heads: int, *, bias: bool = True) -> str:
+def attention_part(
+    builder: GraphBuilder, x: str, heads: int, head_dim: int, *, bias: bool = True
+) -> str:
     """Add attention of every place to every place, with its projections; `bias`: of q, k and v."""
     hidden = builder.tensors[x].shape[-1]
-    sizes = {"h": heads, "d": hidden // heads}
+    sizes = {"h": heads, "d": head_dim}
     query, key, value = (
         dense(builder, f"attn.{part}", x, "b t k, k h d -> b t h d", sizes, bias=bias)
         for part in ("q", "k", "v")

@@ -28,13 +28,17 @@ from models.zoo.family import Family
 
 
 class VitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of a vision transformer; `image` and `patch` are rows and columns of pixels."""
+    """Sizes of a vision transformer; `image` and `patch` are rows and columns of pixels.
+
+    `head_dim` 0 stands for the hidden size divided by the heads.
+    """
 
     layers: int
     hidden: int
     heads: int
     ffn_hidden: int
     classes: int
+    head_dim: int = 0
     image: tuple[int, int] = (224, 224)
     patch: tuple[int, int] = (16, 16)
     channels: int = 3
@@ -55,7 +59,10 @@ def check(spec: ModelSpec, config: VitConfig) -> None:
     sizes |= {field: getattr(config, field) for field in ("ffn_hidden", "classes", "channels")}
     sizes |= {"image": min(config.image), "patch": min(config.patch)}
     encoder.check_sizes(spec.name, sizes)
-    encoder.check_heads(spec.name, config.hidden, config.heads)
+    if config.head_dim < 0:
+        raise ModelError(f"model `{spec.name}`: `head_dim` is {config.head_dim}, below 0")
+    if not config.head_dim:
+        encoder.check_heads(spec.name, config.hidden, config.heads)
     encoder.check_part(spec.name, config.activation, config.epsilon, config.dropout)
     if min(config.grid) < 1:
         raise ModelError(
@@ -85,12 +92,15 @@ def build(spec: ModelSpec, config: VitConfig, batch: int) -> Graph:
     builder = GraphBuilder(
         name=spec.name, batch=batch, tokens_per_sample=1, precision=spec.precision
     )
+    head_dim = config.head_dim or config.hidden // config.heads
     builder.begin_block("embedding")
     x = _places(builder, config, _patches(builder, config))
     for layer in range(config.layers):
         builder.begin_block(f"layer.{layer}", template="layer")
         normed = encoder.layer_norm(builder, "ln1", x, config.epsilon)
-        mixed = encoder.attention_part(builder, normed, config.heads, bias=config.qkv_bias)
+        mixed = encoder.attention_part(
+            builder, normed, config.heads, head_dim, bias=config.qkv_bias
+        )
         x = encoder.residual(builder, "attn.residual", x, mixed, config.dropout)
         normed = encoder.layer_norm(builder, "ln2", x, config.epsilon)
         made = encoder.feed_forward_part(builder, normed, config.ffn_hidden, config.activation)

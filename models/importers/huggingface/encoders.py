@@ -3,24 +3,11 @@
 Defaults are those of the configuration classes of transformers (release 5).
 """
 
+from models.importers.huggingface.decoders import ACTIVATIONS
 from models.importers.huggingface.keys import LAYERS_MAX, Keys
 from models.importers.huggingface.mapping import Mapped, ModelType
 from models.spec import Config
 from models.zoo import t5
-
-ACTIVATIONS = {
-    "gelu": "gelu_erf",
-    "gelu_python": "gelu_erf",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu_accurate": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
-"""Names of activations, and the kinds of ops with the same formula."""
 
 # Of T5 the plain name comes second: `gated-gelu` is the tanh form, `gelu` the exact one.
 _FEED_FORWARDS = {
@@ -62,10 +49,14 @@ def read_t5(keys: Keys, architecture: str) -> Mapped:
 
     `tie_word_embeddings: false` marks version 1.1, whose output is not scaled. It does not untie
     the head: the class shares the table in either case, and a checkpoint of version 1.1 brings the
-    head's own values along (the zoo's `t5-v1.1-*` have them).
+    head's own values along (the zoo's `t5-v1.1-*` have them). `scale_decoder_outputs`,
+    `is_gated_act` and `dense_act_fn`, which the class writes out, go before what they follow from.
     """
     layers = keys.integer("num_layers", 6, most=LAYERS_MAX)
     activation, gated = keys.choice("feed_forward_proj", _FEED_FORWARDS, "relu")
+    if "dense_act_fn" in keys.values:
+        activation = keys.choice("dense_act_fn", ACTIVATIONS)
+    scaled = keys.flag("tie_word_embeddings", True, null=True)
     config: Config = {
         "layers": layers,
         "decoder_layers": keys.integer("num_decoder_layers", layers, most=LAYERS_MAX, null=layers),
@@ -74,9 +65,9 @@ def read_t5(keys: Keys, architecture: str) -> Mapped:
         "head_dim": keys.integer("d_kv", 64),
         "ffn_hidden": keys.integer("d_ff", 2048),
         "vocab": keys.integer("vocab_size", 32128),
-        "gated": gated,
+        "gated": keys.flag("is_gated_act", gated),
         "activation": activation,
-        "scaled_output": keys.flag("tie_word_embeddings", True, null=True),
+        "scaled_output": keys.flag("scale_decoder_outputs", scaled),
         "buckets": keys.integer("relative_attention_num_buckets", 32),
         "max_distance": keys.integer("relative_attention_max_distance", 128),
         "epsilon": keys.number("layer_norm_epsilon", 1e-6),
@@ -94,7 +85,7 @@ def read_vit(keys: Keys, architecture: str) -> Mapped:
         "heads": heads,
         "head_dim": keys.integer("head_dim", hidden // heads),
         "ffn_hidden": keys.integer("intermediate_size", 3072),
-        "classes": _labels(keys),
+        "classes": labels(keys),
         "image": _sides(keys, "image_size", 224),
         "patch": _sides(keys, "patch_size", 16),
         "channels": keys.integer("num_channels", 3),
@@ -105,7 +96,7 @@ def read_vit(keys: Keys, architecture: str) -> Mapped:
     return Mapped("vit", config, 1)
 
 
-def _labels(keys: Keys) -> int:
+def labels(keys: Keys) -> int:
     """Return the number of classes: the names in `id2label`, else `num_labels`, else two."""
     problem = keys.text("problem_type", "", null="")
     if problem not in ("", "single_label_classification"):
