@@ -1,0 +1,153 @@
+"""Cuts a forward graph into blocks by structure.
+
+The ops that work on data are lined up (`stream.py`); rows of equal pieces among them become blocks
+of one template (`copies.py`), what lies before, between and after becomes blocks of its own. What
+is carried (weights, constants, inputs) goes to the block that reads it first; where several blocks
+of one row share it, to the last block before the row, so that the row stays equal.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from models.blocks.copies import Copies, find_copies
+from models.blocks.naming import inner_names, renamed
+from models.blocks.stream import Stream, stream_of
+from models.blocks.structure import Member, members, wiring_of
+from models.errors import ModelError
+from models.graph import Graph, Phase
+
+
+class Cut(NamedTuple):
+    """A graph in blocks, and the new name of every tensor under its old one."""
+
+    graph: Graph
+    names: dict[str, str]
+
+
+def with_blocks(graph: Graph) -> Graph:
+    """Cut a forward graph into blocks: maximal rows of equal pieces, and what lies around them.
+
+    Parameters
+    ----------
+    graph : Graph
+        A forward graph; its blocks and names are not trusted, only its order and wiring.
+
+    Returns
+    -------
+    Graph
+        The same ops in the same order under new names. Equal blocks are `layer.0`, `layer.1`, …
+        of template `layer` (`layer1`, `layer2`, … where there are several), the others `stem`,
+        `middle` and `head` by where they stand, or `model` where nothing repeats.
+
+    Raises
+    ------
+    ModelError
+        The graph has backward ops already.
+
+    Examples
+    --------
+    >>> from models.zoo.catalogue import build, model_spec
+    >>> with_blocks(build(model_spec("mlp"), 4)).blocks
+    ('stem', 'layer.0', 'layer.1', 'layer.2', 'head')
+    """
+    return cut(graph).graph
+
+
+def cut(graph: Graph) -> Cut:
+    """Do as `with_blocks` and say what became of the tensors' names."""
+    for op in graph.ops:
+        if op.phase not in (Phase.BEGIN, Phase.FORWARD):
+            raise ModelError(
+                f"graph `{graph.name}` has op `{op.name}` of phase {op.phase}: blocks are found in "
+                f"a forward graph; cut it before its gradients are added"
+            )
+    wiring = wiring_of(graph)
+    stream = stream_of(graph, wiring)
+    copies = find_copies(stream)
+    pieces = _pieces(len(stream.word), copies)
+    homes = _homes(stream, pieces, {piece for row in copies for piece in _starts(row)})
+    found = members(wiring, homes, len(pieces))
+    blocks, templates = _named(found)
+    inner: dict[str, list[str]] = {}
+    for template in dict.fromkeys(templates):
+        equal = [one for one, other in zip(found, templates, strict=True) if other == template]
+        inner[template] = inner_names([[wiring.ops[n] for n in one.order] for one in equal])
+    names = {
+        wiring.ops[number].name: f"{block}.{name}"
+        for one, block, template in zip(found, blocks, templates, strict=True)
+        for number, name in zip(one.order, inner[template], strict=True)
+    }
+    homes_by_name = {op.name: blocks[home] for op, home in zip(wiring.ops, homes, strict=True)}
+    made, tensors = renamed(graph, names, homes_by_name, dict(zip(blocks, templates, strict=True)))
+    return Cut(made, tensors)
+
+
+def _starts(row: Copies) -> range:
+    return range(row.start, row.stop, row.period)
+
+
+def _pieces(size: int, copies: Sequence[Copies]) -> list[int]:
+    """Where the pieces of the stream begin; one piece where there is nothing to cut."""
+    borders = {0}
+    for row in copies:
+        borders.update(_starts(row))
+        borders.add(row.stop)
+    return sorted(borders - {size}) or [0]
+
+
+def _homes(stream: Stream, pieces: Sequence[int], repeated: set[int]) -> list[int]:
+    """Per op the number of its piece."""
+    homes = [-1] * len(stream.wiring.ops)
+    ends = [*pieces[1:], len(stream.numbers)]
+    for piece, (start, stop) in enumerate(zip(pieces, ends, strict=True)):
+        for number in stream.numbers[start:stop]:
+            homes[number] = piece
+    readers: list[set[int]] = [set() for _ in homes]
+    for number in reversed(range(len(homes))):
+        if homes[number] < 0:
+            homes[number] = _home(readers[number], [start in repeated for start in pieces])
+        for source, _ in stream.wiring.inputs[number]:
+            readers[source].add(homes[number])
+    return homes
+
+
+def _home(readers: set[int], repeated: Sequence[bool]) -> int:
+    """The piece of what is carried: its first reader's, or of several equal ones the one before."""
+    first = min(readers, default=0)
+    if len(readers) > 1 and repeated[first]:
+        return max((piece for piece in range(first) if not repeated[piece]), default=first)
+    return first
+
+
+def _named(found: Sequence[Member]) -> tuple[list[str], list[str]]:
+    """Names of the blocks and of their templates."""
+    times: dict[object, int] = {}
+    for one in found:
+        times[one.structure] = times.get(one.structure, 0) + 1
+    rows = [structure for structure, count in times.items() if count > 1]
+    titles = {
+        structure: "layer" if len(rows) == 1 else f"layer{row}"
+        for row, structure in enumerate(rows, 1)
+    }
+    places = [index for index, one in enumerate(found) if one.structure in titles]
+    blocks: list[str] = []
+    templates: list[str] = []
+    counts: dict[str, int] = {}
+    for index, one in enumerate(found):
+        if one.structure in titles:
+            title = titles[one.structure]
+            blocks.append(f"{title}.{counts.get(title, 0)}")
+        else:
+            title = _place(index, places)
+            blocks.append(f"{title}{counts[title] + 1}" if title in counts else title)
+        counts[title] = counts.get(title, 0) + 1
+        templates.append(title if one.structure in titles else blocks[-1])
+    return blocks, templates
+
+
+def _place(index: int, places: Sequence[int]) -> str:
+    if not places:
+        return "model"
+    if index < places[0]:
+        return "stem"
+    return "head" if index > places[-1] else "middle"

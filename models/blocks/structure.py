@@ -1,0 +1,175 @@
+"""What is equal about two ops or two blocks, whatever they are called.
+
+A *carried* op is one that works on no data: variables, constants and what is made of them alone,
+and the inputs of data themselves. It goes where it is read. All other ops make up the stream.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from models.graph import GLOBAL_BLOCK, Graph, Op, Phase, Tensor
+
+# Names inside attributes say who an op is, not what it does.
+NAMING_ATTRIBUTES = ("op", "variable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """The forward part of a graph by number: who reads whom, and what each op is like.
+
+    Attributes
+    ----------
+    ops : tuple of Op
+        Ops of the phases begin and forward outside the global block, in the graph's order.
+    inputs : tuple
+        Per op and input: the number of the op that makes it, and which of its outputs it is.
+    outputs : tuple
+        Per op and output: shape, dtype, rate and batch dim.
+    likeness : tuple of int
+        Per op a number that two ops share when their kind, labels, attributes, phase and outputs
+        are equal.
+    trained, data : tuple of bool
+        Per op, whether it depends on a variable, and on an input.
+    carried : tuple of bool
+        Per op, whether it goes where it is read.
+    """
+
+    ops: tuple[Op, ...]
+    inputs: tuple[tuple[tuple[int, int], ...], ...]
+    outputs: tuple[tuple[tuple[Hashable, ...], ...], ...]
+    likeness: tuple[int, ...]
+    trained: tuple[bool, ...]
+    data: tuple[bool, ...]
+    carried: tuple[bool, ...]
+
+    def seen(self, made: tuple[int, int]) -> tuple[Hashable, ...]:
+        """What a reader in another block knows of an op's output."""
+        number, output = made
+        return *self.outputs[number][output], self.trained[number], self.data[number]
+
+
+def wiring_of(graph: Graph) -> Wiring:
+    """Number the forward part of a valid graph."""
+    tensors = graph.tensors_by_name
+    made: dict[str, tuple[int, int]] = {}
+    known: dict[Hashable, int] = {}
+    ops: list[Op] = []
+    inputs: list[tuple[tuple[int, int], ...]] = []
+    outputs: list[tuple[tuple[Hashable, ...], ...]] = []
+    likeness: list[int] = []
+    trained: list[bool] = []
+    data: list[bool] = []
+    for op in graph.ops:
+        if op.phase not in (Phase.BEGIN, Phase.FORWARD) or op.block == GLOBAL_BLOCK:
+            continue
+        sources = tuple(made[name] for name in op.inputs)
+        made.update((name, (len(ops), output)) for output, name in enumerate(op.outputs))
+        outputs.append(tuple(_facts_of_tensor(tensors[name]) for name in op.outputs))
+        likeness.append(known.setdefault((*_facts_of_op(op), outputs[-1]), len(known)))
+        trained.append(op.kind == "variable" or any(trained[number] for number, _ in sources))
+        data.append(op.kind == "input" or any(data[number] for number, _ in sources))
+        inputs.append(sources)
+        ops.append(op)
+    return Wiring(
+        ops=tuple(ops),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        likeness=tuple(likeness),
+        trained=tuple(trained),
+        data=tuple(data),
+        carried=tuple(
+            op.kind == "input" or not depends for op, depends in zip(ops, data, strict=True)
+        ),
+    )
+
+
+def _facts_of_tensor(tensor: Tensor) -> tuple[Hashable, ...]:
+    return tensor.shape, tensor.dtype, tensor.rate, tensor.batch_dim
+
+
+def _facts_of_op(op: Op) -> tuple[Hashable, ...]:
+    attributes = tuple(x for x in sorted(op.attributes.items()) if x[0] not in NAMING_ATTRIBUTES)
+    return op.kind, op.labels, op.phase, attributes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A block: its ops in an order that equal blocks share, and what makes them equal."""
+
+    order: tuple[int, ...]
+    structure: Hashable
+
+
+def members(wiring: Wiring, homes: Sequence[int], count: int) -> tuple[Member, ...]:
+    """Describe every block.
+
+    Parameters
+    ----------
+    wiring : Wiring
+    homes : sequence of int
+        Per op the number of its block.
+    count : int
+        How many blocks there are.
+
+    Returns
+    -------
+    tuple of Member
+        Two structures are equal when the ops are (kinds, labels, attributes, shapes, dtypes), the
+        wiring among them, the order of first reading of what comes from outside and what that
+        depends on (which decides what their gradients need), and which outputs are read outside.
+    """
+    inside: list[list[int]] = [[] for _ in range(count)]
+    for number, home in enumerate(homes):
+        inside[home].append(number)
+    leaving = {
+        made
+        for number, home in enumerate(homes)
+        for made in wiring.inputs[number]
+        if homes[made[0]] != home
+    }
+    found = []
+    for numbers in inside:
+        order = _order(wiring, numbers)
+        found.append(Member(order=order, structure=_structure(wiring, order, leaving)))
+    return tuple(found)
+
+
+def _order(wiring: Wiring, numbers: Sequence[int]) -> tuple[int, ...]:
+    """The stream in its order, every carried op right before its first reader, idle ones last."""
+    inside = set(numbers)
+    placed: dict[int, None] = {}
+    stream = [number for number in numbers if not wiring.carried[number]]
+    for root in (*stream, *numbers):
+        pending = [root]
+        while pending:
+            number = pending[-1]
+            waiting = [
+                made
+                for made, _ in wiring.inputs[number]
+                if made in inside and made not in placed and made != number
+            ]
+            if waiting:
+                pending.extend(reversed(waiting))
+            else:
+                placed.setdefault(pending.pop())
+    return tuple(placed)
+
+
+def _structure(
+    wiring: Wiring, order: Sequence[int], leaving: set[tuple[int, int]]
+) -> tuple[Hashable, ...]:
+    places = {number: place for place, number in enumerate(order)}
+    outside: dict[tuple[int, int], int] = {}
+    facts: list[Hashable] = []
+    for number in order:
+        reads: list[Hashable] = []
+        for made in wiring.inputs[number]:
+            if made[0] in places:
+                reads.append((places[made[0]], made[1]))
+            else:
+                entry = outside.setdefault(made, len(outside))
+                reads.append(("outside", entry, *wiring.seen(made)))
+        outputs = range(len(wiring.ops[number].outputs))
+        read_outside = tuple((number, output) in leaving for output in outputs)
+        facts.append((wiring.likeness[number], tuple(reads), read_outside))
+    return tuple(facts)

@@ -1,0 +1,141 @@
+"""Graphs to cut: written by hand, and stripped of everything that would give the cut away."""
+
+import random
+
+import msgspec
+
+from models.builder import GraphBuilder, dense
+from models.graph import GLOBAL_BLOCK, Graph, Rate
+
+WIDTH = 4
+
+
+def stripped(graph: Graph, seed: int | None = None) -> Graph:
+    """The same graph in one block `model`; with a seed, under names without meaning."""
+    names = {name: name for op in graph.ops for name in (op.name, *op.outputs)}
+    if seed is not None:
+        numbers = list(range(len(names)))
+        random.Random(seed).shuffle(numbers)
+        names = {name: f"x{number}" for name, number in zip(names, numbers, strict=True)}
+    ops = tuple(
+        msgspec.structs.replace(
+            op,
+            name=names[op.name],
+            inputs=tuple(names[name] for name in op.inputs),
+            outputs=tuple(names[name] for name in op.outputs),
+            block="model",
+        )
+        for op in graph.ops
+    )
+    tensors = tuple(msgspec.structs.replace(t, name=names[t.name]) for t in graph.tensors)
+    return msgspec.structs.replace(
+        graph, ops=ops, tensors=tensors, blocks=("model",), templates={"model": "model"}
+    )
+
+
+def started() -> tuple[GraphBuilder, str]:
+    """A builder in its only block, and features `b k`."""
+    builder = GraphBuilder(name="case", batch=2, tokens_per_sample=1, precision="fp64")
+    builder.begin_block("model")
+    return builder, builder.input("features", "b k", (2, WIDTH), source="features")
+
+
+def ended(builder: GraphBuilder, x: str) -> Graph:
+    """The graph with a loss over what `x` holds."""
+    logits = dense(builder, "logits", x, "b k, k c -> b c", {"c": 3})
+    targets = builder.input("targets", "b", (2,), source="classes", values=3)
+    losses = builder.apply("cross_entropy", "loss", (logits, targets), "b c!, b -> b, b")
+    builder.apply("sum", "loss_sum", (losses,), "b -> ")
+    builder.apply("count_valid", "token_count", (targets,), "b -> ")
+    return builder.build()
+
+
+def layer(builder: GraphBuilder, name: str, x: str, act: str, bias: bool = True) -> str:
+    """A residual layer: x + act(dense(x))."""
+    made = dense(builder, f"{name}.fc", x, "b k, k n -> b n", {"n": WIDTH}, bias=bias)
+    active = builder.apply(act, f"{name}.act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}.sum", (x, active), "b n, b n -> b n")
+
+
+def stack(acts: str) -> Graph:
+    """A layer per letter: its activation and whether it has a bias follow from the letter."""
+    builder, x = started()
+    x = dense(builder, "into", x, "b k, k n -> b n", {"n": WIDTH})
+    kinds = {"A": "relu", "B": "gelu", "C": "tanh"}
+    for index, letter in enumerate(acts):
+        x = layer(builder, f"part{index}", x, kinds[letter], bias=letter != "B")
+    return ended(builder, x)
+
+
+def encoder_decoder(layers: int) -> Graph:
+    """Decoder layers that all read the end of the encoder."""
+    builder, x = started()
+    x = dense(builder, "source", x, "b k, k n -> b n", {"n": WIDTH})
+    for index in range(layers):
+        x = layer(builder, f"encoder{index}", x, "relu")
+    memory = builder.apply("scale", "memory", (x,), "b n -> b n", attributes={"factor": 2.0})
+    y = builder.input("given", "b k", (2, WIDTH), source="features")
+    y = dense(builder, "target", y, "b k, k n -> b n", {"n": WIDTH})
+    for index in range(layers):
+        across = dense(builder, f"across{index}", memory, "b k, k n -> b n", {"n": WIDTH})
+        y = builder.apply("add", f"mix{index}", (y, across), "b n, b n -> b n")
+        y = layer(builder, f"decoder{index}", y, "gelu")
+    return ended(builder, y)
+
+
+def shared_weights(layers: int) -> Graph:
+    """Every layer uses the same weight, each through a `repeat` of its own."""
+    builder, x = started()
+    x = dense(builder, "into", x, "b k, k n -> b n", {"n": WIDTH})
+    weight = builder.variable("weight", "k n", (WIDTH, WIDTH))
+    for index in range(layers):
+        used = builder.repeat(weight, f"use{index}", "k n")
+        made = builder.apply("matmul", f"fc{index}", (x, used), "b k, k n -> b n")
+        x = builder.apply("add", f"sum{index}", (x, made), "b n, b n -> b n")
+    return ended(builder, x)
+
+
+def partition(graph: Graph) -> list[list[int]]:
+    """The numbers of the ops of every block, in the order of the blocks."""
+    return [
+        [number for number, op in enumerate(graph.ops) if op.block == block]
+        for block in graph.blocks
+    ]
+
+
+def crossing(graph: Graph) -> dict[str, set[str]]:
+    """Per block the activations that later blocks read, directly or through other blocks."""
+    makers = {name: op for op in graph.ops for name in op.outputs}
+    places = {block: place for place, block in enumerate(graph.blocks)}
+    found: dict[str, set[str]] = {block: set() for block in graph.blocks}
+    for op in graph.ops:
+        for name in op.inputs:
+            maker = makers[name]
+            if maker.kind in ("variable", "cast") or graph.tensor(name).rate is Rate.STEP:
+                continue
+            for block in graph.blocks[places[maker.block] : places[op.block]]:
+                found[block].add(name)
+    return found
+
+
+def assert_promise_kept(graph: Graph) -> None:
+    """Names begin with their block's; blocks of one template differ in the prefix only."""
+    graph.validate()
+    makers = {name: op for op in graph.ops for name in op.outputs}
+    standing: dict[str, list[object]] = {}
+    for block in graph.blocks:
+        inside: list[object] = []
+        for op in graph.ops:
+            if op.block != block:
+                continue
+            assert op.name.startswith(f"{block}."), op.name
+            assert all(name.startswith(f"{block}.") for name in op.outputs), op.outputs
+            own = [
+                name.removeprefix(block) if makers[name].block == block else ""
+                for name in op.inputs
+            ]
+            names = [name.removeprefix(block) for name in (op.name, *op.outputs)]
+            inside.append((*names, op.kind, op.labels, op.phase, own))
+        assert inside, f"{block} is empty"
+        assert standing.setdefault(graph.templates[block], inside) == inside
+    assert GLOBAL_BLOCK not in graph.blocks

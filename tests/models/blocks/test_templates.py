@@ -1,0 +1,151 @@
+"""Blocks that are equal share a template, blocks that differ in anything do not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from models.blocks import same_templates
+from models.builder import GraphBuilder, dense
+from models.graph import Graph
+from models.inference import check_graph
+from models.spec import TrainingSpec
+from models.training import training_graph
+from models.zoo.catalogue import build, build_training, model_spec
+from tests.models.blocks.cases import WIDTH, assert_promise_kept, ended, started
+
+Layer = Callable[[GraphBuilder, str, str], str]
+
+
+def plain(builder: GraphBuilder, name: str, x: str) -> str:
+    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
+
+
+def other_kind(builder: GraphBuilder, name: str, x: str) -> str:
+    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    active = builder.apply("tanh", f"{name}act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
+
+
+def other_labels(builder: GraphBuilder, name: str, x: str) -> str:
+    made = dense(builder, f"{name}fc", x, "b k, n k -> b n", {"n": WIDTH})
+    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
+
+
+def other_attribute(builder: GraphBuilder, name: str, x: str) -> str:
+    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH}, std=0.5)
+    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (x, active), "b n, b n -> b n")
+
+
+def other_wiring(builder: GraphBuilder, name: str, x: str) -> str:
+    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    active = builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (active, x), "b n, b n -> b n")
+
+
+def other_source(builder: GraphBuilder, name: str, x: str) -> str:
+    made = dense(builder, f"{name}fc", x, "b k, k n -> b n", {"n": WIDTH})
+    builder.apply("relu", f"{name}act", (made,), "b n -> b n")
+    return builder.apply("add", f"{name}sum", (x, made), "b n, b n -> b n")
+
+
+def hand_written(layers: list[Layer], names: list[str], widths: int = WIDTH) -> Graph:
+    """Blocks `part0` …, each a template of its own, between a stem and a head."""
+    builder, x = started()
+    x = dense(builder, "into", x, "b k, k n -> b n", {"n": widths})
+    for index, (made, name) in enumerate(zip(layers, names, strict=True)):
+        builder.begin_block(f"part{index}")
+        x = made(builder, name, x)
+    builder.begin_block("end")
+    return ended(builder, x)
+
+
+def test_blocks_of_equal_structure_get_the_template_of_the_first() -> None:
+    graph = hand_written([plain, plain, plain], ["", "", ""])
+    tied = same_templates(graph)
+    assert tied.templates == {
+        "model": "model",
+        "part0": "part0",
+        "part1": "part0",
+        "part2": "part0",
+        "end": "end",
+    }
+    assert (tied.ops, tied.tensors) == (graph.ops, graph.tensors)
+    assert_promise_kept(tied)
+
+
+def test_where_inner_names_differ_the_ops_are_renamed_alike() -> None:
+    tied = same_templates(hand_written([plain, plain, plain], ["a.", "b.", "c."]))
+    assert_promise_kept(check_graph(tied))
+    assert [op.name for op in tied.ops if op.block == "part1"] == [
+        "part1.fc.weight",
+        "part1.fc.bias",
+        "part1.fc.weight.repeat",
+        "part1.fc.matmul",
+        "part1.fc.bias.repeat",
+        "part1.fc",
+        "part1.act",
+        "part1.sum",
+    ]
+
+
+def test_names_without_meaning_become_kind_and_place() -> None:
+    def swapped(builder: GraphBuilder, name: str, x: str) -> str:
+        made = builder.apply("relu", "one" if name else "two", (x,), "b n -> b n")
+        return builder.apply("tanh", "two" if name else "one", (made,), "b n -> b n")
+
+    tied = same_templates(hand_written([swapped, swapped], ["", "x"]))
+    assert_promise_kept(tied)
+    assert [op.name for op in tied.ops if op.block == "part1"] == ["part1.relu.0", "part1.tanh.1"]
+
+
+@pytest.mark.parametrize(
+    "layer", [other_kind, other_labels, other_attribute, other_wiring, other_source]
+)
+def test_any_difference_keeps_blocks_apart(layer: Layer) -> None:
+    tied = same_templates(hand_written([plain, layer, plain, layer], [""] * 4))
+    assert [tied.templates[f"part{index}"] for index in range(4)] == [
+        "part0",
+        "part1",
+        "part0",
+        "part1",
+    ]
+
+
+def test_a_block_that_reads_data_differs_from_one_that_reads_what_is_trained() -> None:
+    builder, x = started()  # the first layer's backward pass stops at the data
+    for index in range(3):
+        builder.begin_block(f"part{index}")
+        x = plain(builder, "", x)
+    builder.begin_block("end")
+    tied = same_templates(ended(builder, x))
+    assert [tied.templates[f"part{index}"] for index in range(3)] == ["part0", "part1", "part1"]
+
+
+def test_blocks_that_only_share_a_template_by_mistake_are_parted() -> None:
+    builder, x = started()
+    x = dense(builder, "into", x, "b k, k n -> b n", {"n": WIDTH})
+    for index, layer in enumerate([plain, other_kind]):
+        builder.begin_block(f"part{index}", template="part")
+        x = layer(builder, "", x)
+    builder.begin_block("end")
+    tied = same_templates(ended(builder, x))
+    assert (tied.templates["part0"], tied.templates["part1"]) == ("part", "part1")
+
+
+@pytest.mark.parametrize("names", [["", ""], ["a.", "b."]])
+def test_tying_before_or_after_the_gradients_is_the_same(names: list[str]) -> None:
+    graph = hand_written([plain, plain], names)
+    after = same_templates(training_graph(graph, TrainingSpec()))
+    assert after == training_graph(same_templates(graph), TrainingSpec())
+
+
+@pytest.mark.parametrize("name", ["gpt-demo", "mlp"])
+def test_what_is_tied_already_is_returned_as_it_is(name: str) -> None:
+    graph = build(model_spec(name), 2)
+    assert same_templates(graph) is graph
+    training = build_training(model_spec(name), TrainingSpec(), 2)
+    assert same_templates(training) is training
