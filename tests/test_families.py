@@ -1,0 +1,155 @@
+"""Every family of models trains in parallel as on one device, on two ranks and on four.
+
+The models are small, the kinds of parallelism those that the family is known for. Plans come from
+the search; the data is what a run would read (text, digits, synthetic clicks and faces).
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+
+from executor.data import open_dataset
+from executor.reference import ReferenceResult, run_reference
+from models.graph import Graph
+from models.spec import TrainingSpec
+from models.zoo.catalogue import FAMILIES, build_training
+from planner.actors.graph import ActorGraph
+from planner.clusters import local_cluster
+from planner.compile import compile_plan
+from planner.plan import Plan
+from planner.roles import roles
+from planner.search import Pins, SearchRequest, search
+from tests.parallel_runs import assert_gradients_and_parameters_equal, run
+from tests.small_models import NAMES, small
+
+GLOBAL_BATCH, MICROBATCHES, STEPS = 8, 2, 20
+TRAINING = TrainingSpec(learning_rate=5e-3, warmup_steps=3, decay_steps=30, clip_norm=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the pins of a kind of parallelism, and the meetings seen in the compiled actors."""
+
+    model: str
+    ranks: int
+    pins: dict[str, object]
+    meetings: set[str] = field(default_factory=set)
+    required: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        pins = " ".join(f"{name}{value}" for name, value in self.pins.items() if value != 1)
+        return f"{self.model} {pins}"
+
+
+DP, TP, PP = "dp", "tp", "pp"
+
+
+def degrees(dp: int = 1, tp: int = 1, pp: int = 1, **more: object) -> dict[str, object]:
+    return {DP: dp, TP: tp, PP: pp, **more}
+
+
+CASES = [
+    Case("llama", 2, degrees(tp=2), {"all_reduce"}),
+    Case("llama", 4, degrees(dp=2, tp=2, sequence_parallel=True), {"all_gather"}),
+    Case("mistral", 2, degrees(cp=2), {"all_gather"}),
+    Case("mpt", 4, degrees(tp=4), {"all_reduce"}),
+    Case("mixtral", 2, degrees(dp=2, ep=2), {"all_to_all"}),
+    Case("mixtral", 4, degrees(dp=4, ep=2, zero=1), {"all_to_all", "reduce_scatter"}),
+    Case("deepseek", 4, degrees(dp=2, pp=2, ep=2), {"all_to_all", "send"}),
+    Case("deepseek", 4, degrees(dp=2, tp=2, ep=4), {"all_to_all"}),
+    Case("bert", 2, degrees(dp=2), {"all_reduce"}),
+    Case("bert", 4, degrees(dp=2, tp=2), {"all_reduce"}),
+    Case("t5", 2, degrees(pp=2), {"send", "recv"}),
+    Case("t5", 4, degrees(tp=2, pp=2), {"send", "all_reduce"}),
+    Case("vit", 2, degrees(tp=2), {"all_reduce"}),
+    Case("vit", 4, degrees(dp=2, pp=2), {"send", "all_reduce"}),
+    Case("resnet", 2, degrees(pp=2), {"send"}),
+    Case("resnet", 4, degrees(dp=4), {"all_reduce"}),
+    Case(
+        "wide-deep",
+        2,
+        degrees(tp=2),
+        {"all_reduce"},
+        {"wide.table": "v", "deep.table": "v"},
+    ),
+    Case("wide-deep", 4, degrees(tp=4), set(), {"deep.table": "d"}),
+    Case("face", 2, degrees(tp=2), {"all_reduce"}, {"head.cosine": "s", "head.loss": "s"}),
+    Case("face", 4, degrees(dp=2, tp=2), {"all_reduce"}, {"head.cosine": "s"}),
+]
+INDEXES = range(len(CASES))
+
+
+def title(index: int) -> str:
+    return CASES[index].title
+
+
+@cache
+def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
+    case = CASES[index]
+    replicas = case.pins[DP]
+    assert isinstance(replicas, int)
+    micro_batch = GLOBAL_BATCH // MICROBATCHES // replicas
+    request = SearchRequest(
+        model=small(case.model, precision),
+        training=TRAINING,
+        cluster=local_cluster(case.ranks, cores=2, memory_bytes=8 * 2**30),
+        global_batch=GLOBAL_BATCH,
+        pins=Pins(**{"micro_batch": micro_batch, **case.pins}),  # type: ignore[arg-type]
+        required=case.required,
+    )
+    plan = search(request)
+    graph = build_training(plan.model, plan.training, plan.batch)
+    return plan, graph, compile_plan(plan, graph)
+
+
+@cache
+def reference(model: str, precision: str, steps: int) -> ReferenceResult:
+    spec = small(model, precision)
+    return run_reference(
+        build_training(spec, TRAINING, GLOBAL_BATCH // MICROBATCHES),
+        microbatches=MICROBATCHES,
+        steps=steps,
+        dataset=open_dataset(None, spec, 0),
+        keep_parameters=(steps,),
+    )
+
+
+def test_every_family_that_can_be_trained_has_a_case() -> None:
+    families = {small(case.model).family for case in CASES} | {"gpt", "mlp"}  # of the whole road
+    assert families == set(FAMILIES)
+    assert {case.model for case in CASES} | {"gpt"} == set(NAMES)
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=title)
+def test_losses_of_twenty_steps_equal_a_single_device(index: int) -> None:
+    plan, graph, actors = planned(index, "fp32")
+    expected = reference(CASES[index].model, "fp32", STEPS).losses
+    for state in run(plan, graph, actors, STEPS):
+        found = [loss / count for loss, count, _ in state.run_state.totals]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert min(expected[-3:]) < expected[0]
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=title)
+def test_gradients_and_parameters_in_float64_equal_a_single_device(index: int) -> None:
+    plan, graph, actors = planned(index, "fp64")
+    expected = reference(CASES[index].model, "fp64", 3)
+    assert_gradients_and_parameters_equal(plan, graph, actors, expected, 3)
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=title)
+def test_the_plan_is_of_the_kind_that_was_asked_for(index: int) -> None:
+    case = CASES[index]
+    plan, graph, actors = planned(index, "fp32")
+    found = roles(plan, graph)
+    assert {name: found[name] for name in case.pins} == case.pins
+    kinds = {
+        actor.kind
+        for program in actors.programs
+        for actor in program.actors
+        if actor.meeting is not None
+    }
+    assert case.meetings <= kinds
