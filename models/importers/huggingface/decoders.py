@@ -77,8 +77,9 @@ def base_fields(keys: Keys, *, head_dim: int | None = None, base: float = 10000.
         The model type's own base of rotary positions.
     """
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    divided = max(hidden // heads, 1) if head_dim is None else head_dim
-    head_dim = keys.integer("head_dim", divided, null=divided)
+    if head_dim is None and not keys.has("head_dim"):
+        head_dim = head_features(keys, "hidden_size", "num_attention_heads")
+    head_dim = keys.integer("head_dim", head_dim, null=head_dim)
     positions = keys.integer("max_position_embeddings")
     turned = rotary_fields(keys, head_dim, positions, base=base)
     scale = attention_scale(keys, head_dim, positions)
@@ -99,6 +100,17 @@ def base_fields(keys: Keys, *, head_dim: int | None = None, base: float = 10000.
         "attention_scale": scale,
         "init_std": keys.number("initializer_range", least=1e-12, most=1.0),
     }
+
+
+def head_features(keys: Keys, hidden: str, heads: str, *, exact: bool = False) -> int:
+    """Return the features of a head: the hidden size over the number of heads, rounded down.
+
+    `exact`: the hidden size has to be a multiple of the number of heads.
+    """
+    features, rest = divmod(keys.integer(hidden), keys.integer(heads))
+    if not features or (exact and rest):
+        raise keys.error(hidden, f"expected a multiple of `{heads}` ({keys.integer(heads)})")
+    return features
 
 
 def attention_biases(keys: Keys) -> Config:

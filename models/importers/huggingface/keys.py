@@ -45,6 +45,11 @@ class Keys:
         renamed = {(also or {}).get(name, name): value for name, value in self.values.items()}
         return replace(self, values={**defaults, **renamed})
 
+    def without(self, *names: str) -> "Keys":
+        """Return the same keys but for those named."""
+        kept = {name: value for name, value in self.values.items() if name not in names}
+        return replace(self, values=kept)
+
     def has(self, name: str) -> bool:
         """Whether the key is there and not `null`."""
         return self.values.get(name) is not None
