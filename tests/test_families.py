@@ -25,7 +25,7 @@ from tests.parallel_runs import assert_gradients_and_parameters_equal, run
 from tests.small_models import NAMES, small
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 8, 2, 20
-TRAINING = TrainingSpec(learning_rate=5e-3, warmup_steps=3, decay_steps=30, clip_norm=0.5)
+TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=3, decay_steps=30, clip_norm=0.5)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""GPT: the decoder of GPT-2 and GPT-3, at any size.
+"""GPT: the decoder of GPT-2, GPT-3 and Megatron's series, at any size.
 
-Learned positions, layer norm before each part, GELU in its tanh form, biases, and a head that
-shares the token embedding. Heads stay a dim of their own, so that splitting them is S on that dim.
+Learned positions, layer norm before each part, GELU in its tanh form (unless told otherwise),
+biases, and a head that shares the token embedding. Heads stay a dim of their own, so that splitting
+them is S on that dim.
 
 Shape legend: b batch, t queries, s keys, d hidden (k where contracted, n where made), h heads,
 v vocabulary, p positions.
@@ -26,6 +27,7 @@ from models.zoo.family import Family
 
 INIT_STD = 0.02
 EPSILON = 1e-5
+ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +35,8 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `token_std` is the initial deviation of the token table. The tied head multiplies by the same
     table, so at GPT-2's 0.02 a narrow model over few tokens begins by predicting the token it
-    reads; a smaller deviation lets it begin by predicting nothing.
+    reads; a smaller deviation lets it begin by predicting nothing. `epsilon` is that of the layer
+    norms; an `attention_scale` of 0 is one over the root of a head's features.
     """
 
     layers: int
@@ -43,20 +46,35 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     vocab: int
     positions: int
     token_std: float = INIT_STD
+    init_std: float = INIT_STD
+    epsilon: float = EPSILON
+    activation: str = "gelu"
+    attention_scale: float = 0.0
+    tied: bool = True
 
     @property
     def residual_std(self) -> float:
         """Initial deviation of the projections that add to the residual stream."""
-        return INIT_STD / sqrt(2 * self.layers)
+        return self.init_std / sqrt(2 * self.layers)
 
 
 def check(spec: ModelSpec, config: GptConfig) -> None:
     """Raise ModelError when sizes do not divide or the sequence is longer than the positions."""
-    for field in config.__struct_fields__:
-        if field != "token_std" and getattr(config, field) < 1:
+    for field in ("layers", "hidden", "heads", "ffn_hidden", "vocab", "positions"):
+        if getattr(config, field) < 1:
             raise ModelError(f"model `{spec.name}`: `{field}` is {getattr(config, field)}, below 1")
-    if config.token_std <= 0:
-        raise ModelError(f"model `{spec.name}`: `token_std` is {config.token_std}, not above 0")
+    for field in ("token_std", "init_std", "epsilon"):
+        if (value := getattr(config, field)) <= 0:
+            raise ModelError(f"model `{spec.name}`: `{field}` is {value}, not above 0")
+    if config.attention_scale < 0:
+        raise ModelError(
+            f"model `{spec.name}`: `attention_scale` is {config.attention_scale}, below 0"
+        )
+    if config.activation not in ACTIVATIONS:
+        raise ModelError(
+            f"model `{spec.name}`: `activation` is `{config.activation}`; choose one of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
     if config.hidden % config.heads:
         raise ModelError(
             f"model `{spec.name}`: hidden ({config.hidden}) is not divisible by heads "
@@ -106,7 +124,7 @@ def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[
     used = builder.repeat(table, "tokens.weight", "v d")
     tokens = builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d")
     positions = builder.variable(
-        "positions.weight", "p d", (config.positions, config.hidden), std=INIT_STD
+        "positions.weight", "p d", (config.positions, config.hidden), std=config.init_std
     )
     if seq_len < config.positions:
         positions = builder.apply(
@@ -123,9 +141,10 @@ def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[
 
 def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
     heads = {"h": config.heads, "d": config.hidden // config.heads}
-    normed = layer_norm(builder, "ln1", x, config.hidden)
+    normed = layer_norm(builder, "ln1", x, config)
+    std = config.init_std
     query, key, value = (
-        dense(builder, f"attn.{part}", normed, "b t k, k h d -> b t h d", heads, std=INIT_STD)
+        dense(builder, f"attn.{part}", normed, "b t k, k h d -> b t h d", heads, std=std)
         for part in ("q", "k", "v")
     )
     mixed = builder.apply(
@@ -133,7 +152,7 @@ def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
         "attn.core",
         (query, key, value),
         "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h",
-        attributes={"causal": True, "scale": 1 / sqrt(heads["d"])},
+        attributes={"causal": True, "scale": config.attention_scale or 1 / sqrt(heads["d"])},
     )
     out = dense(
         builder,
@@ -147,10 +166,11 @@ def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
 
 
 def _feed_forward(builder: GraphBuilder, config: GptConfig, x: str) -> str:
-    normed = layer_norm(builder, "ln2", x, config.hidden)
+    normed = layer_norm(builder, "ln2", x, config)
     labels = "b t k, k n -> b t n"
-    wide = dense(builder, "mlp.fc1", normed, labels, {"n": config.ffn_hidden}, std=INIT_STD)
-    active = builder.apply("gelu", "mlp.gelu", (wide,), "b t n -> b t n")
+    wide = dense(builder, "mlp.fc1", normed, labels, {"n": config.ffn_hidden}, std=config.init_std)
+    name = f"mlp.{config.activation}"
+    active = builder.apply(config.activation, name, (wide,), "b t n -> b t n")
     narrow = {"n": config.hidden}
     out = dense(builder, "mlp.fc2", active, labels, narrow, std=config.residual_std)
     return builder.apply("add", "mlp.residual", (x, out), "b t n, b t n -> b t n")
@@ -158,9 +178,13 @@ def _feed_forward(builder: GraphBuilder, config: GptConfig, x: str) -> str:
 
 def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len: int) -> None:
     builder.begin_block("head")
-    normed = layer_norm(builder, "ln", x, config.hidden)
-    tied = builder.repeat(table, "tokens.weight", "v k")
-    logits = builder.apply("matmul", "logits", (normed, tied), "b t k, v k -> b t v")
+    normed = layer_norm(builder, "ln", x, config)
+    if config.tied:
+        tied = builder.repeat(table, "tokens.weight", "v k")
+        logits = builder.apply("matmul", "logits", (normed, tied), "b t k, v k -> b t v")
+    else:
+        labels, sizes = "b t k, k v -> b t v", {"v": config.vocab}
+        logits = dense(builder, "logits", normed, labels, sizes, std=config.init_std, bias=False)
     shape = (builder.batch, seq_len)
     targets = builder.input("targets", "b t", shape, source="targets", values=config.vocab)
     losses = builder.apply("cross_entropy", "loss", (logits, targets), "b t v!, b t -> b t, b t")
@@ -168,16 +192,17 @@ def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len:
     builder.apply("count_valid", "token_count", (targets,), "b t -> ")
 
 
-def layer_norm(builder: GraphBuilder, name: str, x: str, hidden: int) -> str:
+def layer_norm(builder: GraphBuilder, name: str, x: str, config: GptConfig) -> str:
     """Add a layer norm with its own scale and shift over the last dim of `b t d`."""
-    scale = builder.parameter(f"{name}.weight", "d", (hidden,), init="ones", decay=False)
-    shift = builder.parameter(f"{name}.bias", "d", (hidden,), init="zeros", decay=False)
+    shape = (config.hidden,)
+    scale = builder.parameter(f"{name}.weight", "d", shape, init="ones", decay=False)
+    shift = builder.parameter(f"{name}.bias", "d", shape, init="zeros", decay=False)
     return builder.apply(
         "layer_norm",
         name,
         (x, scale, shift),
         "b t d!, d!, d! -> b t d!, b t, b t",
-        attributes={"epsilon": EPSILON},
+        attributes={"epsilon": config.epsilon},
     )
 
 
@@ -200,6 +225,8 @@ def _sizes(
 # table contradict themselves: 1.3B lists 24 heads of 128, which is not its hidden size of 2048
 # (here 16 heads of 128); 13B lists hidden 5140, which its 40 heads of 128 do not make (here 5120,
 # as used in practice).
+# Megatron: Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC
+# 2021, arXiv 2104.04473, table 1, named by its rounded sizes; 51,200 tokens, 2,048 positions.
 MODELS: dict[str, Config] = {
     "gpt-demo": _sizes(4, 192, 8, 256, 128, token_std=0.005),
     "gpt2-small": _sizes(12, 768, 12, 50257, 1024),
@@ -214,6 +241,16 @@ MODELS: dict[str, Config] = {
     "gpt3-6.7b": _sizes(32, 4096, 32, 50257, 2048),
     "gpt3-13b": _sizes(40, 5120, 40, 50257, 2048),
     "gpt3-175b": _sizes(96, 12288, 96, 50257, 2048),
+    "megatron-1.7b": _sizes(24, 2304, 24, 51200, 2048),
+    "megatron-3.6b": _sizes(30, 3072, 32, 51200, 2048),
+    "megatron-7.5b": _sizes(36, 4096, 32, 51200, 2048),
+    "megatron-18b": _sizes(40, 6144, 48, 51200, 2048),
+    "megatron-39b": _sizes(48, 8192, 64, 51200, 2048),
+    "megatron-76b": _sizes(60, 10240, 80, 51200, 2048),
+    "megatron-145b": _sizes(80, 12288, 96, 51200, 2048),
+    "megatron-310b": _sizes(96, 16384, 128, 51200, 2048),
+    "megatron-530b": _sizes(105, 20480, 128, 51200, 2048),
+    "megatron-1t": _sizes(128, 25600, 160, 51200, 2048),
 }
 
 ALIASES = {
