@@ -27,8 +27,8 @@ def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:
     ----------
     attributes : mapping
         Those of a `rotary` op: `base`, `dims`; optionally `scaling` with `factor` and, for llama3,
-        `low`, `high`, `original_positions`, for yarn `fast`, `slow`, `original_positions`,
-        `truncate`.
+        `low_freq_factor`, `high_freq_factor` and `original_positions`, for yarn `beta_fast`,
+        `beta_slow`, `original_positions` and `truncate`.
 
     Raises
     ------
@@ -59,20 +59,21 @@ def _linear(attributes: Attributes, plain: list[float]) -> list[float]:
 
 def _llama3(attributes: Attributes, plain: list[float]) -> list[float]:
     """How much of a pair's angle is kept grows with its turns within the original length."""
-    low, high = float(attributes["low"]), float(attributes["high"])
+    low, high = float(attributes["low_freq_factor"]), float(attributes["high_freq_factor"])
     turns = [frequency * float(attributes["original_positions"]) / (2 * pi) for frequency in plain]
     return [_between((turn - low) / (high - low)) for turn in turns]
 
 
 def _yarn(attributes: Attributes, plain: list[float]) -> list[float]:
-    """All is kept up to the pair that turns `fast` times within the original length."""
+    """All is kept up to the pair that turns `beta_fast` times within the original length."""
     base, dims = float(attributes["base"]), int(attributes["dims"])
     original = float(attributes["original_positions"])
 
     def pair_turning(turns: float) -> float:
         return dims * log(original / (turns * 2 * pi)) / (2 * log(base))
 
-    first, last = pair_turning(float(attributes["fast"])), pair_turning(float(attributes["slow"]))
+    first = pair_turning(float(attributes["beta_fast"]))
+    last = pair_turning(float(attributes["beta_slow"]))
     if attributes.get("truncate", True):
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, dims - 1)

@@ -118,7 +118,8 @@ EMBEDDINGS = (
         description="b t h d! -> b t h d!: pairs of features turned by an angle that grows with "
         "the position (label t); `base`, `dims` (how many features, the first ones, turn), "
         "`interleaved` (pairs are neighbours, else half of `dims` apart), `inverse`; optionally "
-        "`scaling`: `models.rotary.rotary_frequencies` gives the angles",
+        "`scaling` (`models.rotary.rotary_frequencies` gives the angles) and `amplitude` (1), a "
+        "factor on what is turned",
         linear="joint",
         attributes=("base", "dims", "interleaved", "inverse"),
         differentiable=True,

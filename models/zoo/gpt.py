@@ -141,7 +141,7 @@ def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[
 
 def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
     heads = {"h": config.heads, "d": config.hidden // config.heads}
-    normed = layer_norm(builder, "ln1", x, config)
+    normed = layer_norm(builder, "ln1", x, config.hidden, config.epsilon)
     std = config.init_std
     query, key, value = (
         dense(builder, f"attn.{part}", normed, "b t k, k h d -> b t h d", heads, std=std)
@@ -166,7 +166,7 @@ def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
 
 
 def _feed_forward(builder: GraphBuilder, config: GptConfig, x: str) -> str:
-    normed = layer_norm(builder, "ln2", x, config)
+    normed = layer_norm(builder, "ln2", x, config.hidden, config.epsilon)
     labels = "b t k, k n -> b t n"
     wide = dense(builder, "mlp.fc1", normed, labels, {"n": config.ffn_hidden}, std=config.init_std)
     name = f"mlp.{config.activation}"
@@ -178,7 +178,7 @@ def _feed_forward(builder: GraphBuilder, config: GptConfig, x: str) -> str:
 
 def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len: int) -> None:
     builder.begin_block("head")
-    normed = layer_norm(builder, "ln", x, config)
+    normed = layer_norm(builder, "ln", x, config.hidden, config.epsilon)
     if config.tied:
         tied = builder.repeat(table, "tokens.weight", "v k")
         logits = builder.apply("matmul", "logits", (normed, tied), "b t k, v k -> b t v")
@@ -192,17 +192,18 @@ def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len:
     builder.apply("count_valid", "token_count", (targets,), "b t -> ")
 
 
-def layer_norm(builder: GraphBuilder, name: str, x: str, config: GptConfig) -> str:
+def layer_norm(
+    builder: GraphBuilder, name: str, x: str, hidden: int, epsilon: float = EPSILON
+) -> str:
     """Add a layer norm with its own scale and shift over the last dim of `b t d`."""
-    shape = (config.hidden,)
-    scale = builder.parameter(f"{name}.weight", "d", shape, init="ones", decay=False)
-    shift = builder.parameter(f"{name}.bias", "d", shape, init="zeros", decay=False)
+    scale = builder.parameter(f"{name}.weight", "d", (hidden,), init="ones", decay=False)
+    shift = builder.parameter(f"{name}.bias", "d", (hidden,), init="zeros", decay=False)
     return builder.apply(
         "layer_norm",
         name,
         (x, scale, shift),
         "b t d!, d!, d! -> b t d!, b t, b t",
-        attributes={"epsilon": config.epsilon},
+        attributes={"epsilon": epsilon},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.importers.huggingface.keys import LAYERS_MAX, Keys
 from models.importers.huggingface.mapping import Mapped, ModelType
-from models.importers.huggingface.rotary import attention_scale, rotary_fields
+from models.importers.huggingface.rotary import rotary_fields
 from models.spec import Config
 
 ACTIVATIONS = {
@@ -82,9 +82,6 @@ def base_fields(keys: Keys, *, head_dim: int | None = None, base: float = 10000.
     head_dim = keys.integer("head_dim", head_dim, null=head_dim)
     positions = keys.integer("max_position_embeddings")
     turned = rotary_fields(keys, head_dim, positions, base=base)
-    scale = attention_scale(keys, head_dim, positions)
-    if scale and turned["rotary_dims"] != head_dim:
-        raise keys.error("partial_rotary_factor", "with YaRN whole heads turn; set it to 1")
     return turned | {
         "layers": keys.integer("num_hidden_layers", most=LAYERS_MAX),
         "hidden": hidden,
@@ -97,7 +94,6 @@ def base_fields(keys: Keys, *, head_dim: int | None = None, base: float = 10000.
         "epsilon": keys.number("rms_norm_eps", most=1.0),
         "tied": keys.flag("tie_word_embeddings"),
         "activation": keys.choice("hidden_act", ACTIVATIONS),
-        "attention_scale": scale,
         "init_std": keys.number("initializer_range", least=1e-12, most=1.0),
     }
 

@@ -17,7 +17,7 @@ from models.importers.huggingface.decoders import (
 )
 from models.importers.huggingface.keys import LAYERS_MAX, Keys
 from models.importers.huggingface.mapping import Mapped, ModelType
-from models.importers.huggingface.rotary import latent_scale, magnitude, rotary_fields
+from models.importers.huggingface.rotary import latent_scale, rotary_fields
 from models.spec import Config
 
 CAPACITY_FACTOR = 1.25
@@ -159,10 +159,6 @@ def _latent_attention(keys: Keys, *, interleaved: bool) -> Config:
     heads, positions = keys.integer("num_attention_heads"), keys.integer("max_position_embeddings")
     if keys.integer("num_key_value_heads", null=heads) != heads:
         raise keys.error("num_key_value_heads", f"latent attention has one per head: {heads}")
-    if magnitude(keys, positions) != 1:
-        raise keys.error(
-            "rope_scaling", "YaRN of latent attention has `mscale` equal to `mscale_all_dim`"
-        )
     plain = keys.without("head_dim", "rope_scaling", "rope_parameters")
     biased = keys.flag("attention_bias", False)
     return (

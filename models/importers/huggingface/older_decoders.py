@@ -5,7 +5,7 @@ from typing import Any
 from models.importers.huggingface.decoders import ACTIVATIONS, head_features, with_defaults
 from models.importers.huggingface.keys import LAYERS_MAX, Keys
 from models.importers.huggingface.mapping import Mapped, ModelType
-from models.importers.huggingface.rotary import attention_scale, rotary_fields
+from models.importers.huggingface.rotary import rotary_fields
 from models.spec import Config
 
 GPT2: dict[str, Any] = {
@@ -130,8 +130,6 @@ def _side_by_side(keys: Keys, *, base_key: str, share_key: str, share: float) ->
     turned = rotary_fields(
         keys, head_dim, positions, share=share, base_key=base_key, share_key=share_key
     )
-    if attention_scale(keys, head_dim, positions) and turned["rotary_dims"] != head_dim:
-        raise keys.error("rope_scaling", f"with YaRN whole heads turn; set `{share_key}` to 1")
     return turned | {
         "layers": keys.integer("num_hidden_layers", most=LAYERS_MAX),
         "hidden": keys.integer("hidden_size"),
@@ -147,7 +145,6 @@ def _side_by_side(keys: Keys, *, base_key: str, share_key: str, share: float) ->
         "activation": keys.choice("hidden_act", ACTIVATIONS),
         "gated": False,
         "ffn_bias": True,
-        "attention_scale": attention_scale(keys, head_dim, positions),
         "init_std": keys.number("initializer_range", least=1e-12, most=1.0),
     }
 

@@ -40,13 +40,18 @@ def rotary_fields(
     section = rope_section(keys)
     base = section.number("rope_theta", keys.number(base_key, base, null=base), most=BASE_MAX)
     outer = keys.number(share_key, share, most=1.0, null=share)
-    turned = int(head_dim * section.number(share_key, outer, most=1.0, null=outer))
+    share = section.number("partial_rotary_factor", outer, most=1.0, null=outer)
+    turned = int(head_dim * share)
     fields: Config = {"rotary_dims": turned, "rope_base": base}
     kind = _kind(section)
     if not kind:
         return fields
     original = _original_positions(keys, section, positions)
-    fields |= {"rope_scaling": kind, "rope_factor": _factor(section, positions / original)}
+    fields |= {
+        "rope_scaling": kind,
+        "rope_factor": _factor(section, positions / original),
+        "rope_amplitude": _amplitude(keys, positions),
+    }
     if kind == "llama3":
         return fields | {
             "rope_low": section.number("low_freq_factor"),
@@ -70,7 +75,7 @@ def rope_section(keys: Keys) -> Keys:
     )
 
 
-def magnitude(keys: Keys, positions: int) -> float:
+def _amplitude(keys: Keys, positions: int) -> float:
     """Return the factor of YaRN on every turned query and key (1 for other scalings).
 
     Peng et al., arXiv 2309.00071 (2023), equation 15, in the form that DeepSeek gave it.
@@ -79,19 +84,13 @@ def magnitude(keys: Keys, positions: int) -> float:
     if _kind(section) != "yarn":
         return 1.0
     if section.has("attention_factor"):
-        return section.number("attention_factor")
+        return section.number("attention_factor", least=1e-3)
     factor = _factor(section, positions / _original_positions(keys, section, positions))
     over = section.number("mscale", 0.0, null=0.0)
     under = section.number("mscale_all_dim", 0.0, null=0.0)
     if over and under:
         return _temperature(factor, over) / _temperature(factor, under)
     return _temperature(factor, 1.0)
-
-
-def attention_scale(keys: Keys, head_dim: int, positions: int) -> float:
-    """Return what scores are multiplied by when all features of a head turn; 0 for the default."""
-    factor = magnitude(keys, positions)
-    return 0.0 if factor == 1 else factor**2 / sqrt(head_dim)
 
 
 def latent_scale(keys: Keys, head_dim: int, positions: int) -> float:

@@ -45,20 +45,24 @@ def rotary_attributes(config: DecoderConfig) -> Attributes:
     ways: dict[str, dict[str, int | float | str | bool]] = {
         "linear": {},
         "llama3": {
-            "low": config.rope_low,
-            "high": config.rope_high,
+            "low_freq_factor": config.rope_low,
+            "high_freq_factor": config.rope_high,
             "original_positions": config.rope_original,
         },
         "yarn": {
-            "fast": config.rope_fast,
-            "slow": config.rope_slow,
+            "beta_fast": config.rope_fast,
+            "beta_slow": config.rope_slow,
             "original_positions": config.rope_original,
             "truncate": config.rope_truncate,
         },
     }
     if not config.rope_scaling:
         return plain
-    plain |= {"scaling": config.rope_scaling, "factor": config.rope_factor}
+    plain |= {
+        "scaling": config.rope_scaling,
+        "factor": config.rope_factor,
+        "amplitude": config.rope_amplitude,
+    }
     return plain | ways[config.rope_scaling]
 
 
@@ -115,7 +119,7 @@ def _projected(
         f"attn.{part}.clip",
         (made,),
         f"b t {dims} -> b t {dims}",
-        attributes={"low": -config.clip_qkv, "high": config.clip_qkv},
+        attributes={"low": -config.clip_qkv, "high_freq_factor": config.clip_qkv},
     )
 
 

@@ -49,9 +49,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         all nevertheless.
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `models.rotary`.
-    rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_fast, rope_slow, \
-rope_truncate
-        How the angles were stretched; "" for not at all.
+    rope_scaling, rope_factor, rope_amplitude, rope_original, rope_low, rope_high, rope_fast, \
+rope_slow, rope_truncate
+        How the angles were stretched, "" for not at all; and a factor on what is turned.
     kv_lora, q_lora, value_dim : int
         Latent attention (DeepSeek): keys and values are made from a normed vector of `kv_lora`
         features (0: not latent), queries from one of `q_lora` (0: from the residual stream);
@@ -103,6 +103,7 @@ rope_truncate
     rope_interleaved: bool = False
     rope_scaling: str = ""
     rope_factor: float = 1.0
+    rope_amplitude: float = 1.0
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_original: int = 0
@@ -154,7 +155,10 @@ _COUNTS = (
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
 )
 _AMOUNTS = ("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss")
-_ABOVE_ZERO = ("epsilon", "rope_factor", "rope_fast", "rope_slow", "weight_scale", "init_std")
+_ABOVE_ZERO = (
+    *("epsilon", "weight_scale", "init_std"),
+    *("rope_factor", "rope_amplitude", "rope_fast", "rope_slow"),
+)
 
 
 def check(spec: ModelSpec, config: DecoderConfig) -> None:
