@@ -9,6 +9,7 @@ from executor.kernels.attention import (
 )
 from executor.kernels.context import Kernel, KernelContext, KernelFactory
 from executor.kernels.elementwise.arithmetic import accumulate, add, cast, mul, scale, shift
+from executor.kernels.elementwise.dropout import dropout
 from executor.kernels.elementwise.pointwise import (
     POINTWISE,
     prelu,
@@ -48,6 +49,7 @@ from executor.kernels.rows.rms_norm import (
 )
 from executor.kernels.rows.softmax import softmax, softmax_grad
 from executor.kernels.sequence.embedding import embedding, embedding_grad
+from executor.kernels.sequence.relative_bias import relative_bias, relative_bias_grad
 from executor.kernels.sequence.rotary import rotary
 from executor.kernels.source import constant, fill, input_
 
@@ -71,6 +73,7 @@ KERNELS: dict[str, KernelFactory] = (
         "count_valid": count_valid,
         "cross_entropy": cross_entropy,
         "cross_entropy_grad": cross_entropy_grad,
+        "dropout": dropout,
         "embedding": embedding,
         "embedding_grad": embedding_grad,
         "fill": fill,
@@ -91,6 +94,8 @@ KERNELS: dict[str, KernelFactory] = (
         "prelu": prelu,
         "prelu_grad": prelu_grad,
         "rearrange": rearrange,
+        "relative_bias": relative_bias,
+        "relative_bias_grad": relative_bias_grad,
         "rms_norm": rms_norm,
         "rms_norm_grad_input": rms_norm_grad_input,
         "rms_norm_grad_weight": rms_norm_grad_weight,

@@ -1,0 +1,167 @@
+"""Dropout whose bits depend on the seed, the op, the sample and the place in the sample alone.
+
+Element i of sample n is kept by word i mod 4 of the Philox counter (i div 4, n) under a key of seed
+and op. n numbers the samples of the whole run, so it holds the step too; where there is no batch
+label, firings are numbered instead. So neither the split nor the size of a microbatch changes a
+bit, and the backward pass, which names the same op, drops what the forward pass dropped.
+
+A shard is seen as [R, N]: R rows, each N elements that follow each other in one sample.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.errors import ExecutorError
+from executor.kernels.chunks import CHUNK_ELEMENTS, chunks
+from executor.kernels.context import Array, Kernel, KernelContext
+from executor.kernels.random_bits import key_of, philox
+from models.labels import BATCH, bind, parse
+
+WORDS = 4  # that a counter gives
+
+
+class _Rows(NamedTuple):
+    """Rows of a shard: the sample (in the microbatch) and first index of each, and their length."""
+
+    samples: NDArray[np.uint64]
+    starts: NDArray[np.uint64]
+    length: int
+    has_samples: bool
+
+
+def _rows(context: KernelContext) -> _Rows:
+    """Cut the shard into rows as long as possible."""
+    shard = context.inputs[0]
+    expression = parse(context.labels)
+    (dims,) = expression.inputs
+    local = bind(expression, [shard.shape], [shard.shape], op=context.name)
+    whole = bind(expression, [shard.global_shape], [shard.global_shape], op=context.name)
+    offsets = {
+        dim[0]: offset // prod(local[label] for label in dim[1:])
+        for dim, offset in zip(dims, shard.offsets, strict=True)
+    }
+    labels = [label for dim in dims for label in dim]
+    inside = [label for label in labels if label != BATCH]
+    strides = {
+        label: prod(whole[later] for later in inside[at + 1 :]) for at, label in enumerate(inside)
+    }
+    # a row goes on over every dim that is whole here, and over one more
+    kept, length = len(labels), 1
+    while kept and labels[kept - 1] != BATCH:
+        kept -= 1
+        length *= local[labels[kept]]
+        if local[labels[kept]] != whole[labels[kept]]:
+            break
+    samples = np.zeros((1,) * kept, np.uint64)
+    starts = np.full(
+        (1,) * kept,
+        sum(offsets.get(label, 0) * strides[label] for label in labels[kept:]),
+        np.uint64,
+    )
+    for at, label in enumerate(labels[:kept]):
+        index = offsets.get(label, 0) + np.arange(local[label], dtype=np.uint64)
+        index = index.reshape([-1 if other == at else 1 for other in range(kept)])
+        if label == BATCH:
+            samples = samples + index
+        else:
+            starts = starts + index * np.uint64(strides[label])
+    shape = [local[label] for label in labels[:kept]]
+    return _Rows(
+        samples=np.broadcast_to(samples, shape).reshape(-1),
+        starts=np.broadcast_to(starts, shape).reshape(-1),
+        length=length,
+        has_samples=BATCH in labels,
+    )
+
+
+def dropout(context: KernelContext) -> Kernel:
+    """Return x / (1 − rate), or 0 with probability `rate`.
+
+    Raises
+    ------
+    ExecutorError
+        The rate is not from 0 up to, but less than, 1.
+    """
+    rate = float(context.attributes["rate"])
+    if not 0 <= rate < 1:
+        raise ExecutorError(
+            f"dropout rate is {rate}: give one of 0 or more, below 1", actor=context.name
+        )
+    rows = _rows(context)
+    bits = _Bits(key_of(context.run.seed, str(context.attributes["op"])), round(rate * 2**32), rows)
+    factor = 1 / (1 - rate)
+    shape = (rows.samples.size, rows.length)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = inputs[0].reshape(shape), outputs[0].reshape(shape)
+        for region, kept in bits.kept(_first_number(context, firing, rows.has_samples)):
+            np.multiply(x[region], factor, out=y[region])
+            np.multiply(y[region], kept, out=y[region])
+
+    return kernel
+
+
+def _first_number(context: KernelContext, firing: int, has_samples: bool) -> int:
+    """Return the number of the microbatch's first sample, or of the firing, in the whole run."""
+    run = context.run
+    if not has_samples:
+        return run.first_step * run.microbatches + firing
+    step, microbatch = divmod(firing, run.microbatches)
+    return (run.first_step + step) * run.global_batch + microbatch * run.batch
+
+
+class _Bits:
+    """Which elements are kept, region by region; its arrays are written over by every region."""
+
+    def __init__(self, key: tuple[int, int], threshold: int, rows: _Rows) -> None:
+        self._key = key
+        self._threshold = np.uint64(threshold)
+        self._rows = rows
+        self._places = rows.starts % np.uint64(WORDS)
+        self._is_aligned = not self._places.any()
+        # a row that begins inside a counter's words needs one counter more
+        self._columns = min(rows.length, CHUNK_ELEMENTS)
+        self._together = max(1, min(rows.samples.size, CHUNK_ELEMENTS // max(self._columns, 1)))
+        shape = (self._together, self._counters(self._columns))
+        self._words = [np.empty(shape, np.uint64) for _ in range(WORDS)]
+        self._spare = [np.empty(shape, np.uint64) for _ in range(2)]
+        self._kept = np.empty((*shape, WORDS), np.bool_)
+        self._moved = np.empty((self._together, self._columns), np.bool_)
+
+    def _counters(self, columns: int) -> int:
+        return -(-columns // WORDS) + (not self._is_aligned)
+
+    def kept(self, first: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        """Yield regions of [R, N] and what is kept there; `first` numbers the first sample."""
+        rows = self._rows
+        for part in chunks(rows.samples.size, self._together):
+            samples = rows.samples[part, None] + np.uint64(first)
+            for columns in chunks(rows.length, self._columns):
+                counters = rows.starts[part, None] // np.uint64(WORDS)
+                counters = counters + np.uint64(columns.start // WORDS)
+                yield (part, columns), self._of_region(part, columns, counters, samples)
+
+    def _of_region(self, part: slice, columns: slice, counters: Array, samples: Array) -> Array:
+        count, length = part.stop - part.start, columns.stop - columns.start
+        width = self._counters(length)
+        words = [array[:count, :width] for array in self._words]
+        low, high = np.uint64(0xFFFFFFFF), np.uint64(32)
+        np.add(counters, np.arange(width, dtype=np.uint64), out=words[1])
+        np.bitwise_and(words[1], low, out=words[0])
+        np.right_shift(words[1], high, out=words[1])
+        words[2][...], words[3][...] = samples & low, samples >> high
+        philox(words, self._key, [array[:count, :width] for array in self._spare])
+        kept = self._kept[:count, :width]
+        for at, word in enumerate(words):
+            np.greater_equal(word, self._threshold, out=kept[..., at])
+        found = kept.reshape(count, width * WORDS)
+        if self._is_aligned:
+            return found[:, :length]
+        moved = self._moved[:count, :length]
+        for row, place in enumerate(self._places[part].tolist()):
+            moved[row] = found[row, place : place + length]
+        return moved

@@ -1,0 +1,207 @@
+"""Rotary positions: pairs of features turned by an angle that grows with the position.
+
+Seen as [outer, T, inner, D]: T positions here, D features of which the first `dims` turn. A pair is
+(i, i + dims / 2), or (2 i, 2 i + 1) where `interleaved`; either stays where it was. The gradient
+is the turn back (`inverse`).
+
+Notes
+-----
+Su et al., "RoFormer", 2021, section 3.2. Frequencies may be scaled for longer texts: `linear`
+(Chen et al. 2023, position interpolation), `llama3` (the rule of Meta's Llama 3.1 release, 2024)
+or `yarn` (Peng et al., "YaRN", 2023, section 3).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, floor, log, pi, prod
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.kernels.chunks import CHUNK_ELEMENTS, chunks
+from executor.kernels.context import Array, Kernel, KernelContext
+from executor.kernels.dims import layout
+from models.labels import SEQUENCE, parse
+
+Block = tuple[slice, slice]
+Turn = Callable[[Array, Array, slice], None]
+
+
+def frequencies(context: KernelContext) -> tuple[float, ...]:
+    """Return the angle per position of every pair, scaled as the attribute `scaling` says.
+
+    Raises
+    ------
+    ExecutorError
+        The scaling is unknown.
+    """
+    dims, base = int(context.attributes["dims"]), float(context.attributes["base"])
+    plain = base ** (-np.arange(0, dims, 2) / dims)
+    factor = context.number("factor", 1.0)
+    scaling = str(context.attributes.get("scaling", "none"))
+    if scaling == "none":
+        found = plain
+    elif scaling == "linear":
+        found = plain / factor
+    elif scaling == "llama3":
+        # pairs that turn seldom within the original length slow down, those that turn often do
+        # not; between the two the share is linear in the number of turns
+        turns = context.number("original_positions", 8192) * plain / (2 * pi)
+        seldom, often = context.number("low_freq_factor", 1), context.number("high_freq_factor", 4)
+        kept = np.clip((turns - seldom) / (often - seldom), 0, 1)
+        found = plain * (kept + (1 - kept) / factor)
+    elif scaling == "yarn":
+        kept = 1 - _yarn_ramp(context, dims, base)
+        found = plain * (kept + (1 - kept) / factor)
+    else:
+        raise ExecutorError(
+            f"rotary scaling `{scaling}` is unknown: none, linear, llama3 or yarn",
+            actor=context.name,
+        )
+    return tuple(found.tolist())
+
+
+def _yarn_ramp(context: KernelContext, dims: int, base: float) -> Array:
+    """Return how far every pair is interpolated: 0 below the fast one, 1 beyond the slow one.
+
+    A pair i turns r times within the original length L where base^(−2 i / dims) L = 2 π r.
+    """
+    length = context.number("original_positions", 4096)
+
+    def pair_of(turns: float) -> float:
+        return dims * log(length / (2 * pi * turns)) / (2 * log(base))
+
+    low = max(floor(pair_of(context.number("beta_fast", 32))), 0)
+    high = min(ceil(pair_of(context.number("beta_slow", 1))), dims - 1)
+    width = max(high - low, 1e-3)
+    return np.clip((np.arange(dims // 2) - low) / width, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turning:
+    """All that the angles follow from; ops that agree in it share one copy of the tables."""
+
+    frequencies: tuple[float, ...]
+    amplitude: float
+    first: int
+    count: int
+    dtype: str
+    is_inverse: bool
+
+    def tables(self) -> tuple[Array, Array]:
+        """Return cosines and sines [T, 1, pairs] in float64."""
+        angles = np.outer(np.arange(self.first, self.first + self.count), self.frequencies)
+        sign = -1 if self.is_inverse else 1
+        cos, sin = self.amplitude * np.cos(angles), sign * self.amplitude * np.sin(angles)
+        return cos[:, None], sin[:, None]
+
+
+@lru_cache(maxsize=32)
+def _half_tables(turning: _Turning) -> tuple[Array, Array]:
+    """Return (cos, cos) [T, 1, D] and (−sin, sin) [T, 1, 2, pairs]."""
+    cos, sin = turning.tables()
+    cosines, sines = np.concatenate((cos, cos), -1), np.stack((-sin, sin), -2)
+    return cosines.astype(turning.dtype), sines.astype(turning.dtype)
+
+
+@lru_cache(maxsize=32)
+def _complex_table(turning: _Turning) -> Array:
+    """Return cos + i sin [T, 1, pairs]."""
+    cos, sin = turning.tables()
+    return (cos + 1j * sin).astype("complex64" if turning.dtype == "float32" else "complex128")
+
+
+def _shape(context: KernelContext) -> tuple[tuple[int, int, int, int], int]:
+    """Return the shape [outer, T, inner, D] of the shard and the position of its first element."""
+    found = layout(context)
+    labels = found.inputs[0]
+    if SEQUENCE not in labels[:-1]:
+        raise ExecutorError(
+            f"rotary needs label `{SEQUENCE}` before the features, found `{context.labels}`",
+            actor=context.name,
+        )
+    sizes = [found.sizes[label] for label in labels]
+    at = labels.index(SEQUENCE)
+    first = 0
+    for dim, offset in zip(parse(context.labels).inputs[0], context.inputs[0].offsets, strict=True):
+        if dim[0] == SEQUENCE:
+            first = offset // prod(found.sizes[label] for label in dim[1:])
+    return (prod(sizes[:at]), sizes[at], prod(sizes[at + 1 : -1]), sizes[-1]), first
+
+
+def _blocks(shape: tuple[int, int, int, int]) -> Iterator[Block]:
+    """Cut [outer, T, …] into blocks that stay in the cache."""
+    outer, count, *rest = shape
+    row = prod(rest)
+    positions = max(1, min(count, CHUNK_ELEMENTS // max(row, 1)))
+    together = max(1, min(outer, CHUNK_ELEMENTS // max(positions * row, 1)))
+    for samples in chunks(outer, together):
+        for part in chunks(count, positions):
+            yield samples, part
+
+
+def rotary(context: KernelContext) -> Kernel:
+    """Return every pair (x, y) as (x cos − y sin, y cos + x sin), times `amplitude`.
+
+    `amplitude` is 1 if left out, but 0.1 log(factor) + 1 for `yarn` (its paper's equation 22).
+    """
+    shape, first = _shape(context)
+    dims = int(context.attributes["dims"])
+    if dims % 2 or not 0 < dims <= shape[-1]:
+        raise ExecutorError(
+            f"rotary turns {dims} of {shape[-1]} features: expected an even number, at most all",
+            actor=context.name,
+        )
+    usual = 1.0
+    if context.attributes.get("scaling") == "yarn":
+        usual = 0.1 * log(max(context.number("factor", 1.0), 1.0)) + 1
+    turning = _Turning(
+        frequencies=frequencies(context),
+        amplitude=context.number("amplitude", usual),
+        first=first,
+        count=shape[1],
+        dtype=context.inputs[0].dtype,
+        is_inverse=bool(context.attributes["inverse"]),
+    )
+    blocks = list(_blocks(shape))
+    if context.attributes["interleaved"]:
+        turn = _neighbours(turning)
+    else:
+        samples, part = blocks[0]
+        rows = (samples.stop - samples.start) * (part.stop - part.start) * shape[2]
+        turn = _halves(turning, rows * dims)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = inputs[0].reshape(shape), outputs[0].reshape(shape)
+        for block in blocks:
+            turn(x[block][..., :dims], y[block][..., :dims], block[1])
+            if dims < shape[-1]:
+                y[block][..., dims:] = x[block][..., dims:]
+
+    return kernel
+
+
+def _halves(turning: _Turning, size: int) -> Turn:
+    """Return what turns pairs (i, i + half): x · (cos, cos) + (second, first) · (−sin, sin)."""
+    cosines, sines = _half_tables(turning)
+    buffer = np.empty(size, turning.dtype)
+
+    def turn(x: Array, y: Array, part: slice) -> None:
+        halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
+        spare = buffer[: x.size]
+        np.multiply(x.reshape(halves)[..., ::-1, :], sines[part], out=spare.reshape(halves))
+        np.multiply(x, cosines[part], out=y)
+        np.add(y, spare.reshape(x.shape), out=y)
+
+    return turn
+
+
+def _neighbours(turning: _Turning) -> Turn:
+    """Return what turns pairs (2 i, 2 i + 1): as products of complex numbers."""
+    turns = _complex_table(turning)
+
+    def turn(x: Array, y: Array, part: slice) -> None:
+        np.multiply(x.view(turns.dtype), turns[part], out=y.view(turns.dtype))
+
+    return turn
