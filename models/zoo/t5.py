@@ -70,11 +70,9 @@ def check(spec: ModelSpec, config: T5Config) -> None:
             f"model `{spec.name}`: `decoder_layers` is {config.decoder_layers}; expected 1 or more "
             f"(0: as many as layers)"
         )
-    # Buckets halve for the direction in the encoder, and halve again into near and far.
-    if config.buckets < 4 or config.buckets % 2:
-        raise ModelError(
-            f"model `{spec.name}`: `buckets` is {config.buckets}; expected an even number from 4 on"
-        )
+    # Buckets halve for the direction in the encoder, and again into near and far.
+    if config.buckets < 4:
+        raise ModelError(f"model `{spec.name}`: `buckets` is {config.buckets}, below 4")
     if config.max_distance <= config.buckets // 2:
         raise ModelError(
             f"model `{spec.name}`: `max_distance` is {config.max_distance}; expected more than "

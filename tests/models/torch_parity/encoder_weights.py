@@ -1,0 +1,108 @@
+"""Which parameter of transformers' BERT, T5 and ViT is which variable of the zoo's.
+
+A table says, per variable, the parameter's name and whether it is a linear layer's weight, which
+torch keeps as [outputs, inputs]; beyond that the two differ by a reshape.
+"""
+
+from typing import NamedTuple
+
+
+class Parameter(NamedTuple):
+    """A parameter by its name in torch; `transposed`: the zoo keeps inputs first."""
+
+    name: str
+    transposed: bool = False
+
+
+Table = dict[str, Parameter]
+
+
+def linear(ours: str, torch_name: str, *, bias: bool = True) -> Table:
+    table = {f"{ours}.weight": Parameter(f"{torch_name}.weight", True)}
+    return table | (same(f"{ours}.bias", f"{torch_name}.bias") if bias else {})
+
+
+def same(ours: str, torch_name: str) -> Table:
+    return {ours: Parameter(torch_name)}
+
+
+def norm(ours: str, torch_name: str) -> Table:
+    return same(f"{ours}.weight", f"{torch_name}.weight") | same(
+        f"{ours}.bias", f"{torch_name}.bias"
+    )
+
+
+def bert(layers: int, *, next_sentence: bool, tied: bool = True) -> Table:
+    words = "bert.embeddings.word_embeddings.weight"
+    table = same("embedding.tokens.weight", words)
+    table |= same("embedding.segments.weight", "bert.embeddings.token_type_embeddings.weight")
+    table |= same("embedding.positions.weight", "bert.embeddings.position_embeddings.weight")
+    table |= norm("embedding.ln", "bert.embeddings.LayerNorm")
+    for n in range(layers):
+        block, layer = f"layer.{n}", f"bert.encoder.layer.{n}"
+        for ours, name in (("q", "query"), ("k", "key"), ("v", "value")):
+            table |= linear(f"{block}.attn.{ours}", f"{layer}.attention.self.{name}")
+        table |= linear(f"{block}.attn.out", f"{layer}.attention.output.dense")
+        table |= norm(f"{block}.ln1", f"{layer}.attention.output.LayerNorm")
+        table |= linear(f"{block}.mlp.fc1", f"{layer}.intermediate.dense")
+        table |= linear(f"{block}.mlp.fc2", f"{layer}.output.dense")
+        table |= norm(f"{block}.ln2", f"{layer}.output.LayerNorm")
+    table |= linear("head.transform", "cls.predictions.transform.dense")
+    table |= norm("head.ln", "cls.predictions.transform.LayerNorm")
+    table |= same("head.logits.bias", "cls.predictions.bias")
+    if not tied:
+        table |= same("head.decoder.weight", "cls.predictions.decoder.weight")
+        table |= same("head.decoder.bias", "cls.predictions.decoder.bias")
+    if next_sentence:
+        table |= linear("head.pooler", "bert.pooler.dense")
+        table |= linear("head.follows", "cls.seq_relationship")
+    return table
+
+
+def t5(layers: int, decoder_layers: int, *, gated: bool) -> Table:
+    table = same("source.tokens.weight", "shared.weight")
+    stacks = (("encoder", "source", layers, 1), ("decoder", "targets", decoder_layers, 2))
+    for stack, first, depth, at in stacks:
+        table |= same(
+            f"{first}.distances.weight",
+            f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        )
+        for n in range(depth):
+            block, layer = f"{stack}.{n}", f"{stack}.block.{n}.layer"
+            table |= _t5_attention(f"{block}.attn", f"{layer}.0", "SelfAttention")
+            if stack == "decoder":
+                table |= _t5_attention(f"{block}.cross", f"{layer}.1", "EncDecAttention")
+            table |= same(f"{block}.mlp.norm.weight", f"{layer}.{at}.layer_norm.weight")
+            dense = f"{layer}.{at}.DenseReluDense"
+            first_product = f"{dense}.wi_0" if gated else f"{dense}.wi"
+            table |= linear(f"{block}.mlp.fc1", first_product, bias=False)
+            if gated:
+                table |= linear(f"{block}.mlp.up", f"{dense}.wi_1", bias=False)
+            table |= linear(f"{block}.mlp.fc2", f"{dense}.wo", bias=False)
+    table |= same("targets.norm.weight", "encoder.final_layer_norm.weight")
+    return table | same("head.norm.weight", "decoder.final_layer_norm.weight")
+
+
+def _t5_attention(ours: str, layer: str, name: str) -> Table:
+    table = same(f"{ours}.norm.weight", f"{layer}.layer_norm.weight")
+    for part, theirs in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o")):
+        table |= linear(f"{ours}.{part}", f"{layer}.{name}.{theirs}", bias=False)
+    return table
+
+
+def vit(layers: int, *, qkv_bias: bool) -> Table:
+    table = same("embedding.patches.weight", "vit.embeddings.patch_embeddings.projection.weight")
+    table |= same("embedding.patches.bias", "vit.embeddings.patch_embeddings.projection.bias")
+    table |= same("embedding.class.weight", "vit.embeddings.cls_token")
+    table |= same("embedding.positions.weight", "vit.embeddings.position_embeddings")
+    for n in range(layers):
+        block, layer = f"layer.{n}", f"vit.layers.{n}"
+        table |= norm(f"{block}.ln1", f"{layer}.layernorm_before")
+        for part in ("q", "k", "v"):
+            name = f"{layer}.attention.{part}_proj"
+            table |= linear(f"{block}.attn.{part}", name, bias=qkv_bias)
+        table |= linear(f"{block}.attn.out", f"{layer}.attention.o_proj")
+        table |= norm(f"{block}.ln2", f"{layer}.layernorm_after")
+        table |= linear(f"{block}.mlp.fc1", f"{layer}.mlp.fc1")
+        table |= linear(f"{block}.mlp.fc2", f"{layer}.mlp.fc2")
+    return table | norm("head.ln", "vit.layernorm") | linear("head.logits", "classifier")

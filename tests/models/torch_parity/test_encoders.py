@@ -1,0 +1,189 @@
+"""BERT, T5 and ViT against transformers: the same loss and the same gradient of every parameter."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.importers.huggingface import read_config
+from models.spec import ModelSpec
+from models.zoo.catalogue import build
+from tests.extras import optional
+from tests.models.torch_parity import encoder_weights
+from tests.models.torch_parity.encoder_weights import Table
+from tests.models.torch_parity.machinery import Arrays, assert_same
+
+torch = optional("torch")
+transformers = optional("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BATCH, SEQ_LEN, MASKED = 3, 12, 2
+
+
+def imported(config: Any, architecture: str, folder: Path, seq_len: int | None) -> ModelSpec:
+    """Return the specification that the importer makes of a configuration of transformers."""
+    config.architectures = [architecture]
+    path = folder / "config.json"
+    path.write_text(config.to_json_string())
+    return read_config(path, seq_len=seq_len)
+
+
+def compare(
+    model: Any, spec: ModelSpec, table: Table, inputs: Arrays, loss: Any, count: int
+) -> None:
+    """Hold loss and gradients of a graph to those of a module with the same weights.
+
+    `loss` is the module's mean over `count` predictions.
+    """
+    (loss * count).backward()
+    parameters = dict(model.named_parameters())
+    assert {parameter.name for parameter in table.values()} == set(parameters)
+    graph = build(spec, BATCH)
+    values, gradients = {}, {}
+    for ours, (name, transposed) in table.items():
+        shape = graph.tensor(ours).shape
+        found = parameters[name]
+        # Nothing reads one bias of untied BERT, so it has no gradient.
+        gradient = torch.zeros_like(found) if found.grad is None else found.grad
+        values[ours] = moved(found, transposed, shape)
+        gradients[ours] = moved(gradient, transposed, shape)
+    assert_same(graph, values, inputs, loss.item() * count, gradients)
+
+
+def moved(tensor: Any, transposed: bool, shape: tuple[int, ...]) -> NDArray[Any]:
+    values = tensor.detach()
+    return np.asarray((values.T if transposed else values).reshape(shape))
+
+
+def lively(model: Any) -> Any:
+    """Give every parameter random values, norms and biases too, so that none is idle."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            centre = 1.0 if "orm" in name and name.endswith("weight") else 0.0
+            parameter.copy_(centre + 0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+@pytest.mark.parametrize(
+    ("next_sentence", "changes"),
+    [
+        (True, {}),
+        (False, {}),
+        (False, {"hidden_act": "relu", "tie_word_embeddings": False, "type_vocab_size": 3}),
+    ],
+)
+def test_bert_trains_as_in_transformers(
+    next_sentence: bool, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config = transformers.BertConfig(
+        vocab_size=23,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=15,
+        layer_norm_eps=1e-5,
+        pad_token_id=None,
+        **changes,
+    )
+    architecture = "BertForPreTraining" if next_sentence else "BertForMaskedLM"
+    model = lively(getattr(transformers, architecture)(config))
+    spec = imported(config, architecture, tmp_path, SEQ_LEN)
+    spec = msgspec.structs.replace(spec, config=spec.config | {"masked": MASKED})
+    draw = generator()
+    targets = np.full((BATCH, SEQ_LEN), -1)
+    for row in targets:
+        row[draw.permutation(SEQ_LEN)[:MASKED]] = draw.integers(0, 23, MASKED)
+    samples = {
+        "masked_tokens": draw.integers(0, 23, (BATCH, SEQ_LEN)),
+        "masked_targets": targets,
+        "segments": draw.integers(0, 2, (BATCH, SEQ_LEN)),
+        "next_sentence": draw.integers(0, 2, BATCH),
+    }
+    labels = torch.tensor(np.where(targets < 0, -100, targets))
+    given = {"next_sentence_label": torch.tensor(samples["next_sentence"])} if next_sentence else {}
+    loss = model(
+        input_ids=torch.tensor(samples["masked_tokens"]),
+        token_type_ids=torch.tensor(samples["segments"]),
+        labels=labels,
+        **given,
+    ).loss
+    tied = changes.get("tie_word_embeddings", True)
+    table = encoder_weights.bert(2, next_sentence=next_sentence, tied=tied)
+    compare(model, spec, table, samples, loss, BATCH * MASKED)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {"feed_forward_proj": "gelu", "relative_attention_num_buckets": 6},
+    ],
+)
+def test_t5_trains_as_in_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        **{
+            "vocab_size": 23,
+            "d_model": 12,
+            "d_kv": 5,
+            "d_ff": 18,
+            "num_layers": 2,
+            "num_decoder_layers": 3,
+            "num_heads": 3,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 10,
+            "decoder_start_token_id": 0,
+            **changes,
+        }
+    )
+    model = lively(transformers.T5ForConditionalGeneration(config))
+    spec = imported(config, "T5ForConditionalGeneration", tmp_path, 17)
+    draw = generator()
+    targets = draw.integers(0, 23, (BATCH, 17))
+    before = np.concatenate([np.zeros((BATCH, 1), int), targets[:, :-1]], 1)
+    source = draw.integers(0, 23, (BATCH, 17))
+    samples = {"source_tokens": source, "decoder_tokens": before, "decoder_targets": targets}
+    loss = model(input_ids=torch.tensor(source), labels=torch.tensor(targets)).loss
+    table = encoder_weights.t5(2, 3, gated="gated" in config.feed_forward_proj)
+    compare(model, spec, table, samples, loss, targets.size)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"qkv_bias": False, "image_size": [13, 10], "patch_size": [4, 3], "num_channels": 1}],
+)
+def test_vit_trains_as_in_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        **{
+            "hidden_size": 12,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "intermediate_size": 20,
+            "image_size": 9,
+            "patch_size": 3,
+            "num_labels": 5,
+            "layer_norm_eps": 1e-5,
+            **changes,
+        }
+    )
+    model = lively(transformers.ViTForImageClassification(config))
+    spec = imported(config, "ViTForImageClassification", tmp_path, None)
+    draw = generator()
+    rows, columns = changes.get("image_size", (9, 9))
+    images = draw.normal(size=(BATCH, changes.get("num_channels", 3), rows, columns))
+    samples = {"images": images.astype(np.float32), "classes": draw.integers(0, 5, BATCH)}
+    loss = model(
+        pixel_values=torch.tensor(samples["images"]), labels=torch.tensor(samples["classes"])
+    ).loss
+    table = encoder_weights.vit(2, qkv_bias=changes.get("qkv_bias", True))
+    compare(model, spec, table, samples, loss, BATCH)
