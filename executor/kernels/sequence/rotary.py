@@ -6,15 +6,13 @@ is the turn back (`inverse`).
 
 Notes
 -----
-Su et al., "RoFormer", 2021, section 3.2. Frequencies may be scaled for longer texts: `linear`
-(Chen et al. 2023, position interpolation), `llama3` (the rule of Meta's Llama 3.1 release, 2024)
-or `yarn` (Peng et al., "YaRN", 2023, section 3).
+Su et al., "RoFormer", 2021, section 3.2.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, floor, log, pi, prod
+from math import prod
 
 import numpy as np
 
@@ -23,59 +21,10 @@ from executor.kernels.chunks import CHUNK_ELEMENTS, chunks
 from executor.kernels.context import Array, Kernel, KernelContext
 from executor.kernels.dims import layout
 from models.labels import SEQUENCE, parse
+from models.rotary import rotary_frequencies
 
 Block = tuple[slice, slice]
 Turn = Callable[[Array, Array, slice], None]
-
-
-def frequencies(context: KernelContext) -> tuple[float, ...]:
-    """Return the angle per position of every pair, scaled as the attribute `scaling` says.
-
-    Raises
-    ------
-    ExecutorError
-        The scaling is unknown.
-    """
-    dims, base = int(context.attributes["dims"]), float(context.attributes["base"])
-    plain = base ** (-np.arange(0, dims, 2) / dims)
-    factor = context.number("factor", 1.0)
-    scaling = str(context.attributes.get("scaling", "none"))
-    if scaling == "none":
-        found = plain
-    elif scaling == "linear":
-        found = plain / factor
-    elif scaling == "llama3":
-        # pairs that turn seldom within the original length slow down, those that turn often do
-        # not; between the two the share is linear in the number of turns
-        turns = context.number("original_positions", 8192) * plain / (2 * pi)
-        seldom, often = context.number("low_freq_factor", 1), context.number("high_freq_factor", 4)
-        kept = np.clip((turns - seldom) / (often - seldom), 0, 1)
-        found = plain * (kept + (1 - kept) / factor)
-    elif scaling == "yarn":
-        kept = 1 - _yarn_ramp(context, dims, base)
-        found = plain * (kept + (1 - kept) / factor)
-    else:
-        raise ExecutorError(
-            f"rotary scaling `{scaling}` is unknown: none, linear, llama3 or yarn",
-            actor=context.name,
-        )
-    return tuple(found.tolist())
-
-
-def _yarn_ramp(context: KernelContext, dims: int, base: float) -> Array:
-    """Return how far every pair is interpolated: 0 below the fast one, 1 beyond the slow one.
-
-    A pair i turns r times within the original length L where base^(−2 i / dims) L = 2 π r.
-    """
-    length = context.number("original_positions", 4096)
-
-    def pair_of(turns: float) -> float:
-        return dims * log(length / (2 * pi * turns)) / (2 * log(base))
-
-    low = max(floor(pair_of(context.number("beta_fast", 32))), 0)
-    high = min(ceil(pair_of(context.number("beta_slow", 1))), dims - 1)
-    width = max(high - low, 1e-3)
-    return np.clip((np.arange(dims // 2) - low) / width, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +93,12 @@ def _blocks(shape: tuple[int, int, int, int]) -> Iterator[Block]:
 def rotary(context: KernelContext) -> Kernel:
     """Return every pair (x, y) as (x cos − y sin, y cos + x sin), times `amplitude`.
 
-    `amplitude` is 1 if left out, but 0.1 log(factor) + 1 for `yarn` (its paper's equation 22).
+    The angles per position are those of `models.rotary`; `amplitude` is 1 if left out.
+
+    Raises
+    ------
+    ExecutorError
+        The features that turn are no pairs, or there is no label of positions.
     """
     shape, first = _shape(context)
     dims = int(context.attributes["dims"])
@@ -153,12 +107,9 @@ def rotary(context: KernelContext) -> Kernel:
             f"rotary turns {dims} of {shape[-1]} features: expected an even number, at most all",
             actor=context.name,
         )
-    usual = 1.0
-    if context.attributes.get("scaling") == "yarn":
-        usual = 0.1 * log(max(context.number("factor", 1.0), 1.0)) + 1
     turning = _Turning(
-        frequencies=frequencies(context),
-        amplitude=context.number("amplitude", usual),
+        frequencies=rotary_frequencies(context.attributes),
+        amplitude=context.number("amplitude", 1.0),
         first=first,
         count=shape[1],
         dtype=context.inputs[0].dtype,

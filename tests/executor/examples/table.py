@@ -2,6 +2,7 @@
 
 from tests.executor.examples import (
     attention,
+    dropout,
     embeddings,
     images,
     losses,
@@ -11,6 +12,6 @@ from tests.executor.examples import (
     products,
 )
 
-THEMES = (products, movement, pointwise, norms, embeddings, attention, losses, images)
+THEMES = (products, movement, pointwise, dropout, norms, embeddings, attention, losses, images)
 
 EXAMPLES = tuple(example for theme in THEMES for example in theme.EXAMPLES)
