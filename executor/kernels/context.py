@@ -6,7 +6,7 @@ positions (a causal mask, a row of a split table) gives the same values however 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,6 +107,9 @@ class RunState:
         Steps that earlier runs have made (resuming from a checkpoint).
     totals
         One `(loss sum, token count, sum of squared gradients)` per step of this run.
+    smallest_margin
+        By how much, at the least, an expert that a token chose beat one that it did not; infinite
+        where nothing was chosen. In a smaller margin than rounding, the choice may flip.
     """
 
     seed: int
@@ -116,6 +119,11 @@ class RunState:
     batch: int
     first_step: int = 0
     totals: list[tuple[float, float, float]] = field(default_factory=list)
+    smallest_margin: float = inf
+
+    def record_margin(self, margin: float) -> None:
+        """Keep the margin of a choice where it is smaller than any before."""
+        self.smallest_margin = min(self.smallest_margin, margin)
 
     def record_totals(self, step: int, totals: Array) -> None:
         """Keep the totals of `step` (counted from this run's first); later calls are ignored."""

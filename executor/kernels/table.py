@@ -17,6 +17,7 @@ from executor.kernels.elementwise.pointwise import (
     swiglu,
     swiglu_grad,
 )
+from executor.kernels.experts.table import EXPERTS
 from executor.kernels.images.table import IMAGES
 from executor.kernels.matmul import matmul
 from executor.kernels.movement import broadcast, concat, narrow, pad, rearrange, slice_, sum_, widen
@@ -56,6 +57,7 @@ from executor.kernels.source import constant, fill, input_
 KERNELS: dict[str, KernelFactory] = (
     POINTWISE
     | IMAGES
+    | EXPERTS
     | {
         "accumulate": accumulate,
         "adamw": adamw,

@@ -4,6 +4,7 @@ from tests.executor.examples import (
     attention,
     dropout,
     embeddings,
+    experts,
     images,
     losses,
     movement,
@@ -12,6 +13,17 @@ from tests.executor.examples import (
     products,
 )
 
-THEMES = (products, movement, pointwise, dropout, norms, embeddings, attention, losses, images)
+THEMES = (
+    products,
+    movement,
+    pointwise,
+    dropout,
+    norms,
+    embeddings,
+    attention,
+    losses,
+    images,
+    experts,
+)
 
 EXAMPLES = tuple(example for theme in THEMES for example in theme.EXAMPLES)

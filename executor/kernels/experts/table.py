@@ -1,0 +1,15 @@
+"""The kernels of experts, by op kind."""
+
+from executor.kernels.context import KernelFactory
+from executor.kernels.experts import dispatch, routing
+
+EXPERTS: dict[str, KernelFactory] = {
+    "combine": dispatch.combine,
+    "combine_grad_input": dispatch.combine_grad_input,
+    "combine_grad_weight": dispatch.combine_grad_weight,
+    "dispatch": dispatch.dispatch,
+    "dispatch_grad": dispatch.dispatch_grad,
+    "expert_load": routing.expert_load,
+    "top_k": routing.top_k,
+    "top_k_grad": routing.top_k_grad,
+}
