@@ -1,0 +1,11 @@
+"""ONNX: a `.onnx` file of opset 17 or newer becomes a forward Graph with a loss.
+
+In comes a file (its weights need not be there), out goes an `Imported`: the graph, the parameters
+by name and, where the file holds them, their values. Read first: `importing.py` (the order of
+things), then `values.py` (what is known of a tensor) and `lowering.py` (how ops are added);
+`rules/table.py` lists the nodes that are understood.
+"""
+
+from models.importers.onnx.importing import Imported, Parameter, import_file
+
+__all__ = ["Imported", "Parameter", "import_file"]

@@ -1,0 +1,377 @@
+"""Importing: the file read, its nodes lowered in order, a loss added, what is unread removed.
+
+Everything is worked out at a batch of samples that hardly occurs as another size. Where the file
+leaves the batch open the import is made a second time at another one, and both must be the same
+graph: a model that depends on the batch otherwise than by its size is refused, not misread.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.blocks import cut
+from models.builder import GraphBuilder
+from models.errors import ModelError
+from models.graph import Graph, with_batch
+from models.importers.onnx.folding import FOLDS, folded, shape_part
+from models.importers.onnx.loss import LOSSES, add_loss, pruned
+from models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
+from models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
+from models.importers.onnx.rules.table import RULES
+from models.importers.onnx.values import (
+    Array,
+    Constant,
+    Dims,
+    Factor,
+    Traced,
+    Unknown,
+    UnsupportedError,
+    Value,
+)
+from models.importers.onnx.weights import Role, embedded_rows, kept_shape, trained_roles
+from models.inference import check_graph
+from models.labels import BATCH, SEQUENCE
+
+BATCHES = (13, 11)
+"""Batches to import at where the file leaves it open: primes that are rarely the size of a dim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Where the value of a variable is found: an initializer of the file, seen in `shape`."""
+
+    initializer: str
+    shape: tuple[int, ...]
+
+    def value(self, array: Array) -> Array:
+        """Return the variable's value, given the initializer's."""
+        return np.asarray(array, np.float32).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A model read from a file.
+
+    Attributes
+    ----------
+    graph : Graph
+        The forward graph, with a loss and its targets, for microbatches of one sample (or of the
+        batch that the file fixes; `with_batch` gives others).
+    parameters : dict
+        Every variable of the graph and where its value is found.
+    values : dict or None
+        Every variable's value; None where the file's weights are not there.
+    """
+
+    graph: Graph
+    parameters: dict[str, Parameter]
+    values: dict[str, Array] | None
+
+
+def import_file(
+    path: str | Path,
+    *,
+    loss: str = "cross_entropy",
+    name: str | None = None,
+    precision: str = "fp32",
+    seq_len: int | None = None,
+) -> Imported:
+    """Read an ONNX file of opset 17 or newer as a graph to train.
+
+    The first dim of the inputs is the batch, the second of an integer input the sequence. The loss
+    is that of the graph's first output against an input `targets` (of next tokens, where the output
+    has a sequence, else of classes). Batch norms take the statistics of the microbatch, as in
+    training, whatever the file says.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file; weights kept beside it need not be there.
+    loss : str
+        cross_entropy (over the output's last dim) or logistic (one number against 0 or 1).
+    name : str, optional
+        Name of the graph; the file's by default.
+    precision : str
+        fp64, fp32, tf32, bf16 or fp16.
+    seq_len : int, optional
+        Tokens of a sample, where the file leaves that open.
+
+    Raises
+    ------
+    ModelError
+        The file is malformed or too old, sizes are open, or ops are not supported: all of them are
+        named, with the module that produced each.
+    """
+    if loss not in LOSSES:
+        raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
+    path = Path(path)
+    source = read_file(path)
+    called = path.stem if name is None else name
+    batch = _fixed_batch(source)
+    read = [
+        _Import(source, called, precision, loss, seq_len, size).run()
+        for size in (BATCHES if batch is None else (batch,))
+    ]
+    graph, variables = read[0]
+    if batch is None:
+        if with_batch(graph, BATCHES[1]) != read[1][0]:
+            raise ModelError(
+                f"`{path}` depends on the batch otherwise than by its size, so no graph of one "
+                f"sample's work can be made of it; export it with a fixed batch"
+            )
+        graph = with_batch(graph, 1)
+    found = cut(graph)
+    roles = trained_roles(source)
+    parameters = {}
+    for initializer, variable in variables.items():
+        entry = source.initializers[initializer]
+        shape = kept_shape(entry, roles[initializer])
+        parameters[found.names[variable]] = Parameter(initializer=initializer, shape=shape)
+    return Imported(
+        graph=check_graph(found.graph), parameters=parameters, values=_values(source, parameters)
+    )
+
+
+def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Array] | None:
+    found: dict[str, Array] = {}
+    for name, parameter in parameters.items():
+        array = source.initializers[parameter.initializer].array
+        if array is None:
+            return None
+        found[name] = parameter.value(array)
+    return found
+
+
+def _fixed_batch(source: Source) -> int | None:
+    """Return the batch that the inputs fix, None where they leave it open."""
+    if not source.inputs:
+        raise ModelError(f"graph `{source.name}` has no inputs; a model to train reads data")
+    firsts = {entry.name: entry.dims[0] if entry.dims else 0 for entry in source.inputs}
+    for name, first in firsts.items():
+        if first == 0:
+            raise ModelError(f"input `{name}` is a single number; its first dim is to be the batch")
+    sizes = {first for first in firsts.values() if isinstance(first, int)}
+    if len(sizes) > 1 or (sizes and len(sizes) != len(set(firsts.values()))):
+        raise ModelError(f"the inputs have different first dims ({firsts}); it is to be the batch")
+    return next(iter(sizes), None)
+
+
+class _Import:
+    """One pass over a file at one batch."""
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        precision: str,
+        loss: str,
+        seq_len: int | None,
+        batch: int,
+    ) -> None:
+        self.source = source
+        self.loss = loss
+        self.batch = Factor(BATCH, batch)
+        self.seq_len = _seq_len(source, seq_len)
+        tokens = self.seq_len or 1
+        self.builder = GraphBuilder(
+            name=name, batch=batch, tokens_per_sample=tokens, precision=precision
+        )
+        self.builder.begin_block(BLOCK)
+        self.low = Lowering(self.builder, source.nodes)
+        self.roles = trained_roles(source)
+        self.variables: dict[str, str] = {}
+
+    def run(self) -> tuple[Graph, dict[str, str]]:
+        """Return the graph and, per trained initializer that it reads, the variable."""
+        rows = embedded_rows(self.source, self.roles)
+        for entry in self.source.inputs:
+            self.low.values[entry.name] = self._input(entry, rows)
+        for initializer in self.source.initializers.values():
+            self.low.values[initializer.name] = self._initializer(initializer)
+        for node in self.source.nodes:
+            self._lower(node)
+        output = self.low.values.get(self.source.outputs[0])
+        if isinstance(output, Unknown):
+            raise ModelError(self._complaint(output))
+        if not isinstance(output, Traced) or output.ids:
+            raise ModelError(
+                f"output `{self.source.outputs[0]}` depends on no floating data; the first output "
+                f"is to be the model's logits"
+            )
+        add_loss(self.low, self.loss, output)
+        graph = pruned(self.builder.build())
+        read = {op.outputs[0] for op in graph.ops if op.kind == "variable"}
+        return graph, {name: own for name, own in self.variables.items() if own in read}
+
+    def _complaint(self, output: Unknown) -> str:
+        listed = sorted(output.problems)
+        return (
+            f"`{self.builder.name}` cannot be imported, {len(listed)} "
+            f"{'node is' if len(listed) == 1 else 'nodes are'} not supported: {'; '.join(listed)}"
+        )
+
+    def _lower(self, node: Node) -> None:
+        low = self.low
+        for value, name in zip(self._made(node), node.outputs, strict=False):
+            if name:
+                low.values[name] = value
+        for name in node.outputs:
+            if name and name not in low.values:
+                low.values[name] = Unknown(
+                    problems=frozenset((f"{node.title} makes a further output `{name}`",))
+                )
+
+    def _made(self, node: Node) -> tuple[Value, ...]:
+        """Return the values of a node's outputs."""
+        try:
+            known = self._known(node)
+            if known is not None:
+                return tuple(Constant(array=array) for array in known)
+            rule = RULES.get(node.kind)
+            if rule is None:
+                raise UnsupportedError("is not supported")
+            made = rule(self.low, node)
+            return made if isinstance(made, tuple) else (made,)
+        except BlockedError as blocked:
+            return (Unknown(problems=blocked.problems),) * max(1, len(node.outputs))
+        except UnsupportedError as error:
+            problems = {f"{node.title} {error}"}
+            for name in node.inputs:
+                value = self.low.values.get(name)
+                if isinstance(value, Unknown):
+                    problems |= value.problems
+            return (Unknown(problems=frozenset(problems)),) * max(1, len(node.outputs))
+        except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+            # The file is not ours: what a rule did not foresee is refused with the node's name.
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"{node.title} is malformed: {error}") from None
+
+    def _known(self, node: Node) -> tuple[Array, ...] | None:
+        """Fold a node whose inputs are known, or that reads a shape only."""
+        values = [self.low.values.get(name) if name else None for name in node.inputs]
+        first = values[0] if values else None
+        if node.kind in ("Shape", "Size") and isinstance(first, Traced):
+            if node.kind == "Size":
+                return (np.asarray(int(np.prod(first.shape)), "int64"),)
+            return (shape_part(node, first.shape),)
+        if node.kind not in FOLDS and node.kind in RULES:
+            return None
+        if any(isinstance(value, (Traced, Unknown)) for value in values):
+            return None
+        if any(name and value is None for name, value in zip(node.inputs, values, strict=True)):
+            raise ModelError(f"{node.title} reads a tensor before any node makes it")
+        return folded(node, [v.array if isinstance(v, Constant) else None for v in values])
+
+    def _initializer(self, initializer: Initializer) -> Value:
+        role = self.roles.get(initializer.name)
+        if role is not None:
+            return self._variable(initializer, role)
+        if initializer.array is None:
+            problem = f"constant `{initializer.name}` lies in a file that is not there"
+            return Unknown(problems=frozenset((problem,)))
+        return Constant(array=initializer.array)
+
+    def _variable(self, initializer: Initializer, role: Role) -> Traced:
+        kept = kept_shape(initializer, role)
+        dims: Dims = tuple(
+            (self.low.fresh(size),) if size > 1 or role.keeps_ones else ()
+            for size in initializer.shape
+        )
+        operand = tuple(dim for dim in dims if dim)
+        name = self.low.unique(_plain(initializer.name))
+        labels = self.low.labels((), (operand,), {}, frozenset()).removeprefix(" -> ")
+        tensor = self.builder.variable(
+            name, labels, kept, init=role.init, std=role.std, decay=role.decay
+        )
+        self.variables[initializer.name] = self.low.full_name(name)
+        return Traced(tensor=tensor, operand=operand, dims=dims)
+
+    def _input(self, entry: Input, rows: Mapping[str, int]) -> Value:
+        if not entry.floating and "mask" in entry.name.lower():
+            # Every token counts, as in training on whole sequences.
+            return Constant(array=np.ones(self._shape(entry), "int64"))
+        shape = self._shape(entry)
+        dims: list[tuple[Factor, ...]] = [(self.batch,)]
+        for at, size in enumerate(shape[1:], 1):
+            sequence = at == 1 and self._has_sequence(entry)
+            dims.append((Factor(SEQUENCE, size) if sequence else self.low.fresh(size),))
+        operand = tuple(dims)
+        labels = self.low.labels((), (operand,), {}, frozenset()).removeprefix(" -> ")
+        if entry.floating:
+            source, values = ("images" if len(shape) == 4 else "features"), 0
+        else:
+            source, values = _id_source(entry), rows.get(entry.name, 0)
+            if not values:
+                problem = f"input `{entry.name}` of ids looks no rows up in a table"
+                return Unknown(problems=frozenset((problem,)))
+        name = self.low.unique(_plain(entry.name))
+        tensor = self.builder.input(name, labels, shape, source=source, values=values)
+        return Traced(tensor=tensor, operand=operand, dims=operand, ids=not entry.floating)
+
+    def _shape(self, entry: Input) -> tuple[int, ...]:
+        found = [self.batch.size]
+        for at, dim in enumerate(entry.dims[1:], 1):
+            if isinstance(dim, int):
+                found.append(dim)
+            elif self.seq_len is not None and (
+                dim in _sequence_names(self.source) or (at == 1 and self._has_sequence(entry))
+            ):
+                found.append(self.seq_len)
+            else:
+                raise ModelError(
+                    f"input `{entry.name}`: dim {at} (`{dim}`) has no size; "
+                    + (
+                        "give a sequence length (--seq-len)"
+                        if self._has_sequence(entry)
+                        else "export the model with a fixed one"
+                    )
+                )
+        return tuple(found)
+
+    def _has_sequence(self, entry: Input) -> bool:
+        if len(entry.dims) < 2:
+            return False
+        return not entry.floating or (
+            isinstance(entry.dims[1], str) and entry.dims[1] in _sequence_names(self.source)
+        )
+
+
+def _sequence_names(source: Source) -> set[str]:
+    return {
+        dim
+        for entry in source.inputs
+        if not entry.floating and len(entry.dims) > 1
+        for dim in entry.dims[1:2]
+        if isinstance(dim, str) and dim
+    }
+
+
+def _seq_len(source: Source, asked: int | None) -> int | None:
+    """Tokens of a sample: what integer inputs fix, or what is asked for."""
+    seconds = [e.dims[1] for e in source.inputs if not e.floating and len(e.dims) > 1]
+    fixed = {dim for dim in seconds if isinstance(dim, int)}
+    if asked is not None and asked < 1:
+        raise ModelError(f"a sequence of {asked} tokens was asked for; give one or more")
+    if asked is not None and not seconds and asked != 1:
+        raise ModelError(f"the model has no sequence: leave its length out, {asked} was given")
+    if asked is not None and fixed and fixed != {asked}:
+        sizes = " and ".join(str(size) for size in sorted(fixed))
+        raise ModelError(
+            f"the file fixes sequences of {sizes} tokens, {asked} were asked for; leave the length "
+            f"out or export the model with an open one"
+        )
+    return asked if asked is not None else max(fixed, default=None)
+
+
+def _id_source(entry: Input) -> str:
+    plain = entry.name.lower()
+    return "segments" if "type" in plain or "segment" in plain else "tokens"
+
+
+def _plain(name: str) -> str:
+    """A name of letters, digits, dots and underscores."""
+    return re.sub(r"[^A-Za-z0-9_.]+", ".", name).strip(".") or "unnamed"

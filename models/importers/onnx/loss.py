@@ -1,0 +1,102 @@
+"""The loss of an imported model, and the removal of ops that do not lead to it."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from models.errors import ModelError
+from models.graph import Graph
+from models.importers.onnx.lowering import BLOCK, Lowering
+from models.importers.onnx.values import Dims, Factor, Traced
+from models.labels import BATCH, SEQUENCE
+
+
+def _cross_entropy(low: Lowering, output: Traced) -> tuple[Traced, Traced]:
+    """Losses and targets of logits over the last dim."""
+    if len(output.dims) < 2 or not output.dims[-1]:
+        raise ModelError(
+            f"the first output has shape {output.shape}: a cross entropy needs logits (batch, …, "
+            f"classes)"
+        )
+    last = output.dims[-1]
+    logits = _with_batch(low, output, (*_rows(output), last))
+    sequence = any(factor.name == SEQUENCE for dim in logits.operand for factor in dim)
+    source = "targets" if sequence else "classes"
+    targets = _targets(low, logits.operand[:-1], source, output.shape[-1])
+    rows = logits.operand[:-1]
+    names = {last[0]: "v"} if sequence else {last[0]: "c"}
+    losses = low.emit(
+        "cross_entropy", "loss", (logits, targets), (rows, rows), whole=last, names=names
+    )
+    return losses, targets
+
+
+def _logistic(low: Lowering, output: Traced) -> tuple[Traced, Traced]:
+    """Losses and targets of one logit per sample."""
+    if any(factor.size > 1 and factor.name != BATCH for dim in output.dims for factor in dim):
+        raise ModelError(
+            f"the first output has shape {output.shape}: a logistic loss needs one number a sample"
+        )
+    seen = output.seen_as(dim for dim in output.dims if any(f.name == BATCH for f in dim))
+    logits = _with_batch(low, seen, _rows(seen.seen_as((*seen.dims, ()))))
+    targets = _targets(low, logits.operand, "clicks", 2)
+    return low.emit("logistic_loss", "loss", (logits, targets), (logits.operand,)), targets
+
+
+LOSSES: dict[str, Callable[[Lowering, Traced], tuple[Traced, Traced]]] = {
+    "cross_entropy": _cross_entropy,
+    "logistic": _logistic,
+}
+
+
+def add_loss(low: Lowering, loss: str, output: Traced) -> None:
+    """Add targets, the losses against them, their sum and the count of those that are valid."""
+    losses, targets = LOSSES[loss](low, low.used(output))
+    low.emit("sum", "loss_sum", (losses,), ((),))
+    low.emit("count_valid", "token_count", (targets,), ((),))
+
+
+def _rows(output: Traced) -> Dims:
+    """All factors before the last dim, each a dim of its own: samples, then positions."""
+    factors = [factor for dim in output.dims[:-1] for factor in dim]
+    samples = [factor for factor in factors if factor.name == BATCH]
+    rest = tuple(factor for factor in factors if factor.name != BATCH)
+    return (*((factor,) for factor in samples), *([rest] if rest else []))
+
+
+def _with_batch(low: Lowering, output: Traced, operand: Dims) -> Traced:
+    if not operand or [factor.name for factor in operand[0]] != [BATCH]:
+        raise ModelError(
+            f"the first output has shape {output.shape}, in which the batch is not a dim"
+        )
+    return low.laid_out(output, operand, "logits")
+
+
+def _targets(low: Lowering, operand: Dims, source: str, values: int) -> Traced:
+    labels = low.labels((), (operand,), {}, frozenset()).removeprefix(" -> ")
+    shape = tuple(_size(dim) for dim in operand)
+    tensor = low.builder.input(low.unique("targets"), labels, shape, source=source, values=values)
+    return Traced(tensor=tensor, operand=operand, dims=operand, ids=True)
+
+
+def _size(dim: tuple[Factor, ...]) -> int:
+    total = 1
+    for factor in dim:
+        total *= factor.size
+    return total
+
+
+def pruned(graph: Graph) -> Graph:
+    """Return the graph without ops that neither lead to the loss nor count its targets."""
+    wanted = {f"{BLOCK}.loss_sum", f"{BLOCK}.token_count"}
+    kept = []
+    for op in reversed(graph.ops):
+        if wanted.isdisjoint(op.outputs):
+            continue
+        wanted.update((*op.inputs, *op.outputs))
+        kept.append(op)
+    return msgspec.structs.replace(
+        graph,
+        ops=tuple(reversed(kept)),
+        tensors=tuple(tensor for tensor in graph.tensors if tensor.name in wanted),
+    )

@@ -1,0 +1,311 @@
+"""Rules of nodes that move values: shapes, pieces, joins, lookups, reductions."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from models.errors import ModelError
+from models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
+from models.importers.onnx.lowering import Lowering
+from models.importers.onnx.reading import Node
+from models.importers.onnx.rules.pointwise import scaled
+from models.importers.onnx.values import (
+    Array,
+    Constant,
+    Dim,
+    Factor,
+    Traced,
+    UnsupportedError,
+    reshaped,
+    size_of,
+    unified,
+)
+from models.labels import BATCH
+
+
+def _value(low: Lowering, node: Node, index: int = 0) -> Traced:
+    """An input as it is, a parameter once a step."""
+    found = low.value(node, index)
+    if isinstance(found, Constant):
+        return low.traced(node, index)
+    return found
+
+
+def identity(low: Lowering, node: Node) -> Traced:
+    """Return the same."""
+    return _value(low, node)
+
+
+def reshape(low: Lowering, node: Node) -> Traced:
+    """Group dims and take them apart."""
+    value = _value(low, node)
+    asked = [int(size) for size in np.ravel(low.constant(node, 1))]
+    return seen_in(low, node, value, new_shape(node, value.shape, asked))
+
+
+def seen_in(low: Lowering, node: Node, value: Traced, shape: tuple[int, ...]) -> Traced:
+    """See a tensor in another shape; laid out anew where its factors do not allow that."""
+    try:
+        return reshaped(value, shape, low.fresh)
+    except UnsupportedError:
+        plain = _in_one_piece(low, node, value)
+        return reshaped(plain, shape, low.fresh)
+
+
+def _in_one_piece(low: Lowering, node: Node, value: Traced) -> Traced:
+    """Merge all dims behind the batch into one factor."""
+    if not value.dims or any(f.name == BATCH for dim in value.dims[1:] for f in dim):
+        raise UnsupportedError("cuts across dims that do not divide")
+    first = 1 if any(f.name == BATCH for f in value.dims[0]) else 0
+    if first and len(value.dims[0]) > 1:
+        raise UnsupportedError("cuts across the batch")
+    rest = tuple(factor for dim in value.dims[first:] for factor in dim)
+    laid = low.laid_out(value, (*value.dims[:first], rest), low.name(node))
+    merged = low.fresh(size_of(rest))
+    dims = (*laid.operand[:first], (merged,))
+    return replace(laid, operand=dims, dims=dims)
+
+
+def flatten(low: Lowering, node: Node) -> Traced:
+    """See a tensor as a matrix."""
+    value = _value(low, node)
+    axis = node.integer("axis", 1)
+    if not -len(value.dims) <= axis <= len(value.dims):
+        raise ModelError(f"{node.title}: axis {axis} of a tensor of {len(value.dims)} dims")
+    axis = axis if axis >= 0 else axis + len(value.dims)
+    shape = value.shape
+    return seen_in(low, node, value, (prod(shape[:axis]), prod(shape[axis:])))
+
+
+def transpose(low: Lowering, node: Node) -> Traced:
+    """Permute dims."""
+    value = _value(low, node)
+    order = node.integers("perm") or tuple(reversed(range(len(value.dims))))
+    if sorted(order) != list(range(len(value.dims))):
+        raise ModelError(f"{node.title}: perm {order} of a tensor of {len(value.dims)} dims")
+    return value.seen_as(value.dims[at] for at in order)
+
+
+def unsqueeze(low: Lowering, node: Node) -> Traced:
+    """Add dims of size one."""
+    value = _value(low, node)
+    axes = axes_of(node, _axes_input(low, node))
+    if axes is None:
+        raise ModelError(f"{node.title} lacks its axes; the file is malformed")
+    rank = len(value.dims) + len(axes)
+    places = {axis_of(node, axis, rank) for axis in axes}
+    own = iter(value.dims)
+    if len(places) != len(axes):
+        raise ModelError(f"{node.title} names an axis twice")
+    return value.seen_as(() if at in places else next(own) for at in range(rank))
+
+
+def squeeze(low: Lowering, node: Node) -> Traced:
+    """Take dims of size one away."""
+    value = _value(low, node)
+    axes = axes_of(node, _axes_input(low, node))
+    if axes is None:
+        axes = [at for at, size in enumerate(value.shape) if size == 1]
+    gone = {axis_of(node, axis, len(value.dims)) for axis in axes}
+    for at in gone:
+        if value.shape[at] != 1:
+            raise ModelError(f"{node.title}: dim {at} has size {value.shape[at]}, not 1")
+        if any(factor.name == BATCH for factor in value.dims[at]):
+            raise UnsupportedError("takes the batch away")
+    return value.seen_as(dim for at, dim in enumerate(value.dims) if at not in gone)
+
+
+def _axes_input(low: Lowering, node: Node) -> tuple[Array | None, ...]:
+    return (None, low.optional(node, 1))
+
+
+def expand(low: Lowering, node: Node) -> Traced:
+    """Broadcast; the op that does it is added where it cannot be avoided."""
+    value = _value(low, node)
+    asked = [int(size) for size in np.ravel(low.constant(node, 1))]
+    try:
+        shape = np.broadcast_shapes(value.shape, asked)
+    except ValueError:
+        raise ModelError(f"{node.title}: {value.shape} does not fit shape {asked}") from None
+    dims: list[Dim] = [()] * (len(shape) - len(value.dims)) + list(value.dims)
+    return value.seen_as(
+        (low.fresh(size),) if size > 1 and size_of(dim) == 1 else dim
+        for size, dim in zip(shape, dims, strict=True)
+    )
+
+
+def concat(low: Lowering, node: Node) -> Traced:
+    """Join tensors along one dim."""
+    inputs = [low.traced(node, at) for at in range(len(node.inputs))]
+    if len(inputs) == 1:
+        return inputs[0]
+    ranks = {len(value.dims) for value in inputs}
+    if len(ranks) != 1:
+        raise ModelError(f"{node.title} joins tensors of {sorted(ranks)} dims")
+    (rank,) = ranks
+    axis = axis_of(node, node.integer("axis"), rank)
+    columns = [[(at, dim) for at in range(len(inputs))] for dim in range(rank) if dim != axis]
+    alone = [[(at, axis)] for at in range(len(inputs))]
+    values = unified(inputs, [*columns, *alone], low.fresh)
+    if any(f.name == BATCH for value in values for f in value.dims[axis]):
+        raise UnsupportedError("joins along the batch")
+    name = low.name(node)
+    dims: list[Dim] = [
+        next((d for v in values if (d := v.dims[at])), ()) if at != axis else ()
+        for at in range(rank)
+    ]
+    pieces = [_along(low, value, dims, axis, f"{name}.{at}") for at, value in enumerate(values)]
+    dims[axis] = (low.fresh(sum(size_of(piece.dims[axis]) for piece in pieces)),)
+    operand = tuple(dim for dim in dims if dim)
+    whole = [dims[axis][0], *(piece.dims[axis][0] for piece in pieces)]
+    return low.emit("concat", name, pieces, (operand,), dims=dims, whole=whole)
+
+
+def _along(low: Lowering, value: Traced, dims: list[Dim], axis: int, name: str) -> Traced:
+    """Lay a tensor out as seen, with one factor of its own in dim `axis`."""
+    own = value.dims[axis]
+    asked = list(dims)
+    asked[axis] = own or (low.fresh(1),)
+    laid = low.laid_out(value.seen_as(asked), tuple(dim for dim in asked if dim), name)
+    return one_factor(low, laid, axis)
+
+
+def one_factor(low: Lowering, laid: Traced, axis: int) -> Traced:
+    """Give a dim that is a dim of the tensor too a single factor."""
+    dim = laid.dims[axis]
+    if len(dim) == 1 and dim[0].name.startswith("x"):
+        return laid
+    merged: Dim = (low.fresh(size_of(dim)),)
+
+    def put(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return tuple(merged if own == dim else own for own in dims)
+
+    return replace(laid, operand=put(laid.operand), dims=put(laid.dims))
+
+
+def narrowed(low: Lowering, name: str, value: Traced, axis: int, start: int, size: int) -> Traced:
+    """Return `size` entries from `start` on along one dim."""
+    if size == value.shape[axis]:
+        return value
+    if any(factor.name == BATCH for factor in value.dims[axis]):
+        raise UnsupportedError("takes a part of the batch")
+    laid = value
+    if value.dims[axis] not in value.operand or value.held != _seen(value):
+        laid = low.as_seen(value, name)
+    laid = one_factor(low, laid, axis)
+    (old,) = laid.dims[axis]
+    new = low.fresh(size)
+    operand = tuple((new,) if dim == (old,) else dim for dim in laid.operand)
+    dims = tuple((new,) if dim == (old,) else dim for dim in laid.dims)
+    attributes = {"start": start}
+    made = low.emit(
+        "narrow", name, (laid,), (operand,), dims=dims, whole=(old, new), attributes=attributes
+    )
+    return replace(made, ids=value.ids)
+
+
+def _seen(value: Traced) -> frozenset[Factor]:
+    return frozenset(factor for dim in value.dims for factor in dim)
+
+
+def slice_(low: Lowering, node: Node) -> Traced:
+    """Take a range of steps of one along each dim named."""
+    value = _value(low, node)
+    bounds = [low.optional(node, at) for at in range(1, 5)]
+    for axis, start, end, step in slices(node, len(value.dims), bounds):
+        size = value.shape[axis]
+        first, last, _ = slice(start, end, step).indices(size) if step else (0, 0, 0)
+        if step != 1:
+            raise UnsupportedError(f"takes every {step}th entry")
+        if last <= first:
+            raise UnsupportedError("takes nothing")
+        value = narrowed(low, low.name(node), value, axis, first, last - first)
+    return value
+
+
+def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
+    """Take a dim apart into pieces."""
+    value = low.used(_value(low, node))
+    axis = axis_of(node, node.integer("axis", 0), len(value.dims))
+    sizes = split_sizes(node, value.shape[axis], low.optional(node, 1))
+    if len(sizes) > 1:  # laid out once for all pieces
+        value = low.as_seen(value, low.name(node))
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    return tuple(
+        narrowed(low, low.name(node, str(at)), value, axis, start, size)
+        for at, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    )
+
+
+def gather(low: Lowering, node: Node) -> Traced:
+    """Look rows up by ids, or take known entries along a dim."""
+    table = _value(low, node)
+    axis = axis_of(node, node.integer("axis", 0), len(table.dims))
+    indices = low.value(node, 1)
+    if isinstance(indices, Traced):
+        if axis != 0 or not indices.ids:
+            raise UnsupportedError("looks up along another axis than the first, or by no ids")
+        return _embedded(low, node, table, indices)
+    found = np.where(indices.array < 0, indices.array + table.shape[axis], indices.array)
+    flat = found.ravel().tolist()
+    if not flat or min(flat) < 0 or max(flat) >= table.shape[axis]:
+        raise ModelError(f"{node.title}: an index lies outside of the {table.shape[axis]} entries")
+    if any(b - a != 1 for a, b in pairwise(flat)):
+        raise UnsupportedError("takes known entries that are not one range")
+    name = low.name(node)
+    taken = narrowed(low, name, table, axis, flat[0], len(flat))
+    dims = [*taken.dims[:axis], *[()] * found.ndim, *taken.dims[axis + 1 :]]
+    if found.ndim:
+        ranged = np.flatnonzero(np.array(found.shape) == len(flat))
+        if not len(ranged):
+            raise UnsupportedError("takes known entries in several dims")
+        dims[axis + int(ranged[-1])] = taken.dims[axis]
+    return taken.seen_as(dims)
+
+
+def _embedded(low: Lowering, node: Node, table: Traced, ids: Traced) -> Traced:
+    ids = low.dropped(ids)
+    if any(factor not in ids.held for dim in ids.dims for factor in dim):
+        raise UnsupportedError("looks up by broadcast ids")
+    rows = low.used(table)
+    own = {f: (low.fresh(f.size),) for dim in (*rows.dims, *rows.operand) for f in dim}
+    rows = low.as_seen(rows.replaced(own), low.name(node))
+    features = rows.dims[1:]
+    operand = (*ids.operand, *(dim for dim in features if dim))
+    names = {rows.dims[0][0]: "v"}
+    dims = (*ids.dims, *features)
+    return low.emit("embedding", low.name(node), (ids, rows), (operand,), dims=dims, names=names)
+
+
+def reduced(low: Lowering, node: Node) -> Traced:
+    """Sum (or mean) over dims."""
+    value = low.floating(node, 0)
+    axes = axes_of(node, _axes_input(low, node))
+    if not axes:
+        if node.integer("noop_with_empty_axes", 0):
+            return value
+        axes = list(range(len(value.dims)))
+    gone = {axis_of(node, axis, len(value.dims)) for axis in axes}
+    keep = bool(node.integer("keepdims", 1))
+    return summed(low, node, value, gone, keep, mean=node.kind == "ReduceMean")
+
+
+def summed(
+    low: Lowering, node: Node, value: Traced, gone: set[int], keep: bool, *, mean: bool
+) -> Traced:
+    """Sum over the dims `gone`, which stay with size one where `keep` says so."""
+    dims = [() if at in gone else dim for at, dim in enumerate(value.dims)]
+    left = {factor for dim in dims for factor in dim}
+    if any(f.name == BATCH for f in value.held - left):
+        raise UnsupportedError("reduces over the batch")
+    count = prod(value.shape[at] for at in gone)
+    repeated = prod(f.size for at in gone for f in value.dims[at] if f not in value.held)
+    kept = tuple(dim for at, dim in enumerate(dims) if keep or at not in gone)
+    total = value.seen_as(kept)
+    if value.held - left:
+        operand = tuple(dim for own in value.operand if (dim := tuple(f for f in own if f in left)))
+        total = low.emit("sum", low.name(node), (value,), (operand,), dims=kept)
+    factor = repeated / count if mean else float(repeated)
+    return scaled(low, low.name(node, "mean"), total, factor)

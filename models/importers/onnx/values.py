@@ -1,0 +1,324 @@
+"""What is known of a tensor of an ONNX graph while it is imported, and the algebra of its dims.
+
+A tensor that depends on data or on a parameter is `Traced`: it lies in a tensor of our graph whose
+dims carry *factors* (a label and its size), and ONNX's own dims are sequences of the same factors.
+Transpose, Reshape, Squeeze, Unsqueeze and Expand change only how ONNX sees the tensor (`dims`); an
+op that needs another layout of the tensor itself (`operand`) adds a `rearrange` then. A factor that
+`dims` holds and `operand` does not is a broadcast still to be made; one that `operand` holds and
+`dims` does not has size one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.labels import BATCH, SEQUENCE
+
+Array = NDArray[Any]
+
+
+class UnsupportedError(Exception):
+    """What a node asks for has no counterpart; the message says what, not where."""
+
+
+class Factor(NamedTuple):
+    """A label with its size; two factors are the same when both are equal."""
+
+    name: str
+    size: int
+
+
+Dim = tuple[Factor, ...]
+Dims = tuple[Dim, ...]
+Fresh = Callable[[int], Factor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A tensor of our graph and how ONNX sees it.
+
+    Attributes
+    ----------
+    tensor : str
+        Its name in our graph.
+    operand : tuple of Dim
+        Factors of the tensor's own dims.
+    dims : tuple of Dim
+        Factors of the dims as ONNX has them; empty for a dim of size one.
+    ids : bool
+        Integers (ids), not floating numbers.
+    """
+
+    tensor: str
+    operand: Dims
+    dims: Dims
+    ids: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape as ONNX has it."""
+        return tuple(size_of(dim) for dim in self.dims)
+
+    @property
+    def held(self) -> frozenset[Factor]:
+        """Factors of the tensor itself."""
+        return frozenset(factor for dim in self.operand for factor in dim)
+
+    def seen_as(self, dims: Iterable[Dim]) -> "Traced":
+        """Return the same tensor with other dims for ONNX."""
+        return replace(self, dims=tuple(dims))
+
+    def replaced(self, pieces: Mapping[Factor, Dim]) -> "Traced":
+        """Return the same tensor with factors renamed or taken apart."""
+        return replace(
+            self,
+            operand=tuple(_replaced(dim, pieces) for dim in self.operand),
+            dims=tuple(_replaced(dim, pieces) for dim in self.dims),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A tensor whose values are known: a folded computation or an untrained initializer."""
+
+    array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.array.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A tensor that could not be followed, and all that stood in the way."""
+
+    problems: frozenset[str]
+
+
+Value = Traced | Constant | Unknown
+
+
+def size_of(dim: Dim) -> int:
+    """Size of a dim: the product of its factors'."""
+    return prod(factor.size for factor in dim)
+
+
+def _replaced(dim: Dim, pieces: Mapping[Factor, Dim]) -> Dim:
+    return tuple(piece for factor in dim for piece in pieces.get(factor, (factor,)))
+
+
+def reshaped(value: Traced, shape: Sequence[int], fresh: Fresh) -> Traced:
+    """See a tensor in another shape of as many elements.
+
+    Factors are grouped, or taken apart into an outer and an inner one.
+
+    Raises
+    ------
+    UnsupportedError
+        The batch would be taken apart, or a dim would begin inside one and end inside another.
+    """
+    queue = [factor for dim in value.dims for factor in dim]
+    pieces: dict[Factor, Dim] = {}
+    dims: list[Dim] = []
+    for size in shape:
+        group: list[Factor] = []
+        needed = size
+        if size == 1 and queue and queue[0].size == 1:
+            group.append(queue.pop(0))
+        while needed > 1:
+            if not queue:
+                raise UnsupportedError(f"{value.shape} has not as many elements as {tuple(shape)}")
+            first = queue.pop(0)
+            if needed % first.size and first.size % needed == 0:
+                outer, inner = _apart(first, needed, fresh)
+                whole = next((f for f, dim in pieces.items() if first in dim), first)
+                before = pieces.get(whole, (first,))
+                pieces[whole] = _replaced(before, {first: (outer, inner)})
+                queue.insert(0, inner)
+                first = outer
+            elif needed % first.size:
+                raise UnsupportedError(
+                    f"shape {value.shape} to {tuple(shape)} cuts across dims that do not divide"
+                )
+            group.append(first)
+            needed //= first.size
+        dims.append(tuple(group))
+    if size_of(tuple(queue)) > 1:
+        raise UnsupportedError(f"{value.shape} has more elements than {tuple(shape)}")
+    if queue and not dims and any(factor.name == BATCH for factor in queue):
+        raise UnsupportedError("the batch is taken away")
+    if queue and dims:
+        dims[-1] = (*dims[-1], *queue)
+    return value.replaced(pieces).seen_as(dims)
+
+
+def _apart(factor: Factor, outer: int, fresh: Fresh) -> Dim:
+    if factor.name == BATCH:
+        raise UnsupportedError(f"the batch of {factor.size} is taken apart")
+    return fresh(outer), fresh(factor.size // outer)
+
+
+Column = Sequence[tuple[int, int]]
+
+
+def unified(
+    values: Sequence[Traced], columns: Sequence[Column], fresh: Fresh
+) -> tuple[Traced, ...]:
+    """Rename factors so that dims in one column have the same ones and other dims others.
+
+    Parameters
+    ----------
+    values : sequence of Traced
+        The inputs of one op.
+    columns : sequence
+        Each a list of (index of the value, index of its dim) that are the same dim to the op; every
+        dim of every value occurs in one. A dim of size one among larger ones becomes empty.
+    fresh : callable
+        Makes a factor of a size that no tensor has yet.
+
+    Raises
+    ------
+    UnsupportedError
+        Sizes differ, dims cannot be divided into common factors, or the batch would be taken apart
+        or occur twice.
+    """
+    apart: list[Traced] = []
+    origins: dict[Factor, Factor] = {}
+    for value in values:
+        own = {f: fresh(f.size) for dim in (*value.operand, *value.dims) for f in dim}
+        origins |= {new: old for old, new in own.items()}
+        apart.append(value.replaced({old: (new,) for old, new in own.items()}))
+    maps: list[dict[Factor, Dim]] = [{} for _ in values]
+    used: set[Factor] = set()
+    for column in columns:
+        _without_ones(apart, column, origins)
+        common = _common(apart, maps, column, fresh)
+        _named(maps, column, common, origins, used)
+    renamed = [value.replaced(pieces) for value, pieces in zip(apart, maps, strict=True)]
+    for value in renamed:
+        lost = [f for f in value.held if f in origins and origins[f].name == BATCH]
+        if lost:
+            raise UnsupportedError("the batch is lost or occurs twice among its dims")
+    return tuple(renamed)
+
+
+def _without_ones(apart: list[Traced], column: Column, origins: Mapping[Factor, Factor]) -> None:
+    """Empty the dims of size one that meet larger ones."""
+    sizes = {size_of(apart[at].dims[dim]) for at, dim in column}
+    if len(sizes) > 2 or (len(sizes) == 2 and 1 not in sizes):
+        raise UnsupportedError(f"dims of sizes {sorted(sizes)} meet")
+    if len(sizes) < 2:
+        return
+    for at, dim in column:
+        found = apart[at].dims[dim]
+        if size_of(found) == 1:
+            if any(origins[factor].name == BATCH for factor in found):
+                raise UnsupportedError("a batch of one is spread over a larger dim")
+            dims = list(apart[at].dims)
+            dims[dim] = ()
+            apart[at] = apart[at].seen_as(dims)
+
+
+def _common(
+    apart: list[Traced], maps: list[dict[Factor, Dim]], column: Column, fresh: Fresh
+) -> Dim:
+    """Fill in, for the dims of one column, the common pieces of their factors."""
+    common: Dim = ()
+    done: list[int] = []
+    for at, index in column:
+        dim = apart[at].dims[index]
+        if not dim:
+            continue
+        if not common:
+            common = tuple(fresh(factor.size) for factor in dim)
+            maps[at].update({f: (piece,) for f, piece in zip(dim, common, strict=True)})
+        else:
+            of_common, of_dim = _refined(common, dim, fresh)
+            for earlier in done:
+                for factor, pieces in maps[earlier].items():
+                    maps[earlier][factor] = _replaced(pieces, of_common)
+            maps[at].update(of_dim)
+            common = _replaced(common, of_common)
+        done.append(at)
+    return common
+
+
+def _refined(left: Dim, right: Dim, fresh: Fresh) -> tuple[dict[Factor, Dim], dict[Factor, Dim]]:
+    """Divide two dims of one size into the same pieces."""
+    maps: tuple[dict[Factor, Dim], dict[Factor, Dim]] = (
+        dict.fromkeys(left, ()),
+        dict.fromkeys(right, ()),
+    )
+    queues = [[(f, f.size) for f in left], [(f, f.size) for f in right]]
+    while queues[0] and queues[1]:
+        (one, a), (two, b) = queues[0].pop(0), queues[1].pop(0)
+        if a % b and b % a:
+            raise UnsupportedError(f"dims of factors {a} and {b} have no common pieces")
+        piece = fresh(min(a, b))
+        maps[0][one] += (piece,)
+        maps[1][two] += (piece,)
+        if a > b:
+            queues[0].insert(0, (one, a // b))
+        elif b > a:
+            queues[1].insert(0, (two, b // a))
+    for side, queue in enumerate(queues):
+        for factor, size in queue:  # factors of size one at the end of one side
+            piece = fresh(size)
+            maps[side][factor] += (piece,)
+            last = (right, left)[side][-1]
+            maps[1 - side][last] += (piece,)
+    return maps
+
+
+def _named(
+    maps: list[dict[Factor, Dim]],
+    column: Column,
+    common: Dim,
+    origins: Mapping[Factor, Factor],
+    used: set[Factor],
+) -> None:
+    """Give the pieces of a column the names that the values had for them, where still free."""
+    names: dict[Factor, Dim] = {}
+    for piece in common:
+        candidates = [
+            origins[factor]
+            for at, _ in column
+            for factor, pieces in maps[at].items()
+            if pieces == (piece,)
+        ]
+        ranked = sorted(candidates, key=lambda f: (f.name != BATCH, f.name != SEQUENCE))
+        chosen = next((factor for factor in ranked if factor not in used), piece)
+        if any(f.name == BATCH for f in candidates) and chosen.name != BATCH:
+            raise UnsupportedError("every sample meets every other (the batch occurs twice)")
+        used.add(chosen)
+        names[piece] = (chosen,)
+    for at in {at for at, _ in column}:
+        for factor, pieces in maps[at].items():
+            larger = [piece for piece in pieces if piece.size > 1]
+            if len(larger) > 1 and origins[factor].name == BATCH:
+                raise UnsupportedError(f"the batch of {factor.size} is taken apart")
+            maps[at][factor] = _replaced(pieces, names)
+
+
+def broadcast_columns(ranks: Sequence[int]) -> list[Column]:
+    """Columns of dims that ONNX aligns at the right."""
+    highest = max(ranks)
+    return [
+        [(at, place - highest + rank) for at, rank in enumerate(ranks) if place >= highest - rank]
+        for place in range(highest)
+    ]
+
+
+def varying(array: Array) -> Array:
+    """Return the array with every dim of equal slices brought to size one."""
+    for axis, size in enumerate(array.shape):
+        if size > 1:
+            first = np.take(array, [0], axis)
+            if np.array_equal(np.broadcast_to(first, array.shape), array):
+                array = first
+    return array

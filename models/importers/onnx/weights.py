@@ -1,0 +1,132 @@
+"""Which initializers are trained, and how each starts.
+
+An ONNX file does not say which of its tensors are trained. Exporters that do (torch.onnx.export
+notes parameter or buffer) are believed; else a floating initializer of at least one dim is a
+parameter when it, or a view of it, is used as one: as a factor of a matrix product or convolution,
+as scale or shift of a norm, as the table of a Gather, or joined with data by Add, Sub, Mul, Div or
+Concat. A tensor with the large negative values of a mask is none, nor is a single number that
+multiplies.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import numpy as np
+
+from models.importers.onnx.reading import Initializer, Node, Source
+
+MASK_BELOW = -1e4
+"""Additive masks hide a score with this or less; no trained value is so large."""
+TABLE_STD = 0.02
+"""Initial deviation of tables and positions: GPT-2's (see `models.zoo.gpt`)."""
+
+_VIEWS = frozenset(
+    ("Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Expand")
+)
+_PIECES = frozenset(("Slice", "Split", "Gather"))
+_NORMS = frozenset(
+    (
+        "LayerNormalization",
+        "BatchNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """How a parameter starts, and whether dims of size one matter to the op that uses it."""
+
+    init: str = "normal"
+    std: float = TABLE_STD
+    decay: bool = True
+    keeps_ones: bool = False
+
+
+SCALE = Role(init="ones", decay=False)
+SHIFT = Role(init="zeros", decay=False)
+
+
+def trained_roles(source: Source) -> dict[str, Role]:
+    """Return the role of every initializer that is a parameter, in the order of their use."""
+    data = {entry.name for entry in source.inputs}
+    views = {name: name for name, found in source.initializers.items() if _candidate(found)}
+    roles: dict[str, Role] = {}
+    for node in source.nodes:
+        on_data = any(name in data for name in node.inputs)
+        if on_data and node.kind not in ("Shape", "Size"):
+            data.update(node.outputs)
+        for at, name in enumerate(node.inputs):
+            if name not in views:
+                continue
+            initializer = source.initializers[views[name]]
+            if at == 0 and not on_data and node.kind in _VIEWS | _PIECES:
+                views.update(dict.fromkeys(node.outputs, views[name]))
+            role = _role(node, at, initializer) if on_data else None
+            if role is not None:
+                roles.setdefault(initializer.name, role)
+    return roles
+
+
+def _candidate(initializer: Initializer) -> bool:
+    if not initializer.floating or not initializer.shape or not prod(initializer.shape):
+        return False
+    if initializer.trained is not None:
+        return initializer.trained
+    array = initializer.array
+    return array is None or not np.any(np.asarray(array) <= MASK_BELOW)
+
+
+def _role(node: Node, at: int, initializer: Initializer) -> Role | None:
+    """Return what an initializer is to a node that joins it with data, None: nothing trained."""
+    shape = initializer.shape
+    kind = node.kind
+    if kind in _NORMS:
+        return (None, SCALE, SHIFT, None, None)[at] if at < 5 else None
+    if kind == "Gemm":
+        rows = 1 if node.attributes.get("transB" if at else "transA") else 0
+        return SHIFT if at == 2 else _product(shape[rows : rows + 1])
+    if kind == "Conv":
+        return SHIFT if at == 2 else _product(shape[1:], gain=2.0)
+    if kind == "MatMul":
+        return _product(shape[-2:-1])
+    if kind == "Gather":
+        return Role(keeps_ones=True) if at == 0 else None
+    if kind == "PRelu":
+        return Role(std=0.25, decay=False) if at == 1 else None
+    if kind in ("Mul", "Div"):
+        known = prod(shape) > 1 or initializer.trained
+        return SCALE if known else None
+    if kind in ("Add", "Sub", "Concat"):
+        return SHIFT if sum(size > 1 for size in shape) <= 1 else Role()
+    return None
+
+
+def _product(contracted: tuple[int, ...], gain: float = 1.0) -> Role:
+    """Deviation sqrt(gain / inputs); 2 before a ReLU (He et al., arXiv 1502.01852, section 2.2)."""
+    return Role(std=sqrt(gain / max(prod(contracted), 1)), keeps_ones=True)
+
+
+def kept_shape(initializer: Initializer, role: Role) -> tuple[int, ...]:
+    """Return the shape of our variable: the initializer's, without ones that only broadcast."""
+    if role.keeps_ones:
+        return initializer.shape
+    return tuple(size for size in initializer.shape if size > 1)
+
+
+def embedded_rows(source: Source, roles: Mapping[str, Role]) -> dict[str, int]:
+    """Return, per integer input that looks rows up in a table, how many rows there are."""
+    return dict(_looked_up(source, roles))
+
+
+def _looked_up(source: Source, roles: Mapping[str, Role]) -> Iterator[tuple[str, int]]:
+    ids = {entry.name: entry.name for entry in source.inputs if not entry.floating}
+    for node in source.nodes:
+        if node.kind in _VIEWS and node.inputs and node.inputs[0] in ids:
+            ids.update(dict.fromkeys(node.outputs, ids[node.inputs[0]]))
+        if node.kind == "Gather" and len(node.inputs) == 2 and node.inputs[1] in ids:
+            table = source.initializers.get(node.inputs[0])
+            if table is not None and table.shape:
+                yield ids[node.inputs[1]], table.shape[0]
