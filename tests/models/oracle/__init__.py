@@ -1,0 +1,10 @@
+"""A float64 evaluator of graphs, from the definitions of the ops, to test rules and table against.
+
+Every op is worked out from its labels and attributes, whole or as one shard. Read `graphs.py`
+first; the definitions lie by theme beside it.
+"""
+
+from tests.models.oracle.call import Array
+from tests.models.oracle.graphs import KINDS, evaluate, random_values, run
+
+__all__ = ["KINDS", "Array", "evaluate", "random_values", "run"]

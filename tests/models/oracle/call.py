@@ -1,0 +1,88 @@
+"""Call: one op to be worked out, and its operands brought to labels.
+
+Everything here is float64 NumPy, from the definitions of the ops; of the code under test only the
+documents and the parser of labels are used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.labels import Expression, Operand, shape_of
+
+Array = NDArray[Any]
+Outputs = Array | tuple[Array, ...]
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def flat(operand: Operand) -> tuple[str, ...]:
+    """The labels of an operand, out of their groups."""
+    return tuple(label for dim in operand for label in dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One op, whole or one shard of it.
+
+    Attributes
+    ----------
+    expression : Expression
+    sizes : mapping
+        Of every label, here.
+    attributes : mapping
+    offsets : mapping
+        The global index of the first element along a label; 0 where it is left out.
+    whole : mapping
+        Sizes of the labels in the whole op.
+    """
+
+    expression: Expression
+    sizes: Mapping[str, int]
+    attributes: Mapping[str, Any]
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    whole: Mapping[str, int] = field(default_factory=dict)
+
+    def first(self, label: str) -> int:
+        """The global index of the first element along a label."""
+        return self.offsets.get(label, 0)
+
+    def all_of(self, label: str) -> int:
+        """The size of a label in the whole op."""
+        return self.whole.get(label, self.sizes[label])
+
+    def labels_in(self, index: int) -> tuple[str, ...]:
+        """The labels of an input."""
+        return flat(self.expression.inputs[index])
+
+    def labels_out(self, index: int = 0) -> tuple[str, ...]:
+        """The labels of an output."""
+        return flat(self.expression.outputs[index])
+
+    def shape_out(self, index: int = 0) -> tuple[int, ...]:
+        """The shape of an output."""
+        return shape_of(self.expression.outputs[index], self.sizes)
+
+    def spread(self, x: Array, labels: Sequence[str]) -> Array:
+        """Give every label a dim of its own."""
+        return x.reshape([self.sizes[label] for label in labels])
+
+    def aligned(self, x: Array, labels: Sequence[str], target: Sequence[str]) -> Array:
+        """Bring an operand's dims to those of `target`, 1 where it lacks a label."""
+        here = [label for label in target if label in labels]
+        moved = np.transpose(self.spread(x, labels), [labels.index(label) for label in here])
+        return moved.reshape([self.sizes[x] if x in here else 1 for x in target])
+
+    def einsum(self, operands: Sequence[tuple[Array, Sequence[str]]], out: Sequence[str]) -> Array:
+        """The product of operands (array, labels), summed over what `out` lacks."""
+        names = dict.fromkeys(label for _, labels in operands for label in labels)
+        letter = dict(zip(names, LETTERS, strict=False))
+        text = ",".join("".join(letter[x] for x in labels) for _, labels in operands)
+        text += "->" + "".join(letter[x] for x in out)
+        return np.asarray(np.einsum(text, *(self.spread(x, labels) for x, labels in operands)))
+
+
+Definition = Callable[..., Outputs]
+"""`definition(call, *inputs)`: the outputs of an op."""

@@ -1,0 +1,73 @@
+"""Ops that move values: rates, dtypes, dims, pieces; and dropout, which leaves some out."""
+
+from hashlib import sha256
+from math import prod
+
+import numpy as np
+
+from tests.models.oracle.call import Array, Call, Definition
+from tests.models.oracle.products import contract
+
+
+def same(call: Call, x: Array) -> Array:
+    return x.copy()
+
+
+def broadcast(call: Call, x: Array) -> Array:
+    out = call.labels_out()
+    apart = call.aligned(x, call.labels_in(0), out)
+    return np.broadcast_to(apart, [call.sizes[label] for label in out]).reshape(call.shape_out())
+
+
+def _along(call: Call, index: int = 0) -> int:
+    """The dim in which an input and the output differ."""
+    pairs = zip(call.expression.inputs[index], call.expression.outputs[0], strict=True)
+    (found,) = (at for at, (here, there) in enumerate(pairs) if here != there)
+    return found
+
+
+def narrow(call: Call, x: Array) -> Array:
+    at, start = _along(call), call.attributes["start"]
+    return np.take(x, np.arange(start, start + call.shape_out()[at]), at)
+
+
+def widen(call: Call, x: Array) -> Array:
+    at, start = _along(call), call.attributes["start"]
+    out = np.zeros(call.shape_out())
+    np.moveaxis(out, at, 0)[start : start + x.shape[at]] = np.moveaxis(x, at, 0)
+    return out
+
+
+def concat(call: Call, *inputs: Array) -> Array:
+    return np.concatenate(inputs, _along(call))
+
+
+def dropout(call: Call, x: Array) -> Array:
+    """Some function of the op's name and the place in the whole tensor that looks random."""
+    labels = call.labels_out()
+    places = np.zeros([1] * len(labels), np.int64)
+    for at, label in enumerate(labels):
+        index = call.first(label) + np.arange(call.sizes[label])
+        stride = prod(call.all_of(later) for later in labels[at + 1 :])
+        places = places + stride * index.reshape([-1 if n == at else 1 for n in range(len(labels))])
+    name = str(call.attributes["op"])
+    drawn = [
+        int.from_bytes(sha256(f"{name} {place}".encode()).digest()[:4], "big") / 2**32
+        for place in places.reshape(-1)
+    ]
+    rate = call.attributes["rate"]
+    kept = np.array(drawn).reshape(x.shape) >= rate
+    return np.asarray(np.where(kept, x / (1 - rate), 0))
+
+
+LAYOUT: dict[str, Definition] = {
+    "repeat": same,
+    "accumulate": same,
+    "cast": same,
+    "rearrange": contract,
+    "broadcast": broadcast,
+    "narrow": narrow,
+    "widen": widen,
+    "concat": concat,
+    "dropout": dropout,
+}

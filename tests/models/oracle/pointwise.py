@@ -1,0 +1,104 @@
+"""Elementwise functions by their values; slopes by differences of the values."""
+
+from collections.abc import Callable
+from math import erf, pi, sqrt
+
+import numpy as np
+
+from tests.models.oracle.call import Array, Call, Definition
+
+STEP = 1e-5  # what is left out is of the fourth order
+
+Value = Callable[..., Array]
+
+
+def sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+FUNCTIONS: dict[str, tuple[Value, tuple[str, ...]]] = {
+    "relu": (lambda x: np.maximum(x, 0), ()),
+    "leaky_relu": (lambda x, slope: np.where(x > 0, x, slope * x), ("slope",)),
+    "gelu": (lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), ()),
+    "gelu_erf": (lambda x: x * (1 + np.vectorize(erf)(x / sqrt(2))) / 2, ()),
+    "silu": (silu, ()),
+    "sigmoid": (sigmoid, ()),
+    "tanh": (np.tanh, ()),
+    "softplus": (lambda x: np.log(1 + np.exp(x)), ()),
+    "exp": (np.exp, ()),
+    "log": (np.log, ()),
+    "sqrt": (np.sqrt, ()),
+    "rsqrt": (lambda x: 1 / np.sqrt(x), ()),
+    "reciprocal": (lambda x: 1 / x, ()),
+    "power": (lambda x, exponent: x**exponent, ("exponent",)),
+    "sin": (np.sin, ()),
+    "cos": (np.cos, ()),
+    "clip": (np.clip, ("low", "high")),
+}
+
+
+def slope_of(value: Callable[[Array], Array], x: Array) -> Array:
+    """The derivative by Richardson's extrapolation of central differences."""
+
+    def central(step: float) -> Array:
+        return (value(x + step) - value(x - step)) / (2 * step)
+
+    return (4 * central(STEP / 2) - central(STEP)) / 3
+
+
+def _value(name: str) -> Definition:
+    value, attributes = FUNCTIONS[name]
+
+    def definition(call: Call, x: Array) -> Array:
+        return np.asarray(value(x, *(call.attributes[one] for one in attributes)))
+
+    return definition
+
+
+def _gradient(name: str) -> Definition:
+    value, attributes = FUNCTIONS[name]
+
+    def definition(call: Call, x: Array, dy: Array) -> Array:
+        numbers = [call.attributes[one] for one in attributes]
+        return dy * slope_of(lambda at: value(at, *numbers), x)
+
+    return definition
+
+
+def swiglu(call: Call, gate: Array, up: Array) -> Array:
+    return silu(gate) * up
+
+
+def swiglu_grad(call: Call, gate: Array, up: Array, dy: Array) -> tuple[Array, ...]:
+    return dy * up * slope_of(silu, gate), dy * silu(gate)
+
+
+def prelu(call: Call, x: Array, slope: Array) -> Array:
+    slopes = call.aligned(slope, call.labels_in(1), call.labels_in(0)).reshape(_beside(call))
+    return np.where(x > 0, x, slopes * x)
+
+
+def prelu_grad(call: Call, x: Array, slope: Array, dy: Array) -> tuple[Array, ...]:
+    slopes = call.aligned(slope, call.labels_in(1), call.labels_in(0)).reshape(_beside(call))
+    of_slope = call.einsum([(np.where(x > 0, 0, x * dy), call.labels_in(0))], call.labels_in(1))
+    return np.where(x > 0, dy, slopes * dy), of_slope.reshape(call.shape_out(1))
+
+
+def _beside(call: Call) -> list[int]:
+    """The slope's shape among the dims of x."""
+    slope = call.labels_in(1)
+    return [call.sizes[label] if label in slope else 1 for label in call.labels_in(0)]
+
+
+POINTWISE: dict[str, Definition] = {
+    **{name: _value(name) for name in FUNCTIONS},
+    **{f"{name}_grad": _gradient(name) for name in FUNCTIONS},
+    "swiglu": swiglu,
+    "swiglu_grad": swiglu_grad,
+    "prelu": prelu,
+    "prelu_grad": prelu_grad,
+}

@@ -1,0 +1,169 @@
+"""Embedding, rotary positions, T5's relative bias, and attention in all its forms."""
+
+from math import log2
+
+import numpy as np
+
+from models.labels import SEQUENCE
+from models.rotary import rotary_frequencies
+from tests.models.oracle.call import Array, Call, Definition
+
+
+def _rows(call: Call, ids: Array, row: str) -> Array:
+    here = ids[..., None] - call.first(row) == np.arange(call.sizes[row])
+    return here.astype(float)
+
+
+def embedding(call: Call, ids: Array, table: Array) -> Array:
+    return _rows(call, ids, call.labels_in(1)[0]) @ table
+
+
+def embedding_grad(call: Call, ids: Array, dy: Array) -> Array:
+    row = call.labels_out()[0]
+    hits = _rows(call, ids, row).reshape(-1, call.sizes[row])
+    return np.asarray(hits.T @ dy.reshape(-1, dy.shape[-1]))
+
+
+def rotary(call: Call, x: Array) -> Array:
+    """Su et al., arXiv 2104.09864 (2021), section 3.2.2: pair i turns by position base^(-2i/n)."""
+    labels, dims = call.labels_in(0), call.attributes["dims"]
+    if "scaling" in call.attributes:
+        paces = np.array(rotary_frequencies(call.attributes))
+    else:
+        paces = call.attributes["base"] ** (-2.0 * np.arange(dims // 2) / dims)
+    at = labels.index(SEQUENCE)
+    place = call.first(SEQUENCE) + np.arange(call.sizes[SEQUENCE])
+    shape = [len(place) if n == at else 1 for n in range(len(labels))]
+    angle = place.reshape(shape) * (-paces if call.attributes["inverse"] else paces)
+    both = np.arange(dims).reshape(-1, 2) if call.attributes["interleaved"] else None
+    first, second = np.arange(dims).reshape(2, -1) if both is None else both.T
+    out = x.copy()
+    size = call.attributes.get("amplitude", 1.0)
+    out[..., first] = size * (x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle))
+    out[..., second] = size * (x[..., second] * np.cos(angle) + x[..., first] * np.sin(angle))
+    return out
+
+
+def _buckets(call: Call, queries: str, keys: str, count: int) -> Array:
+    """One hot [t, s, m], by Raffel et al., arXiv 1910.10683 (2020), section 2.1, in integers.
+
+    The first half of a side's buckets hold one distance each; bucket half + i begins at distance
+    half (largest / half)^(i / half).
+    """
+    query = call.first(queries) + np.arange(call.sizes[queries])
+    ahead = np.arange(call.sizes[keys])[None, :] - query[:, None]
+    shift = np.zeros_like(ahead)
+    distance = np.maximum(-ahead, 0)
+    if call.attributes["bidirectional"]:
+        count //= 2
+        shift, distance = count * (ahead > 0), np.abs(ahead)
+    half, largest = count // 2, call.attributes["max_distance"]
+    rest = count - half
+    begins = [
+        min(n for n in range(half, largest + 1) if n**rest >= half ** (rest - i) * largest**i)
+        for i in range(rest)
+    ]
+    wide = half - 1 + (distance[..., None] >= np.array(begins)).sum(-1)
+    bucket = shift + np.where(distance < half, distance, wide)
+    return np.asarray(bucket[..., None] == np.arange(bucket.max() + 1))
+
+
+def relative_bias(call: Call, table: Array) -> Array:
+    _, queries, keys = call.labels_out()
+    hits = _buckets(call, queries, keys, table.shape[0])
+    return np.einsum("tsm,mh->hts", hits.astype(float), table[: hits.shape[-1]])
+
+
+def relative_bias_grad(call: Call, dy: Array) -> Array:
+    _, queries, keys = call.labels_in(0)
+    out = np.zeros(call.shape_out())
+    hits = _buckets(call, queries, keys, out.shape[0])
+    out[: hits.shape[-1]] = np.einsum("tsm,hts->mh", hits.astype(float), dy)
+    return out
+
+
+def alibi_slopes(heads: int, exponent: float) -> Array:
+    """Press et al., arXiv 2108.12409 (2021), section 3; other than powers of two as MPT does."""
+    power = 2 ** int(np.ceil(log2(heads)))
+    slopes = [2 ** (-exponent * (head + 1) / power) for head in range(power)]
+    return np.array(slopes if power == heads else [*slopes[1::2], *slopes[::2]][:heads])
+
+
+def _scores(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, tuple[str, ...]]:
+    """Scores of every query and key, and their labels (b, t, heads..., s)."""
+    query, key = call.labels_in(0), call.labels_in(1)
+    labels = (*query[:-1], key[1])
+    scores = call.attributes["scale"] * call.einsum([(inputs[0], query), (inputs[1], key)], labels)
+    t = call.first(query[1]) + np.arange(call.sizes[query[1]])
+    behind = t[:, None] - np.arange(call.sizes[key[1]])[None, :]
+    shape = [call.sizes[label] if label in (query[1], key[1]) else 1 for label in labels]
+    heads = query[2:-1]
+    if exponent := call.attributes.get("alibi", 0):
+        slopes = alibi_slopes(int(np.prod([call.all_of(x) for x in heads])), exponent)
+        slopes = slopes.reshape([call.all_of(label) for label in heads])
+        for at, label in enumerate(heads):
+            here = call.first(label) + np.arange(call.sizes[label])
+            slopes = np.take(slopes, here, at)
+        scores = scores - slopes[..., None] * np.abs(behind).reshape(shape)
+    if bias:
+        scores = scores + call.aligned(inputs[3], call.labels_in(3), labels)
+    hidden = np.zeros(behind.shape, bool)
+    if call.attributes["causal"]:
+        hidden |= behind < 0
+    if window := call.attributes.get("window", 0):
+        hidden |= behind >= window
+    return np.where(hidden.reshape(shape), -np.inf, scores), labels
+
+
+def _forward(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, ...]:
+    scores, labels = _scores(call, inputs, bias)
+    logsumexp = np.log(np.exp(scores).sum(-1))
+    weights = np.exp(scores - logsumexp[..., None])
+    out = call.einsum([(weights, labels), (inputs[2], call.labels_in(2))], call.labels_out())
+    return out, logsumexp
+
+
+def _backward(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, ...]:
+    scores, labels = _scores(call, inputs, bias)
+    query, key, value = (call.labels_in(index) for index in range(3))
+    out, logsumexp, dout = inputs[-3:]
+    weights = np.exp(scores - logsumexp[..., None])
+    made = call.labels_in(len(inputs) - 1)
+    of_weights = call.einsum([(dout, made), (inputs[2], value)], labels)
+    of_scores = weights * (of_weights - (dout * out).sum(-1)[..., None])
+    scaled = of_scores * call.attributes["scale"]
+    found = (
+        call.einsum([(scaled, labels), (inputs[1], key)], query),
+        call.einsum([(scaled, labels), (inputs[0], query)], key),
+        call.einsum([(weights, labels), (dout, made)], value),
+    )
+    return (*found, call.einsum([(of_scores, labels)], call.labels_in(3))) if bias else found
+
+
+def attention(call: Call, *inputs: Array) -> tuple[Array, ...]:
+    return _forward(call, inputs, False)
+
+
+def attention_grad(call: Call, *inputs: Array) -> tuple[Array, ...]:
+    return _backward(call, inputs, False)
+
+
+def biased_attention(call: Call, *inputs: Array) -> tuple[Array, ...]:
+    return _forward(call, inputs, True)
+
+
+def biased_attention_grad(call: Call, *inputs: Array) -> tuple[Array, ...]:
+    return _backward(call, inputs, True)
+
+
+SEQUENCES: dict[str, Definition] = {
+    "embedding": embedding,
+    "embedding_grad": embedding_grad,
+    "rotary": rotary,
+    "relative_bias": relative_bias,
+    "relative_bias_grad": relative_bias_grad,
+    "attention": attention,
+    "attention_grad": attention_grad,
+    "biased_attention": biased_attention,
+    "biased_attention_grad": biased_attention_grad,
+}
