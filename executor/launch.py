@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,6 +48,9 @@ class Measured:
         Steps made by earlier runs.
     data
         What it trained on, in a few words.
+    smallest_top_k_margin
+        By how much, at the least, an expert that a token chose beat one that it did not, over all
+        ranks; None without experts. Sums in another order may flip a choice of a tiny margin.
     """
 
     trace: Trace
@@ -55,6 +59,7 @@ class Measured:
     data: str
     first_step: int = 0
     backend: str = "numpy"
+    smallest_top_k_margin: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -185,12 +190,14 @@ def _measured(job: Job, folder: Path, digest: str, device: str, data: str) -> Me
     ranks = range(job.graph.ranks)
     recordings = [load_recording(folder / f"rank.{rank}.npz") for rank in ranks]
     totals = max((recording.totals for recording in recordings), key=len)
+    margin = min(recording.smallest_margin for recording in recordings)
     return Measured(
         trace=trace_of(job.graph, recordings, plan_digest=digest, device=device),
         losses=losses(recordings),
         gradient_norms=tuple(squares**0.5 / max(count, 1.0) for _, count, squares in totals),
         data=data,
         first_step=job.first_step,
+        smallest_top_k_margin=margin if isfinite(margin) else None,
     )
 
 

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -72,10 +73,11 @@ _NOTHING = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One rank's times from a common origin, and the totals of every step.
+    """One rank's times from a common origin, and what its kernels kept.
 
     `starts_ns` and `ends_ns` hold the firings of actor 0, then of actor 1, …; empty when spans
-    were not kept.
+    were not kept. `totals` are those of every step, `smallest_margin` is that of the choices of
+    experts (infinite without any).
     """
 
     rank: int
@@ -83,6 +85,7 @@ class Recording:
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     totals: tuple[Totals, ...] = ()
+    smallest_margin: float = inf
 
     def save(self, path: Path) -> None:
         """Write the recording as a NumPy archive."""
@@ -93,6 +96,7 @@ class Recording:
             starts_ns=self.starts_ns,
             ends_ns=self.ends_ns,
             totals=np.asarray(self.totals, np.float64).reshape(-1, 3),
+            smallest_margin=self.smallest_margin,
         )
 
 
@@ -105,6 +109,7 @@ def load_recording(path: Path) -> Recording:
             starts_ns=found["starts_ns"],
             ends_ns=found["ends_ns"],
             totals=tuple((float(a), float(b), float(c)) for a, b, c in found["totals"]),
+            smallest_margin=float(found["smallest_margin"]),
         )
 
 

@@ -32,12 +32,15 @@ class ReferenceResult:
         Per variable, the gradient accumulated over the first step: an unscaled sum over tokens.
     parameters
         Per kept step (1: after the first update; 0: as initialised), every variable's value.
+    smallest_margin
+        By how much, at the least, a chosen expert beat one that was not; infinite without experts.
     """
 
     losses: tuple[float, ...]
     totals: tuple[tuple[float, float, float], ...]
     gradients: dict[str, Array]
     parameters: dict[int, dict[str, Array]]
+    smallest_margin: float
 
 
 @dataclass(slots=True)
@@ -199,4 +202,5 @@ def run_reference(
         totals=totals,
         gradients=gradients,
         parameters=kept,
+        smallest_margin=reference.run.smallest_margin,
     )

@@ -150,7 +150,7 @@ def _run(job: Job, folder: Path, world: World) -> None:
             spans=job.spans,
             step_done=step_done,
         )
-    recording = replace(recording, totals=tuple(run.totals))
+    recording = replace(recording, totals=tuple(run.totals), smallest_margin=run.smallest_margin)
     recording.save(folder / f"rank.{world.rank}.npz")
     world.barrier()
 

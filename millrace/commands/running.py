@@ -127,6 +127,8 @@ def run(
         "ranks": found.ranks,
         "backend": found.backend,
     }
+    if found.smallest_top_k_margin is not None:
+        document["smallest_top_k_margin"] = found.smallest_top_k_margin
     answer(document, as_json, lambda console: _draw_run(document, console))
 
 
@@ -192,6 +194,12 @@ def _draw_run(document: Mapping[str, Any], console: Console) -> None:
         f"{losses[-1]:.4f} after step {first + len(losses)}",
         markup=False,
     )
+    if "smallest_top_k_margin" in document:
+        console.print(
+            f"smallest margin of a choice of experts "
+            f"{document['smallest_top_k_margin']:.2g}: in one near rounding, choices may flip",
+            markup=False,
+        )
 
 
 def draw_comparison(found: Comparison, console: Console) -> None:

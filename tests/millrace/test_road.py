@@ -1,15 +1,23 @@
 """The whole road by the command line: plan, show, simulate, run, compare, on real processes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from executor.data import open_dataset
+from executor.reference import run_reference
 from millrace.cli import run
 from millrace.files import load_plan, write_document
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.clusters import local_cluster
+from planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
+from tests.small_models import small
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,6 +113,7 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
     assert found["ranks"] == 4
     assert found["backend"] == "numpy"
     assert found["data"] == "text: the Python standard library"
+    assert "smallest_top_k_margin" not in found
     assert len(found["loss"]) == 7
     assert found["step_time_s"] > 0
     code, compared = call("compare", plan, trace, "--html", page)
@@ -122,6 +131,29 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
     code, refused = call("compare", other, trace)
     assert code == 2
     assert load_plan(other).digest() in refused["error"]
+
+
+def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, tmp_path):
+    request = SearchRequest(
+        model=small("mixtral"),
+        training=TrainingSpec(),
+        cluster=local_cluster(2, cores=2, memory_bytes=8 * 2**30),
+        global_batch=4,
+        pins=Pins(dp=2, ep=2, tp=1, pp=1),
+    )
+    found = search(request)
+    write_document(tmp_path / "plan.json", found)
+    assert run(["run", str(tmp_path / "plan.json"), "--steps", "2"]) == 0
+    told = re.search(r"choice of experts (\S+):", capsys.readouterr().out)
+    expected = run_reference(
+        build_training(found.model, found.training, found.batch),
+        microbatches=found.microbatches,
+        steps=2,
+        dataset=open_dataset(None, found.model, 0),
+    )
+    assert 0 < expected.smallest_margin < 1
+    assert told is not None
+    assert float(told.group(1)) == pytest.approx(expected.smallest_margin, rel=0.1, abs=1e-6)
 
 
 @pytest.mark.parametrize(
