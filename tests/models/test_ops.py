@@ -1,6 +1,6 @@
 """The op table says the truth: every split it allows gives the whole, every linearity holds."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,92 +11,24 @@ from models.gradients import RULES
 from models.graph import Graph, Op, Rate, Tensor
 from models.inference import check_graph
 from models.labels import dim_of, parse, shape_of
-from models.ops import OPS, model_flops, op_work, state_of
+from models.ops import OPS, model_flops, op_flops, op_work, state_of
 from models.spec import TrainingSpec
 from models.zoo.catalogue import build, build_training, model_spec
+from tests.models.op_samples import SAMPLES, Sample
 from tests.models.oracle import KINDS, evaluate
 
 Array = NDArray[Any]
-SIZES = {"b": 2, "t": 4, "s": 4, "h": 2, "d": 6, "k": 4, "n": 2, "v": 8, "p": 6, "i": 2, "j": 4}
-SIZES |= {"c": 2, "z": 3}
-ATTENTION = "b t h d!, b s! h d!, b s! h d!"
-
-
-class Sample(NamedTuple):
-    """Labels of an op, and which of its inputs hold ids."""
-
-    labels: str
-    ids: tuple[int, ...] = ()
-    attributes: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default is never changed
-
-
-SAMPLES = {
-    "repeat": [Sample("k n -> k n")],
-    "accumulate": [Sample("k n -> k n")],
-    "cast": [Sample("k n -> k n")],
-    "rearrange": [Sample("b i j -> b (i j)"), Sample("b t (h d) -> b h t d")],
-    "narrow": [Sample("p! d -> t! d", (), {"start": 0})],
-    "widen": [Sample("t! d -> p! d", (), {"start": 0})],
-    "matmul": [
-        Sample("b t k, k n -> b t n"),
-        Sample("b t k, k h d -> b t h d"),
-        Sample("b t h d, h d n -> b t n"),
-        Sample("b t k, v k -> b t v"),
-    ],
-    "add": [Sample("b t n, n -> b t n"), Sample("b t n, b t n, b t n -> b t n")],
-    "sum": [Sample("b t n -> n"), Sample("b t -> ")],
-    "relu": [Sample("b t n -> b t n")],
-    "relu_grad": [Sample("b t n, b t n -> b t n")],
-    "gelu": [Sample("b t n -> b t n")],
-    "gelu_grad": [Sample("b t n, b t n -> b t n")],
-    "layer_norm": [Sample("b t d!, d!, d! -> b t d!, b t, b t", (), {"epsilon": 1e-5})],
-    "layer_norm_grad_input": [Sample("b t d!, b t d!, d!, b t, b t -> b t d!")],
-    "layer_norm_grad_weight": [Sample("b t d, b t d, b t, b t -> d, d")],
-    "embedding": [Sample("b t, v d -> b t d", (0,))],
-    "embedding_grad": [Sample("b t, b t d -> v d", (0,))],
-    "attention": [
-        Sample(f"{ATTENTION} -> b t h d!, b t h", (), {"scale": 0.5, "causal": causal})
-        for causal in (True, False)
-    ],
-    "attention_grad": [
-        Sample(
-            f"{ATTENTION}, b t h d!, b t h, b t h d! -> {ATTENTION}",
-            (),
-            {"scale": 0.5, "causal": True},
-        )
-    ],
-    "cross_entropy": [Sample("b t v!, b t -> b t, b t", (1,))],
-    "cross_entropy_grad": [Sample("b t v, b t, b t -> b t v", (1,))],
-    "count_valid": [Sample("b t -> ", (0,))],
-    "row_max": [Sample("b t v -> b t")],
-    "shifted_sums": [Sample("b t v, b t, b t -> b t c!", (2,))],
-    "loss_from_sums": [Sample("b t, b t c!, b t -> b t, b t", (2,))],
-    "squared_sum": [Sample("k n -> ")],
-    "step_totals": [Sample(", , , -> z!")],
-}
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
 IDS = [f"{kind}: {sample.labels}" for kind, sample in CASES]
 
 
-def inputs_of(sample: Sample, seed: int = 0) -> list[Array]:
-    generator = np.random.default_rng(seed)
-    made: list[Array] = []
-    for index, operand in enumerate(parse(sample.labels).inputs):
-        shape = shape_of(operand, SIZES)
-        if index in sample.ids:
-            made.append(generator.integers(0, SIZES["v"], shape))
-        else:
-            made.append(np.abs(generator.normal(0, 1, shape)) + 0.1)
-    return made
-
-
 def computed(kind: str, sample: Sample, inputs: list[Array]) -> tuple[Array, ...]:
-    shapes = [shape_of(operand, SIZES) for operand in parse(sample.labels).outputs]
+    shapes = [shape_of(operand, sample.all_sizes) for operand in parse(sample.labels).outputs]
     return evaluate(kind, sample.labels, inputs, shapes, sample.attributes)
 
 
 def test_every_kind_that_computes_has_a_sample_here() -> None:
-    without = {"input", "variable", "learning_rate", "adamw", "sgd"}
+    without = {"input", "variable", "constant", "fill", "learning_rate", "adamw", "sgd"}
     assert set(SAMPLES) == set(OPS) - without == set(KINDS)
 
 
@@ -106,8 +38,8 @@ def test_exactly_the_differentiable_kinds_have_a_rule() -> None:
 
 @pytest.mark.parametrize(("kind", "sample"), CASES, ids=IDS)
 def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sample: Sample) -> None:
-    expression = parse(sample.labels)
-    inputs = inputs_of(sample)
+    expression, whole_sizes = parse(sample.labels), sample.all_sizes
+    inputs = sample.inputs()
     whole = computed(kind, sample, inputs)
     for label in expression.splittable:
         lacking = [operand for operand in expression.outputs if dim_of(operand, label) is None]
@@ -115,15 +47,23 @@ def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sampl
             continue
         shards = []
         for half in range(2):
-            offset = half * SIZES[label] // 2
-            sizes = SIZES | {label: SIZES[label] // 2}
+            offset = half * whole_sizes[label] // 2
+            sizes = whole_sizes | {label: whole_sizes[label] // 2}
             cut = [
                 x if (at := dim_of(operand, label)) is None else np.split(x, 2, at)[half]
                 for x, operand in zip(inputs, expression.inputs, strict=True)
             ]
             shapes = [shape_of(operand, sizes) for operand in expression.outputs]
             shards.append(
-                evaluate(kind, sample.labels, cut, shapes, sample.attributes, {label: offset})
+                evaluate(
+                    kind,
+                    sample.labels,
+                    cut,
+                    shapes,
+                    sample.attributes,
+                    {label: offset},
+                    whole_sizes,
+                )
             )
         for first, second, expected, operand in zip(
             *shards, whole, expression.outputs, strict=True
@@ -141,7 +81,7 @@ def test_shards_of_every_label_that_may_be_split_make_the_whole(kind: str, sampl
 @pytest.mark.parametrize(("kind", "sample"), CASES, ids=IDS)
 def test_partial_sums_pass_through_where_the_table_says_linear(kind: str, sample: Sample) -> None:
     linear = OPS[kind].linear
-    first, second = inputs_of(sample, 1), inputs_of(sample, 2)
+    first, second = sample.inputs(1), sample.inputs(2)
     everything = tuple(range(len(first)))
     choices = [everything] if linear == "joint" else [(index,) for index in linear]
     for partial in choices:
@@ -161,7 +101,7 @@ def test_partial_sums_pass_through_where_the_table_says_linear(kind: str, sample
 
 
 def test_the_loss_from_split_logits_is_the_cross_entropy() -> None:
-    logits, targets = inputs_of(SAMPLES["cross_entropy"][0])
+    logits, targets = SAMPLES["cross_entropy"][0].inputs()
     targets[0, 0] = -1
     rows, tokens = (2, 4), (2, 4, 2)
     loss, logsumexp = computed("cross_entropy", SAMPLES["cross_entropy"][0], [logits, targets])
@@ -196,6 +136,79 @@ def test_work_of_attention_is_full_and_twice_as_much_backward() -> None:
     backward = op_work("attention_grad", labels, attributes, inputs, [q, k, k], [4] * 6, [4] * 3)
     assert forward.flops == 4 * 2 * 3 * 4 * 7 * 5
     assert backward.flops == 2 * forward.flops
+
+
+# batch 2, 4 queries, 7 keys, 3 groups (of 2 heads) or heads, query dim 5, value dim 11
+GROUPED = [(2, 4, 3, 2, 5), (2, 7, 3, 5), (2, 7, 3, 11)]
+BIASED = [(2, 4, 3, 5), (2, 7, 3, 5), (2, 7, 3, 11), (3, 4, 7)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "inputs", "outputs", "products"),
+    [
+        (
+            "attention",
+            "b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r",
+            GROUPED,
+            [(2, 4, 3, 2, 11), (2, 4, 3, 2)],
+            2 * 4 * 7 * 3 * 2 * (5 + 11),
+        ),
+        (
+            "attention_grad",
+            "b t g r d!, b s! g d!, b s! g u!, b t g r u!, b t g r, b t g r u! "
+            "-> b t g r d!, b s! g d!, b s! g u!",
+            [*GROUPED, (2, 4, 3, 2, 11), (2, 4, 3, 2), (2, 4, 3, 2, 11)],
+            GROUPED,
+            2 * 4 * 7 * 3 * 2 * (5 + 11) * 2,
+        ),
+        (
+            "biased_attention",
+            "b t h d!, b s! h d!, b s! h u!, h t s! -> b t h u!, b t h",
+            BIASED,
+            [(2, 4, 3, 11), (2, 4, 3)],
+            2 * 4 * 7 * 3 * (5 + 11),
+        ),
+        (
+            "biased_attention_grad",
+            "b t h d!, b s! h d!, b s! h u!, h t s!, b t h u!, b t h, b t h u! "
+            "-> b t h d!, b s! h d!, b s! h u!, h t s!",
+            [*BIASED, (2, 4, 3, 11), (2, 4, 3), (2, 4, 3, 11)],
+            BIASED,
+            2 * 4 * 7 * 3 * (5 + 11) * 2,
+        ),
+        (  # 2 images, 3 groups of 5 in and 7 out, window 2 by 4, 9 rows and 10 columns made
+            "conv",
+            "b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!",
+            [(2, 15, 10, 13), (21, 5, 2, 4)],
+            [(2, 21, 9, 10)],
+            2 * 9 * 10 * 21 * 5 * 2 * 4,
+        ),
+        (
+            "conv_grad_input",
+            "b (g n) j! i!, (g n) c q! p! -> b (g c) y! x!",
+            [(2, 21, 9, 10), (21, 5, 2, 4)],
+            [(2, 15, 10, 13)],
+            2 * 9 * 10 * 21 * 5 * 2 * 4,
+        ),
+        (
+            "conv_grad_weight",
+            "b (g c) y! x!, b (g n) j! i! -> (g n) c q! p!",
+            [(2, 15, 10, 13), (2, 21, 9, 10)],
+            [(21, 5, 2, 4)],
+            2 * 9 * 10 * 21 * 5 * 2 * 4,
+        ),
+        ("mul", "b n, n -> b n", [(2, 3), (3,)], [(2, 3)], 0),
+        ("matmul", "e b c d, e d f -> e b c f", [(2, 3, 4, 5), (2, 5, 6)], [(2, 3, 4, 6)], 720),
+    ],
+)
+def test_flops_are_two_per_product_counted_by_hand(
+    kind: str,
+    labels: str,
+    inputs: list[tuple[int, ...]],
+    outputs: list[tuple[int, ...]],
+    products: int,
+) -> None:
+    assert op_flops(kind, labels, inputs, outputs) == 2 * products
 
 
 def test_an_embedding_reads_only_the_rows_it_gives() -> None:

@@ -27,7 +27,7 @@ def embedding_grad(call: Call, ids: Array, dy: Array) -> Array:
 def rotary(call: Call, x: Array) -> Array:
     """Su et al., arXiv 2104.09864 (2021), section 3.2.2: pair i turns by position base^(-2i/n)."""
     labels, dims = call.labels_in(0), call.attributes["dims"]
-    if "scaling" in call.attributes:
+    if call.attributes.get("scaling"):
         paces = np.array(rotary_frequencies(call.attributes))
     else:
         paces = call.attributes["base"] ** (-2.0 * np.arange(dims // 2) / dims)
