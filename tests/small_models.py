@@ -51,13 +51,13 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
         "bert",
         16,
         {"layers": 2, "hidden": 32, "heads": 4, "ffn_hidden": 64, "vocab": 256, "positions": 16}
-        | {"masked": 4},
+        | {"masked": 4, "dropout": 0.1},
     ),
     "t5": (
         "t5",
         16,
         {"layers": 2, "hidden": 32, "heads": 4, "head_dim": 8, "ffn_hidden": 64, "vocab": 256}
-        | {"buckets": 8, "max_distance": 16},
+        | {"buckets": 8, "max_distance": 16, "dropout": 0.1},
     ),
     "vit": (
         "vit",
