@@ -263,6 +263,16 @@ def _mobile_sizes(**other: int) -> Config:
 
 
 MODELS: dict[str, Config] = {
+    "arcface-demo": {
+        "network": "iresnet",
+        "depths": (1, 1),
+        "widths": (16, 32),
+        "features": 64,
+        "classes": 1024,
+        "image_size": 32,
+        "channels": 1,
+        "scale": 16.0,
+    },
     "arcface-r50": _iresnet_sizes(3, 4, 14, 3),
     "arcface-r100": _iresnet_sizes(3, 13, 30, 3),
     "arcface-r100-1e6": _iresnet_sizes(3, 13, 30, 3, classes=10**6),

@@ -164,6 +164,15 @@ def _sizes(block: str, *depths: int) -> Config:
 
 # He et al., arXiv 1512.03385, table 1.
 MODELS: dict[str, Config] = {
+    "resnet-demo": {
+        "block": "bottleneck",
+        "depths": (2, 2),
+        "widths": (64, 128),
+        "stem": 16,
+        "image_size": 32,
+        "channels": 1,
+        "classes": 10,
+    },
     "resnet-18": _sizes("basic", 2, 2, 2, 2),
     "resnet-34": _sizes("basic", 3, 4, 6, 3),
     "resnet-50": _sizes("bottleneck", 3, 4, 6, 3),

@@ -131,6 +131,7 @@ def _head(builder: GraphBuilder, config: WideDeepConfig, x: str, wide: str) -> N
 
 
 MODELS: dict[str, Config] = {
+    "wide-deep-demo": {"vocab": 26_000, "hidden": 256, "layers": 3},
     "wide-deep": {"vocab": 10**6},
     "wide-deep-1e7": {"vocab": 10**7},
     "wide-deep-1e8": {"vocab": 10**8},

@@ -242,7 +242,29 @@ MPT: dict[str, Config] = {
     "mpt-30b": _mpt(48, 7168, 64, 8192),
 }
 
-MODELS: dict[str, Config] = {**LLAMA, **MISTRAL, **QWEN, **DEEPSEEK, **NEOX, **PHI, **MPT}
+# Small enough to train on a few processors' cores, on bytes.
+_BYTES: Config = {"vocab": 256, "positions": 128}
+_DEMO_EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 256}
+DEMO: dict[str, Config] = {
+    "llama-demo": _llama(4, 192, 8, 4, 512, **_BYTES),
+    "mixtral-demo": _llama(4, 128, 4, 2, 0, **_BYTES, **_DEMO_EXPERTS),
+    "deepseek-demo": _llama(4, 128, 4, 4, 512, **_BYTES, **_DEMO_EXPERTS)
+    | {
+        "head_dim": 48,
+        "rotary_dims": 16,
+        "rope_interleaved": True,
+        "kv_lora": 64,
+        "q_lora": 96,
+        "value_dim": 32,
+        "shared_hidden": 256,
+        "dense_layers": (0,),
+        "router": "sigmoid",
+        "weight_scale": 2.5,
+        "balance_loss": 0.01,
+    },
+}
+
+MODELS: dict[str, Config] = {**DEMO, **LLAMA, **MISTRAL, **QWEN, **DEEPSEEK, **NEOX, **PHI, **MPT}
 
 ALIASES = {
     "llama-2-7b": "llama2-7b",
