@@ -159,10 +159,12 @@ def _decoder(keys: Keys, fields: Config) -> Mapped:
 
 
 def with_defaults(
-    defaults: dict[str, Any], read: Callable[[Keys, str], Mapped]
+    defaults: dict[str, Any],
+    read: Callable[[Keys, str], Mapped],
+    also: dict[str, str] | None = None,
 ) -> Callable[[Keys, str], Mapped]:
-    """Return `read` over keys that have these defaults."""
-    return lambda keys, architecture: read(keys.over(defaults), architecture)
+    """Return `read` over keys that have these defaults (and `also` other names)."""
+    return lambda keys, architecture: read(keys.over(defaults, also), architecture)
 
 
 MODEL_TYPES = {

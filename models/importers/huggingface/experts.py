@@ -203,9 +203,21 @@ def _decoder(keys: Keys, fields: Config) -> Mapped:
     return Mapped("decoder", fields, keys.integer("max_position_embeddings"))
 
 
+_PLAIN = "num_experts"
+_LOCAL = "num_local_experts"
+_ROUTED = "n_routed_experts"
+
 MODEL_TYPES = {
-    "mixtral": ModelType(("MixtralForCausalLM",), with_defaults(MIXTRAL, _mixtral)),
-    "qwen3_moe": ModelType(("Qwen3MoeForCausalLM",), with_defaults(QWEN3_MOE, _qwen3_moe)),
-    "deepseek_v3": ModelType(("DeepseekV3ForCausalLM",), with_defaults(DEEPSEEK_V3, _deepseek_v3)),
-    "deepseek_v2": ModelType(("DeepseekV2ForCausalLM",), with_defaults(DEEPSEEK_V2, _deepseek_v2)),
+    "mixtral": ModelType(
+        ("MixtralForCausalLM",), with_defaults(MIXTRAL, _mixtral, {_PLAIN: _LOCAL})
+    ),
+    "qwen3_moe": ModelType(
+        ("Qwen3MoeForCausalLM",), with_defaults(QWEN3_MOE, _qwen3_moe, {_LOCAL: _PLAIN})
+    ),
+    "deepseek_v3": ModelType(
+        ("DeepseekV3ForCausalLM",), with_defaults(DEEPSEEK_V3, _deepseek_v3, {_LOCAL: _ROUTED})
+    ),
+    "deepseek_v2": ModelType(
+        ("DeepseekV2ForCausalLM",), with_defaults(DEEPSEEK_V2, _deepseek_v2, {_PLAIN: _ROUTED})
+    ),
 }

@@ -191,13 +191,11 @@ def _refuse_variants(keys: Keys, attention: Keys) -> None:
 
 
 MODEL_TYPES = {
-    "gpt2": ModelType(
-        ("GPT2LMHeadModel",), lambda keys, name: _gpt2(keys.over(GPT2, GPT2_ALSO), name)
-    ),
+    "gpt2": ModelType(("GPT2LMHeadModel",), with_defaults(GPT2, _gpt2, GPT2_ALSO)),
     "gpt_neox": ModelType(("GPTNeoXForCausalLM",), with_defaults(GPT_NEOX, _gpt_neox)),
     "phi": ModelType(("PhiForCausalLM",), with_defaults(PHI, _phi)),
     "mpt": ModelType(
         ("MptForCausalLM", "MPTForCausalLM"),
-        lambda keys, name: _mpt(keys.over(MPT, MPT_ALSO), name),
+        with_defaults(MPT, _mpt, MPT_ALSO),
     ),
 }

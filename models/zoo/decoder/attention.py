@@ -119,7 +119,7 @@ def _projected(
         f"attn.{part}.clip",
         (made,),
         f"b t {dims} -> b t {dims}",
-        attributes={"low": -config.clip_qkv, "high_freq_factor": config.clip_qkv},
+        attributes={"low": -config.clip_qkv, "high": config.clip_qkv},
     )
 
 

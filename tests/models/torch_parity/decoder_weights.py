@@ -1,0 +1,157 @@
+"""Which parameter of transformers' decoders is which variable of the zoo's.
+
+A table says for every part of a layer what becomes of its weight (and bias): torch keeps a linear
+layer as [outputs, inputs], and some models keep several of ours in one.
+
+Shape legend of fused weights: h heads, d features of a head, k read, f features of a gate.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.graph import Graph
+
+Array = NDArray[Any]
+Parts = dict[str, Array]  # our name, without `.weight` or `.bias`: value
+Rule = Callable[[Array, Any], Parts]
+
+LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)")
+
+
+def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[str, Array]:
+    """Return our variables' values (or gradients) from those of a torch module's parameters."""
+    found: dict[str, Array] = {}
+    for name, value in named.items():
+        layer = LAYER.fullmatch(name)
+        block, inner = (f"h.{layer[1]}.", layer[2]) if layer else ("", name)
+        part, kind = inner, "weight"
+        if inner.endswith((".weight", ".bias")):
+            part, _, kind = inner.rpartition(".")
+        for ours, array in RULES[part](value, config).items():
+            full = f"{block}{ours}.{kind}"
+            found[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
+    return found
+
+
+def linear(ours: str) -> Rule:
+    return lambda value, config: {ours: value.T}
+
+
+def same(ours: str) -> Rule:
+    return lambda value, config: {ours: value}
+
+
+def queries_keys_values(value: Array, config: Any) -> Parts:
+    """[(c h d), k] or a bias; GPT-2 keeps [k, (c h d)]."""
+    parts = np.split(value, 3, axis=-1 if config.model_type == "gpt2" else 0)
+    if config.model_type != "gpt2":
+        parts = [part.T for part in parts]
+    return dict(zip(("attn.q", "attn.k", "attn.v"), parts, strict=True))
+
+
+def by_heads(value: Array, config: Any) -> Parts:
+    """[(h c d), k] or a bias."""
+    heads = value.reshape(config.num_attention_heads, 3, -1, *value.shape[1:])
+    return {
+        f"attn.{part}": heads[:, at].reshape(-1, *value.shape[1:]).T
+        for at, part in enumerate(("q", "k", "v"))
+    }
+
+
+def grouped(value: Array, config: Any) -> Parts:
+    """[(h + g + g) d, k]: more queries than keys and values."""
+    dim = config.hidden_size // config.num_attention_heads
+    ends = np.cumsum([config.num_attention_heads * dim, config.num_key_value_heads * dim])
+    q, k, v = np.split(value, ends)
+    return {"attn.q": q.T, "attn.k": k.T, "attn.v": v.T}
+
+
+def halves(value: Array, config: Any) -> Parts:
+    gate, up = np.split(value, 2)
+    return {"mlp.gate": gate.T, "mlp.up": up.T}
+
+
+def expert_halves(value: Array, config: Any) -> Parts:
+    gate, up = np.split(value.transpose(0, 2, 1), 2, axis=2)
+    return {"experts.gate": gate, "experts.up": up}
+
+
+def turned_first(value: Array, config: Any) -> Parts:
+    """[(h d), k] with the features that turn behind the others; with us they come first."""
+    if not hasattr(config, "qk_nope_head_dim"):
+        return {"attn.q": value.T}
+    heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
+    kept, turned = np.split(heads, [config.qk_nope_head_dim], axis=1)
+    return {"attn.q": np.concatenate([turned, kept], axis=1).reshape(value.shape).T}
+
+
+def latent_and_shared(value: Array, config: Any) -> Parts:
+    latent, shared = np.split(value, [config.kv_lora_rank])
+    return {"attn.kv.latent": latent.T, "attn.k.shared": shared.T}
+
+
+def keys_and_values(value: Array, config: Any) -> Parts:
+    heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
+    keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
+    return {
+        "attn.k": keys.reshape(-1, value.shape[1]).T,
+        "attn.v": values.reshape(-1, value.shape[1]).T,
+    }
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte"), same("embedding.tokens")
+    ),
+    "transformer.wpe": same("embedding.positions"),
+    **dict.fromkeys(
+        (
+            *("model.norm", "model.final_layernorm", "gpt_neox.final_layer_norm"),
+            *("transformer.ln_f", "transformer.norm_f"),
+        ),
+        same("head.ln"),
+    ),
+    "lm_head": linear("head.logits"),
+    **dict.fromkeys(("input_layernorm", "ln_1", "norm_1"), same("ln1")),
+    **dict.fromkeys(("post_attention_layernorm", "ln_2", "norm_2"), same("ln2")),
+    "self_attn.q_proj": turned_first,
+    "self_attn.q_b_proj": turned_first,
+    "self_attn.k_proj": linear("attn.k"),
+    "self_attn.v_proj": linear("attn.v"),
+    **dict.fromkeys(
+        ("self_attn.o_proj", "self_attn.dense", "attention.dense", "attn.out_proj"),
+        linear("attn.out"),
+    ),
+    **dict.fromkeys(("self_attn.q_norm", "self_attn.q_layernorm"), same("attn.q.norm")),
+    **dict.fromkeys(("self_attn.k_norm", "self_attn.k_layernorm"), same("attn.k.norm")),
+    "self_attn.qkv_proj": grouped,
+    "attention.query_key_value": by_heads,
+    "attn.Wqkv": queries_keys_values,
+    "attn.c_attn": queries_keys_values,
+    "attn.c_proj": same("attn.out"),
+    "mlp.c_fc": same("mlp.fc1"),
+    "mlp.c_proj": same("mlp.fc2"),
+    "self_attn.q_a_proj": linear("attn.q.latent"),
+    "self_attn.q_a_layernorm": same("attn.q.latent.norm"),
+    "self_attn.kv_a_proj_with_mqa": latent_and_shared,
+    "self_attn.kv_a_layernorm": same("attn.kv.latent.norm"),
+    "self_attn.kv_b_proj": keys_and_values,
+    "mlp.gate_proj": linear("mlp.gate"),
+    **dict.fromkeys(
+        ("mlp.up_proj", "mlp.fc1", "mlp.dense_h_to_4h", "ffn.up_proj"), linear("mlp.up")
+    ),
+    **dict.fromkeys(
+        ("mlp.down_proj", "mlp.fc2", "mlp.dense_4h_to_h", "ffn.down_proj"), linear("mlp.down")
+    ),
+    "mlp.gate_up_proj": halves,
+    "mlp.gate": linear("experts.router"),
+    "mlp.experts.gate_up_proj": expert_halves,
+    "mlp.experts.down_proj": lambda value, config: {"experts.down": value.transpose(0, 2, 1)},
+    "mlp.shared_experts.gate_proj": linear("shared.gate"),
+    "mlp.shared_experts.up_proj": linear("shared.up"),
+    "mlp.shared_experts.down_proj": linear("shared.down"),
+}
