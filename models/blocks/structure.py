@@ -66,7 +66,10 @@ def wiring_of(graph: Graph) -> Wiring:
         made.update((name, (len(ops), output)) for output, name in enumerate(op.outputs))
         outputs.append(tuple(_facts_of_tensor(tensors[name]) for name in op.outputs))
         likeness.append(known.setdefault((*_facts_of_op(op), outputs[-1]), len(known)))
-        trained.append(op.kind == "variable" or any(trained[number] for number, _ in sources))
+        # What is counted or chosen (int32) has no slope.
+        read = zip(sources, op.inputs, strict=True)
+        sloped = [number for (number, _), name in read if "int" not in tensors[name].dtype]
+        trained.append(op.kind == "variable" or any(trained[number] for number in sloped))
         data.append(op.kind == "input" or any(data[number] for number, _ in sources))
         inputs.append(sources)
         ops.append(op)

@@ -108,6 +108,6 @@ def random_values(graph: Graph, seed: int) -> dict[str, Array]:
             low = -1 if source.endswith("targets") or source == "classes" else 0
             values[op.outputs[0]] = generator.integers(low, int(ids), shape)
         else:
-            scale = 1 / sqrt(shape[0]) if op.kind == "variable" else 1.0
+            scale = 1 / sqrt(shape[0]) if op.kind == "variable" and shape else 1.0
             values[op.outputs[0]] = generator.normal(0, scale, shape)
     return values

@@ -1,0 +1,156 @@
+"""Norms, rotary positions, attention, experts.
+
+Shape legend: as in `classifier.py`; s keys, g groups of r heads, u features of a value, m buckets,
+e experts, c places, f features inside an expert.
+"""
+
+from functools import partial
+from typing import Any
+
+from models.builder import GraphBuilder, dense
+from models.zoo import gpt
+from tests.models.gradient_cases.classifier import B, Body, K, T
+
+GROUPS, HEADS, QUERY, VALUE = 2, 2, 4, 3
+GROUPED = "b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r"
+SCALE = {"scale": 0.7}
+TURN = {"base": 10.0, "dims": 4, "interleaved": False, "inverse": False}
+EXPERTS, CHOICES = 4, 2
+
+
+def layer_normed(builder: GraphBuilder, x: str) -> str:
+    return gpt.layer_norm(builder, "ln", x, K)
+
+
+def rms_normed(builder: GraphBuilder, x: str) -> str:
+    gamma = builder.parameter("gamma", "k", (K,))
+    labels = "b t k!, k! -> b t k!, b t"
+    return builder.apply("rms_norm", "rms", (x, gamma), labels, attributes={"epsilon": 0.1})
+
+
+def of_length_one(builder: GraphBuilder, x: str) -> str:
+    labels = "b t k! -> b t k!, b t"
+    return builder.apply("l2_normalize", "unit", (x,), labels, attributes={"epsilon": 1e-6})
+
+
+def _queries(builder: GraphBuilder, x: str) -> str:
+    sizes = {"g": GROUPS, "r": HEADS, "d": QUERY}
+    return dense(builder, "q", x, "b t k, k g r d -> b t g r d", sizes, std=1.0)
+
+
+def _keys_and_values(builder: GraphBuilder, x: str) -> tuple[str, str]:
+    key, value = (
+        dense(builder, name, x, "b s k, k g d -> b s g d", {"g": GROUPS, "d": size}, std=1.0)
+        for name, size in (("k", QUERY), ("v", VALUE))
+    )
+    return key, value
+
+
+def _back(builder: GraphBuilder, mixed: str) -> str:
+    return dense(builder, "back", mixed, "b t g r u, g r u k -> b t k", {"k": K}, std=1.0)
+
+
+def attended(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
+    inputs = (_queries(builder, x), *_keys_and_values(builder, x))
+    attributes = SCALE | form
+    return _back(
+        builder, builder.apply("attention", "core", inputs, GROUPED, attributes=attributes)
+    )
+
+
+def attended_elsewhere(builder: GraphBuilder, x: str) -> str:
+    """Fewer keys than queries, from other features."""
+    memory = builder.apply(
+        "narrow",
+        "memory",
+        (x,),
+        "b t! k -> b s! k",
+        shapes=((B, T - 1, K),),
+        attributes={"start": 1},
+    )
+    inputs = (_queries(builder, x), *_keys_and_values(builder, memory))
+    attributes = SCALE | {"causal": False}
+    return _back(
+        builder, builder.apply("attention", "core", inputs, GROUPED, attributes=attributes)
+    )
+
+
+def biased(buckets: dict[str, Any], builder: GraphBuilder, x: str) -> str:
+    """The bias is a trained tensor, or T5's where there are buckets."""
+    heads = {"h": HEADS, "d": QUERY}
+    query, key, value = (
+        dense(builder, name, x, "b t k, k h d -> b t h d", heads, std=1.0) for name in "qkv"
+    )
+    if buckets:
+        table = builder.parameter("buckets", "m h", (6, HEADS), std=1.0)
+        shape = (HEADS, T, T)
+        bias = builder.apply(
+            "relative_bias", "bias", (table,), "m! h -> h t s!", shapes=(shape,), attributes=buckets
+        )
+    else:
+        bias = builder.parameter("bias", "h t s", (HEADS, T, T), std=1.0)
+    labels = "b t h d!, b s! h d!, b s! h u!, h t s! -> b t h u!, b t h"
+    attributes = SCALE | {"causal": not buckets}
+    mixed = builder.apply(
+        "biased_attention", "core", (query, key, value, bias), labels, attributes=attributes
+    )
+    return dense(builder, "back", mixed, "b t h d, h d k -> b t k", {"k": K}, std=1.0)
+
+
+def turned(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
+    labels = "b t g r d! -> b t g r d!"
+    attributes = TURN | form
+    query = builder.apply("rotary", "turn", (_queries(builder, x),), labels, attributes=attributes)
+    return dense(builder, "back", query, "b t g r d, g r d k -> b t k", {"k": K}, std=1.0)
+
+
+def mixture(route: dict[str, Any], builder: GraphBuilder, x: str) -> str:
+    """Softmax over experts, the best of them, each a product and an activation."""
+    scores = dense(builder, "router", x, "b t k, k e -> b t e", {"e": EXPERTS}, std=1.0)
+    chances = builder.apply("softmax", "chances", (scores,), "b t e! -> b t e!")
+    chosen = "b t! k!"
+    capacity = int(route["capacity"])
+    weight = builder.apply(
+        "top_k",
+        "chosen",
+        (chances,),
+        f"b t! e! -> {chosen}, {chosen}, {chosen}",
+        shapes=((B, T, CHOICES),) * 3,
+        attributes=route,
+    )
+    choice = (f"{weight}.expert", f"{weight}.place")
+    given = builder.apply(
+        "dispatch",
+        "given",
+        (x, *choice),
+        f"b t! d, {chosen}, {chosen} -> e b c! d",
+        shapes=((EXPERTS, B, capacity, K),),
+    )
+    made = dense(builder, "expert", given, "e b c d, e d f -> e b c f", {"f": K}, std=1.0)
+    active = builder.apply("tanh", "active", (made,), "e b c f -> e b c f")
+    labels = f"e b c! d, {chosen}, {chosen}, {chosen} -> b t! d"
+    return builder.apply("combine", "mixed", (active, *choice, weight), labels)
+
+
+PLAIN_ROUTE = {"capacity": T, "groups": 0, "kept_groups": 0}
+
+CASES: dict[str, Body] = {
+    "layer_norm": layer_normed,
+    "rms_norm": rms_normed,
+    "l2_normalize": of_length_one,
+    "attention, full": partial(attended, {"causal": False}),
+    "attention, causal": partial(attended, {"causal": True}),
+    "attention, window": partial(attended, {"causal": True, "window": 2}),
+    "attention, alibi": partial(attended, {"causal": True, "alibi": 8.0}),
+    "attention, elsewhere": attended_elsewhere,
+    "biased_attention": partial(biased, {}),
+    "biased_attention, relative_bias": partial(biased, {"bidirectional": True, "max_distance": 5}),
+    "relative_bias, backward only": partial(biased, {"bidirectional": False, "max_distance": 5}),
+    "rotary, halves": partial(turned, {}),
+    "rotary, neighbours": partial(turned, {"interleaved": True}),
+    "rotary, some features": partial(turned, {"dims": 2, "inverse": True}),
+    "rotary, stretched": partial(turned, {"scaling": "linear", "factor": 2.0, "amplitude": 1.3}),
+    "top_k, dispatch, combine": partial(mixture, PLAIN_ROUTE),
+    "top_k, too little room": partial(mixture, PLAIN_ROUTE | {"capacity": 1}),
+    "top_k, groups": partial(mixture, PLAIN_ROUTE | {"groups": 2, "kept_groups": 1}),
+}
