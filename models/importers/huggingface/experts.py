@@ -2,7 +2,7 @@
 
 Imported mixtures have 1.25 times an even share of places per expert, as the zoo's have; the
 libraries they come from drop no token (a `capacity_factor` of 0). Where a configuration asks for
-the routers' loss, it is that of every sample by itself, at the weight that it has there.
+the routers' loss, it is that of every layer and sample by itself, at the weight that it has there.
 """
 
 from typing import Any

@@ -186,9 +186,8 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     if config.shared_norm and not config.parallel:
         raise ModelError(f"{name}: `shared_norm` needs `parallel`: set both or neither")
     _check_attention(name, config)
-    if all(config.has_experts(layer) for layer in range(config.layers)):
-        pass
-    elif config.ffn_hidden < 1:
+    has_dense = not all(config.has_experts(layer) for layer in range(config.layers))
+    if has_dense and config.ffn_hidden < 1:
         raise ModelError(f"{name}: `ffn_hidden` is {config.ffn_hidden}, below 1")
     if config.experts:
         _check_experts(name, config)

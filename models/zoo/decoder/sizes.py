@@ -29,6 +29,9 @@ def _llama(
     return row | other
 
 
+# A mixture's places per expert, in multiples of an even share (see above).
+_PLACES: Config = {"capacity_factor": 1.25}
+
 # Touvron et al., "Llama 2", arXiv 2307.09288 (2023). "The Llama 3 herd of models", arXiv 2407.21783
 # (2024); the 405B is release 3.1, stretched from 8,192 positions.
 _LLAMA2: Config = {"vocab": 32000, "positions": 4096, "epsilon": 1e-5}
@@ -54,6 +57,7 @@ LLAMA: dict[str, Config] = {
 # experts", arXiv 2401.04088 (2024). Their balance loss is not published; it is off here.
 _MISTRAL: Config = {"vocab": 32000, "epsilon": 1e-5}
 _MIXTRAL: Config = _MISTRAL | {
+    **_PLACES,
     "rope_base": 1000000.0,
     "experts": 8,
     "experts_per_token": 2,
@@ -80,7 +84,7 @@ _QWEN3: Config = {
     "head_dim": 128,
     "qk_norm": "rms",
 }
-_QWEN3_EXPERTS: Config = _QWEN3 | {"experts": 128, "experts_per_token": 8}
+_QWEN3_EXPERTS: Config = _QWEN3 | _PLACES | {"experts": 128, "experts_per_token": 8}
 QWEN: dict[str, Config] = {
     "qwen2-0.5b": _llama(24, 896, 14, 2, 4864, vocab=151936, tied=True, **_QWEN2),
     "qwen2-1.5b": _llama(28, 1536, 12, 2, 8960, vocab=151936, tied=True, **_QWEN2),
@@ -120,6 +124,7 @@ def _latent(
         "positions": 163840,
         "ffn_hidden": ffn_hidden,
         "epsilon": 1e-6,
+        **_PLACES,
     }
     return row | other
 

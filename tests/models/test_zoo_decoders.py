@@ -1,0 +1,228 @@
+"""The decoder family: published parameter counts, kinds of layers, what cannot be built."""
+
+from math import log, sqrt
+from typing import Any
+
+import pytest
+
+from models.errors import ModelError
+from models.graph import Graph
+from models.inference import check_graph
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build, build_training, model_spec
+
+# Parameters of the released weights, from the model cards on huggingface.co (their safetensors'
+# headers) and EleutherAI's table of Pythia; of DeepSeek-V3 without its second head and without the
+# 58 x 256 biases that steer its routers.
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
+    "deepseek-v2-lite": 15_706_484_224,
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-70m": 70_426_624,
+    "pythia-410m": 405_334_016,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-12b": 11_846_072_320,
+    "phi-2": 2_779_683_840,
+    "phi-3-mini": 3_821_079_552,
+    "mpt-7b": 6_649_286_656,
+}
+# Narayanan et al., arXiv 2104.04473, table 1, in thousands of millions.
+MEGATRON = {
+    "megatron-1.7b": 1.7,
+    "megatron-3.6b": 3.6,
+    "megatron-7.5b": 7.5,
+    "megatron-18b": 18.4,
+    "megatron-39b": 39.1,
+    "megatron-76b": 76.1,
+    "megatron-145b": 145.6,
+    "megatron-310b": 310.1,
+    "megatron-530b": 529.6,
+    "megatron-1t": 1008.0,
+}
+SMALL: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 16,
+    "vocab": 20,
+    "positions": 12,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 4,
+    "ffn_hidden": 24,
+    "rotary_dims": 4,
+}
+EXPERTS: dict[str, Any] = {"experts": 6, "experts_per_token": 2, "expert_hidden": 8}
+LATENT: dict[str, Any] = {
+    "kv_heads": 4,
+    "head_dim": 6,
+    "rotary_dims": 2,
+    "kv_lora": 5,
+    "q_lora": 7,
+    "value_dim": 3,
+}
+
+
+def graph(**changes: Any) -> Graph:
+    spec = ModelSpec(name="own", family="decoder", config=SMALL | changes, seq_len=12)
+    return build(spec, 2)
+
+
+def kinds(made: Graph) -> list[str]:
+    return [op.kind for op in made.ops]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_decoder_has_exactly_the_published_parameters(name: str) -> None:
+    assert build(model_spec(name), 1).parameter_count == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_megatrons_series_has_the_parameters_of_its_table(name: str) -> None:
+    count = build(model_spec(name), 1).parameter_count
+    assert round(count / 1e9, 1) == pytest.approx(MEGATRON[name], abs=0.051)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied": True, "head_bias": True, "norm": "scale", "window": 3, "full_layers": (1,)},
+        {"parallel": True, "shared_norm": True, "norm": "layer", "gated": False, "qk_norm": "rms"},
+        {"rotary_dims": 0, "alibi": 8.0, "clip_qkv": 3.0, "activation": "gelu"},
+        EXPERTS | {"dense_layers": (0,), "shared_hidden": 8, "balance_loss": 0.1},
+        EXPERTS | LATENT | {"router": "sigmoid", "router_groups": 3, "kept_groups": 2}
+        | {"balance_loss": 0.1, "weight_scale": 2.0},
+        LATENT | {"q_lora": 0, "out_bias": True, "qkv_bias": True},
+    ],
+)  # fmt: skip
+def test_a_whole_training_step_fits_the_op_table(changes: dict[str, Any], precision: str) -> None:
+    config = SMALL | changes
+    spec = ModelSpec(name="own", family="decoder", config=config, seq_len=12, precision=precision)
+    check_graph(build_training(spec, TrainingSpec(), 2))
+
+
+def test_layers_of_one_kind_share_a_template() -> None:
+    assert set(graph().templates.values()) == {"embedding", "h", "head"}
+    mixed = graph(**EXPERTS, dense_layers=(0,), window=4, full_layers=(2,))
+    assert [mixed.templates[f"h.{layer}"] for layer in range(3)] == [
+        "h.dense.window",
+        "h.experts.window",
+        "h.experts.full",
+    ]
+
+
+def test_heads_are_dims_of_their_own() -> None:
+    made = graph()
+    assert made.tensor("h.0.attn.q.weight").shape == (16, 2, 2, 4)
+    assert made.tensor("h.0.attn.k.weight").shape == (16, 2, 4)
+    assert graph(kv_heads=4).tensor("h.0.attn.q.weight").shape == (16, 4, 4)
+
+
+def test_only_the_layers_told_so_see_all_keys() -> None:
+    made = graph(window=4, full_layers=(1,))
+    windows = [op.attributes.get("window", 0) for op in made.ops if op.kind == "attention"]
+    assert windows == [4, 0, 4]
+
+
+@pytest.mark.parametrize(("factor", "places"), [(0.0, 12), (1.0, 4), (1.25, 5), (9.0, 12)])
+def test_the_capacity_of_experts_is_explicit(factor: float, places: int) -> None:
+    made = graph(**EXPERTS, capacity_factor=factor)
+    assert made.tensor("h.0.experts.dispatch").shape == (6, 2, places, 16)
+
+
+def test_routers_are_balanced_by_a_loss_only_where_it_is_asked_for() -> None:
+    assert "expert_load" not in kinds(graph(**EXPERTS))
+    made = graph(**EXPERTS, balance_loss=0.5, dense_layers=(1,))
+    assert kinds(made).count("expert_load") == 2
+    (total,) = (op for op in made.ops if op.name == "head.loss_with_balance")
+    assert total.inputs == ("head.loss_sum", "h.0.experts.balance", "h.2.experts.balance")
+
+
+def test_a_stretched_model_keeps_its_short_angles() -> None:
+    made = build(model_spec("llama3-405b", seq_len=16), 1)
+    attributes = next(op.attributes for op in made.ops if op.kind == "rotary")
+    assert attributes["scaling"] == "llama3"
+    assert attributes["original_positions"] == 8192
+
+
+def test_deepseek_v3_softens_its_scores_as_yarn_does() -> None:
+    made = build(model_spec("deepseek-v3", seq_len=16), 1)
+    scale = next(op.attributes["scale"] for op in made.ops if op.kind == "attention")
+    assert scale == pytest.approx((1 + 0.1 * log(40)) ** 2 / sqrt(192))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"layers": 0}, "`layers` is 0, below 1"),
+        ({"layers": 20_000}, "use at most 10000"),
+        ({"ffn_hidden": 0}, "`ffn_hidden` is 0, below 1"),
+        ({"epsilon": 0.0}, "`epsilon` is 0.0, not above 0"),
+        ({"window": -1}, "`window` is -1, below 0"),
+        ({"heads": 5}, "heads (5) is not divisible by kv_heads (2)"),
+        ({"rotary_dims": 3}, "use an even number up to head_dim (4)"),
+        ({"rotary_dims": 6}, "use an even number up to head_dim (4)"),
+        ({"rope_base": 1.0}, "`rope_base` is 1.0, not above 1"),
+        ({"rope_scaling": "ntk"}, 'choose one of "", linear, llama3, yarn'),
+        ({"rope_scaling": "yarn"}, "needs the sequence length before the stretch"),
+        ({"rope_scaling": "llama3", "rope_original": 8, "rope_low": 5.0}, "between 0 and"),
+        ({"norm": "batch"}, "choose one of rms, layer, scale"),
+        ({"activation": "mish"}, "choose one of silu"),
+        ({"shared_norm": True}, "`shared_norm` needs `parallel`"),
+        ({"full_layers": (3,)}, "names layer 3; the layers are 0 to 2"),
+        ({"q_lora": 4}, "belong to latent attention"),
+        ({"kv_lora": 4}, "set kv_heads to 4"),
+        ({"kv_lora": 4, "kv_heads": 4}, "turns some of the 4 features"),
+        (EXPERTS | {"experts_per_token": 7}, "use 1 to 6"),
+        (EXPERTS | {"expert_hidden": 0}, "`expert_hidden` is 0, below 1"),
+        (EXPERTS | {"router": "hash"}, "choose one of softmax, sigmoid"),
+        (EXPERTS | {"router_groups": 4}, "experts (6) do not make 4 router_groups"),
+        (EXPERTS | {"router_groups": 6}, "use at most 3"),
+        (EXPERTS | {"router_groups": 3, "kept_groups": 4}, "use 1 to 3"),
+        (EXPERTS | {"dense_layers": (9,)}, "names layer 9"),
+        (EXPERTS | {"capacity_factor": -1.0}, "`capacity_factor` is -1.0, below 0"),
+        ({"width": 3}, "unknown field `width`"),
+    ],
+)
+def test_a_configuration_that_cannot_be_built_is_refused(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        graph(**changes)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"tied": False}, None),
+        ({"activation": "mish"}, "choose one of gelu"),
+        ({"epsilon": 0.0}, "`epsilon` is 0.0, not above 0"),
+        ({"attention_scale": -1.0}, "below 0"),
+    ],
+)
+def test_what_a_gpt_may_differ_in(changes: dict[str, Any], complaint: str | None) -> None:
+    sizes = {"layers": 1, "hidden": 8, "heads": 2, "ffn_hidden": 8, "vocab": 9, "positions": 4}
+    spec = ModelSpec(name="own", family="gpt", config=sizes | changes, seq_len=4)
+    if complaint is None:
+        assert "head.logits.weight" in build(spec, 1).tensors_by_name
+        return
+    with pytest.raises(ModelError, match=complaint):
+        build(spec, 1)
