@@ -42,7 +42,7 @@ def with_blocks(graph: Graph) -> Graph:
     Raises
     ------
     ModelError
-        The graph has backward ops already.
+        The graph is not valid, or has backward ops already.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def with_blocks(graph: Graph) -> Graph:
 
 def cut(graph: Graph) -> Cut:
     """Do as `with_blocks` and say what became of the tensors' names."""
-    for op in graph.ops:
+    for op in graph.validate().ops:
         if op.phase not in (Phase.BEGIN, Phase.FORWARD):
             raise ModelError(
                 f"graph `{graph.name}` has op `{op.name}` of phase {op.phase}: blocks are found in "
@@ -102,10 +102,11 @@ def _homes(stream: Stream, pieces: Sequence[int], repeated: set[int]) -> list[in
     for piece, (start, stop) in enumerate(zip(pieces, ends, strict=True)):
         for number in stream.numbers[start:stop]:
             homes[number] = piece
+    in_row = [start in repeated for start in pieces]
     readers: list[set[int]] = [set() for _ in homes]
     for number in reversed(range(len(homes))):
         if homes[number] < 0:
-            homes[number] = _home(readers[number], [start in repeated for start in pieces])
+            homes[number] = _home(readers[number], in_row)
         for source, _ in stream.wiring.inputs[number]:
             readers[source].add(homes[number])
     return homes

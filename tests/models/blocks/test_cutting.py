@@ -1,11 +1,15 @@
 """Blocks found by structure: the same mathematics, the borders where least crosses them."""
 
+from string import ascii_lowercase
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.blocks import cut, with_blocks
+from models.builder import dropout
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
@@ -15,9 +19,12 @@ from tests.models.blocks.cases import (
     assert_promise_kept,
     crossing,
     encoder_decoder,
+    ended,
+    layer,
     partition,
     shared_weights,
     stack,
+    started,
     stripped,
 )
 from tests.models.oracle import random_values, run
@@ -31,12 +38,22 @@ def tiny_gpt() -> Graph:
 
 def letters(graph: Graph) -> str:
     """The templates of the blocks in order, a letter each."""
-    known = {name: "abcdefgh"[i] for i, name in enumerate(dict.fromkeys(graph.templates.values()))}
+    names = dict.fromkeys(graph.templates.values())
+    known = dict(zip(names, ascii_lowercase, strict=False))
     return "".join(known[graph.templates[block]] for block in graph.blocks)
 
 
-@pytest.mark.parametrize("name", ["gpt-demo", "gpt2-xl", "mlp"])
+@pytest.mark.parametrize("name", ["bert-demo", "vit-demo", "t5-demo", "resnet-34", "deepseek-v3"])
 def test_a_model_of_the_zoo_is_cut_where_its_builder_did(name: str) -> None:
+    graph = build(model_spec(name), 2)
+    found = with_blocks(stripped(graph, seed=1))
+    assert partition(found) == partition(graph)
+    assert letters(found) == letters(graph)
+    assert_promise_kept(found)
+
+
+@pytest.mark.parametrize("name", ["gpt-demo", "gpt2-xl", "mlp"])
+def test_a_single_row_of_layers_lies_between_stem_and_head(name: str) -> None:
     graph = build(model_spec(name), 2)
     found = with_blocks(stripped(graph, seed=1))
     assert partition(found) == partition(graph)
@@ -84,6 +101,22 @@ def test_names_and_blocks_given_do_not_change_the_cut(graph: Graph) -> None:
     assert cuts[0] == cuts[1] == cuts[2]
     again = with_blocks(with_blocks(graph))
     assert partition(again) == cuts[0]
+
+
+@pytest.mark.parametrize(
+    "graph", [tiny_gpt(), encoder_decoder(3), shared_weights(3)], ids=["gpt", "both", "shared"]
+)
+def test_weights_and_inputs_may_come_before_everything_else(graph: Graph) -> None:
+    late = stripped(graph, seed=6)
+    sources = ("variable", "narrow", "repeat", "input")
+    early = sorted(late.ops, key=lambda op: op.kind not in sources)
+    moved = msgspec.structs.replace(late, ops=tuple(early))
+    homes = []
+    for one in (late, moved):
+        made = cut(one)
+        makers = {name: op for op in made.graph.ops for name in op.outputs}
+        homes.append({old: makers[new].block for old, new in made.names.items()})
+    assert homes[0] == homes[1]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +172,16 @@ def test_old_names_live_on_where_they_tell_the_ops_apart() -> None:
     assert {op.name for op in nameless.ops if op.block == "layer.1" and op.kind == "matmul"} == {
         "layer.1.matmul.2"
     }
+
+
+def test_dropout_goes_on_naming_the_op_that_draws_its_bits() -> None:
+    builder, x = started()
+    for index in range(4):
+        x = dropout(builder, f"drop{index}", layer(builder, f"part{index}", x, "relu"), "b n", 0.5)
+    graph = with_blocks(stripped(ended(builder, x)))
+    drops = [op for op in graph.ops if op.kind == "dropout"]
+    assert [op.attributes["op"] for op in drops] == [op.name for op in drops]
+    assert letters(graph) == "abbbc"
 
 
 def test_a_training_graph_is_refused() -> None:
