@@ -28,7 +28,7 @@ DOORS = {
     "rich": ("millrace/",),
     "matplotlib": ("millrace/plot.py",),
     "cupy": (),
-    "torch": (),
+    "torch": ("models/importers/torch_export/",),
     "onnx": (),
 }
 

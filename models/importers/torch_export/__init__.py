@@ -1,0 +1,11 @@
+"""Importer of torch.export programs: a module, program or `.pt2` file becomes a Graph.
+
+In comes a module (meta and fake ones too), out goes `Imported`: the forward graph with its loss,
+where each variable's value is found, and the values where the module has some. `importing.py` is
+the front; `tracing.py` exports, `reading.py` drafts call by call, `writing.py` makes the Graph.
+"""
+
+from models.importers.torch_export.importing import import_file, import_module, import_program
+from models.importers.torch_export.sources import Imported, Source, spec
+
+__all__ = ["Imported", "Source", "import_file", "import_module", "import_program", "spec"]

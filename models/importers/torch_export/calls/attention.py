@@ -1,0 +1,277 @@
+"""Calls of attention, its masks, softmax and rotary positions."""
+
+from math import sqrt
+from typing import Any
+
+from models.importers.torch_export.algebra import combined, narrowed, scaled, spread
+from models.importers.torch_export.calls.elementwise import added, floating
+from models.importers.torch_export.calls.products import matrices
+from models.importers.torch_export.draft import Array, Operand, Slot, Token, pointwise
+from models.importers.torch_export.extents import (
+    Axis,
+    leaves,
+    paired,
+    sequence_axis,
+    size_of,
+)
+from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
+from models.importers.torch_export.views import joined
+
+
+def _attention(reader: Reader, a: Arguments) -> Array:
+    query, key, value = (reader.array(floating(a[name])) for name in ("query", "key", "value"))
+    scale = 1 / sqrt(query.shape[-1]) if a["scale"] is None else float(a["scale"])
+    if len(query.dims) != 4:
+        raise UnsupportedError("expected query, key and value of [batch, heads, tokens, features]")
+    if a["enable_gqa"] and key.shape[1] != query.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = (_grouped(array, times) for array in (key, value))
+    mask = a["attn_mask"]
+    causal, window, bias = bool(a["is_causal"]), 0, None
+    if mask is not None:
+        found = None if isinstance(mask, Array) else mask_of(mask, query.shape[2], key.shape[2])
+        if found is None:
+            bias = reader.array(mask if isinstance(mask, Array) else _additive(mask))
+        else:
+            causal, window = found
+    per_sample = (
+        bias is not None
+        and len(bias.dims) == 4
+        and any(bias.real(axis) and axis.role == "b" for axis in leaves(bias.dims[0]))
+    )
+    if float(a["dropout_p"]) or per_sample:
+        return _plain_attention(reader, (query, key, value), scale, causal, window, bias, a)
+    return _fused_attention(reader, (query, key, value), scale, causal, window, bias)
+
+
+def _grouped(array: Array, times: int) -> Array:
+    dims = array.dims
+    return Array(array.tensor, (dims[0], (*dims[1], Axis(times)), *dims[2:]))
+
+
+def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
+    """(causal, window) of a constant mask that is one of these everywhere, else None."""
+    import torch
+
+    seen = mask if mask.dtype is torch.bool else mask > -1.0e4
+    if mask.dtype is not torch.bool and bool((mask[seen] != 0).any()):
+        return None
+    seen = seen.reshape(-1, *seen.shape[-2:]) if seen.ndim > 2 else seen[None]
+    if bool((seen != seen[:1]).any()):
+        return None
+    plane = seen[0].expand(queries, keys)
+    if bool(plane.all()):
+        return False, 0
+    ones = torch.ones(queries, keys, dtype=torch.bool)
+    if queries != keys or bool((plane & ~ones.tril()).any()):
+        return None
+    window = int(plane[-1].sum())
+    if bool((plane == (ones.tril() & ~ones.tril(-window))).all()):
+        return True, 0 if window == keys else window
+    return None
+
+
+def _additive(mask: Any) -> Any:
+    import torch
+
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, -3.0e38)
+
+
+def _heads(query: Array, key: Array, value: Array) -> list[tuple[Axis, Axis, Axis]]:
+    """Leaf by leaf the axes of heads: those that keys lack are groups that share them."""
+    for _ in range(2):
+        paired(query.dims[1], key.dims[1])
+        paired(query.dims[1], value.dims[1])
+    first = paired(query.dims[1], key.dims[1])
+    second = paired(query.dims[1], value.dims[1])
+    return [(q, k, v) for (q, k), (_, v) in zip(first, second, strict=True)]
+
+
+def _fused_attention(
+    reader: Reader,
+    arrays: tuple[Array, Array, Array],
+    scale: float,
+    causal: bool,
+    window: int,
+    bias: Array | None,
+) -> Array:
+    draft = reader.draft
+    query, key, value = arrays
+    query = spread(draft, query, query.dims)
+    heads = _heads(query, key, value)
+    shared = [row for row in heads if key.real(row[1])]
+    if bias is not None or any(value.real(v) != key.real(k) for _, k, v in heads):
+        key, value = (spread(draft, x, x.dims[1:2]) for x in (key, value))
+        shared = heads
+    alone = [row for row in heads if not any(row is other for other in shared)]
+    key, value = (spread(draft, x, (x.dims[0], *x.dims[2:])) for x in (key, value))
+    for _ in range(2):
+        paired(query.dims[0], key.dims[0])
+        paired(query.dims[0], value.dims[0])
+        paired(query.dims[3], key.dims[3])
+        paired(key.dims[2], value.dims[2])
+    for axis in leaves(query.dims[2]):
+        sequence_axis(axis)
+    _hinted(shared, "g" if alone else "h")
+    _hinted(alone, "r")
+    for axis in (*leaves(query.dims[3]), *leaves(value.dims[3])):
+        axis.extent.root().hint = "d"
+    b, t, s = Token(), Token(single=True, label="t"), Token(single=True, whole=True, label="s")
+    d, u = (Token(single=True, whole=True, label=label) for label in "du")
+    g = Token(single=True, label="g" if alone else "h")
+    r = Token(single=True, label="r")
+    first = [Slot(b, query.dims[0]), Slot(t, query.dims[2])]
+    middle = [Slot(g, tuple(q for q, _, _ in shared))] if shared or alone else []
+    middle += [Slot(r, tuple(q for q, _, _ in alone))] if alone else []
+    of_key = [Slot(g, tuple(k for _, k, _ in shared))] if middle else []
+    of_value = [Slot(g, tuple(v for _, _, v in shared))] if middle else []
+    inputs = [
+        Operand(query.tensor, (*first, *middle, Slot(d, query.dims[3]))),
+        Operand(key.tensor, (Slot(b, key.dims[0]), Slot(s, key.dims[2]), *of_key,
+                             Slot(d, key.dims[3]))),
+        Operand(value.tensor, (Slot(b, value.dims[0]), Slot(s, value.dims[2]), *of_value,
+                               Slot(u, value.dims[3]))),
+    ]  # fmt: skip
+    kind = "attention"
+    attributes = {"causal": causal, "scale": scale, "window": window}
+    if bias is not None:
+        kind = "biased_attention"
+        attributes = {"causal": False, "scale": scale}
+        inputs.append(_bias(reader, bias, query, key, (g, t, s)))
+    tensor = draft.make(
+        kind,
+        inputs,
+        [*first, *middle, Slot(u, leaves(value.dims[3]))],
+        extras=((b, t, *(slot.token for slot in middle)),),
+        attributes=attributes,
+        ordered=True,
+    )
+    return Array(tensor, (query.dims[0], query.dims[1], query.dims[2], value.dims[3]))
+
+
+def _hinted(rows: list[tuple[Axis, Axis, Axis]], hint: str) -> None:
+    for row in rows:
+        for axis in row:
+            axis.extent.root().hint = hint
+
+
+def _bias(
+    reader: Reader, bias: Array, query: Array, key: Array, tokens: tuple[Token, Token, Token]
+) -> Operand:
+    """A term of the scores as `h t s`."""
+    dims = ((),) * (3 - len(bias.dims)) + bias.dims[-3:]
+    wanted = (query.dims[1], query.dims[2], key.dims[2])
+    filled = tuple(
+        group if size_of(group) > 1 else tuple(Axis(axis.extent) for axis in leaves(want))
+        for group, want in zip(dims, wanted, strict=True)
+    )
+    for _ in range(2):
+        for group, want in zip(filled, wanted, strict=True):
+            paired(group, want)
+    whole = spread(reader.draft, Array(bias.tensor, filled), filled)
+    slots = [Slot(token, group) for token, group in zip(tokens, whole.dims, strict=True)]
+    return Operand(whole.tensor, tuple(slots))
+
+
+def _plain_attention(
+    reader: Reader,
+    arrays: tuple[Array, Array, Array],
+    scale: float,
+    causal: bool,
+    window: int,
+    bias: Array | None,
+    a: Arguments,
+) -> Array:
+    """Products, softmax and dropout one by one, where the fused op has no such thing."""
+    import torch
+
+    query, key, value = arrays
+    turned = Array(key.tensor, (*key.dims[:2], key.dims[3], key.dims[2]))
+    scores = scaled(reader.draft, matrices(reader, query, turned), scale)
+    if causal:
+        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+        seen = ones & ~ones.tril(-window) if window else ones
+        scores = added(reader, scores, _additive(seen))
+    if bias is not None:
+        scores = added(reader, scores, bias)
+    weights = softmax(reader, scores, 3)
+    if float(a["dropout_p"]):
+        attributes = {"rate": float(a["dropout_p"])}
+        weights = pointwise(reader.draft, "dropout", weights, attributes)
+    return matrices(reader, weights, value)
+
+
+def softmax(reader: Reader, array: Array, dim: int) -> Array:
+    """Over one dim, which comes last in what is made."""
+    dim %= len(array.dims)
+    array = spread(reader.draft, array, (array.dims[dim],))
+    token = Token(single=True, whole=True)
+    inside = {id(axis) for axis in leaves(array.dims[dim])}
+    slots = [Slot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
+    slots.append(Slot(token, leaves(array.dims[dim])))
+    read = Operand(array.tensor, tuple(slots))
+    return Array(reader.draft.make("softmax", (read,), slots, ordered=True), array.dims)
+
+
+def _softmax(reader: Reader, a: Arguments) -> Array:
+    return softmax(reader, floating(a["self"]), a["dim"])
+
+
+def _rotate_half(reader: Reader, a: Arguments) -> Array:
+    """The `rotary` op where the tables are those of one base, else products with the tables."""
+    x = reader.array(floating(a["x"]))
+    cosine, sine = a["cos"], a["sin"]
+    base = None if isinstance(cosine, Array) else base_of(cosine, sine)
+    draft = reader.draft
+    if base is not None and len(leaves(x.dims[-2])) == 1:
+        sequence_axis(leaves(x.dims[-2])[0])
+        if leaves(x.dims[-2])[0].role == "t":
+            x = spread(draft, x, (x.dims[-1],))
+            size = x.shape[-1]
+            attributes = {"base": base, "dims": size, "interleaved": False, "inverse": False}
+            inside = {id(axis) for axis in leaves(x.dims[-1])}
+            slots = [Slot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
+            slots.append(Slot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
+            read = Operand(x.tensor, tuple(slots))
+            made = draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
+            return Array(made, x.dims)
+    half = x.shape[-1] // 2
+    front, back = (narrowed(draft, x, -1, start, half) for start in (0, half))
+    turned = joined(draft, (scaled(draft, back, -1.0), front), -1)
+    plain = combined(draft, "mul", x, reader.array(cosine))
+    return combined(draft, "add", plain, combined(draft, "mul", turned, reader.array(sine)))
+
+
+def base_of(cosine: Any, sine: Any) -> float | None:
+    """The base of tables of angles [.., positions, features] that start at position 0."""
+    import torch
+
+    size = cosine.shape[-1]
+    if cosine.numel() != cosine.shape[-2] * size or cosine.shape[-2] < 2 or size < 4:
+        return None
+    first, second = (table.reshape(-1, size).double() for table in (cosine, sine))
+    angle = torch.atan2(second[1], first[1])[: size // 2]
+    if bool((angle <= 0).any()) or abs(float(angle[0]) - 1) > 1e-5:
+        return None
+    base = float(angle[1]) ** (-size / 2)
+    base = float(f"{base:.6g}")
+    whole = round(base)
+    if abs(whole - base) < 1e-5 * base:
+        base = float(whole)
+    exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
+    places = torch.arange(first.shape[0], dtype=torch.float64)
+    angles = torch.outer(places, base**-exponents).repeat(1, 2)
+    near = max(
+        float((angles.cos() - first).abs().max()), float((angles.sin() - second).abs().max())
+    )
+    return base if near < 1e-6 * max(float(places[-1]), 10.0) else None
+
+
+HANDLERS: dict[str, Handler] = {
+    "scaled_dot_product_attention": _attention,
+    "softmax": _softmax,
+    "_softmax": _softmax,
+    "rotate_half": _rotate_half,
+}

@@ -1,0 +1,284 @@
+"""Calls of norms, convolutions, pooling and dropout."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from models.importers.torch_export.algebra import combined, summed_axes
+from models.importers.torch_export.calls.elementwise import added, floating, mean, multiplied
+from models.importers.torch_export.draft import (
+    Array,
+    Operand,
+    Slot,
+    Tensor,
+    Token,
+    Value,
+    fresh,
+    pointwise,
+)
+from models.importers.torch_export.extents import Axis, leaves, paired
+from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
+
+
+def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:
+    x = reader.array(floating(a["input"]))
+    rank = len(a["normalized_shape"])
+    given = [a["weight"]] if kind == "rms_norm" else [a["weight"], a["bias"]]
+    weights = [
+        value if value is not None else _filled(reader, a["normalized_shape"], 1.0 - at)
+        for at, value in enumerate(given)
+    ]
+    for _ in range(2):
+        for weight in weights:
+            for mine, yours in zip(x.dims[-rank:], weight.dims, strict=True):
+                paired(mine, yours)
+    inside = tuple(axis for group in x.dims[-rank:] for axis in leaves(group))
+    if any(axis.role == "b" for axis in inside) or not all(x.real(axis) for axis in inside):
+        raise UnsupportedError("it is taken over samples or over a dim that was expanded")
+    token = Token(single=True, whole=True, label="d")
+    have = {id(axis) for axis in inside}
+    lead = [Slot(Token(), (axis,)) for axis in x.tensor.leaves() if id(axis) not in have]
+    inputs = [Operand(x.tensor, (*lead, Slot(token, inside)))]
+    for weight in weights:
+        axes = tuple(axis for group in weight.dims for axis in leaves(group))
+        inputs.append(Operand(weight.tensor, (Slot(token, axes),)))
+    statistics = tuple(slot.token for slot in lead)
+    tensor = reader.draft.make(
+        kind,
+        inputs,
+        [*lead, Slot(token, inside)],
+        extras=(statistics,) * (1 if kind == "rms_norm" else 2),
+        attributes={"epsilon": epsilon},
+        ordered=True,
+    )
+    return Array(tensor, x.dims)
+
+
+def _filled(reader: Reader, shape: Sequence[int], value: float) -> Array:
+    """A constant of one value that has its dims."""
+    axes = tuple(fresh(size) for size in shape)
+    name = reader.draft.name(f"{reader.draft.where}.{'ones' if value else 'zeros'}".lstrip("."))
+    tensor = Tensor(name=name, axes=axes, kind="constant", attributes={"value": value})
+    return Array(tensor, tuple((axis,) for axis in axes))
+
+
+def _layer_norm(reader: Reader, a: Arguments) -> Array:
+    return _norm(reader, "layer_norm", a, float(a["eps"]))
+
+
+def _rms_norm(reader: Reader, a: Arguments) -> Array:
+    # PyTorch's default is the spacing of numbers around one.
+    return _norm(reader, "rms_norm", a, 1.1920929e-07 if a["eps"] is None else float(a["eps"]))
+
+
+def _batch_norm(reader: Reader, a: Arguments) -> Array:
+    x = reader.array(floating(a["input"]))
+    epsilon = float(a["eps"])
+    if not a["training"]:
+        return _known_batch_norm(reader, x, a, epsilon)
+    draft = reader.draft
+    size = x.shape[1]
+    gamma = reader.array(a["weight"]) if a["weight"] is not None else _filled(reader, [size], 1.0)
+    beta = reader.array(a["bias"]) if a["bias"] is not None else _filled(reader, [size], 0.0)
+    for _ in range(2):
+        paired(x.dims[1], gamma.dims[0])
+        paired(x.dims[1], beta.dims[0])
+    channel = Token(single=True, label="c")
+    inside = leaves(x.dims[1])
+    have = {id(axis) for axis in inside}
+    slots = []
+    for axis in x.tensor.leaves():
+        if axis is inside[0]:
+            slots.append(Slot(channel, inside))
+        elif id(axis) not in have:
+            slots.append(Slot(Token(), (axis,)))
+    read = Operand(x.tensor, tuple(slots))
+    one = [Slot(channel, inside)]
+    sums = draft.make("channel_sums", (read,), one, name="sums", ordered=True)
+    of_sums = Operand(sums, tuple(one))
+    squares = draft.make("channel_squares", (read, of_sums), one, name="squares", ordered=True)
+    weights = [Operand(w.tensor, (Slot(channel, leaves(w.dims[0])),)) for w in (gamma, beta)]
+    tensor = draft.make(
+        "batch_norm",
+        (read, of_sums, Operand(squares, tuple(one)), *weights),
+        slots,
+        attributes={"epsilon": epsilon},
+        ordered=True,
+    )
+    return Array(tensor, x.dims)
+
+
+def _known_batch_norm(reader: Reader, x: Array, a: Arguments, epsilon: float) -> Array:
+    """By the running statistics, which are constants: an affine map of every channel."""
+    tail = (1,) * (len(x.dims) - 2)
+    if isinstance(a["running_mean"], Array) or not hasattr(a["running_mean"], "reshape"):
+        raise UnsupportedError("its running statistics have no values: they are fake")
+    centre = a["running_mean"].reshape(-1, *tail)
+    spread = (a["running_var"] + epsilon).rsqrt().reshape(-1, *tail)
+    found = multiplied(reader, added(reader, x, -centre), spread)
+    for weight, join in ((a["weight"], multiplied), (a["bias"], added)):
+        if weight is not None:
+            found = join(reader, found, Array(weight.tensor, (*weight.dims, *((),) * len(tail))))
+    return found
+
+
+def _conv2d(reader: Reader, a: Arguments) -> Array:
+    x, weight = reader.array(floating(a["input"])), reader.array(a["weight"])
+    if len(x.dims) != 4:
+        raise UnsupportedError("expected images of [batch, channels, rows, columns]")
+    stride, dilation = _two(a["stride"]), _two(a["dilation"])
+    kernel, groups = weight.shape[2:], int(a["groups"])
+    padding = a["padding"]
+    if isinstance(padding, str):
+        whole = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+        if padding == "same" and any(size % 2 for size in whole):
+            raise UnsupportedError("`same` padding of a window of even size")
+        padding = [size // 2 if padding == "same" else 0 for size in whole]
+    pad = _two(padding)
+    attributes: dict[str, Value] = _window(stride, pad)
+    if dilation != (1, 1):
+        attributes |= {"dilation_y": dilation[0], "dilation_x": dilation[1]}
+    sizes = [
+        (x.shape[2 + i] + 2 * pad[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i in (0, 1)
+    ]
+    return _convolved(reader, x, weight, groups, sizes, attributes, a["bias"])
+
+
+def _convolved(
+    reader: Reader,
+    x: Array,
+    weight: Array,
+    groups: int,
+    sizes: list[int],
+    attributes: dict[str, Value],
+    bias: Any,
+) -> Array:
+    many = groups > 1
+    if not many:
+        for _ in range(2):
+            paired(x.dims[1], weight.dims[1])
+    y, z, j, i, q, p = (Token(single=True, whole=True, label=label) for label in "yxjiqp")
+    of_x = Token(single=True, labels=("g", "c") if many else ("c",))
+    of_w = Token(single=True, labels=("g", "n") if many else ("n",))
+    inner = Token(single=True, labels=("c",))
+    batch = Token(label="b")
+    out = Axis(leaves(weight.dims[0])[0].extent) if weight.dims[0] else fresh(1)
+    rows, columns = fresh(sizes[0], "y"), fresh(sizes[1], "x")
+    places = zip((of_w, inner, q, p), weight.dims, strict=True)
+    inputs = [
+        Operand(
+            x.tensor,
+            (
+                Slot(batch, x.dims[0]),
+                Slot(of_x, x.dims[1]),
+                Slot(y, x.dims[2]),
+                Slot(z, x.dims[3]),
+            ),
+        ),
+        Operand(weight.tensor, tuple(Slot(token, group) for token, group in places)),
+    ]
+    slots = [Slot(batch, x.dims[0]), Slot(of_w, (out,)), Slot(j, (rows,)), Slot(i, (columns,))]
+    tensor = reader.draft.make("conv", inputs, slots, attributes=attributes, ordered=True)
+    found = Array(tensor, (x.dims[0], (out,), (rows,), (columns,)))
+    found = _without_places(reader, found)
+    if bias is None:
+        return found
+    over = reader.array(bias)
+    return combined(reader.draft, "add", found, Array(over.tensor, (*over.dims, (), ())))
+
+
+def _without_places(reader: Reader, array: Array) -> Array:
+    """An image of one place is a vector."""
+    units = [x for group in array.dims[1:] for x in leaves(group) if x.size == 1]
+    return summed_axes(reader.draft, array, units) if units else array
+
+
+def _two(value: Any) -> tuple[int, int]:
+    values = [int(x) for x in value] if isinstance(value, list | tuple) else [int(value)]
+    return (values[0], values[-1])
+
+
+def _window(stride: tuple[int, int], pad: tuple[int, int]) -> dict[str, Value]:
+    return {"stride_y": stride[0], "stride_x": stride[1], "pad_y": pad[0], "pad_x": pad[1]}
+
+
+def _pooled(
+    reader: Reader,
+    kind: str,
+    x: Array,
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+) -> Array:
+    if len(x.dims) != 4:
+        raise UnsupportedError("expected images of [batch, channels, rows, columns]")
+    sizes = [(x.shape[2 + i] + 2 * pad[i] - size[i]) // stride[i] + 1 for i in (0, 1)]
+    y, z, j, i = (Token(single=True, whole=True, label=label) for label in "yxji")
+    batch, channel = Token(label="b"), Token(single=True, label="c")
+    lead = [Slot(batch, x.dims[0]), Slot(channel, x.dims[1])]
+    rows, columns = fresh(sizes[0], "y"), fresh(sizes[1], "x")
+    read = Operand(x.tensor, (*lead, Slot(y, x.dims[2]), Slot(z, x.dims[3])))
+    attributes = _window(stride, pad) | {"size_y": size[0], "size_x": size[1]}
+    slots = [*lead, Slot(j, (rows,)), Slot(i, (columns,))]
+    tensor = reader.draft.make(kind, (read,), slots, attributes=attributes, ordered=True)
+    found = Array(tensor, (x.dims[0], x.dims[1], (rows,), (columns,)))
+    return _without_places(reader, found)
+
+
+def _max_pool2d(reader: Reader, a: Arguments) -> Array:
+    if a["ceil_mode"] or _two(a["dilation"]) != (1, 1):
+        raise UnsupportedError("`ceil_mode` or dilation")
+    size = _two(a["kernel_size"])
+    stride = _two(a["stride"]) if a["stride"] else size
+    return _pooled(reader, "max_pool", floating(a["self"]), size, stride, _two(a["padding"]))
+
+
+def _avg_pool2d(reader: Reader, a: Arguments) -> Array:
+    pad = _two(a["padding"])
+    if a["ceil_mode"] or a["divisor_override"] or (pad != (0, 0) and not a["count_include_pad"]):
+        raise UnsupportedError("`ceil_mode`, a divisor or padding that is not counted")
+    size = _two(a["kernel_size"])
+    stride = _two(a["stride"]) if a["stride"] else size
+    return _pooled(reader, "avg_pool", floating(a["self"]), size, stride, pad)
+
+
+def _adaptive_avg_pool2d(reader: Reader, a: Arguments) -> Array:
+    x = floating(a["self"])
+    rows, columns = _two(a["output_size"])
+    rank = len(x.dims)
+    if (rows, columns) == (1, 1):
+        return mean(reader, x, [rank - 2, rank - 1], keep=True)
+    if x.shape[-2] % rows or x.shape[-1] % columns:
+        raise UnsupportedError(f"windows of unequal size for an output of {rows} x {columns}")
+    size = (x.shape[-2] // rows, x.shape[-1] // columns)
+    return x if size == (1, 1) else _pooled(reader, "avg_pool", x, size, size, (0, 0))
+
+
+def _adaptive_avg_pool1d(reader: Reader, a: Arguments) -> Array:
+    x = floating(a["self"])
+    if _two(a["output_size"]) != (1, 1):
+        raise UnsupportedError("an output of more than one place")
+    return mean(reader, x, [len(x.dims) - 1], keep=True)
+
+
+def _dropout(reader: Reader, a: Arguments) -> Array:
+    x = reader.array(a["input"])
+    rate = float(a["p"])
+    if not a["train"] or rate == 0:
+        return x
+    if rate >= 1:
+        raise UnsupportedError("it drops everything")
+    return pointwise(reader.draft, "dropout", x, {"rate": rate})
+
+
+HANDLERS: dict[str, Handler] = {
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "batch_norm": _batch_norm,
+    "conv2d": _conv2d,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "adaptive_avg_pool2d": _adaptive_avg_pool2d,
+    "adaptive_avg_pool1d": _adaptive_avg_pool1d,
+    "dropout": _dropout,
+}

@@ -1,0 +1,192 @@
+"""Draft: the ops of a traced program before its dims are final.
+
+A step says for every operand which axes stand in which slot, and a token says which slots are one
+label. Tokens expand to one label per leaf when the graph is written, so that nothing here needs to
+know how later views split a dim.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.importers.torch_export.extents import Axis, Extent, Group, leaves, size_of
+from models.importers.torch_export.sources import Source
+
+Value = int | float | str | bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tensor:
+    """A tensor of the graph to be.
+
+    `kind` is variable, constant, input or made; `payload` is the variable's Source, or the
+    constant's values.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    kind: str = "made"
+    integer: bool = False
+    payload: Any = None
+    trained: bool = False
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+    def leaves(self) -> Group:
+        """Its dims as the graph will have them."""
+        return leaves(self.axes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array:
+    """A traced value: a tensor seen through views.
+
+    `dims` are the dims the program sees, each a group of axes; an axis that `tensor` lacks is one
+    along which the tensor is the same.
+    """
+
+    tensor: Tensor
+    dims: tuple[Group, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape as the program sees it."""
+        return tuple(size_of(group) for group in self.dims)
+
+    def real(self, axis: Axis) -> bool:
+        """Whether the tensor has this leaf axis."""
+        return any(axis is leaf for leaf in self.tensor.leaves())
+
+
+@dataclass(slots=True, eq=False)
+class Token:
+    """One label of a step, or one per leaf of its axes.
+
+    `single`: the op needs one dim here, however the axes are split; `labels`: that dim is a group
+    with these labels.
+    """
+
+    label: str | None = None
+    whole: bool = False
+    single: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """Axes of an operand that stand for a token; none: a dim of size one to be added."""
+
+    token: Token
+    axes: Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operand:
+    """A tensor as a step reads or makes it."""
+
+    tensor: Tensor
+    slots: tuple[Slot, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Step:
+    """An op to be. `ordered`: dims of operands come in the order of their slots."""
+
+    kind: str
+    inputs: tuple[Operand, ...]
+    output: Operand
+    extras: tuple[tuple[Token, ...], ...] = ()
+    attributes: dict[str, Value] = field(default_factory=dict)
+    ordered: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """The steps and the names given so far."""
+
+    batch: int
+    steps: list[Step] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    where: str = ""  # module path of the op being read
+
+    def name(self, wanted: str) -> str:
+        """Return `wanted`, with a number behind it where it is taken."""
+        found, count = wanted, 1
+        while found in self.names:
+            count += 1
+            found = f"{wanted}.{count}"
+        self.names.add(found)
+        return found
+
+    def make(
+        self,
+        kind: str,
+        inputs: Sequence[Operand],
+        slots: Sequence[Slot],
+        *,
+        name: str | None = None,
+        extras: Sequence[tuple[Token, ...]] = (),
+        attributes: Mapping[str, Value] | None = None,
+        ordered: bool = False,
+        integer: bool = False,
+    ) -> Tensor:
+        """Add a step and return the tensor it makes, its axes those of `slots` in order."""
+        path = f"{self.where}.{name or kind}".lstrip(".")
+        tensor = Tensor(
+            name=self.name(path),
+            axes=tuple(axis for slot in slots for axis in slot.axes),
+            integer=integer,
+            trained=any(operand.tensor.trained for operand in inputs),
+        )
+        self.steps.append(
+            Step(
+                kind=kind,
+                inputs=tuple(inputs),
+                output=Operand(tensor, tuple(slots)),
+                extras=tuple(extras),
+                attributes=dict(attributes or {}),
+                ordered=ordered,
+            )
+        )
+        return tensor
+
+    def variable(self, source: Source, shape: Sequence[int], keep_units: bool) -> Array:
+        """Add a parameter; its dims of size one are left out unless they are to be kept."""
+        groups = tuple((Axis(size),) if size > 1 or keep_units else () for size in shape)
+        tensor = Tensor(
+            name=self.name(source.fqn),
+            axes=tuple(axis for group in groups for axis in group),
+            kind="variable",
+            payload=source,
+            trained=True,
+        )
+        return Array(tensor, groups)
+
+
+def alike(array: Array) -> tuple[Operand, list[Slot]]:
+    """Read a tensor dim by dim, and slots of an output with the same dims."""
+    slots = [Slot(Token(), (axis,)) for axis in array.tensor.axes]
+    return Operand(array.tensor, tuple(slots)), slots
+
+
+def pointwise(
+    draft: Draft,
+    kind: str,
+    array: Array,
+    attributes: Mapping[str, Value] | None = None,
+    name: str | None = None,
+) -> Array:
+    """Apply an op to every element."""
+    operand, slots = alike(array)
+    made = draft.make(kind, (operand,), slots, attributes=attributes, name=name)
+    return Array(made, array.dims)
+
+
+def fresh(size: int, hint: str | None = None) -> Axis:
+    """A new axis that no other is tied to."""
+    return Axis(Extent(size, hint=hint))
+
+
+def real_leaves(array: Array, group: Sequence[Axis]) -> Iterator[Axis]:
+    """The leaf axes of a dim along which the tensor differs."""
+    have = {id(axis) for axis in array.tensor.leaves()}
+    return (axis for axis in leaves(group) if id(axis) in have)

@@ -1,0 +1,189 @@
+"""Extents: how long the dims of traced tensors are, and what a view splits them into.
+
+A view never moves data here. It splits the extent of a dim (768 into 12 and 64), and every dim of
+every other tensor that must be as long, because it is added to it or multiplied with it, is split
+alike: its extent is the same one. When the whole program is read, each tensor is laid out with one
+dim per leaf, so that heads are dims of their own from the weight to the attention and the views
+are gone.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from models.labels import BATCH, SEQUENCE
+
+
+class ShapeError(Exception):
+    """A view or an op whose dims cannot be told apart; the message says why."""
+
+
+class Extent:
+    """A length, perhaps split into parts from the outermost to the innermost."""
+
+    __slots__ = ("_same", "hint", "parts", "role", "size")
+
+    def __init__(self, size: int, role: str | None = None, hint: str | None = None) -> None:
+        self.size = size
+        self.role = role  # label b or t, whose meaning is fixed
+        self.hint = hint  # a label that reads well
+        self.parts: tuple[Extent, ...] | None = None
+        self._same: Extent | None = None
+
+    def root(self) -> "Extent":
+        """The extent that stands for all that were found to be the same."""
+        found = self
+        while found._same is not None:
+            found = found._same
+        return found
+
+    def leaves(self) -> tuple["Extent", ...]:
+        """The unsplit parts, outermost first."""
+        root = self.root()
+        if root.parts is None:
+            return (root,)
+        return tuple(leaf for part in root.parts for leaf in part.leaves())
+
+    def split(self, outer: int) -> None:
+        """Split a leaf in two, the outer one of this size."""
+        root = self.root()
+        if root.role == BATCH:
+            raise ShapeError(f"the batch dim ({root.size} samples) is split; keep it whole")
+        root.parts = (Extent(outer), Extent(root.size // outer))
+
+    def join(self, other: "Extent") -> None:
+        """Let two extents of one size be split alike from now on."""
+        mine, yours = self.root(), other.root()
+        if mine is yours:
+            return
+        if mine.parts is not None and yours.parts is not None:
+            align(mine.leaves(), yours.leaves())
+            return
+        kept, gone = (yours, mine) if mine.parts is None else (mine, yours)
+        if kept.role and gone.role and kept.role != gone.role:
+            raise ShapeError("the batch dim meets the sequence dim in one op")
+        if kept.parts is not None and gone.role == BATCH:
+            raise ShapeError(f"the batch dim ({gone.size} samples) is split; keep it whole")
+        if kept.parts is None:
+            kept.role = kept.role or gone.role
+            kept.hint = kept.hint or gone.hint
+        gone._same = kept
+
+
+def align(left: Sequence[Extent], right: Sequence[Extent]) -> None:
+    """Split two rows of leaves until they match one to one, and join the pairs."""
+    mine, yours = list(left), list(right)
+    while mine and yours:
+        a, b = mine.pop(0), yours.pop(0)
+        if a.root().parts is not None or b.root().parts is not None:
+            mine[:0], yours[:0] = a.leaves(), b.leaves()
+        elif a.size == b.size:
+            a.join(b)
+        elif a.size > b.size and a.size % b.size == 0:
+            a.split(b.size)
+            mine[:0], yours[:0] = a.leaves(), (b,)
+        elif b.size > a.size and b.size % a.size == 0:
+            b.split(a.size)
+            mine[:0], yours[:0] = (a,), b.leaves()
+        else:
+            raise ShapeError(f"dims of {a.size} and {b.size} are taken apart in two ways")
+    if mine or yours:
+        raise ShapeError("dims of different sizes meet")
+
+
+class Axis:
+    """A dim of a tensor; two tensors may share one."""
+
+    __slots__ = ("_parts", "extent")
+
+    def __init__(self, extent: Extent | int) -> None:
+        self.extent = extent if isinstance(extent, Extent) else Extent(extent)
+        self._parts: tuple[Axis, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Length."""
+        return self.extent.size
+
+    @property
+    def role(self) -> str | None:
+        """`b`, `t` or None."""
+        return self.extent.root().role
+
+    def leaves(self) -> tuple["Axis", ...]:
+        """The axes of the leaves of the extent: the same objects every time."""
+        parts = self.extent.root().parts
+        if parts is None:
+            return (self,)
+        if not self._parts:
+            self._parts = tuple(Axis(part) for part in parts)
+        return tuple(leaf for part in self._parts for leaf in part.leaves())
+
+
+Group = tuple[Axis, ...]
+
+
+def leaves(axes: Sequence[Axis]) -> Group:
+    """The leaf axes of several axes, in order."""
+    return tuple(leaf for axis in axes for leaf in axis.leaves())
+
+
+def size_of(group: Sequence[Axis]) -> int:
+    """Length of a dim made of these axes."""
+    return prod(axis.size for axis in group)
+
+
+def paired(left: Group, right: Group) -> list[tuple[Axis, Axis]]:
+    """Leaf by leaf, two dims of one size; both are split where the other is.
+
+    Raises
+    ------
+    ShapeError
+        They are taken apart in two ways that do not fit.
+    """
+    mine = [axis for axis in leaves(left) if axis.size > 1]
+    yours = [axis for axis in leaves(right) if axis.size > 1]
+    align([axis.extent for axis in mine], [axis.extent for axis in yours])
+    return list(zip(leaves(mine), leaves(yours), strict=True))
+
+
+def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Group]:
+    """Take a row of axes apart into dims of these sizes, splitting extents as needed.
+
+    Raises
+    ------
+    ShapeError
+        A dim would straddle two that do not divide each other.
+    """
+    queue = list(leaves(axes))
+    groups: list[Group] = []
+    for size in sizes:
+        taken: list[Axis] = []
+        need = size
+        while queue and (need > 1 or (queue[0].size == 1 and not taken)):
+            axis = queue.pop(0)
+            if axis.size > need:
+                if axis.size % need:
+                    raise ShapeError(f"a dim of {axis.size} is viewed as one of {need} and a rest")
+                axis.extent.split(need)
+                queue[:0] = axis.leaves()
+                continue
+            if need % axis.size:
+                raise ShapeError(f"a dim of {size} is made of dims that do not divide it")
+            need //= axis.size
+            taken.append(axis)
+        if need > 1:
+            raise ShapeError(f"a view wants a dim of {size} that is not there")
+        groups.append(tuple(taken))
+    if queue:
+        if any(axis.size > 1 for axis in queue):
+            raise ShapeError("a view leaves dims over")
+        if groups:
+            groups[-1] += tuple(queue)
+    return groups
+
+
+def sequence_axis(axis: Axis) -> None:
+    """Say that an axis runs along the tokens, where nothing else is known of it."""
+    root = axis.extent.root()
+    if root.role is None and root.parts is None:
+        root.role = SEQUENCE

@@ -1,0 +1,196 @@
+"""Fused projections taken apart: one product that is sliced becomes a product per slice.
+
+Query, key and value out of one weight (or gate and up) are variables of their own in the graph, so
+that heads can be split over devices; each says which part of the parameter it is.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from models.importers.torch_export.draft import Draft, Operand, Slot, Step, Tensor
+from models.importers.torch_export.extents import Axis, Group, leaves
+from models.importers.torch_export.sources import Cut
+
+
+class _Slice(NamedTuple):
+    """One reader of a fused projection."""
+
+    start: int
+    made: Axis
+    output: Tensor
+    dropped: bool  # a slice of one place, whose dim is summed away at once
+    steps: tuple[Step, ...]
+
+
+class _Piece(NamedTuple):
+    """A part of a tensor: `old` is the axis that was sliced, `new` what is left of it."""
+
+    tensor: Tensor
+    old: Axis
+    new: Axis | None
+
+
+def taken_apart(draft: Draft, steps: list[Step]) -> list[Step]:
+    """Return the steps with every sliced projection of a parameter taken apart."""
+    at = 0
+    while at < len(steps):
+        readers = _readers(steps)
+        made = _taken_apart(draft, steps, at, readers)
+        steps, at = (steps, at + 1) if made is None else (made, at)
+    return steps
+
+
+def _taken_apart(
+    draft: Draft, steps: list[Step], at: int, readers: dict[int, list[Step]]
+) -> list[Step] | None:
+    """Take the projection that ends in step `at` apart, if it is one that is only sliced."""
+    last = steps[at]
+    found = readers.get(id(last.output.tensor), [])
+    if len(found) < 2 or any(step.kind != "narrow" for step in found):
+        return None
+    sliced = [_sliced(step) for step in found]
+    old = sliced[0][0]
+    if old is None or any(axis is not old for axis, _ in sliced):
+        return None
+    makers = {id(step.output.tensor): step for step in steps}
+    chain = _projection(last, old, makers, readers)
+    if chain is None:
+        return None
+    slices = [_slice(step, made, readers) for step, (_, made) in zip(found, sliced, strict=True)]
+    gone = {id(step) for one in slices for step in one.steps} | {id(step) for step in chain}
+    new = [step for i, one in enumerate(slices) for step in _part(draft, chain, old, one, i)]
+    before = [step for step in steps[: at + 1] if id(step) not in gone]
+    return [*before, *new, *(step for step in steps[at + 1 :] if id(step) not in gone)]
+
+
+def _readers(steps: list[Step]) -> dict[int, list[Step]]:
+    found: dict[int, list[Step]] = {}
+    for step in steps:
+        for operand in step.inputs:
+            found.setdefault(id(operand.tensor), []).append(step)
+    return found
+
+
+def _sliced(step: Step) -> tuple[Axis | None, Axis]:
+    """The axis that a narrow slices, where it is one leaf, and the axis it makes."""
+    kept = {id(slot.token) for slot in step.inputs[0].slots}
+    made = next(slot for slot in step.output.slots if id(slot.token) not in kept)
+    kept = {id(slot.token) for slot in step.output.slots}
+    gone = next(slot for slot in step.inputs[0].slots if id(slot.token) not in kept)
+    group = leaves(gone.axes)
+    return group[0] if len(group) == 1 else None, made.axes[0]
+
+
+def _slice(step: Step, made: Axis, readers: dict[int, list[Step]]) -> _Slice:
+    start = int(step.attributes["start"])
+    after = readers.get(id(step.output.tensor), [])
+    if made.size == 1 and len(after) == 1 and after[0].kind == "sum":
+        left = {id(axis) for axis in after[0].output.tensor.leaves()}
+        if left == {id(x) for x in step.output.tensor.leaves() if x is not made}:
+            return _Slice(start, made, after[0].output.tensor, True, (step, after[0]))
+    return _Slice(start, made, step.output.tensor, False, (step,))
+
+
+def _projection(
+    last: Step, old: Axis, makers: dict[int, Step], readers: dict[int, list[Step]]
+) -> tuple[Step, ...] | None:
+    """The product (and the addition of its bias) that make a sliced tensor out of a parameter."""
+    if last.kind == "add" and len(last.inputs) == 2:
+        makes = [makers.get(id(operand.tensor)) for operand in last.inputs]
+        at = next((i for i, step in enumerate(makes) if step and step.kind == "matmul"), None)
+        if at is None or not _own(last.inputs[1 - at].tensor, readers):
+            return None
+        product, inner = makes[at], _place(last, last.inputs[at], old)
+        if product is None or inner is None or len(readers[id(product.output.tensor)]) != 1:
+            return None
+        return (product, last) if _from_parameter(product, inner, readers) else None
+    if last.kind == "matmul" and _from_parameter(last, old, readers):
+        return (last,)
+    return None
+
+
+def _own(tensor: Tensor, readers: dict[int, list[Step]]) -> bool:
+    """Whether a tensor is a parameter that is read once."""
+    return tensor.kind == "variable" and len(readers[id(tensor)]) == 1
+
+
+def _from_parameter(step: Step, old: Axis, readers: dict[int, list[Step]]) -> bool:
+    """Whether the axis comes from a parameter alone."""
+    have = [_place(step, operand, old) is not None for operand in step.inputs]
+    return sum(have) == 1 and _own(step.inputs[have.index(True)].tensor, readers)
+
+
+def _place(step: Step, operand: Operand, old: Axis) -> Axis | None:
+    """The axis of an operand that stands where `old` stands in the output."""
+    for slot in step.output.slots:
+        for at, axis in enumerate(leaves(slot.axes)):
+            if axis is old:
+                same = (other for other in operand.slots if other.token is slot.token)
+                return next((leaves(other.axes)[at] for other in same), None)
+    return None
+
+
+def _part(draft: Draft, chain: tuple[Step, ...], old: Axis, one: _Slice, at: int) -> list[Step]:
+    """The steps that make one slice from its own part of the parameters."""
+    steps: list[Step] = []
+    olds = [old]
+    for step in reversed(chain[1:]):
+        inner = next(x for x in step.inputs if x.tensor is chain[0].output.tensor)
+        place = _place(step, inner, olds[0])
+        assert place is not None
+        olds.insert(0, place)
+    made: _Piece | None = None
+    for step, axis in zip(chain, olds, strict=True):
+        inputs = []
+        for operand in step.inputs:
+            place = _place(step, operand, axis)
+            if place is None:
+                inputs.append(operand)
+                continue
+            if operand.tensor.kind == "variable":
+                piece = _cut(draft, operand.tensor, place, one, at)
+            else:
+                assert made is not None
+                piece = made
+            inputs.append(_read(operand, piece))
+        if step is chain[-1]:
+            made = _Piece(one.output, axis, None if one.dropped else one.made)
+        else:
+            made = _renamed(draft, step.output.tensor, axis, one, at)
+        steps.append(replace(step, inputs=tuple(inputs), output=_read(step.output, made)))
+    return steps
+
+
+def _new_axis(one: _Slice) -> Axis | None:
+    return None if one.dropped else Axis(one.made.extent)
+
+
+def _renamed(draft: Draft, tensor: Tensor, old: Axis, one: _Slice, at: int) -> _Piece:
+    new = _new_axis(one)
+    name = draft.name(f"{tensor.name}.part{at}")
+    return _Piece(replace(tensor, name=name, axes=_with(tensor.leaves(), old, new)), old, new)
+
+
+def _cut(draft: Draft, tensor: Tensor, old: Axis, one: _Slice, at: int) -> _Piece:
+    """The part of a parameter that makes one slice."""
+    piece = _renamed(draft, tensor, old, one, at)
+    axes = tensor.leaves()
+    cut = Cut(
+        shape=tuple(axis.size for axis in axes),
+        dim=next(i for i, axis in enumerate(axes) if axis is old),
+        start=one.start,
+        size=one.made.size,
+    )
+    source = tensor.payload
+    piece.tensor.payload = replace(source, cuts=(*source.cuts, cut))
+    return piece
+
+
+def _read(operand: Operand, piece: _Piece) -> Operand:
+    slots = (Slot(s.token, _with(leaves(s.axes), piece.old, piece.new)) for s in operand.slots)
+    return Operand(piece.tensor, tuple(slot for slot in slots if slot.axes))
+
+
+def _with(axes: Group, old: Axis, new: Axis | None) -> Group:
+    kept = (new if axis is old else axis for axis in axes)
+    return tuple(axis for axis in kept if axis is not None)

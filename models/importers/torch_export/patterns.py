@@ -1,0 +1,249 @@
+"""Patterns: several calls of a program that are one op here.
+
+Each matcher looks backwards from a call and returns the op's name and what it reads, or None. The
+calls in between are then read by nothing and fall away.
+"""
+
+from collections.abc import Callable
+from math import isclose, pi, sqrt
+from typing import Any
+
+Found = tuple[str, dict[str, Any]]
+
+# Calls that change neither values nor shape.
+SAME = {"to", "_to_copy", "alias", "contiguous", "clone", "type_as", "lift_fresh_copy"}
+
+
+def kind(node: Any) -> str:
+    """Name of an aten op without its overload, or of a function."""
+    schema = getattr(getattr(node, "target", None), "_schema", None)
+    if schema is not None:
+        return str(schema.name).rpartition("::")[2]
+    return str(getattr(getattr(node, "target", None), "__name__", ""))
+
+
+def bare(node: Any) -> Any:
+    """What a call reads, behind casts and copies."""
+    while kind(node) in SAME and node.meta["val"].is_floating_point():
+        below = node.args[0]
+        if not below.meta["val"].is_floating_point():
+            break
+        node = below
+    return node
+
+
+def _calls(node: Any, *names: str) -> bool:
+    return getattr(node, "op", "") == "call_function" and kind(node) in names
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _either(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
+    """Which of a call's two operands `first` accepts, and the other one."""
+    for mine, other in (node.args[:2], reversed(node.args[:2])):
+        found = first(bare(mine)) if hasattr(mine, "meta") else None
+        if found is not None:
+            return found, other
+    return None
+
+
+def _mean_square(node: Any) -> Any:
+    """X of mean(x^2) over the last dim, kept."""
+    if not _calls(node, "mean") or len(node.args) < 3 or not node.args[2]:
+        return None
+    dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
+    if [dim % node.args[0].meta["val"].ndim for dim in dims] != [node.args[0].meta["val"].ndim - 1]:
+        return None
+    square = bare(node.args[0])
+    if _calls(square, "pow") and _number(square.args[1]) == 2:
+        return bare(square.args[0])
+    if _calls(square, "square"):
+        return bare(square.args[0])
+    if _calls(square, "mul") and square.args[0] is square.args[1]:
+        return bare(square.args[0])
+    return None
+
+
+def _inverse_root(node: Any) -> tuple[Any, float] | None:
+    """(x, epsilon) of rsqrt(mean(x^2) + epsilon)."""
+    if not _calls(node, "rsqrt"):
+        return None
+    total = bare(node.args[0])
+    if not _calls(total, "add"):
+        return None
+    mean, epsilon = total.args[:2]
+    x = _mean_square(bare(mean)) if hasattr(mean, "meta") else None
+    return None if x is None or _number(epsilon) is None else (x, float(epsilon))
+
+
+def _normed(node: Any) -> tuple[Any, float] | None:
+    if not _calls(node, "mul"):
+        return None
+    found = _either(node, _inverse_root)
+    if found is None or not hasattr(found[1], "meta"):
+        return None
+    (x, epsilon), other = found
+    return (x, epsilon) if bare(other) is x else None
+
+
+def rms_norm(node: Any) -> Found | None:
+    """Weight times x rsqrt(mean(x^2) + epsilon)."""
+    if not _calls(node, "mul"):
+        return None
+    found = _either(node, _normed)
+    if found is None or not hasattr(found[1], "meta"):
+        return None
+    (x, epsilon), weight = found
+    weight = bare(weight)
+    if weight.op != "placeholder" or weight.meta["val"].shape != x.meta["val"].shape[-1:]:
+        return None
+    shape = [int(weight.meta["val"].shape[0])]
+    arguments = {"input": x, "normalized_shape": shape, "weight": weight, "eps": epsilon}
+    return "rms_norm", arguments
+
+
+def gelu(node: Any) -> Found | None:
+    """The tanh form written out, as transformers' `gelu_new` has it."""
+    if not _calls(node, "mul"):
+        return None
+    found = _either(node, _half)
+    if found is None or not hasattr(found[1], "meta"):
+        return None
+    x, other = found
+    plus = bare(other)
+    if not _calls(plus, "add") or _number(plus.args[1]) != 1 or not _calls(plus.args[0], "tanh"):
+        return None
+    inner = bare(plus.args[0].args[0])
+    if not _calls(inner, "mul") or not _close(inner.args[1], sqrt(2 / pi)):
+        return None
+    cubic = bare(inner.args[0])
+    if not _calls(cubic, "add") or bare(cubic.args[0]) is not x:
+        return None
+    if not hasattr(cubic.args[1], "meta"):
+        return None
+    third = bare(cubic.args[1])
+    if not _calls(third, "mul") or not _close(third.args[1], 0.044715):
+        return None
+    power = bare(third.args[0])
+    if not _calls(power, "pow") or _number(power.args[1]) != 3 or bare(power.args[0]) is not x:
+        return None
+    return "gelu", {"self": x, "approximate": "tanh"}
+
+
+def _close(value: Any, number: float) -> bool:
+    found = _number(value)
+    return found is not None and isclose(found, number, rel_tol=1e-6)
+
+
+def _half(node: Any) -> Any:
+    if _calls(node, "mul") and _number(node.args[1]) == 0.5:
+        return bare(node.args[0])
+    return None
+
+
+def swiglu(node: Any) -> Found | None:
+    """Silu of one tensor times another of the same shape."""
+    if not _calls(node, "mul"):
+        return None
+    found = _either(node, lambda x: x if _calls(x, "silu") and len(x.users) == 1 else None)
+    if found is None or not hasattr(found[1], "meta"):
+        return None
+    gate, up = found[0].args[0], found[1]
+    if gate.meta["val"].shape != up.meta["val"].shape:
+        return None
+    return "swiglu", {"gate": gate, "up": up}
+
+
+def eager_attention(node: Any) -> Found | None:
+    """Softmax of scaled (and masked) products, times values."""
+    if not _calls(node, "matmul", "bmm"):
+        return None
+    weights, value = bare(node.args[0]), node.args[1]
+    if _calls(weights, "dropout"):
+        if weights.args[1] and weights.args[2]:
+            return None
+        weights = bare(weights.args[0])
+    if not _calls(weights, "softmax") or value.meta["val"].ndim != 4:
+        return None
+    if weights.args[1] not in (-1, weights.meta["val"].ndim - 1):
+        return None
+    scores, mask = bare(weights.args[0]), None
+    if _calls(scores, "add") and hasattr(scores.args[1], "meta"):
+        scores, mask = bare(scores.args[0]), scores.args[1]
+    scale = 1.0
+    if _calls(scores, "mul", "div") and _number(scores.args[1]) is not None:
+        number = float(scores.args[1])
+        scale = number if kind(scores) == "mul" else 1 / number
+        scores = bare(scores.args[0])
+    if not _calls(scores, "matmul", "bmm"):
+        return None
+    query, key = scores.args[0], bare(scores.args[1])
+    if not _calls(key, "transpose") or {at % 4 for at in key.args[1:]} != {2, 3}:
+        return None
+    if mask is not None and mask.meta["val"].ndim > 4:
+        return None
+    return "scaled_dot_product_attention", {
+        "query": query,
+        "key": key.args[0],
+        "value": value,
+        "attn_mask": mask,
+        "dropout_p": 0.0,
+        "is_causal": False,
+        "scale": scale,
+        "enable_gqa": False,
+    }
+
+
+def rotary(node: Any) -> Found | None:
+    """X cos + rotated(x) sin, the second half of features turned against the first."""
+    if not _calls(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
+        return None
+    plain, turned = node.args[:2]
+    if not (_calls(plain, "mul") and _calls(turned, "mul")):
+        return None
+    pair = _either(turned, lambda x: x if _calls(x, "cat") else None)
+    if pair is None or not hasattr(pair[1], "meta"):
+        return None
+    joined, sine = pair
+    x = _turned(joined)
+    if x is None:
+        return None
+    first, second = plain.args[:2]
+    if not (hasattr(first, "meta") and hasattr(second, "meta")):
+        return None
+    cosine = second if first is x else first if second is x else None
+    if cosine is None:
+        return None
+    return "rotate_half", {"x": x, "cos": cosine, "sin": sine}
+
+
+def _turned(joined: Any) -> Any:
+    """X of cat([-x[half:], x[:half]]) along the last dim."""
+    parts = joined.args[0]
+    if len(parts) != 2 or not _calls(parts[0], "neg"):
+        return None
+    back, front = parts[0].args[0], parts[1]
+    if not (_calls(back, "slice") and _calls(front, "slice")) or back.args[0] is not front.args[0]:
+        return None
+    x = front.args[0]
+    rank, size = x.meta["val"].ndim, int(x.meta["val"].shape[-1])
+    ends = [(*node.args[1:4],) for node in (back, front)]
+    if any(end[0] % rank != rank - 1 for end in ends) or joined.args[1] % rank != rank - 1:
+        return None
+    if ends[0][1] != size // 2 or ends[1][1:] != (0, size // 2):
+        return None
+    return x
+
+
+MATCHERS = (rms_norm, rotary, gelu, swiglu, eager_attention)
+
+
+def match(node: Any) -> Found | None:
+    """The op that a call ends, if a pattern is known."""
+    for matcher in MATCHERS:
+        found = matcher(node)
+        if found is not None:
+            return found
+    return None

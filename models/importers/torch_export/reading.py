@@ -1,0 +1,421 @@
+"""Reading a program: call by call, constants worked out for real, the rest drafted.
+
+What does not depend on the inputs or on a parameter (masks, positions, tables of angles) is
+computed while reading; only what the predictions need is read at all. Calls that cannot be
+expressed do not stop the reading: all of them are named in one error.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.errors import ModelError
+from models.importers.torch_export.draft import Array, Draft, Tensor, Value, fresh
+from models.importers.torch_export.extents import Axis, Extent, ShapeError
+from models.importers.torch_export.patterns import SAME, kind, match
+from models.importers.torch_export.sources import Source
+from models.importers.torch_export.tracing import WRAPPED, Program, has_values, whole_number
+from models.labels import BATCH, SEQUENCE
+
+
+class UnsupportedError(Exception):
+    """A call that cannot be expressed; the message says why, or is empty."""
+
+
+class _Poison:
+    """What an unsupported call made."""
+
+
+POISON = _Poison()
+
+Arguments = Mapping[str, Any]
+Handler = Callable[["Reader", Arguments], Any]
+
+# Calls that have no value of their own to look at.
+_SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
+_SHAPE_ONLY = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
+_RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
+
+
+class BatchNumber(int):
+    """A number that grows with the samples: it may say a shape, but not enter arithmetic."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reader:
+    """A program on its way to a draft.
+
+    Parameters
+    ----------
+    program : Program
+        What is read.
+    handlers : mapping
+        Name of an op to the function that drafts it.
+    """
+
+    program: Program
+    handlers: Mapping[str, Handler]
+    draft: Draft = field(init=False)
+    inputs: list[Array] = field(init=False, default_factory=list)
+    unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
+    _constants: dict[bytes, Array] = field(init=False, default_factory=dict)
+    _parameters: dict[int, Array] = field(init=False, default_factory=dict)
+    _batch_symbols: set[str] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.draft = Draft(batch=self.program.batch)
+
+    def read(self) -> Array:
+        """Return the predictions, everything they need drafted.
+
+        Raises
+        ------
+        ModelError
+            Calls that cannot be expressed, all of them by name and module path.
+        """
+        import torch
+
+        nodes = list(self.program.graph.nodes)
+        for node in nodes:
+            value = node.meta.get("val")
+            if node.name in self.program.inputs and len(getattr(value, "shape", ())) > 0:
+                self._batch_symbols |= _symbols(value.shape[0])
+        with torch.no_grad():
+            returned = self._run(self.program.graph, {})
+        self._raise_unsupported()
+        returned = returned[0] if isinstance(returned, list | tuple) else returned
+        if not isinstance(returned, Array):
+            raise ModelError("the module's predictions depend on neither its inputs nor parameters")
+        return returned
+
+    def array(self, value: Any) -> Array:
+        """A value as an array: constants become part of the graph."""
+        if isinstance(value, Array):
+            return value
+        if isinstance(value, int | float):
+            import torch
+
+            value = torch.tensor(float(value))
+        return self._constant(value)
+
+    def number(self, value: Any) -> float | None:
+        """A value as a number, if it is one.
+
+        Raises
+        ------
+        UnsupportedError
+            It counts samples.
+        """
+        if isinstance(value, BatchNumber):
+            raise UnsupportedError("the number of samples enters arithmetic")
+        if isinstance(value, bool | int | float):
+            return float(value)
+        if not isinstance(value, Array) and hasattr(value, "numel") and value.numel() == 1:
+            return float(value.item())
+        return None
+
+    def _run(self, graph: Any, given: Mapping[str, Any]) -> Any:
+        """Read the calls of a graph in order and return what it returns."""
+        nodes = list(graph.nodes)
+        rewrites = {
+            node: found
+            for node in nodes
+            if node.op == "call_function" and (found := match(node)) is not None
+        }
+        needed = _needed(nodes, rewrites)
+        values: dict[Any, Any] = {}
+        for node in nodes:
+            if node.op == "output":
+                return _looked_up(node.args[0], values)
+            if node not in needed:
+                continue
+            self.draft.where = module_path(node) or self.draft.where
+            if node.op == "placeholder":
+                values[node] = given[node.name] if given else self._placeholder(node)
+            elif node.op == "get_attr":
+                values[node] = node.target
+            else:
+                values[node] = self._called(node, rewrites, values)
+                self._mutated(node, values)
+        return None
+
+    def _placeholder(self, node: Any) -> Any:
+        import torch
+
+        program = self.program
+        if node.name in program.parameters:
+            name, tensor = program.parameters[node.name]
+            return self._parameter(node, name, tensor)
+        if node.name in program.buffers:
+            tensor = program.buffers[node.name][1]
+            return tensor if has_values(tensor) else _Missing(program.buffers[node.name][0])
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self._input(node.name, value)
+
+    def _parameter(self, node: Any, name: str, tensor: Any) -> Array:
+        keep = any(kind(user).startswith("conv") for user in node.users)
+        key = id(tensor)
+        if key not in self._parameters:
+            shape = tuple(int(size) for size in tensor.shape)
+            source = Source(fqn=name.removeprefix(WRAPPED), shape=shape)
+            self._parameters[key] = self.draft.variable(source, shape, keep)
+        return self._parameters[key]
+
+    def _input(self, name: str, value: Any) -> Array:
+        shape = tuple(whole_number(size) for size in value.shape)
+        integer = not value.is_floating_point()
+        axes = [Axis(Extent(size)) for size in shape]
+        if axes and shape[0] == self.program.batch:
+            axes[0].extent.role = BATCH
+        else:
+            raise ModelError(
+                f"input `{name}` has shape {shape}: its first dim is not the batch "
+                f"({self.program.batch} samples)"
+            )
+        if integer and len(axes) > 1:
+            axes[1].extent.role = SEQUENCE
+        if len(axes) == 4 and not integer:
+            for axis, hint in zip(axes[1:], "cyx", strict=True):
+                axis.extent.hint = hint
+        tensor = Tensor(name=self.draft.name(name), axes=tuple(axes), kind="input", integer=integer)
+        array = Array(tensor, tuple((axis,) for axis in axes))
+        self.inputs.append(array)
+        return array
+
+    def _called(self, node: Any, rewrites: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+        name = kind(node)
+        if name in _SILENT:
+            return None
+        scalar = _scalar(node.meta.get("val"), self._batch_symbols)
+        if scalar is not None:
+            return scalar
+        if node in rewrites:
+            name, arguments = rewrites[node]
+            arguments = {key: _looked_up(value, values) for key, value in arguments.items()}
+        elif name.startswith("wrap_with"):
+            return self._inlined(node, values)
+        else:
+            arguments = _bound(node, values)
+        if any(_holds(value, _Poison) for value in arguments.values()):
+            return POISON
+        try:
+            return self._result(node, name, arguments, values)
+        except (UnsupportedError, ShapeError) as error:
+            reason = f" ({error})" if str(error) else ""
+            self.unsupported.setdefault(f"{name}{reason}", []).append(module_path(node))
+            return POISON
+
+    def _result(self, node: Any, name: str, arguments: Arguments, values: Mapping[Any, Any]) -> Any:
+        import torch
+
+        if name in _SHAPE_ONLY:
+            value = node.meta["val"]
+            shape = [whole_number(size) for size in value.shape]
+            return torch.full(shape, _SHAPE_ONLY[name], dtype=value.dtype)
+        if not any(_holds(value, Array) for value in arguments.values()):
+            if name in _RANDOM:
+                raise UnsupportedError("it draws random values")
+            missing = [x for x in arguments.values() if isinstance(x, _Missing)]
+            if missing:
+                raise UnsupportedError(f"buffer `{missing[0].name}` has no values: it is fake")
+            return _computed(node, values)
+        handler = self.handlers.get(name.removesuffix("_") if _mutates(node) else name)
+        if handler is None:
+            raise UnsupportedError
+        return handler(self, arguments)
+
+    def _inlined(self, node: Any, values: Mapping[Any, Any]) -> Any:
+        """Read the calls of a region (no gradients, mixed precision) as if they stood here."""
+        at = next(i for i, x in enumerate(node.args) if getattr(x, "op", "") == "get_attr")
+        graph = getattr(self.program.root, node.args[at].target).graph
+        inner = [inside for inside in graph.nodes if inside.op == "placeholder"]
+        outer = [_looked_up(argument, values) for argument in node.args[at + 1 :]]
+        given = {place.name: value for place, value in zip(inner, outer, strict=True)}
+        return self._run(graph, given)
+
+    def _mutated(self, node: Any, values: dict[Any, Any]) -> None:
+        """What an op wrote in place is what later calls read."""
+        if not _mutates(node):
+            return
+        target = node.args[0]
+        values[target] = values[node]
+        if kind(target) in _VIEWS and any(
+            user is not target and user is not node for user in target.args[0].users
+        ):
+            where = module_path(node)
+            self.unsupported.setdefault(f"{kind(node)} (writes into a view)", []).append(where)
+
+    def _constant(self, tensor: Any) -> Array:
+        """A tensor as part of the graph; dims along which it is the same are left out."""
+        import torch
+
+        if tensor.dtype.is_floating_point or tensor.dtype is torch.bool:
+            tensor = tensor.to(torch.float32)
+        shape = tuple(tensor.shape)
+        kept = []
+        for dim, size in enumerate(shape):
+            if size > 1 and (
+                tensor.stride(dim) == 0 or bool((tensor == tensor.narrow(dim, 0, 1)).all())
+            ):
+                tensor = tensor.narrow(dim, 0, 1)
+            elif size > 1:
+                kept.append(dim)
+        data = tensor.reshape([shape[dim] for dim in kept]).contiguous().numpy()
+        key = hashlib.sha256(f"{data.dtype} {data.shape}".encode() + data.tobytes()).digest()
+        if key not in self._constants:
+            axes = tuple(fresh(size) for size in data.shape)
+            self._constants[key] = Array(
+                Tensor(
+                    name=self.draft.name(f"{self.draft.where}.constant".lstrip(".")),
+                    axes=axes,
+                    kind="constant",
+                    integer=data.dtype.kind == "i",
+                    payload=data,
+                ),
+                tuple((axis,) for axis in axes),
+            )
+        found = self._constants[key]
+        own = iter(found.dims)
+        dims = tuple(
+            next(own) if dim in kept else (fresh(size),) if size > 1 else ()
+            for dim, size in enumerate(shape)
+        )
+        return Array(found.tensor, dims)
+
+    def _raise_unsupported(self) -> None:
+        if not self.unsupported:
+            return
+        lines = []
+        for name, places in sorted(self.unsupported.items()):
+            shown = ", ".join(f"`{place or 'the module itself'}`" for place in places[:3])
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            near = nearby(name, self.handlers)
+            lines.append(f"`{name}` in {shown}{more}{near}")
+        raise ModelError(
+            f"{sum(map(len, self.unsupported.values()))} calls cannot be expressed: "
+            + "; ".join(lines)
+            + ". Rewrite these parts with supported ops"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """A buffer without values."""
+
+    name: str
+
+
+_VIEWS = {
+    "view", "reshape", "select", "slice", "transpose", "permute", "unsqueeze", "squeeze", "expand",
+    "getitem", "t", "flatten", "narrow",
+}  # fmt: skip
+
+
+def nearby(name: str, handlers: Mapping[str, Handler]) -> str:
+    """A word on what is supported that is called alike."""
+    from difflib import get_close_matches
+
+    bare = name.partition(" ")[0]
+    if bare in handlers:
+        return ""
+    close = get_close_matches(bare, handlers, n=2, cutoff=0.6)
+    return f" (supported: {', '.join(close)})" if close else ""
+
+
+def module_path(node: Any) -> str:
+    """Path of the module that a call stands in."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return path.removeprefix(WRAPPED.rstrip(".")).removeprefix(".")
+
+
+def _needed(nodes: list[Any], rewrites: Mapping[Any, Any]) -> set[Any]:
+    """The calls that the output reads, directly or not."""
+    needed: set[Any] = set()
+    for node in reversed(nodes):
+        target = node.args[0] if _mutates(node) else None
+        if node.op != "output" and node not in needed and target not in needed:
+            continue
+        needed.add(node)
+        if node in rewrites:
+            needed |= {x for x in rewrites[node][1].values() if hasattr(x, "meta")}
+        else:
+            needed |= set(node.all_input_nodes)
+    return needed
+
+
+def _mutates(node: Any) -> bool:
+    schema = getattr(getattr(node, "target", None), "_schema", None)
+    return schema is not None and schema.is_mutable and str(schema.name).endswith("_")
+
+
+def _bound(node: Any, values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Arguments of a call by name, defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {f"arg{i}": _looked_up(x, values) for i, x in enumerate(node.args)}
+    found: dict[str, Any] = {}
+    for at, argument in enumerate(schema.arguments):
+        if at < len(node.args):
+            found[argument.name] = _looked_up(node.args[at], values)
+        elif argument.name in node.kwargs:
+            found[argument.name] = _looked_up(node.kwargs[argument.name], values)
+        else:
+            found[argument.name] = argument.default_value
+    return found
+
+
+def _looked_up(value: Any, values: Mapping[Any, Any]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_looked_up(one, values) for one in value]
+    if isinstance(value, dict):
+        return {key: _looked_up(one, values) for key, one in value.items()}
+    if hasattr(value, "all_input_nodes"):
+        return values.get(value)
+    return value
+
+
+def _holds(value: Any, wanted: type) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds(one, wanted) for one in value)
+    return isinstance(value, wanted)
+
+
+def _scalar(value: Any, batch_symbols: set[str]) -> int | float | bool | None:
+    """A call's value where it is a number: a size, or arithmetic with sizes."""
+    import torch
+
+    if isinstance(value, torch.SymInt):
+        found = whole_number(value)
+        return BatchNumber(found) if _symbols(value) & batch_symbols else found
+    if isinstance(value, int | float | bool):
+        return value
+    if isinstance(value, torch.SymFloat):
+        raise ModelError("the program computes with a floating size, which is not supported")
+    return None
+
+
+def _symbols(size: Any) -> set[str]:
+    expression = getattr(getattr(size, "node", None), "expr", None)
+    return {str(symbol) for symbol in expression.free_symbols} if expression is not None else set()
+
+
+def _computed(node: Any, values: Mapping[Any, Any]) -> Any:
+    """Work out a call on constants."""
+    arguments = _looked_up(node.args, values)
+    keywords = {
+        key: "cpu" if key == "device" else _looked_up(value, values)
+        for key, value in node.kwargs.items()
+        if key != "pin_memory"
+    }
+    if _mutates(node):
+        arguments[0] = arguments[0].clone()
+    return node.target(*arguments, **keywords)
+
+
+__all__ = ["SAME", "Arguments", "BatchNumber", "Handler", "Reader", "UnsupportedError", "Value"]

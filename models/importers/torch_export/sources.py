@@ -1,0 +1,97 @@
+"""What an import hands back: the graph, where each variable's value comes from, and the values."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import ModelError
+from models.graph import Graph
+from models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A part of a parameter: seen in `shape`, `size` places of dim `dim` from `start` on."""
+
+    shape: tuple[int, ...]
+    dim: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """How a variable's value is read from a parameter of the module.
+
+    Attributes
+    ----------
+    fqn : str
+        The parameter's name in the module (`named_parameters`).
+    cuts : tuple of Cut
+        Taken one after the other: a fused projection is several variables.
+    shape : tuple of int
+        The variable's shape, into which the last cut is reshaped.
+    """
+
+    fqn: str
+    cuts: tuple[Cut, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    def read(self, parameter: NDArray[Any]) -> NDArray[Any]:
+        """Return the variable's value from that of the parameter.
+
+        Examples
+        --------
+        >>> Source(fqn="w", cuts=(Cut(shape=(3, 2), dim=0, start=1, size=2),), shape=(4,)).read(
+        ...     np.arange(6)
+        ... )
+        array([2, 3, 4, 5])
+        """
+        found = parameter
+        for cut in self.cuts:
+            found = found.reshape(cut.shape)
+            part = (slice(None),) * cut.dim + (slice(cut.start, cut.start + cut.size),)
+            found = found[part]
+        if found.size != prod(self.shape):
+            raise ModelError(
+                f"parameter `{self.fqn}` gives {found.size} values where its variable has shape "
+                f"{self.shape}; import the module again"
+            )
+        return np.ascontiguousarray(found.reshape(self.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A program as a graph.
+
+    Attributes
+    ----------
+    graph : Graph
+        The forward graph, its loss and targets included.
+    parameters : dict
+        Variable to where its value comes from.
+    values : dict or None
+        Variable to its value; None where the module has none (a fake or meta one).
+    precision : str
+        What the graph computes in.
+    """
+
+    graph: Graph
+    parameters: dict[str, Source]
+    values: dict[str, NDArray[Any]] | None = None
+    precision: str = "fp32"
+
+
+def spec(imported: Imported) -> ModelSpec:
+    """Return the specification of an imported model, which the planner takes like any other."""
+    return ModelSpec(
+        name=imported.graph.name,
+        family="graph",
+        config={},
+        seq_len=imported.graph.tokens_per_sample,
+        precision=imported.precision,
+        graph=imported.graph,
+    )

@@ -1,0 +1,368 @@
+"""Writing: a finished draft becomes a Graph, one dim per leaf of what the views took apart."""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod, sqrt
+
+import numpy as np
+
+from models.builder import GraphBuilder
+from models.errors import ModelError
+from models.importers.torch_export.draft import Operand, Slot, Step, Tensor, Token
+from models.importers.torch_export.extents import Extent, Group, leaves
+from models.importers.torch_export.sources import Source
+from models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
+
+BLOCK = "model"
+_SPARE = "knduhgrsvcyxijpqmzwaflo"
+
+Layout = tuple[Group, ...]  # per dim the leaf axes in it
+
+
+class _Labels:
+    """The labels of one op: one per leaf of each token."""
+
+    def __init__(self, step: Step) -> None:
+        self.whole: set[str] = set()
+        self._taken: set[str] = {label for token in _tokens(step) for label in token.labels}
+        self._found: dict[tuple[int, int], Dim] = {}
+        for slot in (*step.output.slots, *(s for x in step.inputs for s in x.slots)):
+            count = 1 if slot.token.single else len(leaves(slot.axes))
+            for at in range(count):
+                self._add(slot, at)
+
+    def _add(self, slot: Slot, at: int) -> None:
+        key = (id(slot.token), at)
+        if key in self._found:
+            return
+        if slot.token.labels:
+            self._found[key] = slot.token.labels
+            label = slot.token.labels[0]
+        else:
+            label = self._free(slot, at)
+            self._found[key] = (label,)
+        if slot.token.whole:
+            self.whole.add(label)
+
+    def _free(self, slot: Slot, at: int) -> str:
+        group = leaves(slot.axes)
+        alone = not slot.token.single or len(group) == 1
+        root = group[at].extent.root() if group and alone else None
+        wanted: list[str | None] = [slot.token.label]
+        if root is not None:
+            several = not slot.token.single and len(group) > 1
+            named = (root.hint, slot.token.label) if several else (slot.token.label, root.hint)
+            wanted = [root.role, *named]
+        candidates: list[str | None] = [*wanted, *_SPARE]
+        for label in candidates:
+            if label and label not in self._taken:
+                if label in (SEQUENCE, EXPERT) and not _may(label, slot, root):
+                    continue
+                self._taken.add(label)
+                return label
+        raise ModelError("an op has more dims than there are labels")
+
+    def dim(self, token: Token, at: int) -> Dim:
+        """Labels of a leaf of a token (of the whole token where it is single)."""
+        return self._found[id(token), at]
+
+
+def _may(label: str, slot: Slot, root: Extent | None) -> bool:
+    return root is None or root.role == label or slot.token.label == label
+
+
+def _tokens(step: Step) -> list[Token]:
+    return [slot.token for x in (*step.inputs, step.output) for slot in x.slots]
+
+
+@dataclass(slots=True, kw_only=True)
+class Writer:
+    """Puts the steps of a draft into a builder."""
+
+    builder: GraphBuilder
+    sources: dict[str, Source] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
+    _turned: dict[tuple[int, tuple[tuple[int, ...], ...]], str] = field(default_factory=dict)
+    _uses: dict[str, int] = field(default_factory=dict)
+    _inits: dict[int, str] = field(default_factory=dict)
+
+    def write(self, steps: Sequence[Step]) -> None:
+        """Write steps in order, and before each what it reads."""
+        for step in steps:
+            for operand in step.inputs:
+                self._noted(step, operand)
+        for step in steps:
+            self._step(step)
+
+    def tensor(self, tensor: Tensor) -> str:
+        """Name in the graph of what a step made, an input, or (for each use) a variable."""
+        if tensor.kind == "input":
+            return self._input(tensor)
+        if tensor.kind in ("variable", "constant"):
+            return self._once_a_step(tensor)
+        return self._names[id(tensor)]
+
+    def _noted(self, step: Step, operand: Operand) -> None:
+        """How a variable begins follows from what first reads it."""
+        if operand.tensor.kind != "variable":
+            return
+        at = next(i for i, x in enumerate(step.inputs) if x is operand)
+        init = "normal"
+        if step.kind in ("layer_norm", "rms_norm", "batch_norm"):
+            init = "zeros" if at == len(step.inputs) - 1 and step.kind != "rms_norm" else "ones"
+        elif step.kind == "add" and len(operand.tensor.leaves()) < len(step.output.tensor.leaves()):
+            init = "zeros" if len(operand.tensor.payload.shape) == 1 else "normal"
+        elif step.kind == "conv":
+            init = "conv"
+        self._inits.setdefault(id(operand.tensor), init)
+
+    def _full(self, name: str) -> str:
+        return f"{BLOCK}.{name}"
+
+    def _input(self, tensor: Tensor) -> str:
+        if id(tensor) not in self._names:
+            dims = _own_dims(tensor)
+            self._names[id(tensor)] = self.builder.input(
+                tensor.name,
+                dims,
+                tuple(axis.size for axis in tensor.leaves()),
+                source=str(tensor.attributes["source"]),
+                values=int(tensor.attributes.get("values", 0)),
+            )
+        return self._names[id(tensor)]
+
+    def _once_a_step(self, tensor: Tensor) -> str:
+        """A variable or constant, repeated for this use."""
+        if any(axis.role == BATCH for axis in tensor.leaves()):
+            raise ModelError(
+                f"`{tensor.name}` is as long as the batch; parameters and constants may not depend "
+                f"on it: trace with another number of samples"
+            )
+        dims = _own_dims(tensor)
+        if id(tensor) not in self._names:
+            make = self._variable if tensor.kind == "variable" else self._constant
+            self._names[id(tensor)] = make(tensor, dims)
+        name = self._names[id(tensor)]
+        use = self._uses.get(name, 0)
+        self._uses[name] = use + 1
+        wanted = tensor.name if not use else f"{tensor.name}.{use}"
+        return self.builder.repeat(name, wanted, dims)
+
+    def _variable(self, tensor: Tensor, dims: str) -> str:
+        source: Source = tensor.payload
+        shape = tuple(axis.size for axis in tensor.leaves())
+        self.sources[self._full(tensor.name)] = replace(source, shape=shape)
+        init = self._inits.get(id(tensor), "normal").replace("conv", "normal")
+        # He et al., arXiv 1502.01852 (2015), section 2.2, for convolutions; else GPT-2's.
+        std = sqrt(2 / prod(shape[1:])) if self._convolved(tensor) else 0.02
+        return self.builder.variable(
+            tensor.name, dims, shape, init=init, std=std, decay=len(source.shape) > 1
+        )
+
+    def _convolved(self, tensor: Tensor) -> bool:
+        return self._inits.get(id(tensor)) == "conv"
+
+    def _constant(self, tensor: Tensor, dims: str) -> str:
+        shape = tuple(axis.size for axis in tensor.leaves())
+        dtype = self.builder.precision.variable
+        data, value = "", tensor.attributes.get("value", 0.0)
+        if tensor.integer:
+            dtype = "int32"
+        if tensor.payload is not None:
+            array = np.asarray(tensor.payload)
+            if array.size == 1:
+                value = float(array.reshape(-1)[0])
+            else:
+                raw = np.ascontiguousarray(array.astype(np.dtype(dtype).newbyteorder("<")))
+                data = base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
+        name = self._full(tensor.name)
+        self.builder.emit(
+            "constant",
+            name,
+            (),
+            f"-> {dims}",
+            shapes=(shape,),
+            dtype=dtype,
+            attributes={"value": value, "data": data},
+        )
+        compute = self.builder.precision.compute
+        if tensor.integer or compute == dtype:
+            return name
+        labels = f"{dims} -> {dims}"
+        return self.builder.emit("cast", f"{name}.cast", (name,), labels, dtype=compute)[0]
+
+    def _step(self, step: Step) -> None:
+        if step.kind == "merge":
+            self._merge(step)
+            return
+        labels = _Labels(step)
+        names, operands = [], []
+        for at, operand in enumerate(step.inputs):
+            name, slots = self._read(operand, step, at)
+            names.append(name)
+            operands.append(_operand(slots, labels))
+        out = step.output
+        made = _operand(out.slots, labels)
+        extras = [tuple(_expanded(t, labels, step) for t in tokens) for tokens in step.extras]
+        whole = frozenset(labels.whole)
+        text = write(operands, (made, *(sum(extra, ()) for extra in extras)), whole)
+        layout = _layout(out.slots)
+        same = all(len(group) == 1 for group in layout)
+        name = out.tensor.name if same else f"{out.tensor.name}.grouped"
+        attributes = dict(step.attributes)
+        if step.kind == "dropout":
+            attributes["op"] = self._full(name)
+        shapes = (tuple(prod(x.size for x in group) for group in layout),)
+        made_names = self.builder.emit(
+            step.kind,
+            self._full(name),
+            names,
+            text,
+            shapes=shapes if not extras else (),
+            attributes=attributes,
+        )
+        first = made_names[0]
+        if not same:
+            first = self._without_units(first, layout, f"{out.tensor.name}.flat")
+            layout = tuple(group for group in layout if group)
+            first = self._turn(
+                first, layout, tuple((x,) for x in out.tensor.leaves()), out.tensor.name
+            )
+        self._names[id(out.tensor)] = first
+
+    def _merge(self, step: Step) -> None:
+        """Several dims to one, and that one to what later views made of it."""
+        (read,), out = step.inputs, step.output
+        name = self.tensor(read.tensor)
+        have = tuple((axis,) for axis in read.tensor.leaves())
+        layout = tuple(group for slot in read.slots for group in _groups(slot))
+        name = self._turn(name, have, layout, f"{out.tensor.name}.one")
+        grouped = tuple(group for slot in out.slots for group in _groups(slot))
+        final = tuple((axis,) for axis in out.tensor.leaves())
+        if grouped != final:
+            name = self._turn(name, grouped, final, out.tensor.name)
+        self._names[id(out.tensor)] = name
+
+    def _read(self, operand: Operand, step: Step, at: int) -> tuple[str, tuple[Slot, ...]]:
+        """An operand as the op needs it: grouped, permuted or with dims of size one."""
+        name = self.tensor(operand.tensor)
+        have = tuple((axis,) for axis in operand.tensor.leaves())
+        wanted = _layout(operand.slots)
+        fits = all(len(group) == 1 for group in wanted)
+        if fits and (have == wanted or not step.ordered):
+            return name, _in_order(operand) if not step.ordered else operand.slots
+        wanted_full = tuple(group for group in wanted if group)
+        if have != wanted_full:
+            key = (id(operand.tensor), tuple(tuple(id(x) for x in g) for g in wanted_full))
+            if operand.tensor.kind != "made" or key not in self._turned:
+                title = f"{operand.tensor.name}.for.{step.output.tensor.name}.{at}"
+                self._turned[key] = self._turn(name, have, wanted_full, title)
+            name = self._turned[key]
+        if len(wanted_full) != len(wanted):
+            name = self._with_units(name, wanted, f"{step.output.tensor.name}.unit.{at}")
+        return name, operand.slots
+
+    def _turn(self, name: str, have: Layout, wanted: Layout, title: str) -> str:
+        """Rearrange a tensor from one layout to another."""
+        if have == wanted:
+            return name
+        found: dict[int, str] = {}
+        taken: set[str] = set()
+        for axis in (x for group in (*have, *wanted) for x in group):
+            root = axis.extent.root()
+            if id(axis) in found:
+                continue
+            spare = [x for x in (root.role, root.hint, *_SPARE) if x and x not in taken]
+            found[id(axis)] = spare[0]
+            taken.add(spare[0])
+        sides = [
+            tuple(tuple(found[id(axis)] for axis in group) for group in layout)
+            for layout in (have, wanted)
+        ]
+        shape = tuple(prod(x.size for x in group) for group in wanted)
+        text = write(sides[:1], sides[1:])
+        flat = any(len(group) > 1 for group in have)
+        shapes = (tuple(x.size for group in wanted for x in group),) if flat else (shape,)
+        full = self._full(title)
+        return self.builder.emit("rearrange", full, (name,), text, shapes=shapes)[0]
+
+    def _without_units(self, name: str, layout: Layout, title: str) -> str:
+        """Sum away the dims of size one that a layout has no axis for."""
+        if all(layout):
+            return name
+        dims = _numbered(layout)
+        kept = tuple(dim for dim, group in zip(dims, layout, strict=True) if group)
+        return self.builder.apply("sum", title, (name,), write((dims,), (kept,)))
+
+    def _with_units(self, name: str, wanted: Layout, title: str) -> str:
+        """Add the dims of size one that a layout has."""
+        dims = _numbered(wanted)
+        have = tuple(dim for dim, group in zip(dims, wanted, strict=True) if group)
+        text = write((have,), (dims,))
+        shape = tuple(prod(x.size for x in group) for group in wanted)
+        return self.builder.emit("broadcast", self._full(title), (name,), text, shapes=(shape,))[0]
+
+
+def _numbered(layout: Layout) -> tuple[Dim, ...]:
+    """Labels for dims of which nothing matters but which is the batch."""
+    return tuple(
+        (BATCH,) if len(group) == 1 and group[0].role == BATCH else (_SPARE[at],)
+        for at, group in enumerate(layout)
+    )
+
+
+def _own_dims(tensor: Tensor) -> str:
+    """Labels of a tensor by itself."""
+    slots = tuple(Slot(Token(), (axis,)) for axis in tensor.leaves())
+    labels = _Labels(Step(kind=tensor.kind, inputs=(), output=Operand(tensor, slots)))
+    return _text(_operand(slots, labels))
+
+
+def _groups(slot: Slot) -> tuple[Group, ...]:
+    """The dims a slot stands for: one per leaf, or one for all."""
+    group = leaves(slot.axes)
+    return (group,) if slot.token.single else tuple((axis,) for axis in group)
+
+
+def _layout(slots: Sequence[Slot]) -> Layout:
+    return tuple(group for slot in slots for group in _groups(slot))
+
+
+def _in_order(operand: Operand) -> tuple[Slot, ...]:
+    """Slots, one per leaf, in the order of the tensor's dims."""
+    places: dict[int, tuple[Slot, int]] = {}
+    for slot in operand.slots:
+        for at, axis in enumerate(leaves(slot.axes)):
+            places[id(axis)] = (slot, at)
+    return tuple(
+        _Leaf(places[id(axis)][0].token, (axis,), places[id(axis)][1])
+        for axis in operand.tensor.leaves()
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Leaf(Slot):
+    """One leaf of a slot."""
+
+    at: int = 0
+
+
+def _operand(slots: Sequence[Slot], labels: _Labels) -> tuple[Dim, ...]:
+    dims: list[Dim] = []
+    for slot in slots:
+        if isinstance(slot, _Leaf):
+            dims.append(labels.dim(slot.token, slot.at))
+        else:
+            dims += [labels.dim(slot.token, at) for at in range(len(_groups(slot)))]
+    return tuple(dims)
+
+
+def _expanded(token: Token, labels: _Labels, step: Step) -> tuple[Dim, ...]:
+    slot = next(slot for slot in step.output.slots if slot.token is token)
+    return _operand((slot,), labels)
+
+
+def _text(operand: Sequence[Dim]) -> str:
+    return write((), (tuple(operand),)).removeprefix(" -> ")
