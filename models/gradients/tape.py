@@ -106,7 +106,8 @@ class Tape:
         op, index, gradient = parts[-1]
         if len(parts) == 1:
             return gradient
-        operand = parse(op.labels).inputs[index]
+        # A group's sizes follow from other operands of the op; a sum needs no more than its outermost.
+        operand = tuple(dim[:1] for dim in parse(op.labels).inputs[index])
         owner, suffix = op, "grad_sum" if index == 0 else f"grad_sum.{index}"
         if self.builder.tensors[name].rate is Rate.STEP:
             owner, suffix = self._producer[name], "grad_sum"

@@ -232,23 +232,31 @@ class _Import:
                 return tuple(Constant(array=array) for array in known)
             rule = RULES.get(node.kind)
             if rule is None:
+                if node.kind in FOLDS and self._blocked(node):
+                    raise BlockedError(frozenset())
                 raise UnsupportedError("is not supported")
             made = rule(self.low, node)
             return made if isinstance(made, tuple) else (made,)
         except BlockedError as blocked:
-            return (Unknown(problems=blocked.problems),) * max(1, len(node.outputs))
+            return self._unknown(node, blocked.problems)
         except UnsupportedError as error:
-            problems = {f"{node.title} {error}"}
-            for name in node.inputs:
-                value = self.low.values.get(name)
-                if isinstance(value, Unknown):
-                    problems |= value.problems
-            return (Unknown(problems=frozenset(problems)),) * max(1, len(node.outputs))
+            return self._unknown(node, frozenset((f"{node.title} {error}",)))
         except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             # The file is not ours: what a rule did not foresee is refused with the node's name.
             if isinstance(error, ModelError):
                 raise
             raise ModelError(f"{node.title} is malformed: {error}") from None
+
+    def _unknown(self, node: Node, problems: frozenset[str]) -> tuple[Value, ...]:
+        """Outputs of a node that stand for its problems and those of all its inputs."""
+        for name in node.inputs:
+            value = self.low.values.get(name)
+            if isinstance(value, Unknown):
+                problems |= value.problems
+        return (Unknown(problems=problems),) * max(1, len(node.outputs))
+
+    def _blocked(self, node: Node) -> bool:
+        return any(isinstance(self.low.values.get(name), Unknown) for name in node.inputs)
 
     def _known(self, node: Node) -> tuple[Array, ...] | None:
         """Fold a node whose inputs are known, or that reads a shape only."""
@@ -283,7 +291,7 @@ class _Import:
         )
         operand = tuple(dim for dim in dims if dim)
         name = self.low.unique(_plain(initializer.name))
-        labels = self.low.labels((), (operand,), {}, frozenset()).removeprefix(" -> ")
+        labels = self.low.written(operand)
         tensor = self.builder.variable(
             name, labels, kept, init=role.init, std=role.std, decay=role.decay
         )
@@ -300,7 +308,7 @@ class _Import:
             sequence = at == 1 and self._has_sequence(entry)
             dims.append((Factor(SEQUENCE, size) if sequence else self.low.fresh(size),))
         operand = tuple(dims)
-        labels = self.low.labels((), (operand,), {}, frozenset()).removeprefix(" -> ")
+        labels = self.low.written(operand)
         if entry.floating:
             source, values = ("images" if len(shape) == 4 else "features"), 0
         else:

@@ -73,7 +73,7 @@ def _with_batch(low: Lowering, output: Traced, operand: Dims) -> Traced:
 
 
 def _targets(low: Lowering, operand: Dims, source: str, values: int) -> Traced:
-    labels = low.labels((), (operand,), {}, frozenset()).removeprefix(" -> ")
+    labels = low.written(operand)
     shape = tuple(_size(dim) for dim in operand)
     tensor = low.builder.input(low.unique("targets"), labels, shape, source=source, values=values)
     return Traced(tensor=tensor, operand=operand, dims=operand, ids=True)

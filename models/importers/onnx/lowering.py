@@ -33,7 +33,7 @@ from models.importers.onnx.values import (
     unified,
     varying,
 )
-from models.labels import BATCH, SEQUENCE
+from models.labels import BATCH, SEQUENCE, parse
 from models.ops import Attributes
 
 BLOCK = "model"
@@ -130,7 +130,7 @@ class Lowering:
         if self.builder.tensors[value.tensor].rate is not Rate.STEP:
             return value
         base = value.tensor.removeprefix(f"{BLOCK}.").removesuffix(".cast")
-        label = self.labels((), (value.operand,), {}, frozenset()).removeprefix(" -> ")
+        label = self.written(value.operand)
         count, name = 0, base
         while f"{BLOCK}.{name}.repeat" in self.builder.tensors:
             count += 1
@@ -194,6 +194,11 @@ class Lowering:
         """
         operands = tuple(value.operand for value in inputs)
         labels = self.labels(operands, outputs, names or {}, frozenset(whole))
+        if _unclear(labels):
+            inputs = [self.laid_out(value, _apart(value.operand), name) for value in inputs]
+            outputs = [_apart(operand) for operand in outputs]
+            operands = tuple(value.operand for value in inputs)
+            labels = self.labels(operands, outputs, names or {}, frozenset(whole))
         shapes = tuple(tuple(size_of(dim) for dim in operand) for operand in outputs)
         tensors = tuple(value.tensor for value in inputs)
         unique = self.unique(name)
@@ -224,7 +229,7 @@ class Lowering:
         wanted = {factor for dim in operand for factor in dim}
         if wanted - value.held:
             value = self.laid_out(value, _restricted(operand, value.held), name, names)
-            apart = tuple((factor,) for dim in operand for factor in dim)
+            apart = _apart(operand)
             value = self.emit(
                 "broadcast", f"{name}.broadcast", (value,), (apart,), dims=value.dims, names=names
             )
@@ -258,6 +263,10 @@ class Lowering:
         full = next((value.operand for value in values if value.held == held), None)
         operand = _restricted(dims, held) if full is None else full
         return self.emit(kind, name, values, (operand,), dims=dims)
+
+    def written(self, operand: Dims) -> str:
+        """Write the labels of one tensor."""
+        return self.labels((), (operand,), {}, frozenset()).removeprefix(" -> ") or "()"
 
     def labels(
         self,
@@ -310,6 +319,20 @@ def _restricted(operand: Iterable[Dim], kept: Iterable[Factor]) -> Dims:
     allowed = set(kept)
     found = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
     return tuple(dim for dim in found if dim)
+
+
+def _apart(operand: Dims) -> Dims:
+    """Every factor as a dim of its own."""
+    return tuple((factor,) for dim in operand for factor in dim)
+
+
+def _unclear(labels: str) -> bool:
+    """Whether shapes alone do not give every label its size, as `models.labels.bind` needs."""
+    dims = [set(dim) for operand in parse(labels).operands for dim in operand]
+    known: set[str] = set()
+    while settled := [dim for dim in dims if len(dim - known) == 1]:
+        known.update(*settled)
+    return any(dim - known for dim in dims)
 
 
 def _merged(operands: Sequence[Dims]) -> dict[Factor, Dim]:

@@ -95,7 +95,7 @@ def conv(low: Lowering, node: Node) -> Traced:
     attributes = window.attributes
     if window.dilations != (1, 1):
         attributes |= {"dilation_y": window.dilations[0], "dilation_x": window.dilations[1]}
-    biased = low.given(node, 2)
+    biased = low.given(node, 2) and low.scalar(node.inputs[2]) != 0
     made = low.emit(
         "conv",
         low.name(node, "conv") if biased else low.name(node),

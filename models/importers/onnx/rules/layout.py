@@ -239,6 +239,29 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
     )
 
 
+def split_to_sequence(low: Lowering, node: Node) -> Traced:
+    """Nothing yet: `sequence_at` takes a piece."""
+    return _value(low, node)
+
+
+def sequence_at(low: Lowering, node: Node) -> Traced:
+    """Take one piece of a dim."""
+    split = low.producer(node.inputs[0], "SplitToSequence")
+    if split is None or not split.integer("keepdims", 1):
+        raise UnsupportedError("reads a sequence that is no split")
+    value = _value(low, split)
+    axis = axis_of(split, split.integer("axis", 0), len(value.dims))
+    given = low.optional(split, 1)
+    total = value.shape[axis]
+    if given is not None and given.ndim:
+        sizes = [int(n) for n in given]
+    else:
+        size = 1 if given is None else max(1, int(given))
+        sizes = [min(size, total - start) for start in range(0, total, size)]
+    at = axis_of(node, int(np.ravel(low.constant(node, 1))[0]), len(sizes))
+    return narrowed(low, low.name(node), value, axis, sum(sizes[:at]), sizes[at])
+
+
 def gather(low: Lowering, node: Node) -> Traced:
     """Look rows up by ids, or take known entries along a dim."""
     table = _value(low, node)

@@ -11,8 +11,9 @@ from models.importers.onnx.rules.patterns import activation, root_mean_square
 from models.importers.onnx.values import Constant, Traced, UnsupportedError
 from models.ops import Attributes
 
-Rule = Callable[[Lowering, Node], Traced | tuple[Traced, ...]]
+Rule = Callable[[Lowering, Node], Traced]
 
+FLOATING_TYPES = (1, 10, 11, 16)  # float32, float16, float64, bfloat16 in onnx.proto
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
@@ -225,6 +226,11 @@ def _hard_sigmoid(
 
 def where(low: Lowering, node: Node) -> Traced:
     """Choose by a known condition: what is chosen times one or zero, plus the known other."""
+    softplus = low.producer(node.inputs[-1], "Softplus")
+    above = low.producer(node.inputs[0], "Greater")
+    if softplus and above and {*node.inputs[1:2], above.inputs[0]} == {softplus.inputs[0]}:
+        # log(1 + exp(x)) is x to all digits where x is large, so the choice changes nothing.
+        return low.traced(node, 2)
     condition = low.constant(node, 0).astype(bool)
     name = low.name(node)
     chosen, other = low.value(node, 1), low.value(node, 2)
@@ -240,11 +246,16 @@ def where(low: Lowering, node: Node) -> Traced:
     return low.elementwise("add", name, (kept, low.used(low.tensor(constant, f"{name}.other"))))
 
 
-def cast(low: Lowering, node: Node) -> Traced:
+def cast(low: Lowering, node: Node) -> Traced | Constant:
     """Between floating types nothing happens: the graph has one arithmetic."""
     value = low.value(node, 0)
-    assert isinstance(value, Traced), "constants are folded"
-    to_ids = node.kind == "Cast" and node.integer("to") in (2, 3, 5, 6, 7, 9, 12, 13)
+    if node.kind == "CastLike":
+        like = low.value(node, 1)
+        to_ids = like.ids if isinstance(like, Traced) else like.array.dtype.kind in "iub"
+    else:
+        to_ids = node.integer("to") not in FLOATING_TYPES
+    if isinstance(value, Constant):
+        return Constant(array=value.array.astype("int64" if to_ids else "float32"))
     if to_ids != value.ids:
         raise UnsupportedError("turns ids that depend on data into floating numbers, or back")
     return value
@@ -252,8 +263,7 @@ def cast(low: Lowering, node: Node) -> Traced:
 
 def dropout(low: Lowering, node: Node) -> Traced:
     """In training mode a dropout of its rate, else nothing."""
-    value = low.value(node, 0)
-    assert isinstance(value, Traced), "constants are folded"
+    value = low.floating(node, 0)
     training = low.optional(node, 2)
     ratio = low.optional(node, 1)
     rate = 0.5 if ratio is None else float(np.ravel(ratio)[0])
@@ -263,4 +273,4 @@ def dropout(low: Lowering, node: Node) -> Traced:
         raise UnsupportedError(f"has rate {rate}")
     name = low.unique(low.name(node))
     attributes: Attributes = {"rate": rate, "op": low.full_name(name)}
-    return low.pointwise("dropout", name, low.used(value), attributes)
+    return low.pointwise("dropout", name, value, attributes)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from models.importers.onnx.lowering import Lowering
 from models.importers.onnx.reading import Node
 from models.importers.onnx.rules import attention, images, layout, norms, pointwise, products
-from models.importers.onnx.values import Traced
+from models.importers.onnx.values import Constant, Traced
 
-Rule = Callable[[Lowering, Node], Traced | tuple[Traced, ...]]
+Rule = Callable[[Lowering, Node], Traced | Constant | tuple[Traced, ...]]
 
 RULES: dict[str, Rule] = {
     "Add": pointwise.add,
@@ -50,6 +50,7 @@ RULES: dict[str, Rule] = {
     "ReduceSum": layout.reduced,
     "Relu": pointwise.function("relu"),
     "Reshape": layout.reshape,
+    "SequenceAt": layout.sequence_at,
     "Sigmoid": pointwise.function("sigmoid"),
     "SimplifiedLayerNormalization": norms.rms_normalization,
     "Sin": pointwise.function("sin"),
@@ -57,6 +58,7 @@ RULES: dict[str, Rule] = {
     "Softmax": norms.softmax,
     "Softplus": pointwise.function("softplus"),
     "Split": layout.split,
+    "SplitToSequence": layout.split_to_sequence,
     "Sqrt": pointwise.function("sqrt"),
     "Squeeze": layout.squeeze,
     "Sub": pointwise.sub,
