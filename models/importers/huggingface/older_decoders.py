@@ -97,7 +97,10 @@ def _gpt2(keys: Keys, _: str) -> Mapped:
 
 def _gpt_neox(keys: Keys, _: str) -> Mapped:
     biased = keys.flag("attention_bias")
-    fields = _side_by_side(keys, base_key="rotary_emb_base", share_key="rotary_pct", share=0.25)
+    head_dim = head_features(keys, "hidden_size", "num_attention_heads", exact=True)
+    fields = _side_by_side(
+        keys, head_dim, base_key="rotary_emb_base", share_key="rotary_pct", share=0.25
+    )
     fields |= {
         "parallel": keys.flag("use_parallel_residual"),
         "qkv_bias": biased,
@@ -108,8 +111,11 @@ def _gpt_neox(keys: Keys, _: str) -> Mapped:
 
 def _phi(keys: Keys, _: str) -> Mapped:
     heads = keys.integer("num_attention_heads")
+    head_dim = keys.integer("head_dim", 0, null=0)
+    if not head_dim:
+        head_dim = head_features(keys, "hidden_size", "num_attention_heads")
     fields = _side_by_side(
-        keys, base_key="rope_theta", share_key="partial_rotary_factor", share=0.5
+        keys, head_dim, base_key="rope_theta", share_key="partial_rotary_factor", share=0.5
     )
     fields |= {
         "kv_heads": keys.integer("num_key_value_heads", null=heads),
@@ -123,9 +129,10 @@ def _phi(keys: Keys, _: str) -> Mapped:
     return Mapped("decoder", fields, keys.integer("max_position_embeddings"))
 
 
-def _side_by_side(keys: Keys, *, base_key: str, share_key: str, share: float) -> Config:
+def _side_by_side(
+    keys: Keys, head_dim: int, *, base_key: str, share_key: str, share: float
+) -> Config:
     """Return the fields that GPT-NeoX and Phi share."""
-    head_dim = head_features(keys, "hidden_size", "num_attention_heads", exact=True)
     heads, positions = keys.integer("num_attention_heads"), keys.integer("max_position_embeddings")
     turned = rotary_fields(
         keys, head_dim, positions, share=share, base_key=base_key, share_key=share_key

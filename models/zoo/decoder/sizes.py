@@ -89,7 +89,7 @@ QWEN: dict[str, Config] = {
     "qwen2-0.5b": _llama(24, 896, 14, 2, 4864, vocab=151936, tied=True, **_QWEN2),
     "qwen2-1.5b": _llama(28, 1536, 12, 2, 8960, vocab=151936, tied=True, **_QWEN2),
     "qwen2-7b": _llama(28, 3584, 28, 4, 18944, vocab=152064, **_QWEN2),
-    "qwen2-72b": _llama(80, 8192, 64, 8, 29568, vocab=152064, **_QWEN2 | {"epsilon": 1e-5}),
+    "qwen2-72b": _llama(80, 8192, 64, 8, 29568, vocab=152064, **_QWEN2),
     "qwen3-0.6b": _llama(28, 1024, 16, 8, 3072, tied=True, **_QWEN3),
     "qwen3-1.7b": _llama(28, 2048, 16, 8, 6144, tied=True, **_QWEN3),
     "qwen3-4b": _llama(36, 2560, 32, 8, 9728, tied=True, **_QWEN3),

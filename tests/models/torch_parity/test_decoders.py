@@ -1,5 +1,6 @@
 """Decoders against transformers: the same loss and the same gradient of every parameter."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.graph import Graph
+from models.graph import Graph, with_batch
 from models.importers.huggingface import read_config
 from models.zoo.catalogue import build
 from tests.extras import optional
@@ -173,24 +174,14 @@ def numbers(values: Any) -> Any:
     return values.detach().numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_decoder_trains_as_in_transformers(case: str, tmp_path: Path) -> None:
-    model_type, values = CASES[case]
-    config = transformers.AutoConfig.for_model(model_type, **values)
-    module = lively(config)
-    # transformers drops no token, so neither does this graph
-    changes = {"capacity_factor": 0.0} if hasattr(config, "num_experts_per_tok") else {}
-    graph = imported(config, module, tmp_path, **changes)
+def assert_trains_alike(
+    graph: Graph, module: Any, config: Any, loss_of: Callable[[Any, Any], Any]
+) -> None:
+    """Loss and gradients agree; `loss_of` makes torch's from the module's output and targets."""
     draw = np.random.default_rng(2)
-    tokens, targets = draw.integers(0, VOCAB, (2, BATCH, SEQ_LEN))
+    tokens, targets = draw.integers(0, VOCAB, (2, graph.batch, SEQ_LEN))
     targets[0, -2:] = -1
-    logits = module(input_ids=torch.tensor(tokens)).logits
-    loss = torch.nn.functional.cross_entropy(
-        logits.reshape(-1, VOCAB),
-        torch.tensor(targets).reshape(-1),
-        reduction="sum",
-        ignore_index=-1,
-    )
+    loss = loss_of(module(input_ids=torch.tensor(tokens)), torch.tensor(targets))
     loss.backward()
     named = dict(module.named_parameters())
     assert_same(
@@ -200,3 +191,31 @@ def test_a_decoder_trains_as_in_transformers(case: str, tmp_path: Path) -> None:
         loss.item(),
         translated({name: numbers(one.grad) for name, one in named.items()}, config, graph),
     )
+
+
+def summed(output: Any, targets: Any) -> Any:
+    return torch.nn.functional.cross_entropy(
+        output.logits.reshape(-1, VOCAB), targets.reshape(-1), reduction="sum", ignore_index=-1
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_decoder_trains_as_in_transformers(case: str, tmp_path: Path) -> None:
+    model_type, values = CASES[case]
+    config = transformers.AutoConfig.for_model(model_type, **values)
+    module = lively(config)
+    # transformers drops no token, so neither does this graph
+    changes = {"capacity_factor": 0.0} if hasattr(config, "num_experts_per_tok") else {}
+    assert_trains_alike(imported(config, module, tmp_path, **changes), module, config, summed)
+
+
+def test_the_balance_of_one_layer_and_sample_is_that_of_transformers(tmp_path: Path) -> None:
+    values = LLAMA | EXPERTS | {"num_hidden_layers": 1, "output_router_logits": True}
+    config = transformers.MixtralConfig(**values, router_aux_loss_coef=0.3)
+    module = lively(config)
+    graph = with_batch(imported(config, module, tmp_path, capacity_factor=0.0), 1)
+
+    def balanced(output: Any, targets: Any) -> Any:
+        return summed(output, targets) + SEQ_LEN * 0.3 * output.aux_loss
+
+    assert_trains_alike(graph, module, config, balanced)
