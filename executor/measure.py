@@ -18,10 +18,10 @@ from executor.processes import check_capacity, run_ranks, usable_cores
 from models.graph import to_json
 from planner.cluster import Device
 
-FORM = 2  # raise it when what is measured changes
-KERNEL_SHARE = 0.5  # of the time; collectives and starting take the rest
+FORM = 3  # raise it when what is measured changes
+KERNEL_SHARE = 0.65  # of the time; collectives and starting take the rest
 ARENA_BYTES = 2**24  # registers of the largest messages
-PROBE_COUNT = 110  # kernels and sizes that `executor.probes` lists, about
+PROBE_COUNT = 200  # kernels and sizes that `executor.probes` lists, about
 
 
 class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     device: Device
 
 
-def profile(ranks: int, *, seconds: float = 8.0) -> Device:
+def profile(ranks: int, *, seconds: float = 11.0) -> Device:
     """Measure one of `ranks` processes on this machine.
 
     Kernels are timed in as many processes as there are cores (or ranks, where they are fewer) at
@@ -76,7 +76,7 @@ def cached_profile(
     ranks: int,
     *,
     refresh: bool = False,
-    seconds: float = 8.0,
+    seconds: float = 11.0,
     progress: Callable[[str], None] | None = None,
 ) -> Device:
     """Return the profile of this machine with `ranks` processes, measured once and then kept.

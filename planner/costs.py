@@ -1,8 +1,9 @@
 """Costs: how long one firing of an op or a collective takes on a cluster, in whole nanoseconds.
 
 Pure functions of shapes and documents. Where the device was measured (`millrace profile`), its
-table is interpolated; elsewhere an op costs a roofline and a collective an α-β formula. Either way
-more work never costs less.
+table is interpolated (for a kind that no profile times that of its like, see `likeness.py`);
+elsewhere an op costs a roofline and a collective an α-β formula. Either way more work never costs
+less.
 
 Shapes are one device's own (local) shapes throughout.
 """
@@ -19,6 +20,7 @@ from models.ops import op_work, state_of
 from planner.actors.graph import Actor, ActorGraph, Meeting, Program
 from planner.cluster import Cluster, Device
 from planner.errors import ClusterError
+from planner.likeness import Like, priced_like
 
 Shape = tuple[int, ...]
 Attributes = Mapping[str, int | float | str | bool]
@@ -133,10 +135,10 @@ def _by_head_size(device: Device, kind: str, flops: int, head_size: int) -> int 
     return round(at(low) * (1 - share) + at(high) * share)
 
 
-def _work_duration_ns(device: Device, kind: str, flops: int, size: int, precision: str) -> int:
-    """Duration of so many FLOPs and bytes: from the kind's table, or by roofline."""
-    if points := device.kernels.get(kind):
-        return interpolate_ns(points, flops or size)
+def _work_duration_ns(device: Device, like: Like, flops: int, size: int, precision: str) -> int:
+    """Duration of so many FLOPs and bytes: from the table of the kind's like, or by roofline."""
+    if points := device.kernels.get(like.kind):
+        return interpolate_ns(points, round(like.factor * (flops or size)))
     seconds = size / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
     if flops:
         peak = device.flops_per_s.get(precision)
@@ -184,14 +186,16 @@ def op_duration_ns(
         # As much is read as lands in the smaller side: a slice reads its piece, a pad its shard.
         sizes = [prod(s) * i for s, i in zip(input_shapes, inputs, strict=True)]
         written = sum(prod(s) * i for s, i in zip(output_shapes, outputs, strict=True))
-        return _work_duration_ns(device, kind, 0, written + min(sum(sizes), written), "fp32")
+        return _work_duration_ns(device, Like(kind), 0, written + min(sum(sizes), written), "fp32")
     work = op_work(kind, labels, attributes, input_shapes, output_shapes, inputs, outputs)
     precision = precision_of(input_dtypes) if work.flops else "fp32"
-    if kind in ATTENTION:
-        found = _by_head_size(device, kind, work.flops, input_shapes[0][-1])
+    like = priced_like(kind, device.kernels)
+    if like.kind in ATTENTION:
+        flops = round(like.factor * work.flops)
+        found = _by_head_size(device, like.kind, flops, input_shapes[0][-1])
         if found is not None:
             return found
-    return _work_duration_ns(device, kind, work.flops, work.bytes, precision)
+    return _work_duration_ns(device, like, work.flops, work.bytes, precision)
 
 
 def members_per_node(ranks: Sequence[int], cluster: Cluster) -> int:

@@ -50,14 +50,42 @@ HEADS: tuple[Sizes, ...] = tuple(
 )
 
 
+# What many models use is timed at three sizes of activations, what few use at the two outermost.
+FEW = (TOKENS[0], TOKENS[2], TOKENS[3])
+ENDS = (TOKENS[0], TOKENS[3])
+TURNED: tuple[Sizes, ...] = (
+    {"b": 1, "t": 32, "h": 2, "d": 32},
+    {"b": 8, "t": 128, "h": 8, "d": 64},
+)
+IMAGES: tuple[Sizes, ...] = (
+    {"b": 1, "c": 16, "y": 16, "x": 16, "j": 8, "i": 8},
+    {"b": 16, "c": 64, "y": 28, "x": 28, "j": 14, "i": 14},
+)
+_PLACES: Sizes = {"y": 16, "x": 16, "j": 16, "i": 16}
+FILTERS: tuple[Sizes, ...] = (
+    {"b": 1, "c": 3, "n": 16, "q": 3, "p": 3, **_PLACES},
+    {"b": 2, "c": 32, "n": 32, "q": 3, "p": 3, **_PLACES},
+    {"b": 8, "c": 64, "n": 64, "q": 3, "p": 3, **_PLACES},
+)
+POINTS: tuple[Sizes, ...] = ({"b": 4, "c": 64, "n": 128, "q": 1, "p": 1, **_PLACES},)
+ROUTES: tuple[Sizes, ...] = (
+    {"b": 1, "t": 32, "d": 32, "e": 4, "k": 2, "c": 16},
+    {"b": 8, "t": 128, "d": 256, "e": 8, "k": 2, "c": 32},
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One kind of op: its labels, the sizes to time it at, and which inputs are ids."""
+    """One kind of op: its labels, the sizes to time it at, and which inputs are ids.
+
+    Ids are below the vocabulary, or below the sizes of the labels in `below`.
+    """
 
     kind: str
     labels: str
     scales: tuple[Sizes, ...] = TOKENS
     ids: tuple[int, ...] = ()
+    below: tuple[str, ...] = ("v", "v")
     attributes: Attributes = field(default_factory=dict)
 
 
@@ -67,7 +95,96 @@ _ATTENTION_GRAD = (
 )
 _UPDATE = "k n, k n, z!,  -> k n"
 
+
+def _window(stride: int, pad: int) -> Attributes:
+    return {"stride_y": stride, "stride_x": stride, "pad_y": pad, "pad_x": pad}
+
+
+def _convolutions() -> Iterator[Probe]:
+    """Windows of 3 by 3 and of one place."""
+    x, w, y = "b c y! x!", "n c q! p!", "b n j! i!"
+    forms = (
+        ("conv", f"{x}, {w} -> {y}"),
+        ("conv_grad_input", f"{y}, {w} -> {x}"),
+        ("conv_grad_weight", f"{x}, {y} -> {w}"),
+    )
+    for kind, labels in forms:
+        for scales, pad in ((FILTERS, 1), (POINTS, 0)):
+            yield Probe(kind=kind, labels=labels, scales=scales, attributes=_window(1, pad))
+
+
+_POOL: Attributes = {**_window(2, 1), "size_y": 3, "size_x": 3}
+_NORM = {"epsilon": 1e-5}
+
+LAYERS: tuple[Probe, ...] = (
+    Probe(kind="mul", labels="b t d, b t d -> b t d", scales=FEW),
+    Probe(kind="silu", labels="b t d -> b t d", scales=ENDS),
+    Probe(kind="swiglu", labels="b t d, b t d -> b t d", scales=FEW),
+    Probe(kind="swiglu_grad", labels="b t d, b t d, b t d -> b t d, b t d", scales=FEW),
+    Probe(
+        kind="dropout", labels="b t d -> b t d", scales=ENDS, attributes={"rate": 0.1, "op": "x"}
+    ),
+    Probe(kind="softmax", labels="b t d! -> b t d!", scales=ENDS),
+    Probe(kind="rms_norm", labels="b t d!, d! -> b t d!, b t", scales=FEW, attributes=_NORM),
+    Probe(kind="rms_norm_grad_input", labels="b t d!, b t d!, d!, b t -> b t d!", scales=FEW),
+    Probe(kind="rms_norm_grad_weight", labels="b t d, b t d, b t -> d", scales=FEW),
+    Probe(
+        kind="rotary",
+        labels="b t h d! -> b t h d!",
+        scales=TURNED,
+        attributes={"base": 1e4, "dims": 32, "interleaved": False, "inverse": False},
+    ),
+    *_convolutions(),
+    Probe(kind="max_pool", labels="b c y! x! -> b c j! i!", scales=IMAGES, attributes=_POOL),
+    Probe(
+        kind="max_pool_grad",
+        labels="b c y! x!, b c j! i! -> b c y! x!",
+        scales=IMAGES,
+        attributes=_POOL,
+    ),
+    Probe(kind="channel_sums", labels="b c y x -> c", scales=IMAGES),
+    Probe(
+        kind="batch_norm",
+        labels="b c y x, c, c, c, c -> b c y x",
+        scales=IMAGES,
+        attributes=_NORM,
+    ),
+    Probe(
+        kind="batch_norm_grad_sums",
+        labels="b c y x, b c y x, c, c -> c, c",
+        scales=IMAGES,
+        attributes=_NORM,
+    ),
+    Probe(
+        kind="batch_norm_grad_input",
+        labels="b c y x, b c y x, c, c, c, c, c -> b c y x",
+        scales=IMAGES,
+        attributes=_NORM,
+    ),
+    Probe(
+        kind="top_k",
+        labels="b t! e! -> b t! k!, b t! k!, b t! k!",
+        scales=ROUTES,
+        attributes={"capacity": 32, "groups": 1, "kept_groups": 1},
+    ),
+    Probe(
+        kind="dispatch",
+        labels="b t! d, b t! k!, b t! k! -> e b c! d",
+        scales=ROUTES,
+        ids=(1, 2),
+        below=("e", "c"),
+    ),
+    Probe(
+        kind="combine",
+        labels="e b c! d, b t! k!, b t! k!, b t! k! -> b t! d",
+        scales=ROUTES,
+        ids=(1, 2),
+        below=("e", "c"),
+    ),
+)
+
 PROBES: tuple[Probe, ...] = (
+    *LAYERS,
     Probe(kind="input", labels=" -> b t", attributes={"source": "tokens", "values": VOCABULARY}),
     Probe(kind="matmul", labels="b t k, k n -> b t n", scales=PRODUCTS),
     Probe(kind="matmul", labels="b t n, k n -> b t k", scales=PRODUCTS),
@@ -135,13 +252,14 @@ def cases() -> Iterator[Case]:
 def _case(probe: Probe, sizes: Sizes) -> Case:
     rng = np.random.default_rng(0)
     expression = parse(probe.labels)
-    known = {"v": VOCABULARY, "c": 2, "z": 3, **sizes}
-    known["s"], known["p"] = known.get("t", 1), 2 * known.get("t", 1)
+    tokens = sizes.get("t", 1)
+    known = {"v": VOCABULARY, "c": 2, "z": 3, "s": tokens, "p": 2 * tokens, **sizes}
     inputs: list[Array] = []
     for index, operand in enumerate(expression.inputs):
         shape = shape_of(operand, known)
         if index in probe.ids:
-            inputs.append(rng.integers(0, VOCABULARY, shape).astype(np.int32))
+            below = known[probe.below[probe.ids.index(index)]]
+            inputs.append(rng.integers(0, below, shape).astype(np.int32))
         else:
             inputs.append(rng.random(shape, dtype=np.float32))  # none negative: some are squares
     given = [str(array.dtype) for array in inputs]

@@ -11,6 +11,7 @@ from models.ops import OPS
 from planner.actors.null_clock import run_to_completion
 from planner.cluster import Cluster, Link
 from planner.costs import collective_duration_ns
+from planner.likeness import PRICED_LIKE
 
 
 def test_a_profile_is_kept_until_it_cannot_be_read_and_costs_take_it(
@@ -44,9 +45,15 @@ def test_a_profile_is_kept_until_it_cannot_be_read_and_costs_take_it(
     assert 0 < small <= large
 
 
-def test_every_kind_that_computes_is_timed() -> None:
-    untimed = {"variable", "repeat"}  # they have no kernel
-    assert {probe.kind for probe in PROBES} == set(OPS) - untimed
+def test_every_kind_that_computes_is_timed_or_priced_like_one_that_is() -> None:
+    without_kernel = {"variable", "repeat"}
+    timed = {probe.kind for probe in PROBES}
+    assert timed.isdisjoint(PRICED_LIKE)
+    assert timed | set(PRICED_LIKE) == set(OPS) - without_kernel
+    assert {like.kind for like in PRICED_LIKE.values()} <= timed
+
+
+def test_probes_have_work_to_be_charged_by() -> None:
     works = {}
     for case in cases():
         works.setdefault(case.context.kind, []).append(case.work)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.ops import OPS
 from planner.actors.graph import Actor, ActorGraph, Meeting, Port, Program, Register
 from planner.cluster import Cluster, Device, Link
 from planner.clusters import device, parse_cluster
@@ -17,6 +18,7 @@ from planner.costs import (
     op_duration_ns,
 )
 from planner.errors import ClusterError
+from planner.likeness import PRICED_LIKE
 from planner.mesh import Axis
 
 # Round figures: 1 FLOP per ns, 1 byte per ns, nothing else.
@@ -70,6 +72,52 @@ def test_a_measured_kernel_is_read_from_its_table() -> None:
     measured = msgspec.structs.replace(PLAIN, kernels={"matmul": ((2_000, 50), (2_000_000, 900))})
     assert matmul_ns(100, 100, 100, measured) == 900
     assert matmul_ns(10, 10, 10, measured) == 50
+
+
+def moved_ns(kind: str, count: int, on: Device) -> int:
+    shape = (count,)
+    return op_duration_ns(
+        kind, "n -> n", {}, (shape,), (shape,), ("float32",), ("float32",), on
+    )  # fmt: skip
+
+
+def test_an_unmeasured_kind_costs_what_its_like_does_for_its_factor_of_the_bytes() -> None:
+    measured = {"relu": ((100, 1_000), (10_000, 100_000))}
+    on = msgspec.structs.replace(PLAIN, kernels=measured)
+    assert moved_ns("tanh", 125, on) == moved_ns("relu", 125, on) == 10_000
+    assert moved_ns("scale", 125, on) == 7_000
+    assert moved_ns("scale", 1, on) == 1_000
+
+
+def test_a_kind_of_which_neither_it_nor_its_like_is_measured_keeps_the_roofline() -> None:
+    on = msgspec.structs.replace(PLAIN, kernels={"matmul": ((1, 1), (10, 10))})
+    assert moved_ns("tanh", 125, on) == moved_ns("tanh", 125, PLAIN) == 1_000
+
+
+def test_its_own_table_goes_before_that_of_a_like() -> None:
+    kernels = {"relu": ((100, 1_000),), "tanh": ((1_000, 77),)}
+    assert moved_ns("tanh", 125, msgspec.structs.replace(PLAIN, kernels=kernels)) == 77
+
+
+def test_attention_with_a_bias_is_read_from_the_tables_of_attention_by_head_size() -> None:
+    kernels = {"attention/4": ((1_000, 5_000), (100_000, 500_000))}
+    on = msgspec.structs.replace(PLAIN, kernels=kernels)
+    q, row, bias = (2, 5, 3, 4), (2, 5, 3), (3, 5, 5)
+    labels = "b t h d!, b s! h d!, b s! h u!, h t s! -> b t h u!, b t h"
+    attributes = {"causal": True, "scale": 1.0}
+    flops = 4 * 2 * 5 * 5 * 3 * 4
+    found = op_duration_ns(
+        "biased_attention", labels, attributes, (q, q, q, bias), (q, row), ("float32",) * 4,
+        ("float32",) * 2, on,
+    )  # fmt: skip
+    assert found == pytest.approx(1.1 * flops * 5, rel=1e-3)
+
+
+def test_likes_count_the_same_kind_of_work() -> None:
+    for kind, like in PRICED_LIKE.items():
+        assert bool(OPS[kind].products) == bool(OPS[like.kind].products), kind
+        assert like.factor > 0
+        assert like.kind not in PRICED_LIKE
 
 
 def test_local_boxing_reads_and_writes_the_smaller_side() -> None:

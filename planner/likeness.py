@@ -1,0 +1,78 @@
+"""Kinds that a profile leaves out, and the measured kind that each is priced like.
+
+A profile times the kinds that most of a step's time goes to. Any other takes as long as its like
+takes on `factor` times the work (bytes, or FLOPs for kinds of products).
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+
+class Like(NamedTuple):
+    """The kind whose table is read, and what the work is multiplied by."""
+
+    kind: str
+    factor: float = 1.0
+
+
+def _same(kinds: str, like: Like) -> Iterator[tuple[str, Like]]:
+    return ((kind, like) for kind in kinds.split())
+
+
+def _table(*groups: Iterable[tuple[str, Like]]) -> dict[str, Like]:
+    return {kind: like for group in groups for kind, like in group}
+
+
+# Factors: time per byte of the NumPy kernels over that of the like's, on one core of a Xeon with
+# AVX-512, arrays that no cache holds, in November 2026; rounded.
+PRICED_LIKE: dict[str, Like] = _table(
+    _same("tanh exp log sqrt rsqrt reciprocal sin cos broadcast arc_margin", Like("relu")),
+    _same("scale shift concat", Like("relu", 0.7)),
+    _same("constant", Like("relu", 1.2)),
+    _same("leaky_relu sigmoid power prelu", Like("silu")),
+    _same("clip", Like("silu", 0.7)),
+    _same("softplus logistic_loss logistic_loss_grad", Like("silu", 1.5)),
+    _same("gelu_erf", Like("gelu", 2.2)),
+    _same("gelu_erf_grad", Like("gelu_grad", 1.8)),
+    _same("silu_grad prelu_grad", Like("gelu_grad", 0.85)),
+    _same("sigmoid_grad clip_grad softplus_grad power_grad", Like("gelu_grad", 0.6)),
+    _same("leaky_relu_grad tanh_grad exp_grad log_grad sqrt_grad", Like("gelu_grad", 0.4)),
+    _same("rsqrt_grad reciprocal_grad sin_grad cos_grad", Like("gelu_grad", 0.4)),
+    _same("arc_margin_grad", Like("mul")),
+    _same("fill", Like("widen", 1.3)),
+    _same("relative_bias", Like("widen", 3.5)),
+    _same("relative_bias_grad", Like("sum", 6.5)),
+    _same("l2_normalize", Like("rms_norm")),
+    _same("l2_normalize_grad", Like("rms_norm_grad_input")),
+    _same("softmax_grad", Like("rms_norm_grad_input", 0.7)),
+    _same("channel_squares", Like("channel_sums", 1.8)),
+    _same("avg_pool", Like("max_pool")),
+    _same("avg_pool_grad", Like("max_pool_grad", 0.5)),
+    _same("dispatch_grad", Like("combine")),
+    _same("combine_grad_weight", Like("combine", 0.8)),
+    _same("combine_grad_input", Like("dispatch", 1.3)),
+    _same("expert_load", Like("top_k", 0.5)),
+    _same("top_k_grad", Like("top_k", 0.15)),
+    _same("biased_attention", Like("attention", 1.1)),
+    _same("biased_attention_grad", Like("attention_grad", 1.1)),
+)
+
+
+def priced_like(kind: str, tables: Collection[str]) -> Like:
+    """Return whose table prices a kind, out of those a device has (`kind` or `kind/size`).
+
+    It is the kind's own where there is one, or where its like has none either.
+
+    Examples
+    --------
+    >>> priced_like("tanh", {"relu", "matmul"})
+    Like(kind='relu', factor=1.0)
+    """
+    like = PRICED_LIKE.get(kind)
+    if like is None or _is_measured(kind, tables) or not _is_measured(like.kind, tables):
+        return Like(kind)
+    return like
+
+
+def _is_measured(kind: str, tables: Collection[str]) -> bool:
+    return kind in tables or any(name.startswith(f"{kind}/") for name in tables)
