@@ -68,14 +68,15 @@ def _backward(context: KernelContext, bias: int | None) -> Kernel:
     found = geometry(context)
     added, parts = additions(context, found, bias), _gradient_rooms(found)
     add_to = _adder(found)
+    heads, rows_of_heads = found.heads, (*found.heads, -1)
     add_bias = None if bias is None else _bias_adder(context, found, bias)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        queries, results, douts, dqs = (
-            array.reshape(*found.heads, -1).transpose(0, 2, 3, 1, 4)
+        queries, results, douts, dqs = [
+            array.reshape(rows_of_heads).transpose(0, 2, 3, 1, 4)
             for array in (inputs[0], inputs[-3], inputs[-1], outputs[0])
-        )
-        logsumexps = inputs[-2].reshape(found.heads).transpose(0, 2, 3, 1)
+        ]
+        logsumexps = inputs[-2].reshape(heads).transpose(0, 2, 3, 1)
         if bias is not None:
             outputs[3].fill(0)
         for sample in range(found.samples):

@@ -23,11 +23,12 @@ def _forward(context: KernelContext, bias: int | None) -> Kernel:
     found = geometry(context)
     added, parts = additions(context, found, bias), rooms(found)
     ones = np.ones((1, found.keys), found.dtype)
+    heads, rows_of_heads = found.heads, (*found.heads, -1)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        queries = inputs[0].reshape(*found.heads, found.head_dim).transpose(0, 2, 3, 1, 4)
-        results = outputs[0].reshape(*found.heads, found.value_dim).transpose(0, 2, 3, 1, 4)
-        logsumexps = outputs[1].reshape(found.heads).transpose(0, 2, 3, 1)
+        queries = inputs[0].reshape(rows_of_heads).transpose(0, 2, 3, 1, 4)
+        results = outputs[0].reshape(rows_of_heads).transpose(0, 2, 3, 1, 4)
+        logsumexps = outputs[1].reshape(heads).transpose(0, 2, 3, 1)
         for sample in range(found.samples):
             q, out, logsumexp = queries[sample], results[sample], logsumexps[sample]
             key = inputs[1][sample].transpose(1, 0, 2)
@@ -42,13 +43,12 @@ def _forward(context: KernelContext, bias: int | None) -> Kernel:
                 largest = np.maximum.reduce(scores, axis=1)
                 np.subtract(scores, largest[:, None, :], out=scores)
                 np.exp(scores, out=scores)
-                total = np.matmul(ones[:, : block.keys], scores)[:, 0]
                 mixed = out[:, :, block.rows]
+                total = np.matmul(ones[:, : block.keys], scores).reshape(mixed.shape[:3])
                 weights = room.scores_apart.transpose(0, 2, 3, 1)
                 np.matmul(weights, value[:, :, block.columns], out=mixed)
-                np.divide(mixed, total.reshape(*mixed.shape[:3], 1), out=mixed)
+                np.divide(mixed, total[..., None], out=mixed)
                 np.log(total, out=total)
-                np.add(total, largest, out=total)
-                logsumexp[:, :, block.rows] = total.reshape(mixed.shape[:3])
+                np.add(total, largest.reshape(total.shape), out=logsumexp[:, :, block.rows])
 
     return kernel
