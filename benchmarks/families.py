@@ -1,0 +1,83 @@
+"""One model of every family, trained on two and four processes as on one device.
+
+Are the losses the same?
+
+Run `python -m benchmarks.families [STEPS]` from the root of the repository.
+
+Every model is planned with the kind of parallelism its family is known for, run for real (one
+process per rank), and compared with the single-device reference, step by step. Prints a line per
+run: the plan, first and last loss, the largest relative difference of a loss, and for a mixture of
+experts the smallest margin between a chosen score and the next, in the run and in the reference (a
+tie may fall either way). Step times are printed for interest; they mean something only while
+nothing else runs.
+"""
+
+import sys
+
+from executor.data import open_dataset
+from executor.reference import run_reference
+from millrace import api
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+
+GLOBAL_BATCH, MICROBATCHES = 8, 2
+TRAINING = TrainingSpec(learning_rate=1e-3, warmup_steps=5)
+SEQ_LEN = 64
+WITHOUT_SEQUENCE = ("vit", "resnet", "wide", "arcface")
+
+Pins = dict[str, int | str | bool]
+CASES: tuple[tuple[str, Pins, Pins], ...] = (
+    ("gpt-demo", {"pp": 2}, {"dp": 2, "tp": 2}),
+    ("llama-demo", {"tp": 2}, {"dp": 2, "tp": 2, "sequence_parallel": True}),
+    ("mixtral-demo", {"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}),
+    ("deepseek-demo", {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "pp": 2}),
+    ("bert-demo", {"dp": 2}, {"dp": 2, "tp": 2}),
+    ("t5-demo", {"pp": 2}, {"tp": 2, "pp": 2}),
+    ("vit-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
+    ("resnet-demo", {"dp": 2}, {"dp": 4}),
+    ("wide-deep-demo", {"tp": 2}, {"tp": 4}),
+    ("arcface-demo", {"tp": 2}, {"dp": 2, "tp": 2}),
+)
+
+
+def main(steps: int) -> None:
+    """Plan, run and compare every case."""
+    clusters = {ranks: api.cluster(f"local:{ranks}") for ranks in (2, 4)}
+    for model, *pinned in CASES:
+        for ranks, pins in zip(clusters, pinned, strict=True):
+            degrees = {"dp": 1, "tp": 1, "pp": 1} | pins
+            replicas = int(degrees["dp"])
+            plan = api.search(
+                model,
+                clusters[ranks],
+                GLOBAL_BATCH,
+                seq_len=None if model.startswith(WITHOUT_SEQUENCE) else SEQ_LEN,
+                training=TRAINING,
+                pins={"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees,
+            )
+            measured = api.execute(plan, steps=steps)
+            expected = run_reference(
+                build_training(plan.model, plan.training, plan.batch),
+                microbatches=plan.microbatches,
+                steps=steps,
+                dataset=open_dataset(None, plan.model, 0),
+            )
+            both = list(zip(measured.losses, expected.losses, strict=True))
+            apart = max(abs(found - other) / abs(other) for found, other in both)
+            words = " ".join(f"{name} {value}" for name, value in pins.items())
+            line = (
+                f"{model:15} local:{ranks} {words:32} loss {both[0][0]:.4f} to {both[-1][0]:.4f}, "
+                f"apart by {apart:.1e}"
+            )
+            if measured.smallest_top_k_margin is not None:
+                line += (
+                    f", margin {measured.smallest_top_k_margin:.1e} "
+                    f"({expected.smallest_margin:.1e} in the reference)"
+                )
+            predicted = plan.figures["step_time_s"] * 1e3
+            times = f"{predicted:.0f} ms predicted, {measured.step_time_ns / 1e6:.0f} ms measured"
+            print(f"{line}; {times}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
