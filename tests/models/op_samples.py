@@ -18,13 +18,17 @@ SIZES |= {"c": 2, "z": 3, "g": 2, "r": 2, "u": 4, "e": 4, "m": 8, "y": 6, "x": 4
 
 
 class Sample(NamedTuple):
-    """Labels of an op, which of its inputs hold ids, and which hold cosines."""
+    """Labels of an op, which of its inputs hold ids (below v), and which hold cosines.
+
+    `routes` are the inputs that hold experts and, where there are two, the places got there.
+    """
 
     labels: str
     ids: tuple[int, ...] = ()
     attributes: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default is never changed
     cosines: tuple[int, ...] = ()
     sizes: dict[str, int] = {}  # noqa: RUF012
+    routes: tuple[int, ...] = ()
 
     @property
     def all_sizes(self) -> dict[str, int]:
@@ -32,7 +36,7 @@ class Sample(NamedTuple):
         return SIZES | self.sizes
 
     def inputs(self, seed: int = 0) -> list[Array]:
-        """Random inputs: numbers above 0.1, ids below v, cosines."""
+        """Random inputs: numbers above 0.1, ids, cosines, routes."""
         generator = np.random.default_rng(seed)
         made: list[Array] = []
         for index, operand in enumerate(parse(self.labels).inputs):
@@ -41,9 +45,20 @@ class Sample(NamedTuple):
                 made.append(generator.integers(0, SIZES["v"], shape))
             elif index in self.cosines:
                 made.append(generator.uniform(-0.9, 0.9, shape))
+            elif index in self.routes:
+                made.append(self._routes(seed)[self.routes.index(index)])
             else:
                 made.append(np.abs(generator.normal(0, 1, shape)) + 0.1)
         return made
+
+    def _routes(self, seed: int) -> tuple[Array, Array]:
+        """Experts b t k, all of a token's different, and a place for as many as there is room."""
+        generator = np.random.default_rng(seed)
+        batch, tokens, choices, experts, room = (self.all_sizes[label] for label in "btkec")
+        expert = np.argsort(generator.normal(0, 1, (batch, tokens, experts)), -1)[..., :choices]
+        earlier = expert.reshape(batch, 1, -1) == expert.reshape(batch, -1, 1)
+        place = np.tril(earlier, -1).sum(-1).reshape(expert.shape)
+        return expert, np.where(place < room, place, -1)
 
 
 POINTWISE = "b t n -> b t n"
@@ -221,21 +236,32 @@ IMAGES = {
     "avg_pool_grad": [Sample("b c j! i! -> b c y! x!", (), WIDE_POOL)],
 }
 
-ROUTE = {"capacity": 2, "groups": 0, "kept_groups": 0}
+ROUTE = {"capacity": 2, "groups": 1, "kept_groups": 1}
 CHOSEN = "b t! k!"
+TWO = {"k": 2}
 
 EXPERTS = {
     "top_k": [
-        Sample(f"b t! e! -> {CHOSEN}, {CHOSEN}, {CHOSEN}", (), route, sizes={"k": 2, "e": 6})
+        Sample(f"b t! e! -> {CHOSEN}, {CHOSEN}, {CHOSEN}", (), route, sizes=TWO | {"e": 6})
         for route in (ROUTE, ROUTE | {"groups": 3, "kept_groups": 2})
     ],
-    "top_k_grad": [Sample(f"{CHOSEN}, {CHOSEN} -> b t! e!", (1,))],
-    "dispatch": [Sample(f"b t! d, {CHOSEN}, {CHOSEN} -> e b c! d", (1, 2))],
-    "dispatch_grad": [Sample(f"e b c! d, {CHOSEN}, {CHOSEN} -> b t! d", (1, 2))],
-    "combine": [Sample(f"e b c! d, {CHOSEN}, {CHOSEN}, {CHOSEN} -> b t! d", (1, 2))],
-    "combine_grad_input": [Sample(f"b t! d, {CHOSEN}, {CHOSEN}, {CHOSEN} -> e b c! d", (1, 2))],
-    "combine_grad_weight": [Sample(f"b t! d, e b c! d, {CHOSEN}, {CHOSEN} -> {CHOSEN}", (2, 3))],
-    "expert_load": [Sample(f"{CHOSEN} -> b e!", (0,))],
+    "top_k_grad": [Sample(f"{CHOSEN}, {CHOSEN} -> b t! e!", sizes=TWO, routes=(1,))],
+    "dispatch": [
+        Sample(f"b t! d, {CHOSEN}, {CHOSEN} -> e b c! d", sizes=TWO, routes=(1, 2)),
+    ],
+    "dispatch_grad": [
+        Sample(f"e b c! d, {CHOSEN}, {CHOSEN} -> b t! d", sizes=TWO, routes=(1, 2)),
+    ],
+    "combine": [
+        Sample(f"e b c! d, {CHOSEN}, {CHOSEN}, {CHOSEN} -> b t! d", sizes=TWO, routes=(1, 2)),
+    ],
+    "combine_grad_input": [
+        Sample(f"b t! d, {CHOSEN}, {CHOSEN}, {CHOSEN} -> e b c! d", sizes=TWO, routes=(1, 2)),
+    ],
+    "combine_grad_weight": [
+        Sample(f"b t! d, e b c! d, {CHOSEN}, {CHOSEN} -> {CHOSEN}", sizes=TWO, routes=(2, 3)),
+    ],
+    "expert_load": [Sample(f"{CHOSEN} -> b e!", sizes=TWO, routes=(0,))],
 }
 
 SAMPLES: dict[str, list[Sample]] = {

@@ -132,7 +132,7 @@ def mixture(route: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     return builder.apply("combine", "mixed", (active, *choice, weight), labels)
 
 
-PLAIN_ROUTE = {"capacity": T, "groups": 0, "kept_groups": 0}
+PLAIN_ROUTE = {"capacity": T, "groups": 1, "kept_groups": 1}
 
 CASES: dict[str, Body] = {
     "layer_norm": layer_normed,

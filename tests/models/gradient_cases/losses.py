@@ -87,7 +87,7 @@ def balanced(builder: GraphBuilder, x: str) -> None:
         (chances,),
         "b t! e! -> b t! k!, b t! k!, b t! k!",
         shapes=((B, T, 2),) * 3,
-        attributes={"capacity": T, "groups": 0, "kept_groups": 0},
+        attributes={"capacity": T, "groups": 1, "kept_groups": 1},
     )
     shape = ((B, EXPERTS),)
     (load,) = builder.emit(
