@@ -95,6 +95,19 @@ def shared_weights(layers: int) -> Graph:
     return ended(builder, x)
 
 
+def towers(layers: int) -> Graph:
+    """Two equal rows of layers over data of their own, which meet at the end."""
+    builder, x = started()
+    other = builder.input("other", "b k", (2, WIDTH), source="features")
+    ends = []
+    for side, y in enumerate((x, other)):
+        y = dense(builder, f"into{side}", y, "b k, k n -> b n", {"n": WIDTH})
+        for index in range(layers):
+            y = layer(builder, f"side{side}.{index}", y, "relu")
+        ends.append(y)
+    return ended(builder, builder.apply("mul", "meet", ends, "b n, b n -> b n"))
+
+
 def partition(graph: Graph) -> list[list[int]]:
     """The numbers of the ops of every block, in the order of the blocks."""
     return [

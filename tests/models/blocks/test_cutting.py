@@ -26,6 +26,7 @@ from tests.models.blocks.cases import (
     stack,
     started,
     stripped,
+    towers,
 )
 from tests.models.oracle import random_values, run
 
@@ -162,6 +163,12 @@ def test_branches_side_by_side_are_not_a_row() -> None:
     per_layer = [op for op in graph.ops if op.block == "layer.0" and op.kind == "attention"]
     assert len(per_layer) == 1
     assert len(graph.blocks) == 5
+
+
+def test_equal_rows_in_two_places_share_a_template() -> None:
+    graph = with_blocks(stripped(towers(3), seed=0))
+    assert letters(graph) == "abbbabbbc"
+    assert_promise_kept(graph)
 
 
 def test_old_names_live_on_where_they_tell_the_ops_apart() -> None:
