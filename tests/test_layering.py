@@ -29,7 +29,9 @@ DOORS = {
     "matplotlib": ("millrace/plot.py",),
     "cupy": (),
     "torch": ("models/importers/torch_export/",),
-    "onnx": (),
+    "onnx": ("models/importers/onnx/",),
+    "transformers": (),
+    "sklearn": ("executor/data/images.py",),
 }
 
 BANNED_NAMES = {"utils", "util", "helpers", "common", "misc", "manager", "handler", "engine"}
@@ -37,6 +39,10 @@ BANNED_NAMES = {"utils", "util", "helpers", "common", "misc", "manager", "handle
 # Importing these must not bring in any of the heavy libraries.
 LIGHT = (
     "models.graph",
+    "models.zoo.catalogue",
+    "models.importers.huggingface",
+    "models.importers.onnx",
+    "models.importers.torch_export",
     "planner",
     "planner.plan",
     "planner.actors",
@@ -45,7 +51,7 @@ LIGHT = (
     "executor",
     "millrace",
 )
-HEAVY = ("ortools", "simpy", "mpi4py", "rich", "typer", "matplotlib")
+HEAVY = ("ortools", "simpy", "mpi4py", "rich", "typer", "matplotlib", "torch", "onnx", "sklearn")
 
 FILES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in FILES]
