@@ -149,7 +149,7 @@ def _deepseek_v2(keys: Keys, _: str) -> Mapped:
         keys,
         _latent_attention(keys, interleaved=True)
         | _deepseek_experts(keys)
-        | {"router": "softmax", "normalize_weights": False, "ffn_bias": False},
+        | {"normalize_weights": False, "ffn_bias": keys.flag("mlp_bias", False)},
     )
 
 

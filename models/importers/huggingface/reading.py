@@ -51,7 +51,7 @@ def read_config(
     model_type = _model_type(keys)
     mapped = model_type.read(keys, _architecture(keys, model_type))
     spec = ModelSpec(
-        name=keys.text("_name_or_path", "", null="") or file.absolute().parent.name,
+        name=keys.text("_name_or_path", "", null="") or file.absolute().parent.name or file.stem,
         family=mapped.family,
         config=mapped.config,
         seq_len=mapped.seq_len if seq_len is None else seq_len,
