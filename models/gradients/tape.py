@@ -106,7 +106,7 @@ class Tape:
         op, index, gradient = parts[-1]
         if len(parts) == 1:
             return gradient
-        # A group's sizes follow from other operands of the op; a sum needs no more than its outermost.
+        # Here no other operand gives a group's sizes, and one label for the dim is enough.
         operand = tuple(dim[:1] for dim in parse(op.labels).inputs[index])
         owner, suffix = op, "grad_sum" if index == 0 else f"grad_sum.{index}"
         if self.builder.tensors[name].rate is Rate.STEP:

@@ -158,7 +158,10 @@ def leaky_relu(low: Lowering, node: Node) -> Traced:
 
 def prelu(low: Lowering, node: Node) -> Traced:
     """Return x where positive, else a learned slope times x."""
-    return low.elementwise("prelu", low.name(node), (low.floating(node, 0), low.traced(node, 1)))
+    x, slope = low.floating(node, 0), low.traced(node, 1)
+    if sum(size > 1 for size in slope.shape) > 1 or len(slope.dims) > len(x.dims):
+        raise UnsupportedError(f"has slopes of shape {slope.shape}, not one per channel")
+    return low.elementwise("prelu", low.name(node), (x, slope))
 
 
 def clip(low: Lowering, node: Node) -> Traced:
