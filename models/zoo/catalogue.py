@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from models.blocks import same_templates, with_blocks
 from models.builder import PRECISIONS
 from models.errors import ModelError
 from models.graph import Graph, with_batch
@@ -134,7 +135,10 @@ def build_training(spec: ModelSpec, training: TrainingSpec, batch: int) -> Graph
 
 
 def _called(name: str) -> Graph:
-    """Import `package.module:function` and return the graph it makes."""
+    """Import `package.module:function` and return the graph it makes, its equal blocks tied.
+
+    A graph of one block is cut where its structure repeats.
+    """
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
@@ -147,7 +151,11 @@ def _called(name: str) -> Graph:
     graph = function()
     if not isinstance(graph, Graph):
         raise ModelError(f"model `{name}` returns a {type(graph).__name__}; expected a Graph")
-    return check_graph(graph)
+    check_graph(graph)
+    if len(graph.blocks) > 1:
+        return same_templates(graph)
+    repeated = with_blocks(graph)
+    return repeated if len(repeated.blocks) > 1 else graph
 
 
 def _check_function(spec: ModelSpec, graph: Graph) -> None:

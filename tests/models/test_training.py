@@ -180,7 +180,8 @@ def test_gradients_are_wide_once_they_are_added_up(precision: str) -> None:
     assert graph.tensor("h.0.ln1.mean").dtype == wide
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The smallest of every family, and the deepest.
+@pytest.mark.parametrize("name", [n for n in NAMES if "demo" in n or n in ("mlp", "gpt3-175b")])
 def test_every_training_graph_of_the_zoo_fits_the_op_table(name: str) -> None:
     graph = check_graph(build_training(model_spec(name, precision="bf16"), TrainingSpec(), 1))
     assert msgspec.json.decode(to_json(graph), type=Graph) == graph
