@@ -78,7 +78,8 @@ def run(
     plan: PlanFile,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 50,
     data: Annotated[
-        Path | None, typer.Option(help="File or folder; the standard library's sources by default.")
+        Path | None,
+        typer.Option(help="Text: a file or folder; the standard library's sources by default."),
     ] = None,
     backend: Annotated[str, typer.Option(help="Only numpy.")] = "numpy",
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,

@@ -41,6 +41,7 @@ def test_the_default_corpus_is_python_source_read_as_bytes():
     data = open_dataset(None, gpt(), seed=0)
     assert isinstance(data, TokenWindows)
     assert len(data.corpus.tokens) > 2**20
+    assert data.description == "text: the Python standard library"
     assert b"import" in data.corpus.tokens.tobytes()
 
 
