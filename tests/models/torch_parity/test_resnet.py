@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from models.errors import ModelError
 from models.importers.huggingface import read_config
-from models.spec import ModelSpec
-from models.zoo.catalogue import build
+from models.ops import model_flops
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build, build_training
 from tests.extras import optional
 from tests.models.torch_parity.modules import (
     Arrays,
@@ -24,6 +25,7 @@ from tests.models.torch_parity.modules import (
 )
 
 torch = optional("torch")
+flop_counter = optional("torch.utils.flop_counter")
 transformers = optional("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -111,6 +113,17 @@ def test_published_resnets_have_as_many_parameters_as_in_transformers(layers: in
     values = {"layer_type": kind, "depths": depths, "hidden_sizes": widths, "num_labels": 1000}
     spec = imported(values)
     assert build(spec, 1).parameter_count == theirs(values)
+
+
+@pytest.mark.parametrize("values", [BASIC, BOTTLENECK, UNUSUAL], ids=["basic", "bottle", "unusual"])
+def test_resnet_has_the_flops_that_pytorch_counts(values: dict[str, Any]) -> None:
+    graph = build_training(imported(values), TrainingSpec(), 2)
+    with torch.device("meta"):
+        module = transformers.ResNetForImageClassification(transformers.ResNetConfig(**values))
+        images = torch.zeros(graph.tensor("stem.images").shape)
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        module(images).logits.sum().backward()
+    assert model_flops(graph) == counter.get_total_flops()
 
 
 _STAGES = st.integers(1, 4).flatmap(
