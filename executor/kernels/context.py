@@ -59,7 +59,7 @@ class Source:
     Parameters
     ----------
     name
-        `tokens`, `targets`, `features` or `classes`.
+        `tokens`, `targets`, `images`, `classes`, …
     values
         How many different ids there are; 0 for features.
     shape
