@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.output import Json, answer
-from millrace.units import format_count, format_rate
+from millrace.units import format_rate
 
 
 def register(app: typer.Typer) -> None:
@@ -92,14 +92,13 @@ def _draw_models(rows: list[dict[str, Any]], console: Console) -> None:
         caption="training FLOPs of one sample; sp: sequence_parallel", caption_justify="left"
     )
     table.add_column("model", no_wrap=True)
-    for column in ("parameters", "", "seq_len", "training FLOPs"):
+    for column in ("parameters", "seq_len", "training FLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("can be pinned", no_wrap=True)
+    table.add_column("can be pinned")
     for row in rows:
         table.add_row(
             row["name"],
             f"{row['parameters']:,}",
-            format_count(row["parameters"]),
             str(row["seq_len"]),
             format_rate(row["training_flops"], "FLOP").removesuffix("/s"),
             _pinned(row),
