@@ -117,7 +117,7 @@ _POOL: Attributes = {**_window(2, 1), "size_y": 3, "size_x": 3}
 _NORM = {"epsilon": 1e-5}
 
 LAYERS: tuple[Probe, ...] = (
-    Probe(kind="mul", labels="b t d, b t d -> b t d", scales=FEW),
+    Probe(kind="mul", labels="b t d, b t d -> b t d", scales=ENDS),
     Probe(kind="silu", labels="b t d -> b t d", scales=ENDS),
     Probe(kind="swiglu", labels="b t d, b t d -> b t d", scales=FEW),
     Probe(kind="swiglu_grad", labels="b t d, b t d, b t d -> b t d, b t d", scales=FEW),
@@ -127,7 +127,7 @@ LAYERS: tuple[Probe, ...] = (
     Probe(kind="softmax", labels="b t d! -> b t d!", scales=ENDS),
     Probe(kind="rms_norm", labels="b t d!, d! -> b t d!, b t", scales=FEW, attributes=_NORM),
     Probe(kind="rms_norm_grad_input", labels="b t d!, b t d!, d!, b t -> b t d!", scales=FEW),
-    Probe(kind="rms_norm_grad_weight", labels="b t d, b t d, b t -> d", scales=FEW),
+    Probe(kind="rms_norm_grad_weight", labels="b t d, b t d, b t -> d", scales=ENDS),
     Probe(
         kind="rotary",
         labels="b t h d! -> b t h d!",

@@ -84,7 +84,7 @@ def splits_of(example: Example) -> st.SearchStrategy[dict[str, int]]:
 
 
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @every_example
 def test_shards_put_together_equal_the_whole(example: Example, data: st.DataObject):
     splits = data.draw(splits_of(example))

@@ -37,6 +37,7 @@ def rotary_example(labels: str, at: int, **changes: int | float | str | bool) ->
         labels=f"{labels} -> {labels}",
         formula=rotary(attributes, at),
         attributes=attributes,
+        large={"k": 64, "n": 64},
     )
 
 
