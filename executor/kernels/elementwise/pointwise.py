@@ -179,22 +179,22 @@ def prelu_grad(context: KernelContext) -> Kernel:
     channels = _Channels(context)
     dtype = context.outputs[0].dtype
     buffer = np.empty((channels.step, channels.shape[1]), dtype)
-    positive = np.empty(buffer.shape, np.bool_)
     sums = np.empty(channels.outer * channels.count, dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, dy = inputs[0].reshape(channels.shape), inputs[2].reshape(channels.shape)
         dx, dslope = outputs[0].reshape(channels.shape), outputs[1].reshape(-1)
-        slopes = channels.slopes(inputs[1])
+        slopes, rests = channels.slopes(inputs[1]), channels.slopes(1 - inputs[1])
         dslope.fill(0)
         for part in chunks(channels.shape[0], channels.step):
             spare = buffer[: part.stop - part.start]
             np.minimum(x[part], 0, out=spare)
             np.multiply(spare, dy[part], out=spare)
             channels.gather(spare, sums, part, dslope)
-            mask = np.greater(x[part], 0, out=positive[: part.stop - part.start])
-            np.multiply(dy[part], slopes[part], out=dx[part])
-            np.copyto(dx[part], dy[part], where=mask)
+            np.greater(x[part], 0, out=spare)
+            np.multiply(spare, rests[part], out=spare)
+            np.add(spare, slopes[part], out=spare)
+            np.multiply(spare, dy[part], out=dx[part])
         channels.finish(sums, dslope)
 
     return kernel
