@@ -1,7 +1,9 @@
-"""What `millrace profile` times: an example of every op kind, at several sizes.
+"""What `millrace profile` times: the op kinds that most time goes to, at several sizes.
 
-Labels and sizes are those of a small transformer, which is what fits a CPU: b batch, t queries,
-s keys, h heads, d and k features, n made, v vocabulary, p positions, z totals.
+The kinds left out are priced like one of these (`planner.likeness`). Labels and sizes are those of
+small models, which is what fits a CPU: b batch, t queries, s keys, h heads, d and k features, n
+made, v vocabulary, p positions, z totals; c channels, y x and j i rows and columns of images, q p
+of windows; e experts, k choices, c places.
 """
 
 from collections.abc import Iterator, Mapping
