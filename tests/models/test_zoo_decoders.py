@@ -15,9 +15,14 @@ from models.zoo.catalogue import build, build_training, model_spec
 # headers) and EleutherAI's table of Pythia; of DeepSeek-V3 without its second head and without the
 # 58 x 256 biases that steer its routers.
 PUBLISHED = {
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
+    "llama3.1-8b": 8_030_261_248,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,

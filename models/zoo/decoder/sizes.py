@@ -32,8 +32,10 @@ def _llama(
 # A mixture's places per expert, in multiples of an even share (see above).
 _PLACES: Config = {"capacity_factor": 1.25}
 
-# Touvron et al., "Llama 2", arXiv 2307.09288 (2023). "The Llama 3 herd of models", arXiv 2407.21783
-# (2024); the 405B is release 3.1, stretched from 8,192 positions.
+# Touvron et al., "LLaMA", arXiv 2302.13971 (2023), and "Llama 2", arXiv 2307.09288 (2023). "The
+# Llama 3 herd of models", arXiv 2407.21783 (2024); release 3.1, to which the 405B belongs, is
+# stretched from 8,192 positions.
+_LLAMA1: Config = {"vocab": 32000, "positions": 2048}
 _LLAMA2: Config = {"vocab": 32000, "positions": 4096, "epsilon": 1e-5}
 _LLAMA3: Config = {"vocab": 128256, "positions": 8192, "epsilon": 1e-5, "rope_base": 500000.0}
 _LLAMA31: Config = _LLAMA3 | {
@@ -45,11 +47,17 @@ _LLAMA31: Config = _LLAMA3 | {
     "rope_original": 8192,
 }
 LLAMA: dict[str, Config] = {
+    "llama-7b": _llama(32, 4096, 32, 32, 11008, epsilon=1e-6, **_LLAMA1),
+    "llama-13b": _llama(40, 5120, 40, 40, 13824, epsilon=1e-6, **_LLAMA1),
+    "llama-33b": _llama(60, 6656, 52, 52, 17920, epsilon=1e-6, **_LLAMA1),
+    "llama-65b": _llama(80, 8192, 64, 64, 22016, epsilon=1e-5, **_LLAMA1),
     "llama2-7b": _llama(32, 4096, 32, 32, 11008, **_LLAMA2),
     "llama2-13b": _llama(40, 5120, 40, 40, 13824, **_LLAMA2),
     "llama2-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA2),
     "llama3-8b": _llama(32, 4096, 32, 8, 14336, **_LLAMA3),
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA3),
+    "llama3.1-8b": _llama(32, 4096, 32, 8, 14336, **_LLAMA31),
+    "llama3.1-70b": _llama(80, 8192, 64, 8, 28672, **_LLAMA31),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, **_LLAMA31),
 }
 
@@ -277,6 +285,8 @@ ALIASES = {
     "llama-2-70b": "llama2-70b",
     "llama-3-8b": "llama3-8b",
     "llama-3-70b": "llama3-70b",
+    "llama-3.1-8b": "llama3.1-8b",
+    "llama-3.1-70b": "llama3.1-70b",
     "llama-3.1-405b": "llama3-405b",
     "llama3.1-405b": "llama3-405b",
     "mistral": "mistral-7b",
