@@ -200,6 +200,9 @@ ALIASES = {
     "vit-base": "vit-b",
     "vit-large": "vit-l",
     "vit-huge": "vit-h",
+    "vit-base-patch16-224": "vit-b",
+    "vit-large-patch16-224": "vit-l",
+    "vit-huge-patch14-224": "vit-h",
 }
 
 FAMILY = Family(VitConfig, check, default_seq_len, build, MODELS, ALIASES)

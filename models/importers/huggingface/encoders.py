@@ -21,7 +21,10 @@ IMAGE_MAX = 2**20
 
 
 def read_bert(keys: Keys, architecture: str) -> Mapped:
-    """Return the configuration of a BERT with its pre-training heads, or the first of them."""
+    """Return the configuration of a BERT with its pre-training heads, or the first of them.
+
+    The embedding of `pad_token_id` learns as any other; transformers leaves it as it is.
+    """
     for name in ("is_decoder", "add_cross_attention"):
         if keys.flag(name, False):
             raise keys.error(name, f"expected false, as {architecture} is an encoder")

@@ -9,7 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from models.importers.huggingface import read_config
-from models.spec import ModelSpec
+from models.ops import model_flops
+from models.spec import ModelSpec, TrainingSpec
+from models.training import training_graph
 from models.zoo.catalogue import build
 from tests.extras import optional
 from tests.models.torch_parity import encoder_weights
@@ -17,6 +19,8 @@ from tests.models.torch_parity.encoder_weights import Table
 from tests.models.torch_parity.machinery import Arrays, assert_same
 
 torch = optional("torch")
+attention = optional("torch.nn.attention")
+flop_counter = optional("torch.utils.flop_counter")
 transformers = optional("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -33,16 +37,29 @@ def imported(config: Any, architecture: str, folder: Path, seq_len: int | None) 
 
 
 def compare(
-    model: Any, spec: ModelSpec, table: Table, inputs: Arrays, loss: Any, count: int
+    model: Any,
+    spec: ModelSpec,
+    table: Table,
+    inputs: Arrays,
+    given: dict[str, NDArray[Any]],
+    count: int,
 ) -> None:
-    """Hold loss and gradients of a graph to those of a module with the same weights.
+    """Hold loss, gradients and FLOPs of a graph to those of a module with the same weights.
 
-    `loss` is the module's mean over `count` predictions.
+    `given` are the module's arguments; its loss is the mean over `count` predictions.
     """
-    (loss * count).backward()
+    arguments = {name: torch.tensor(values) for name, values in given.items()}
+    # The fused backward of attention would find the scores, and count them, a second time.
+    with flop_counter.FlopCounterMode(display=False) as forward, math_attention():
+        loss = model(**arguments).loss
+    with flop_counter.FlopCounterMode(display=False) as backward, math_attention():
+        (loss * count).backward()
     parameters = dict(model.named_parameters())
     assert {parameter.name for parameter in table.values()} == set(parameters)
     graph = build(spec, BATCH)
+    flops = forward.get_total_flops()
+    assert model_flops(graph) == flops
+    assert model_flops(training_graph(graph, TrainingSpec())) == flops + backward.get_total_flops()
     values, gradients = {}, {}
     for ours, (name, transposed) in table.items():
         shape = graph.tensor(ours).shape
@@ -52,6 +69,10 @@ def compare(
         values[ours] = moved(found, transposed, shape)
         gradients[ours] = moved(gradient, transposed, shape)
     assert_same(graph, values, inputs, loss.item() * count, gradients)
+
+
+def math_attention() -> Any:
+    return attention.sdpa_kernel(attention.SDPBackend.MATH)
 
 
 def moved(tensor: Any, transposed: bool, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -109,17 +130,16 @@ def test_bert_trains_as_in_transformers(
         "segments": draw.integers(0, 2, (BATCH, SEQ_LEN)),
         "next_sentence": draw.integers(0, 2, BATCH),
     }
-    labels = torch.tensor(np.where(targets < 0, -100, targets))
-    given = {"next_sentence_label": torch.tensor(samples["next_sentence"])} if next_sentence else {}
-    loss = model(
-        input_ids=torch.tensor(samples["masked_tokens"]),
-        token_type_ids=torch.tensor(samples["segments"]),
-        labels=labels,
-        **given,
-    ).loss
+    given = {
+        "input_ids": samples["masked_tokens"],
+        "token_type_ids": samples["segments"],
+        "labels": np.where(targets < 0, -100, targets),
+    }
+    if next_sentence:
+        given["next_sentence_label"] = samples["next_sentence"]
     tied = changes.get("tie_word_embeddings", True)
     table = encoder_weights.bert(2, next_sentence=next_sentence, tied=tied)
-    compare(model, spec, table, samples, loss, BATCH * MASKED)
+    compare(model, spec, table, samples, given, BATCH * MASKED)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +173,9 @@ def test_t5_trains_as_in_transformers(changes: dict[str, Any], tmp_path: Path) -
     before = np.concatenate([np.zeros((BATCH, 1), int), targets[:, :-1]], 1)
     source = draw.integers(0, 23, (BATCH, 17))
     samples = {"source_tokens": source, "decoder_tokens": before, "decoder_targets": targets}
-    loss = model(input_ids=torch.tensor(source), labels=torch.tensor(targets)).loss
+    given = {"input_ids": source, "labels": targets}
     table = encoder_weights.t5(2, 3, gated="gated" in config.feed_forward_proj)
-    compare(model, spec, table, samples, loss, targets.size)
+    compare(model, spec, table, samples, given, targets.size)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +202,6 @@ def test_vit_trains_as_in_transformers(changes: dict[str, Any], tmp_path: Path) 
     rows, columns = changes.get("image_size", (9, 9))
     images = draw.normal(size=(BATCH, changes.get("num_channels", 3), rows, columns))
     samples = {"images": images.astype(np.float32), "classes": draw.integers(0, 5, BATCH)}
-    loss = model(
-        pixel_values=torch.tensor(samples["images"]), labels=torch.tensor(samples["classes"])
-    ).loss
+    given = {"pixel_values": samples["images"], "labels": samples["classes"]}
     table = encoder_weights.vit(2, qkv_bias=changes.get("qkv_bias", True))
-    compare(model, spec, table, samples, loss, BATCH)
+    compare(model, spec, table, samples, given, BATCH)
