@@ -23,7 +23,8 @@ import msgspec
 from millrace.compare import Comparison, join
 from millrace.files import load_profile
 from models.graph import Graph
-from models.spec import TrainingSpec
+from models.importers.opening import open_model
+from models.spec import ModelSpec, TrainingSpec
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
 from planner.cluster import Cluster
@@ -39,12 +40,13 @@ Progress = Callable[[str], None]
 def build(
     model: str, *, batch: int = 1, seq_len: int | None = None, precision: str = "fp32"
 ) -> Graph:
-    """Return the training graph of a model of the zoo, or of `package.module:function`.
+    """Return the training graph of a model.
 
     Parameters
     ----------
     model : str
-        A name of `millrace models`, or a function that returns a forward Graph.
+        A name of `millrace models`, a Hugging Face `config.json` or its folder, an `.onnx` or
+        `.pt2` file, or `package.module:function`, which returns a forward Graph.
     batch : int
         Samples of one microbatch.
     seq_len : int, optional
@@ -55,11 +57,11 @@ def build(
     Raises
     ------
     ModelError
-        The name, the sequence length or the precision does not exist.
+        The name, the sequence length or the precision does not exist, or the file cannot be read.
     """
-    from models.zoo.catalogue import build_training, model_spec
+    from models.zoo.catalogue import build_training
 
-    return build_training(model_spec(model, seq_len, precision), TrainingSpec(), batch)
+    return build_training(open_model(model, seq_len, precision), TrainingSpec(), batch)
 
 
 def cluster(
@@ -112,8 +114,8 @@ def check_question(
     seq_len: int | None = None,
     precision: str = "fp32",
     pins: Mapping[str, str | int | bool] | None = None,
-) -> None:
-    """Raise what `search` would raise of a model and pins, without any cluster at hand.
+) -> ModelSpec:
+    """Return the model opened, or raise what `search` would of it and of pins, without a cluster.
 
     Raises
     ------
@@ -122,15 +124,14 @@ def check_question(
     InfeasibleError
         A pin asks for what this version cannot do.
     """
-    from models.zoo.catalogue import model_spec
     from planner.search import Pins
 
-    model_spec(model, seq_len, precision)
     Pins(**dict(pins or {})).check()  # type: ignore[arg-type]
+    return open_model(model, seq_len, precision)
 
 
 def search(
-    model: str,
+    model: str | ModelSpec,
     on: Cluster,
     global_batch: int,
     *,
@@ -148,7 +149,7 @@ def search(
     Parameters
     ----------
     model, seq_len, precision
-        As for `build`.
+        As for `build`; a model opened already brings its own length and precision.
     on : Cluster
         What to plan for; all its devices are used.
     global_batch : int
@@ -174,13 +175,12 @@ def search(
     PlanError, ModelError
         A pin, the model or a size cannot be understood.
     """
-    from models.zoo.catalogue import model_spec
     from planner.search import Pins, SearchRequest
     from planner.search import search as find
 
     plan = find(
         SearchRequest(
-            model=model_spec(model, seq_len, precision),
+            model=open_model(model, seq_len, precision) if isinstance(model, str) else model,
             training=training or TrainingSpec(),
             cluster=on,
             global_batch=global_batch,

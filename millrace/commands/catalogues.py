@@ -49,9 +49,10 @@ def clusters(
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
     from models.counting import splits, training_flops
-    from models.zoo.catalogue import build, model_spec
+    from models.importers.opening import open_model
+    from models.zoo.catalogue import build
 
-    spec = model_spec(name, seq_len)
+    spec = open_model(name, seq_len)
     graph = build(spec, 1)
     found = splits(graph)
     return {

@@ -13,7 +13,8 @@ from millrace.output import Json, answer, say, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 from planner.errors import PlanError
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name of `millrace models`.")]
+MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 OnCluster = Annotated[
     str, typer.Option("--cluster", help="DEVICE:GPUS_PER_NODExNODES, local:N or a TOML file.")
 ]
@@ -81,16 +82,14 @@ def plan(
     given = zip(PINS, (*chosen, sequence_parallel), strict=True)
     pins = {name: value for name, value in given if value is not None}
     # Before this machine is measured, which takes a while.
-    api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
+    opened = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
     on = api.cluster(cluster, profile=profile, progress=say)
     began = perf_counter()
-    with working(f"planning {model} for {on.name}") as told:
+    with working(f"planning {opened.name} for {on.name}") as told:
         found = api.search(
-            model,
+            opened,
             on,
             global_batch,
-            seq_len=seq_len,
-            precision=precision,
             memory_limit_bytes=limit_bytes,
             max_gap=max_gap,
             seed=seed,

@@ -148,7 +148,15 @@ def _called(name: str) -> Graph:
         ) from None
     if not callable(function):
         raise ModelError(f"model `{name}` is not a function; expected one that returns a Graph")
-    graph = function()
+    try:
+        graph = function()
+    except ModelError:
+        raise
+    except Exception as error:  # the function is the user's, and so are its errors
+        raise ModelError(
+            f"model `{name}` fails with {type(error).__name__}: {error}; expected a function that "
+            f"takes no arguments and returns a Graph"
+        ) from error
     if not isinstance(graph, Graph):
         raise ModelError(f"model `{name}` returns a {type(graph).__name__}; expected a Graph")
     check_graph(graph)

@@ -1,0 +1,130 @@
+"""Opening: whatever a user calls a model becomes a ModelSpec.
+
+The one place that knows all importers. An imported graph lies in its specification, so that a plan
+made of it needs the file no longer.
+"""
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from models.builder import PRECISIONS
+from models.errors import ModelError
+from models.graph import Graph
+from models.spec import ModelSpec
+from models.zoo.catalogue import GRAPH, canonical_name, model_spec
+
+KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .pt2 file, or \
+`package.module:function`"
+
+
+class _Question(NamedTuple):
+    path: Path
+    seq_len: int | None
+    precision: str
+
+
+def open_model(text: str, seq_len: int | None = None, precision: str = "fp32") -> ModelSpec:
+    """Return the specification of a model, however it is named.
+
+    Parameters
+    ----------
+    text : str
+        A name of the zoo; the path of a Hugging Face `config.json` or of the folder that holds one;
+        an `.onnx` or `.pt2` file; or `package.module:function`. A name of the zoo comes before a
+        file of that name (`./gpt2` is the file).
+    seq_len : int, optional
+        Tokens of a sample; the model's longest, or what the file fixes, by default.
+    precision : str
+        fp64, fp32, tf32, bf16 or fp16.
+
+    Raises
+    ------
+    ModelError
+        Nothing of that name is known or there; the file is malformed, asks for what is not
+        supported, or needs a package that is not installed; a sequence does not fit.
+    """
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
+    path = Path(text)
+    reader = READERS.get(path.suffix.lower())
+    if reader is not None:
+        return reader(_Question(path, seq_len, precision))
+    if ":" not in text and (_looks_like_path(text) or not _in_zoo(text)) and _exists(path):
+        return _config(_Question(path, seq_len, precision))
+    if _looks_like_path(text):
+        raise ModelError(f"there is no file `{text}`; a model is {KINDS}")
+    return model_spec(text, seq_len, precision)
+
+
+def _looks_like_path(text: str) -> bool:
+    return os.sep in text or text.startswith(".")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def _in_zoo(text: str) -> bool:
+    try:
+        canonical_name(text)
+    except ModelError:
+        return False
+    return True
+
+
+def _config(question: _Question) -> ModelSpec:
+    from models.importers.huggingface import read_config
+
+    return read_config(question.path, seq_len=question.seq_len, precision=question.precision)
+
+
+def _onnx(question: _Question) -> ModelSpec:
+    from models.importers.onnx import import_file
+
+    imported = import_file(question.path, seq_len=question.seq_len, precision=question.precision)
+    return _of_graph(imported.graph, question)
+
+
+def _torch_export(question: _Question) -> ModelSpec:
+    if not question.path.is_file():
+        raise ModelError(f"`{question.path}` cannot be read: there is no such file")
+    if find_spec("torch") is None:
+        raise ModelError(
+            f"`{question.path}`: reading .pt2 files needs the package torch: "
+            f"pip install 'millrace[torch]'"
+        )
+    from models.importers.torch_export import import_file
+
+    imported = import_file(question.path, precision=question.precision)
+    return _of_graph(imported.graph, question)
+
+
+def _of_graph(graph: Graph, question: _Question) -> ModelSpec:
+    """A specification that holds its graph, of the sequence length that was asked for."""
+    if question.seq_len not in (None, graph.tokens_per_sample):
+        raise ModelError(
+            f"`{question.path}` fixes sequences of {graph.tokens_per_sample} tokens, "
+            f"{question.seq_len} were asked for; leave the length out or export the model again"
+        )
+    return ModelSpec(
+        name=graph.name,
+        family=GRAPH,
+        config={},
+        seq_len=graph.tokens_per_sample,
+        precision=question.precision,
+        graph=graph,
+    )
+
+
+READERS: dict[str, Callable[[_Question], ModelSpec]] = {
+    ".json": _config,
+    ".onnx": _onnx,
+    ".pt2": _torch_export,
+}

@@ -1,0 +1,38 @@
+"""A model read from an ONNX file is planned, compiled and run in parallel as on one device."""
+
+import msgspec
+import pytest
+
+from executor.data import open_dataset
+from executor.reference import run_reference
+from millrace import api
+from models.graph import to_json
+from models.importers.opening import open_model
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.plan import Plan
+from tests.models.importers.onnx_files import attention_text, parsed, saved, with_weights
+from tests.parallel_runs import assert_gradients_and_parameters_equal
+
+STEPS = 2
+
+
+@pytest.mark.parametrize("pins", [{"dp": 2, "tp": 1}, {"dp": 1, "tp": 2}], ids=["dp", "tp"])
+def test_an_onnx_model_trains_on_two_ranks_as_on_one(tmp_path, pins):
+    text = attention_text("where").replace("20", "256")  # bytes of text
+    path = saved(with_weights(parsed(text)), tmp_path / "tiny.onnx")
+    spec = open_model(str(path), 8, "fp64")
+    path.unlink()
+    training = TrainingSpec(learning_rate=0.01)
+    on = api.cluster("local:2", measured=False)
+    plan = api.search(spec, on, 4, training=training, pins=pins | {"micro_batch": 2})
+    assert msgspec.json.decode(to_json(plan), type=Plan) == plan
+    graph = build_training(spec, training, plan.batch)
+    expected = run_reference(
+        graph,
+        microbatches=plan.microbatches,
+        steps=STEPS,
+        dataset=open_dataset(None, spec, 0),
+        keep_parameters=(STEPS,),
+    )
+    assert_gradients_and_parameters_equal(plan, graph, api.compile(plan), expected, STEPS)
