@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from models.blocks import cut
 from models.builder import GraphBuilder
 from models.errors import ModelError
-from models.graph import Graph, with_batch
+from models.graph import with_batch
 from models.importers.torch_export.calls import (
     attention,
     elementwise,
@@ -118,16 +119,14 @@ def _imported(program: Program, loss: str, name: str, precision: str) -> Importe
     builder.begin_block(BLOCK)
     writer = Writer(builder=builder)
     writer.write(steps)
+    in_blocks = cut(builder.build())
+    sources = {in_blocks.names[name]: source for name, source in writer.sources.items()}
     return Imported(
-        graph=_in_blocks(builder.build()),
-        parameters=writer.sources,
-        values=_values(program, writer.sources),
+        graph=in_blocks.graph,
+        parameters=sources,
+        values=_values(program, sources),
         precision=precision,
     )
-
-
-def _in_blocks(graph: Graph) -> Graph:
-    return graph
 
 
 def _for_batch(imported: Imported, batch: int) -> Imported:

@@ -199,9 +199,10 @@ class Reader:
             return self._inlined(node, values)
         else:
             arguments = _bound(node, values)
-        if any(_holds(value, _Poison) for value in arguments.values()):
-            return POISON
         try:
+            if any(_holds(value, _Poison) for value in arguments.values()):
+                self._handler(node, name)
+                return POISON
             return self._result(node, name, arguments, values)
         except (UnsupportedError, ShapeError) as error:
             reason = f" ({error})" if str(error) else ""
@@ -222,10 +223,13 @@ class Reader:
             if missing:
                 raise UnsupportedError(f"buffer `{missing[0].name}` has no values: it is fake")
             return _computed(node, values)
+        return self._handler(node, name)(self, arguments)
+
+    def _handler(self, node: Any, name: str) -> Handler:
         handler = self.handlers.get(name.removesuffix("_") if _mutates(node) else name)
         if handler is None:
             raise UnsupportedError
-        return handler(self, arguments)
+        return handler
 
     def _inlined(self, node: Any, values: Mapping[Any, Any]) -> Any:
         """Read the calls of a region (no gradients, mixed precision) as if they stood here."""
@@ -234,7 +238,13 @@ class Reader:
         inner = [inside for inside in graph.nodes if inside.op == "placeholder"]
         outer = [_looked_up(argument, values) for argument in node.args[at + 1 :]]
         given = {place.name: value for place, value in zip(inner, outer, strict=True)}
-        return self._run(graph, given)
+        returned = self._run(graph, given)
+        stops = "grad" in kind(node) and node.args[0] is False
+        arrays = returned if isinstance(returned, list) else [returned]
+        if stops and any(isinstance(x, Array) and x.tensor.trained for x in arrays):
+            reason = "no_grad (it stops a gradient, which a graph cannot)"
+            self.unsupported.setdefault(reason, []).append(module_path(node))
+        return returned
 
     def _mutated(self, node: Any, values: dict[Any, Any]) -> None:
         """What an op wrote in place is what later calls read."""
@@ -242,9 +252,8 @@ class Reader:
             return
         target = node.args[0]
         values[target] = values[node]
-        if kind(target) in _VIEWS and any(
-            user is not target and user is not node for user in target.args[0].users
-        ):
+        readers = target.args[0].users if _is_view(target) else ()
+        if any(reader is not target and reader is not node for reader in readers):
             where = module_path(node)
             self.unsupported.setdefault(f"{kind(node)} (writes into a view)", []).append(where)
 
@@ -310,8 +319,16 @@ class _Missing:
 
 _VIEWS = {
     "view", "reshape", "select", "slice", "transpose", "permute", "unsqueeze", "squeeze", "expand",
-    "getitem", "t", "flatten", "narrow",
+    "t", "flatten", "narrow",
 }  # fmt: skip
+
+
+def _is_view(node: Any) -> bool:
+    """Whether a call returns part of what it reads."""
+    name = kind(node)
+    if name == "getitem":
+        return kind(node.args[0]) in ("split", "split_with_sizes", "chunk", "unbind")
+    return name in _VIEWS
 
 
 def nearby(name: str, handlers: Mapping[str, Handler]) -> str:

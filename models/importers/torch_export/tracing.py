@@ -5,6 +5,8 @@ neither reads nor makes a weight: a model of any size traces in the time its lay
 """
 
 import copy
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +56,8 @@ def load(path: str | Path) -> Any:
 
     if not Path(path).is_file():
         raise ModelError(f"`{path}`: there is no such file; expected a .pt2 file")
+    log = logging.getLogger("torch.export")  # prints a traceback of every file it cannot read
+    silent, log.disabled = log.disabled, True
     try:
         return torch.export.load(path)
     except Exception as error:
@@ -61,6 +65,8 @@ def load(path: str | Path) -> Any:
             f"`{path}` is not an exported program ({_first_line(error)}); write it with "
             f"torch.export.save"
         ) from None
+    finally:
+        log.disabled = silent
 
 
 def trace(module: Any, inputs: Any) -> Any:
@@ -74,7 +80,7 @@ def trace(module: Any, inputs: Any) -> Any:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    args, kwargs = _arguments(inputs)
+    args, kwargs = _arguments(module, inputs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     batch = _batch([*args, *kwargs.values()])
     copied = _fake_copy(module, mode)
@@ -115,12 +121,15 @@ def _first_line(error: BaseException) -> str:
     return lines[0].rstrip(".:; ")
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(module: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named inputs; positional ones by their names where `forward` has some."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    if isinstance(inputs, Sequence):
-        return tuple(inputs), {}
-    return (inputs,), {}
+    given = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    parameters = list(inspect.signature(module.forward).parameters.values())[: len(given)]
+    if any(x.kind is not x.POSITIONAL_OR_KEYWORD for x in parameters):
+        return given, {}
+    return (), {x.name: value for x, value in zip(parameters, given, strict=True)}
 
 
 def _batch(values: Sequence[Any]) -> int:
@@ -188,13 +197,15 @@ def program_of(exported: Any, module: Any = None) -> Program:
         named += [*module.named_buffers(remove_duplicate=False)]
         state |= {WRAPPED + name: tensor for name, tensor in named}
         state |= {WRAPPED + name: t for name, t in _buffers_from_nothing(module).items()}
-    first = {} if module is None else {id(x): name for name, x in module.named_parameters()}
+    first: dict[Any, tuple[str, Any]] = {}  # shared parameters go by the first of their names
+    for name, tensor in state.items() if module is None else module.named_parameters():
+        first.setdefault(_identity(tensor), (name, tensor))
     parameters, buffers, inputs = {}, {}, []
     for entry in exported.graph_signature.input_specs:
         kind, name = entry.kind.name, getattr(entry.arg, "name", "")
         if kind == "PARAMETER":
             tensor = state[entry.target]
-            parameters[name] = (first.get(id(tensor), entry.target), tensor)
+            parameters[name] = first.get(_identity(tensor), (entry.target, tensor))
         elif kind in ("BUFFER", "CONSTANT_TENSOR"):
             buffers[name] = (entry.target, state[entry.target])
         elif kind == "USER_INPUT" and name:
@@ -212,6 +223,13 @@ def program_of(exported: Any, module: Any = None) -> Program:
         batch=whole_number(shaped[0].shape[0]),
         state=state,
     )
+
+
+def _identity(tensor: Any) -> Any:
+    """Equal for two tensors that are one in memory."""
+    if not has_values(tensor) or not tensor.numel():
+        return id(tensor)
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
 
 
 def whole_number(size: Any) -> int:

@@ -123,14 +123,19 @@ class Writer:
 
     def _input(self, tensor: Tensor) -> str:
         if id(tensor) not in self._names:
-            dims = _own_dims(tensor)
-            self._names[id(tensor)] = self.builder.input(
+            slots = tuple(Slot(Token(single=True, label=x.role), (x,)) for x in tensor.axes)
+            labels = _Labels(Step(kind="input", inputs=(), output=Operand(tensor, slots)))
+            name = self.builder.input(
                 tensor.name,
-                dims,
-                tuple(axis.size for axis in tensor.leaves()),
+                _text(_operand(slots, labels)),
+                tuple(axis.size for axis in tensor.axes),
                 source=str(tensor.attributes["source"]),
                 values=int(tensor.attributes.get("values", 0)),
             )
+            # The data has the dims of the program's input; views of it come after.
+            apart = tuple((axis,) for axis in tensor.leaves())
+            title = f"{tensor.name}.apart"
+            self._names[id(tensor)] = self._turn(name, _layout(slots), apart, title)
         return self._names[id(tensor)]
 
     def _once_a_step(self, tensor: Tensor) -> str:
@@ -285,8 +290,10 @@ class Writer:
         text = write(sides[:1], sides[1:])
         flat = any(len(group) > 1 for group in have)
         shapes = (tuple(x.size for group in wanted for x in group),) if flat else (shape,)
+        dtype = self.builder.tensors[name].dtype
+        ids = dtype if dtype.startswith("int") else None
         full = self._full(title)
-        return self.builder.emit("rearrange", full, (name,), text, shapes=shapes)[0]
+        return self.builder.emit("rearrange", full, (name,), text, shapes=shapes, dtype=ids)[0]
 
     def _without_units(self, name: str, layout: Layout, title: str) -> str:
         """Sum away the dims of size one that a layout has no axis for."""
@@ -365,4 +372,4 @@ def _expanded(token: Token, labels: _Labels, step: Step) -> tuple[Dim, ...]:
 
 
 def _text(operand: Sequence[Dim]) -> str:
-    return write((), (tuple(operand),)).removeprefix(" -> ")
+    return write((), (tuple(operand),)).removeprefix(" -> ") or "()"

@@ -255,7 +255,7 @@ def base_of(cosine: Any, sine: Any) -> float | None:
     angle = torch.atan2(second[1], first[1])[: size // 2]
     if bool((angle <= 0).any()) or abs(float(angle[0]) - 1) > 1e-5:
         return None
-    base = float(angle[1]) ** (-size / 2)
+    base = float(angle[-1]) ** (-size / (size - 2))  # the slowest pair knows it best
     base = float(f"{base:.6g}")
     whole = round(base)
     if abs(whole - base) < 1e-5 * base:
