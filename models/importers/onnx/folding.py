@@ -246,6 +246,17 @@ def shape_part(node: Node, shape: Sequence[int]) -> Array:
     return np.asarray(shape[node.integer("start", 0) : end], "int64")
 
 
+def _gathered(node: Node, inputs: Sequence[Any]) -> Array:
+    """Slices of the data that rows of indices name, behind the first `batch_dims` dims."""
+    data, indices = inputs
+    shared = node.integer("batch_dims", 0)
+    if not 0 <= shared < min(data.ndim, indices.ndim):
+        raise ModelError(f"{node.title}: batch_dims is {shared}; the file is malformed")
+    rows = np.meshgrid(*(np.arange(n) for n in data.shape[:shared]), indexing="ij")
+    lead = [row.reshape(row.shape + (1,) * (indices.ndim - 1 - shared)) for row in rows]
+    return np.asarray(data[(*lead, *np.moveaxis(indices, -1, 0))])
+
+
 def _scattered(node: Node, inputs: Sequence[Any]) -> Array:
     if node.text("reduction", "none") != "none":
         raise UnsupportedError("scatters with a reduction")
@@ -299,6 +310,7 @@ FOLDS: dict[str, Fold] = {
     "CumSum": _cumsum,
     "Expand": _expand,
     "Gather": lambda node, inputs: np.take(inputs[0], inputs[1], node.integer("axis", 0)),
+    "GatherND": _gathered,
     "MatMul": _simple(np.matmul),
     "Range": _range,
     "ReduceMax": _reduction(np.max),

@@ -232,7 +232,7 @@ class _Import:
                 return tuple(Constant(array=array) for array in known)
             rule = RULES.get(node.kind)
             if rule is None:
-                if node.kind in FOLDS and self._blocked(node):
+                if node.kind in (*FOLDS, "Erf") and self._blocked(node):
                     raise BlockedError(frozenset())
                 raise UnsupportedError("is not supported")
             made = rule(self.low, node)

@@ -21,6 +21,7 @@ from models.importers.onnx.values import (
     reshaped,
     size_of,
     unified,
+    varying,
 )
 from models.labels import BATCH
 
@@ -272,24 +273,33 @@ def gather(low: Lowering, node: Node) -> Traced:
             raise UnsupportedError("looks up along another axis than the first, or by no ids")
         return _embedded(low, node, table, indices)
     found = np.where(indices.array < 0, indices.array + table.shape[axis], indices.array)
-    flat = found.ravel().tolist()
-    if not flat or min(flat) < 0 or max(flat) >= table.shape[axis]:
+    if not found.size or found.min() < 0 or found.max() >= table.shape[axis]:
         raise ModelError(f"{node.title}: an index lies outside of the {table.shape[axis]} entries")
-    if any(b - a != 1 for a, b in pairwise(flat)):
-        raise UnsupportedError("takes known entries that are not one range")
+    kept = varying(found)  # what does not vary is looked up once and broadcast
+    flat = kept.ravel().tolist()
     name = low.name(node)
-    taken = narrowed(low, name, table, axis, flat[0], len(flat))
-    dims = [*taken.dims[:axis], *[()] * found.ndim, *taken.dims[axis + 1 :]]
-    if found.ndim:
-        ranged = np.flatnonzero(np.array(found.shape) == len(flat))
-        if not len(ranged):
-            raise UnsupportedError("takes known entries in several dims")
-        dims[axis + int(ranged[-1])] = taken.dims[axis]
+    if kept.size == max(kept.shape, default=1) and all(b - a == 1 for a, b in pairwise(flat)):
+        taken = narrowed(low, name, table, axis, flat[0], len(flat))
+        own = [taken.dims[axis] if size > 1 else () for size in kept.shape]
+        if kept.size == 1 and found.size == 1 and found.ndim:
+            own[-1] = taken.dims[axis]
+        dims = [*taken.dims[:axis], *own, *taken.dims[axis + 1 :]]
+    else:
+        ids = low.used(low.tensor(kept, f"{name}.ids"))
+        first = table.seen_as((table.dims[axis], *table.dims[:axis], *table.dims[axis + 1 :]))
+        taken = _embedded(low, node, first, ids)
+        own, rest = list(taken.dims[: kept.ndim]), taken.dims[kept.ndim :]
+        dims = [*rest[:axis], *own, *rest[axis:]]
+    for at, (size, all_of_them) in enumerate(zip(kept.shape, found.shape, strict=True)):
+        if size < all_of_them:
+            dims[axis + at] = (low.fresh(all_of_them),)
     return taken.seen_as(dims)
 
 
 def _embedded(low: Lowering, node: Node, table: Traced, ids: Traced) -> Traced:
     ids = low.dropped(ids)
+    if not table.dims[0] or any(factor.name == BATCH for factor in table.held):
+        raise UnsupportedError("looks up rows of what is no table")
     if any(factor not in ids.held for dim in ids.dims for factor in dim):
         raise UnsupportedError("looks up by broadcast ids")
     rows = low.used(table)
