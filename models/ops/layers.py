@@ -146,8 +146,8 @@ ATTENTION = (
         name="attention",
         description="(q, k, v) b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r: "
         "softmax(scale q k) v and the logarithm of the softmax's sum; `causal`: query t sees keys "
-        "up to t; `window` (0: all): and only the last so many; `alibi` (0: none): scores fall "
-        "with the distance, by slopes of which this is the largest exponent",
+        "up to t; `window` (0: all): only keys less than so far away; `alibi` (0: none): scores "
+        "fall with the distance, by slopes of which this is the largest exponent",
         products=((0, 1), (3, 2)),
         extra_outputs=("logsumexp",),
         wide_outputs=(1,),

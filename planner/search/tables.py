@@ -399,6 +399,11 @@ def reachable_options(tables: Tables) -> list[Ints]:
         for net in tables.nets:
             for use in net.uses:
                 made, wanted = keep[net.producer], keep[use.choice]
+                if use.choice == net.producer:  # what an option makes is what it reads
+                    own = net.reachable[net.makes, use.wants]
+                    changed |= bool((made & ~own).any())
+                    made &= own
+                    continue
                 sources = np.isin(np.arange(len(net.sources)), net.makes[made])
                 targets = np.isin(np.arange(len(net.targets)), use.wants[wanted])
                 from_here = np.any(net.reachable & targets, axis=1)[net.makes]

@@ -112,11 +112,12 @@ def head_slopes(context: KernelContext, found: Geometry) -> Array | None:
 
 
 def _distances_added(found: Geometry, slopes: Array) -> Added:
-    """Add slope · (s - t); the distances of every block are a part of one array."""
+    """Take away slope · |t - s|; the distances of every block are a part of one array."""
     queries = max(block.queries for block in found.blocks)
     lowest = min(block.columns.start - block.first for block in found.blocks)
     highest = max(block.columns.stop - block.first for block in found.blocks)
-    table = np.subtract.outer(np.arange(lowest, highest), np.arange(queries)).astype(found.dtype)
+    behind = np.subtract.outer(np.arange(lowest, highest), np.arange(queries))
+    table = -np.abs(behind).astype(found.dtype)
     scratch = found.scores()
 
     def add(room: Room, sample: int, inputs: Sequence[Array]) -> None:

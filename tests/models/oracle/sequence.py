@@ -111,7 +111,7 @@ def _scores(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, t
     if call.attributes["causal"]:
         hidden |= behind < 0
     if window := call.attributes.get("window", 0):
-        hidden |= behind >= window
+        hidden |= np.abs(behind) >= window
     return np.where(hidden.reshape(shape), -np.inf, scores), labels
 
 

@@ -1,5 +1,6 @@
 """The dual ascent bounds from below, drops nothing that matters, and proves chains alone."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -109,3 +110,16 @@ def test_options_that_no_boxing_reaches_are_left_out() -> None:
     assert min(costs(narrow).values()) == min(
         cost for options, cost in costs(tables).items() if options[0] != 2
     )
+
+
+def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    one = net(rng, 0, (0, 1), 3)
+    own = one.uses[0]
+    reachable = one.reachable.copy()
+    reachable[one.makes[1], own.wants[1]] = False
+    blocked = replace(one, reachable=reachable)
+    tables = Tables(axis_sizes=(2,), choices=(choice(rng, 3), choice(rng, 3)), nets=(blocked,))
+    narrow = compact(tables, keep := reachable_options(tables))
+    assert 1 not in keep[0]
+    assert np.isfinite(DualAscent(narrow, PRICES).bound())
