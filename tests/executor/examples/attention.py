@@ -44,7 +44,9 @@ def probabilities(
     for g in range(groups):
         for r in range(repeats):
             if alibi := attributes.get("alibi", 0.0):
-                scores[:, g, r] -= slope(g * repeats + r, groups * repeats, alibi) * distance
+                scores[:, g, r] -= slope(g * repeats + r, groups * repeats, alibi) * np.abs(
+                    distance
+                )
     if bias is not None:
         scores = scores + bias
     weights = np.exp(np.where(hidden(*distance.shape, attributes), -np.inf, scores))
