@@ -310,6 +310,9 @@ FOLDS: dict[str, Fold] = {
     "CumSum": _cumsum,
     "Expand": _expand,
     "Gather": lambda node, inputs: np.take(inputs[0], inputs[1], node.integer("axis", 0)),
+    "GatherElements": lambda node, inputs: np.take_along_axis(
+        inputs[0], inputs[1], node.integer("axis", 0)
+    ),
     "GatherND": _gathered,
     "MatMul": _simple(np.matmul),
     "Range": _range,

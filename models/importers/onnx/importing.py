@@ -104,6 +104,12 @@ def import_file(
     ModelError
         The file is malformed or too old, sizes are open, or ops are not supported: all of them are
         named, with the module that produced each.
+
+    Notes
+    -----
+    The model is the file's. An exporter's optimizer may have folded a batch norm into a convolution,
+    merged equal tensors of a model that was never trained, or made a second tensor of a table that
+    was tied; `torch.onnx.export(..., optimize=False)` leaves all as it was.
     """
     if loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
