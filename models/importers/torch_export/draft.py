@@ -97,6 +97,7 @@ class Step:
     extras: tuple[tuple[Token, ...], ...] = ()
     attributes: dict[str, Value] = field(default_factory=dict)
     ordered: bool = False
+    more: tuple[Tensor, ...] = ()  # further outputs that other steps read
 
 
 @dataclass(slots=True, kw_only=True)

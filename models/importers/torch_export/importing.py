@@ -11,12 +11,14 @@ from models.importers.torch_export.calls import (
     attention,
     elementwise,
     layers,
+    mixture,
     products,
     shapes,
 )
 from models.importers.torch_export.draft import Array, Operand, Slot, Step, Tensor, Token
 from models.importers.torch_export.extents import Axis, leaves, size_of
 from models.importers.torch_export.fused import taken_apart
+from models.importers.torch_export.patterns import MATCHERS
 from models.importers.torch_export.reading import Handler, Reader
 from models.importers.torch_export.sources import Imported, Source
 from models.importers.torch_export.tracing import (
@@ -35,6 +37,7 @@ HANDLERS: dict[str, Handler] = {
     **shapes.HANDLERS,
     **products.HANDLERS,
     **attention.HANDLERS,
+    **mixture.HANDLERS,
     **layers.HANDLERS,
 }
 
@@ -105,7 +108,7 @@ def import_file(
 def _imported(program: Program, loss: str, name: str, precision: str) -> Imported:
     if loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
-    reader = Reader(program=program, handlers=HANDLERS)
+    reader = Reader(program=program, handlers=HANDLERS, matchers=(*MATCHERS, mixture.mixture))
     predictions = reader.read()
     _sources_of(reader.inputs)
     steps, kept = _with_loss(reader, predictions, loss)
@@ -211,7 +214,7 @@ def _live(steps: list[Step], kept: set[int]) -> list[Step]:
     """The steps that the kept tensors need."""
     needed, found = set(kept), []
     for step in reversed(steps):
-        if id(step.output.tensor) in needed:
+        if not needed.isdisjoint(id(x) for x in (step.output.tensor, *step.more)):
             found.append(step)
             needed |= {id(operand.tensor) for operand in step.inputs}
     return found[::-1]

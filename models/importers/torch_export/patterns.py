@@ -32,7 +32,8 @@ def bare(node: Any) -> Any:
     return node
 
 
-def _calls(node: Any, *names: str) -> bool:
+def is_call(node: Any, *names: str) -> bool:
+    """Whether a node is a call of one of these ops."""
     return getattr(node, "op", "") == "call_function" and kind(node) in names
 
 
@@ -51,27 +52,27 @@ def _either(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
 
 def _mean_square(node: Any) -> Any:
     """X of mean(x^2) over the last dim, kept."""
-    if not _calls(node, "mean") or len(node.args) < 3 or not node.args[2]:
+    if not is_call(node, "mean") or len(node.args) < 3 or not node.args[2]:
         return None
     dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
     if [dim % node.args[0].meta["val"].ndim for dim in dims] != [node.args[0].meta["val"].ndim - 1]:
         return None
     square = bare(node.args[0])
-    if _calls(square, "pow") and _number(square.args[1]) == 2:
+    if is_call(square, "pow") and _number(square.args[1]) == 2:
         return bare(square.args[0])
-    if _calls(square, "square"):
+    if is_call(square, "square"):
         return bare(square.args[0])
-    if _calls(square, "mul") and square.args[0] is square.args[1]:
+    if is_call(square, "mul") and square.args[0] is square.args[1]:
         return bare(square.args[0])
     return None
 
 
 def _inverse_root(node: Any) -> tuple[Any, float] | None:
     """(x, epsilon) of rsqrt(mean(x^2) + epsilon)."""
-    if not _calls(node, "rsqrt"):
+    if not is_call(node, "rsqrt"):
         return None
     total = bare(node.args[0])
-    if not _calls(total, "add"):
+    if not is_call(total, "add"):
         return None
     mean, epsilon = total.args[:2]
     x = _mean_square(bare(mean)) if hasattr(mean, "meta") else None
@@ -79,7 +80,7 @@ def _inverse_root(node: Any) -> tuple[Any, float] | None:
 
 
 def _normed(node: Any) -> tuple[Any, float] | None:
-    if not _calls(node, "mul"):
+    if not is_call(node, "mul"):
         return None
     found = _either(node, _inverse_root)
     if found is None or not hasattr(found[1], "meta"):
@@ -90,7 +91,7 @@ def _normed(node: Any) -> tuple[Any, float] | None:
 
 def rms_norm(node: Any) -> Found | None:
     """Weight times x rsqrt(mean(x^2) + epsilon)."""
-    if not _calls(node, "mul"):
+    if not is_call(node, "mul"):
         return None
     found = _either(node, _normed)
     if found is None or not hasattr(found[1], "meta"):
@@ -106,28 +107,28 @@ def rms_norm(node: Any) -> Found | None:
 
 def gelu(node: Any) -> Found | None:
     """The tanh form written out, as transformers' `gelu_new` has it."""
-    if not _calls(node, "mul"):
+    if not is_call(node, "mul"):
         return None
     found = _either(node, _half)
     if found is None or not hasattr(found[1], "meta"):
         return None
     x, other = found
     plus = bare(other)
-    if not _calls(plus, "add") or _number(plus.args[1]) != 1 or not _calls(plus.args[0], "tanh"):
+    if not is_call(plus, "add") or _number(plus.args[1]) != 1 or not is_call(plus.args[0], "tanh"):
         return None
     inner = bare(plus.args[0].args[0])
-    if not _calls(inner, "mul") or not _close(inner.args[1], sqrt(2 / pi)):
+    if not is_call(inner, "mul") or not _close(inner.args[1], sqrt(2 / pi)):
         return None
     cubic = bare(inner.args[0])
-    if not _calls(cubic, "add") or bare(cubic.args[0]) is not x:
+    if not is_call(cubic, "add") or bare(cubic.args[0]) is not x:
         return None
     if not hasattr(cubic.args[1], "meta"):
         return None
     third = bare(cubic.args[1])
-    if not _calls(third, "mul") or not _close(third.args[1], 0.044715):
+    if not is_call(third, "mul") or not _close(third.args[1], 0.044715):
         return None
     power = bare(third.args[0])
-    if not _calls(power, "pow") or _number(power.args[1]) != 3 or bare(power.args[0]) is not x:
+    if not is_call(power, "pow") or _number(power.args[1]) != 3 or bare(power.args[0]) is not x:
         return None
     return "gelu", {"self": x, "approximate": "tanh"}
 
@@ -138,16 +139,16 @@ def _close(value: Any, number: float) -> bool:
 
 
 def _half(node: Any) -> Any:
-    if _calls(node, "mul") and _number(node.args[1]) == 0.5:
+    if is_call(node, "mul") and _number(node.args[1]) == 0.5:
         return bare(node.args[0])
     return None
 
 
 def swiglu(node: Any) -> Found | None:
     """Silu of one tensor times another of the same shape."""
-    if not _calls(node, "mul"):
+    if not is_call(node, "mul"):
         return None
-    found = _either(node, lambda x: x if _calls(x, "silu") and len(x.users) == 1 else None)
+    found = _either(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
     if found is None or not hasattr(found[1], "meta"):
         return None
     gate, up = found[0].args[0], found[1]
@@ -158,29 +159,29 @@ def swiglu(node: Any) -> Found | None:
 
 def eager_attention(node: Any) -> Found | None:
     """Softmax of scaled (and masked) products, times values."""
-    if not _calls(node, "matmul", "bmm"):
+    if not is_call(node, "matmul", "bmm"):
         return None
     weights, value = bare(node.args[0]), node.args[1]
-    if _calls(weights, "dropout"):
+    if is_call(weights, "dropout"):
         if weights.args[1] and weights.args[2]:
             return None
         weights = bare(weights.args[0])
-    if not _calls(weights, "softmax") or value.meta["val"].ndim != 4:
+    if not is_call(weights, "softmax") or value.meta["val"].ndim != 4:
         return None
     if weights.args[1] not in (-1, weights.meta["val"].ndim - 1):
         return None
     scores, mask = bare(weights.args[0]), None
-    if _calls(scores, "add") and hasattr(scores.args[1], "meta"):
+    if is_call(scores, "add") and hasattr(scores.args[1], "meta"):
         scores, mask = bare(scores.args[0]), scores.args[1]
     scale = 1.0
-    if _calls(scores, "mul", "div") and _number(scores.args[1]) is not None:
+    if is_call(scores, "mul", "div") and _number(scores.args[1]) is not None:
         number = float(scores.args[1])
         scale = number if kind(scores) == "mul" else 1 / number
         scores = bare(scores.args[0])
-    if not _calls(scores, "matmul", "bmm"):
+    if not is_call(scores, "matmul", "bmm"):
         return None
     query, key = scores.args[0], bare(scores.args[1])
-    if not _calls(key, "transpose") or {at % 4 for at in key.args[1:]} != {2, 3}:
+    if not is_call(key, "transpose") or {at % 4 for at in key.args[1:]} != {2, 3}:
         return None
     if mask is not None and mask.meta["val"].ndim > 4:
         return None
@@ -198,12 +199,12 @@ def eager_attention(node: Any) -> Found | None:
 
 def rotary(node: Any) -> Found | None:
     """X cos + rotated(x) sin, the second half of features turned against the first."""
-    if not _calls(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
+    if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
         return None
     plain, turned = node.args[:2]
-    if not (_calls(plain, "mul") and _calls(turned, "mul")):
+    if not (is_call(plain, "mul") and is_call(turned, "mul")):
         return None
-    pair = _either(turned, lambda x: x if _calls(x, "cat") else None)
+    pair = _either(turned, lambda x: x if is_call(x, "cat") else None)
     if pair is None or not hasattr(pair[1], "meta"):
         return None
     joined, sine = pair
@@ -222,10 +223,13 @@ def rotary(node: Any) -> Found | None:
 def _turned(joined: Any) -> Any:
     """X of cat([-x[half:], x[:half]]) along the last dim."""
     parts = joined.args[0]
-    if len(parts) != 2 or not _calls(parts[0], "neg"):
+    if len(parts) != 2 or not is_call(parts[0], "neg"):
         return None
     back, front = parts[0].args[0], parts[1]
-    if not (_calls(back, "slice") and _calls(front, "slice")) or back.args[0] is not front.args[0]:
+    if (
+        not (is_call(back, "slice") and is_call(front, "slice"))
+        or back.args[0] is not front.args[0]
+    ):
         return None
     x = front.args[0]
     rank, size = x.meta["val"].ndim, int(x.meta["val"].shape[-1])
@@ -238,12 +242,3 @@ def _turned(joined: Any) -> Any:
 
 
 MATCHERS = (rms_norm, rotary, gelu, swiglu, eager_attention)
-
-
-def match(node: Any) -> Found | None:
-    """The op that a call ends, if a pattern is known."""
-    for matcher in MATCHERS:
-        found = matcher(node)
-        if found is not None:
-            return found
-    return None

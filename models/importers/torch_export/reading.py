@@ -6,14 +6,14 @@ expressed do not stop the reading: all of them are named in one error.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from models.errors import ModelError
 from models.importers.torch_export.draft import Array, Draft, Tensor, Value, fresh
 from models.importers.torch_export.extents import Axis, Extent, ShapeError
-from models.importers.torch_export.patterns import SAME, kind, match
+from models.importers.torch_export.patterns import SAME, Found, kind
 from models.importers.torch_export.sources import Source
 from models.importers.torch_export.tracing import WRAPPED, Program, has_values, whole_number
 from models.labels import BATCH, SEQUENCE
@@ -52,10 +52,13 @@ class Reader:
         What is read.
     handlers : mapping
         Name of an op to the function that drafts it.
+    matchers : sequence
+        Each looks back from a call for several that are one op.
     """
 
     program: Program
     handlers: Mapping[str, Handler]
+    matchers: Sequence[Callable[[Any], Found | None]]
     draft: Draft = field(init=False)
     inputs: list[Array] = field(init=False, default_factory=list)
     unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
@@ -121,7 +124,7 @@ class Reader:
         rewrites = {
             node: found
             for node in nodes
-            if node.op == "call_function" and (found := match(node)) is not None
+            if node.op == "call_function" and (found := self._match(node)) is not None
         }
         needed = _needed(nodes, rewrites)
         values: dict[Any, Any] = {}
@@ -139,6 +142,10 @@ class Reader:
                 values[node] = self._called(node, rewrites, values)
                 self._mutated(node, values)
         return None
+
+    def _match(self, node: Any) -> Found | None:
+        found = (matcher(node) for matcher in self.matchers)
+        return next((one for one in found if one is not None), None)
 
     def _placeholder(self, node: Any) -> Any:
         import torch

@@ -150,7 +150,11 @@ def _fake_copy(module: Any, mode: Any) -> Any:
             memo[id(parameter)] = torch.nn.Parameter(made, parameter.requires_grad)
         for buffer in module.buffers():
             memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
-    return copy.deepcopy(module, memo)
+    copied = copy.deepcopy(module, memo)
+    # Of the ways in which transformers can compute experts one does not depend on the routing.
+    if getattr(copied, "_can_set_experts_implementation", bool)():
+        copied.set_experts_implementation("batched_mm")
+    return copied
 
 
 def _wrapper(module: Any) -> Any:

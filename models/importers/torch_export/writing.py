@@ -219,16 +219,22 @@ class Writer:
         attributes = dict(step.attributes)
         if step.kind == "dropout":
             attributes["op"] = self._full(name)
-        shapes = (tuple(prod(x.size for x in group) for group in layout),)
+        sizes = {dim: prod(x.size for x in g) for dim, g in zip(made, layout, strict=True)}
+        shapes = [
+            tuple(sizes[dim] for dim in dims)
+            for dims in (made, *(tuple(d for dim in extra for d in dim) for extra in extras))
+        ]
         made_names = self.builder.emit(
             step.kind,
             self._full(name),
             names,
             text,
-            shapes=shapes if not extras else (),
+            shapes=shapes,
             attributes=attributes,
         )
         first = made_names[0]
+        for tensor, made_name in zip(step.more, made_names[1:], strict=False):
+            self._names[id(tensor)] = made_name
         if not same:
             first = self._without_units(first, layout, f"{out.tensor.name}.flat")
             layout = tuple(group for group in layout if group)

@@ -29,7 +29,7 @@ from tests.models.importers.torch_modules import F, Mixer, Transformer, example,
 optional("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-FAMILIES = ("llama", "llama, eager, one key head", "gpt2", "bert", "vit", "resnet")
+FAMILIES = ("llama", "llama, eager, one key head", "mixtral", "gpt2", "bert", "vit", "resnet")
 BY_HAND = ("convolutions", "convolutions in groups", "transformer", "mixer", "odds")
 TOLERANCE = 1e-4
 
@@ -113,6 +113,10 @@ def test_flops_equal_those_that_pytorch_counts(name: str) -> None:
         loss = torch_loss(module, inputs, targets)
         forward = counted.get_total_flops()
         loss.backward()
+    if name == "mixtral":  # every expert computes all its places, 4 / 2 as many as are taken
+        experts = 2 * 2 * (16 * 2) * 3 * 32 * 48
+        assert model_flops(imported(name).graph) == forward + experts
+        return
     assert model_flops(imported(name).graph) == forward
     if name != "convolutions in groups":  # counted there as if every channel met every other
         assert model_flops(trained(name)) == counted.get_total_flops()
@@ -142,6 +146,13 @@ def test_heads_are_dims_of_their_own_and_key_heads_are_not_copied() -> None:
 def test_blocks_are_found_in_what_was_imported() -> None:
     assert imported("llama").graph.blocks == ("stem", "layer.0", "layer.1", "head")
     assert imported("gpt2").graph.blocks == ("stem", "layer.0", "layer.1", "head")
+
+
+def test_experts_are_dispatched_to_and_their_label_is_that_of_experts() -> None:
+    graph = imported("mixtral").graph
+    assert len([op for op in graph.ops if op.kind == "top_k"]) == 2
+    down = next(op for op in graph.ops if op.kind == "matmul" and "experts" in op.name)
+    assert down.labels.startswith("e b c ")
 
 
 def test_fused_projections_are_variables_of_their_own() -> None:

@@ -167,6 +167,16 @@ MODULES: dict[str, Callable[[], Example]] = {
         _transformers("LlamaForCausalLM", **_LLAMA, num_key_value_heads=1, attention="eager"),
         _ids(64),
     ),
+    "mixtral": lambda: (
+        _transformers(
+            "MixtralForCausalLM",
+            **_LLAMA,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            experts_implementation="batched_mm",
+        ),
+        _ids(64),
+    ),
     "gpt2": lambda: (_transformers("GPT2LMHeadModel", **_GPT2), _ids(64)),
     "bert": lambda: (_transformers("BertForMaskedLM", **_LLAMA, **_KEPT), _ids(64)),
     "vit": lambda: (

@@ -1,0 +1,164 @@
+"""The mixture of experts that transformers traces as products of gathered weights.
+
+Every token's row meets a copy of its experts' weights there. Here tokens go to the experts
+(dispatch), every expert makes one product, and the results come back by weight (combine): the same
+numbers without a copy of a weight. Every expert has room for all tokens of a sample, as there.
+
+Notes
+-----
+The calls are those of transformers' `batched_mm` experts (version 5).
+"""
+
+from typing import Any
+
+from models.importers.torch_export.algebra import combined, narrowed, product
+from models.importers.torch_export.draft import (
+    Array,
+    Operand,
+    Slot,
+    Tensor,
+    Token,
+    fresh,
+)
+from models.importers.torch_export.extents import Axis, leaves
+from models.importers.torch_export.patterns import Found, bare, is_call
+from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
+from models.labels import BATCH, EXPERT
+
+
+def mixture(node: Any) -> Found | None:
+    """Weighted rows summed over choices, each the product of a token and gathered weights."""
+    if not is_call(node, "sum") or len(node.args) != 2 or list(node.args[1]) != [1]:
+        return None
+    weighted = _below(node.args[0], "view", "reshape")
+    if not is_call(weighted, "mul"):
+        return None
+    rows, weights = bare(weighted.args[0]), _below(weighted.args[1], "unsqueeze")
+    down = _gathered(rows)
+    if down is None or not is_call(weights, "reshape", "view"):
+        return None
+    parameter, ids, active = down
+    if not is_call(active, "mul") or not is_call(bare(active.args[0]), "silu"):
+        return None
+    gate, up = bare(bare(active.args[0]).args[0]), bare(active.args[1])
+    if not (is_call(gate, "getitem") and is_call(up, "getitem") and gate.args[0] is up.args[0]):
+        return None
+    if (gate.args[1], up.args[1]) != (0, 1) or not is_call(gate.args[0], "chunk"):
+        return None
+    wide = _gathered(bare(gate.args[0].args[0]))
+    if wide is None or wide[1] is not ids or not is_call(wide[2], "repeat_interleave"):
+        return None
+    return "mixture", {
+        "x": wide[2].args[0],
+        "ids": ids,
+        "weights": weights.args[0],
+        "gate_up": wide[0],
+        "down": parameter,
+    }
+
+
+def _below(node: Any, *names: str) -> Any:
+    """What a call of these names reads, or None."""
+    node = bare(node) if hasattr(node, "meta") else None
+    return bare(node.args[0]) if is_call(node, *names) else None
+
+
+def _gathered(node: Any) -> tuple[Any, Any, Any] | None:
+    """(parameter, ids, rows) of a product of gathered weights and rows."""
+    product_of = _below(node, "squeeze")
+    if not is_call(product_of, "bmm"):
+        return None
+    weights, rows = bare(product_of.args[0]), _below(product_of.args[1], "unsqueeze")
+    if not is_call(weights, "index") or rows is None or len(weights.args[1]) != 1:
+        return None
+    ids = _below(weights.args[1][0], "reshape", "view")
+    if ids is None:
+        ids = weights.args[1][0]
+        ids = ids.args[0] if is_call(ids, "reshape", "view") else None
+    return None if ids is None else (weights.args[0], ids, rows)
+
+
+def _top_k(reader: Reader, a: Arguments) -> list[Array]:
+    """The chosen scores and their experts; the places they get go along with the experts."""
+    scores = a["self"]
+    axes = leaves(scores.dims[0])
+    if len(scores.dims) == 3:
+        axes += leaves(scores.dims[1])
+    if (
+        len(axes) != 2
+        or axes[0].role != BATCH
+        or a["dim"] % len(scores.dims) != 1 + (len(scores.dims) == 3)
+    ):
+        raise UnsupportedError("expected the scores of every token, experts last")
+    size = int(a["k"])
+    choice = fresh(size)
+    b, t, n = Token(), Token(single=True, whole=True), Token(single=True, whole=True, label="n")
+    k = Token(single=True, whole=True, label="k")
+    lead = [Slot(b, axes[:1]), Slot(t, axes[1:])]
+    made = reader.draft.make(
+        "top_k",
+        (Operand(scores.tensor, (*lead, Slot(n, leaves(scores.dims[-1])))),),
+        [*lead, Slot(k, (choice,))],
+        extras=((b, t, k), (b, t, k)),
+        attributes={"capacity": axes[1].size, "groups": 1, "kept_groups": 1},
+        ordered=True,
+    )
+    expert, place = (
+        Tensor(name=f"{made.name}.{part}", axes=made.axes, integer=True, payload=made)
+        for part in ("expert", "place")
+    )
+    reader.draft.steps[-1].more = (expert, place)
+    dims = (*scores.dims[:-1], (choice,))
+    return [Array(made, dims), Array(expert, dims)]
+
+
+def _routes(reader: Reader, ids: Any) -> tuple[Tensor, Tensor]:
+    """Experts and places of a `top_k`."""
+    for step in reader.draft.steps:
+        if isinstance(ids, Array) and any(one is ids.tensor for one in step.more):
+            expert, place = step.more
+            return expert, place
+    raise UnsupportedError("its experts are not those of a topk")
+
+
+def _mixture(reader: Reader, a: Arguments) -> Array:
+    draft = reader.draft
+    expert, place = _routes(reader, a["ids"])
+    x, weights, gate_up, down = a["x"], a["weights"], a["gate_up"], a["down"]
+    batch, tokens, choice = expert.axes
+    experts = leaves(gate_up.dims[0])[0]
+    experts.extent.root().role = EXPERT
+    experts.extent.join(leaves(down.dims[0])[0].extent)
+    places = fresh(tokens.size, "c")
+    e, b, k = Token(), Token(), Token(single=True, whole=True, label="k")
+    t, c = Token(single=True, whole=True), Token(single=True, whole=True, label="c")
+    of_token = (Slot(b, (batch,)), Slot(t, (tokens,)))
+    routes = [Operand(one, (*of_token, Slot(k, (choice,)))) for one in (expert, place)]
+    features = Slot(Token(single=True, label="d"), leaves(x.dims[-1]))
+    to = (Slot(e, (Axis(experts.extent),)), Slot(b, (batch,)), Slot(c, (places,)))
+    sent = draft.make(
+        "dispatch",
+        (Operand(x.tensor, (*of_token, features)), *routes),
+        [*to, features],
+        ordered=True,
+    )
+    dims = (*(slot.axes for slot in to), features.axes)
+    wide = product(draft, Array(sent, dims), gate_up, ("ebcd", "efd", "ebcf"))
+    half = wide.shape[-1] // 2
+    gate, up = (narrowed(draft, wide, -1, start, half) for start in (0, half))
+    active = combined(draft, "swiglu", gate, up)
+    made = product(draft, active, down, ("ebcf", "edf", "ebcd"))
+    back = tuple(
+        Slot(slot.token, group) for slot, group in zip((*to, features), made.dims, strict=True)
+    )
+    weight = Operand(weights.tensor, (*of_token, Slot(k, leaves(weights.dims[-1]))))
+    out = draft.make(
+        "combine",
+        (Operand(made.tensor, back), *routes, weight),
+        [*of_token, Slot(features.token, made.dims[-1])],
+        ordered=True,
+    )
+    return Array(out, (*x.dims[:-1], made.dims[-1]))
+
+
+HANDLERS: dict[str, Handler] = {"topk": _top_k, "mixture": _mixture}
