@@ -84,8 +84,12 @@ def candidates(
         asked = "--sequence-parallel" if pins.sequence_parallel else f"--cp {pins.cp}"
         raise InfeasibleError(f"{asked}: this model has no sequence to split; leave it out")
     if (pins.ep or 1) > 1 and (not experts or experts % (pins.ep or 1)):
-        reason = f"{experts} experts do not divide by it" if experts else "it has no experts"
-        raise InfeasibleError(f"--ep {pins.ep}: this model cannot: {reason}; leave --ep out")
+        reason = (
+            f"{experts} experts do not divide by it; choose a divisor of {experts}"
+            if experts
+            else "this model has no experts; leave --ep out"
+        )
+        raise InfeasibleError(f"--ep {pins.ep}: {reason}")
     devices = cluster.devices
     pinned = prod(getattr(pins, name) or 1 for name in ("dp", "tp", "pp", "cp"))
     if devices % pinned:
