@@ -6,6 +6,7 @@ things), then `values.py` (what is known of a tensor) and `lowering.py` (how ops
 `rules/table.py` lists the nodes that are understood.
 """
 
-from models.importers.onnx.importing import Imported, Parameter, import_file
+from models.importers.onnx.importing import Imported, import_file
+from models.importers.onnx.weights import Parameter
 
 __all__ = ["Imported", "Parameter", "import_file"]

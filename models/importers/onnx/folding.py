@@ -187,15 +187,19 @@ def _split(node: Node, inputs: Sequence[Any]) -> tuple[Array, ...]:
     return tuple(np.split(inputs[0], np.cumsum(sizes)[:-1], axis))
 
 
-def split_sizes(node: Node, size: int, given: Array | None) -> list[int]:
-    """Return the sizes of a Split's pieces."""
+def split_sizes(node: Node, size: int, given: Array | None, pieces: int | None = None) -> list[int]:
+    """Return the sizes of a Split's pieces; by default as many as the node has outputs."""
     if given is not None:
         sizes = [int(n) for n in np.ravel(given)]
     else:
         count = node.integer("num_outputs", len(node.outputs))
         piece = -(-size // max(count, 1))
         sizes = [min(piece, size - piece * at) for at in range(count)]
-    if sum(sizes) != size or len(sizes) != len(node.outputs) or min(sizes, default=0) < 1:
+    if (
+        sum(sizes) != size
+        or len(sizes) != (pieces or len(node.outputs))
+        or min(sizes, default=0) < 1
+    ):
         raise ModelError(f"{node.title}: pieces {sizes} of a dim of {size}")
     return sizes
 

@@ -17,6 +17,7 @@ from models.builder import GraphBuilder
 from models.errors import ModelError
 from models.graph import Graph, with_batch
 from models.importers.onnx.folding import FOLDS, folded, shape_part
+from models.importers.onnx.labelling import labels_of_tensor
 from models.importers.onnx.loss import LOSSES, add_loss, pruned
 from models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
 from models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
@@ -24,31 +25,18 @@ from models.importers.onnx.rules.table import RULES
 from models.importers.onnx.values import (
     Array,
     Constant,
-    Dims,
     Factor,
     Traced,
     Unknown,
     UnsupportedError,
     Value,
 )
-from models.importers.onnx.weights import Role, embedded_rows, kept_shape, trained_roles
+from models.importers.onnx.weights import Parameter, embedded_rows
 from models.inference import check_graph
 from models.labels import BATCH, SEQUENCE
 
 BATCHES = (13, 11)
 """Batches to import at where the file leaves it open: primes that are rarely the size of a dim."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """Where the value of a variable is found: an initializer of the file, seen in `shape`."""
-
-    initializer: str
-    shape: tuple[int, ...]
-
-    def value(self, array: Array) -> Array:
-        """Return the variable's value, given the initializer's."""
-        return np.asarray(array, np.float32).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +95,9 @@ def import_file(
 
     Notes
     -----
-    The model is the file's. An exporter's optimizer may have folded a batch norm into a convolution,
-    merged equal tensors of a model that was never trained, or made a second tensor of a table that
-    was tied; `torch.onnx.export(..., optimize=False)` leaves all as it was.
+    The model is the file's. An exporter's optimizer may have folded a batch norm into a
+    convolution, merged equal tensors of a model that was never trained, or made a second tensor of
+    a table that was tied; `torch.onnx.export(..., optimize=False)` leaves all as it was.
     """
     if loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
@@ -130,12 +118,7 @@ def import_file(
             )
         graph = with_batch(graph, 1)
     found = cut(graph)
-    roles = trained_roles(source)
-    parameters = {}
-    for initializer, variable in variables.items():
-        entry = source.initializers[initializer]
-        shape = kept_shape(entry, roles[initializer])
-        parameters[found.names[variable]] = Parameter(initializer=initializer, shape=shape)
+    parameters = {found.names[name]: parameter for name, parameter in variables.items()}
     return Imported(
         graph=check_graph(found.graph), parameters=parameters, values=_values(source, parameters)
     )
@@ -186,13 +169,11 @@ class _Import:
             name=name, batch=batch, tokens_per_sample=tokens, precision=precision
         )
         self.builder.begin_block(BLOCK)
-        self.low = Lowering(self.builder, source.nodes)
-        self.roles = trained_roles(source)
-        self.variables: dict[str, str] = {}
+        self.low = Lowering(self.builder, source)
 
-    def run(self) -> tuple[Graph, dict[str, str]]:
-        """Return the graph and, per trained initializer that it reads, the variable."""
-        rows = embedded_rows(self.source, self.roles)
+    def run(self) -> tuple[Graph, dict[str, Parameter]]:
+        """Return the graph and, per variable, where its value is found."""
+        rows = embedded_rows(self.source)
         for entry in self.source.inputs:
             self.low.values[entry.name] = self._input(entry, rows)
         for initializer in self.source.initializers.values():
@@ -210,7 +191,7 @@ class _Import:
         add_loss(self.low, self.loss, output)
         graph = pruned(self.builder.build())
         read = {op.outputs[0] for op in graph.ops if op.kind == "variable"}
-        return graph, {name: own for name, own in self.variables.items() if own in read}
+        return graph, {name: own for name, own in self.low.parameters.items() if name in read}
 
     def _complaint(self, output: Unknown) -> str:
         listed = sorted(output.problems)
@@ -281,28 +262,12 @@ class _Import:
         return folded(node, [v.array if isinstance(v, Constant) else None for v in values])
 
     def _initializer(self, initializer: Initializer) -> Value:
-        role = self.roles.get(initializer.name)
-        if role is not None:
-            return self._variable(initializer, role)
+        if initializer.name in self.low.roles:
+            return self.low.parameter(initializer.name)
         if initializer.array is None:
             problem = f"constant `{initializer.name}` lies in a file that is not there"
             return Unknown(problems=frozenset((problem,)))
         return Constant(array=initializer.array)
-
-    def _variable(self, initializer: Initializer, role: Role) -> Traced:
-        kept = kept_shape(initializer, role)
-        dims: Dims = tuple(
-            (self.low.fresh(size),) if size > 1 or role.keeps_ones else ()
-            for size in initializer.shape
-        )
-        operand = tuple(dim for dim in dims if dim)
-        name = self.low.unique(_plain(initializer.name))
-        labels = self.low.written(operand)
-        tensor = self.builder.variable(
-            name, labels, kept, init=role.init, std=role.std, decay=role.decay
-        )
-        self.variables[initializer.name] = self.low.full_name(name)
-        return Traced(tensor=tensor, operand=operand, dims=dims)
 
     def _input(self, entry: Input, rows: Mapping[str, int]) -> Value:
         if not entry.floating and "mask" in entry.name.lower():
@@ -314,7 +279,7 @@ class _Import:
             sequence = at == 1 and self._has_sequence(entry)
             dims.append((Factor(SEQUENCE, size) if sequence else self.low.fresh(size),))
         operand = tuple(dims)
-        labels = self.low.written(operand)
+        labels = labels_of_tensor(operand)
         if entry.floating:
             source, values = ("images" if len(shape) == 4 else "features"), 0
         else:

@@ -6,6 +6,7 @@ import msgspec
 
 from models.errors import ModelError
 from models.graph import Graph
+from models.importers.onnx.labelling import labels_of_tensor
 from models.importers.onnx.lowering import BLOCK, Lowering
 from models.importers.onnx.values import Dims, Factor, Traced
 from models.labels import BATCH, SEQUENCE
@@ -73,7 +74,7 @@ def _with_batch(low: Lowering, output: Traced, operand: Dims) -> Traced:
 
 
 def _targets(low: Lowering, operand: Dims, source: str, values: int) -> Traced:
-    labels = low.written(operand)
+    labels = labels_of_tensor(operand)
     shape = tuple(_size(dim) for dim in operand)
     tensor = low.builder.input(low.unique("targets"), labels, shape, source=source, values=values)
     return Traced(tensor=tensor, operand=operand, dims=operand, ids=True)

@@ -1,13 +1,13 @@
 """Lowering: the state of an import, and how ops are added to our graph.
 
 Rules (`rules/`) read the values of a node's inputs here, let dims meet (`unified`) and add ops
-whose labels follow from the factors of their operands. Factors that stand together in every operand
-of an op become one label. Only `b` and `t` keep their names; all other labels are local to an op.
+whose labels follow from the factors of their operands (`labelling.py`).
 """
 
 import base64
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 from models.builder import GraphBuilder
 from models.errors import ModelError
 from models.graph import Rate
-from models.importers.onnx.reading import Node
+from models.importers.onnx.labelling import apart, labels_of, labels_of_tensor, restricted, unclear
+from models.importers.onnx.reading import Node, Source
 from models.importers.onnx.values import (
     Array,
     Constant,
@@ -33,12 +34,10 @@ from models.importers.onnx.values import (
     unified,
     varying,
 )
-from models.labels import BATCH, SEQUENCE, parse
+from models.importers.onnx.weights import Parameter, Piece, kept_shape, trained_roles
 from models.ops import Attributes
 
 BLOCK = "model"
-_FIXED = (BATCH, SEQUENCE)
-_POOL = ("d", "n", "k", "h", "m", "c", "s", "y", "x", "i", "j", "p", "q", "u", "v", "w", "a", "f")
 
 
 class BlockedError(Exception):
@@ -56,15 +55,56 @@ class Lowering:
     ----------
     builder : GraphBuilder
         The graph, its one block begun.
-    nodes : sequence of Node
-        The nodes of the file in their order.
+    source : Source
+        What was read from the file.
+
+    Attributes
+    ----------
+    parameters : dict
+        Every variable made so far and where its value is found.
+    cuts : dict
+        Pieces of a sequence that a projection was cut into, by the sequence's name.
     """
 
-    def __init__(self, builder: GraphBuilder, nodes: Sequence[Node]) -> None:
+    def __init__(self, builder: GraphBuilder, source: Source) -> None:
         self.builder = builder
+        self.source = source
+        self.roles = trained_roles(source)
         self.values: dict[str, Value] = {}
-        self._producer = {name: node for node in nodes for name in node.outputs if name}
+        self.parameters: dict[str, Parameter] = {}
+        self.cuts: dict[str, tuple[Traced, ...]] = {}
+        self._producer = {name: node for node in source.nodes for name in node.outputs if name}
+        self._readers = Counter(name for node in source.nodes for name in node.inputs)
         self._count = 0
+
+    def parameter(self, initializer: str, piece: Piece | None = None) -> Traced:
+        """Add a variable for an initializer that is trained, or for a piece of it."""
+        entry, role = self.source.initializers[initializer], self.roles[initializer]
+        shape = list(entry.shape)
+        if piece is not None:
+            shape[piece.dim] = piece.size
+        dims: Dims = tuple(
+            (self.fresh(size),) if size > 1 or role.keeps_ones else () for size in shape
+        )
+        operand = tuple(dim for dim in dims if dim)
+        suffix = "" if piece is None else f".{piece.start}"
+        name = self.unique(re.sub(r"[^A-Za-z0-9_.]+", ".", initializer).strip(".") + suffix)
+        kept = kept_shape(shape, role)
+        tensor = self.builder.variable(
+            name,
+            labels_of_tensor(operand),
+            kept,
+            init=role.init,
+            std=role.std,
+            decay=role.decay,
+        )
+        found = Parameter(initializer=initializer, shape=kept, piece=piece)
+        self.parameters[self.full_name(name)] = found
+        return Traced(tensor=tensor, operand=operand, dims=dims)
+
+    def read_once(self, name: str) -> bool:
+        """Whether one node alone reads a tensor, and the model does not give it away."""
+        return self._readers[name] == 1 and name not in self.source.outputs
 
     def fresh(self, size: int) -> Factor:
         """Return a factor that no tensor has yet."""
@@ -130,7 +170,7 @@ class Lowering:
         if self.builder.tensors[value.tensor].rate is not Rate.STEP:
             return value
         base = value.tensor.removeprefix(f"{BLOCK}.").removesuffix(".cast")
-        label = self.written(value.operand)
+        label = labels_of_tensor(value.operand)
         count, name = 0, base
         while f"{BLOCK}.{name}.repeat" in self.builder.tensors:
             count += 1
@@ -153,7 +193,7 @@ class Lowering:
             "constant",
             full,
             (),
-            self.labels((), (operand,), {}, frozenset()),
+            labels_of((), (operand,)),
             shapes=(kept.shape,),
             dtype=dtype,
             attributes={"value": value if ids else _finite(float(value)), "data": data},
@@ -165,7 +205,7 @@ class Lowering:
 
     def cast(self, value: Traced, name: str) -> Traced:
         """Bring a tensor to the dtype of the arithmetic."""
-        labels = self.labels((value.operand,), (value.operand,), {}, frozenset())
+        labels = labels_of((value.operand,), (value.operand,))
         full = f"{BLOCK}.{self.unique(name)}"
         dtype = self.builder.precision.compute
         (made,) = self.builder.emit("cast", full, (value.tensor,), labels, dtype=dtype)
@@ -193,12 +233,12 @@ class Lowering:
         `dims` is how ONNX sees it (default: as it is), `names` fixes labels of some factors.
         """
         operands = tuple(value.operand for value in inputs)
-        labels = self.labels(operands, outputs, names or {}, frozenset(whole))
-        if _unclear(labels):
-            inputs = [self.laid_out(value, _apart(value.operand), name) for value in inputs]
-            outputs = [_apart(operand) for operand in outputs]
+        labels = labels_of(operands, outputs, names, whole)
+        if unclear(labels):
+            inputs = [self.laid_out(value, apart(value.operand), name) for value in inputs]
+            outputs = [apart(operand) for operand in outputs]
             operands = tuple(value.operand for value in inputs)
-            labels = self.labels(operands, outputs, names or {}, frozenset(whole))
+            labels = labels_of(operands, outputs, names, whole)
         shapes = tuple(tuple(size_of(dim) for dim in operand) for operand in outputs)
         tensors = tuple(value.tensor for value in inputs)
         unique = self.unique(name)
@@ -213,7 +253,7 @@ class Lowering:
         seen = {factor for dim in value.dims for factor in dim}
         if not value.held - seen:
             return value
-        operand = _restricted(value.operand, seen)
+        operand = restricted(value.operand, seen)
         name = f"{value.tensor.removeprefix(f'{BLOCK}.')}.squeezed"
         return self.emit("sum", name, (value,), (operand,), dims=value.dims)
 
@@ -228,10 +268,10 @@ class Lowering:
         value = self.dropped(value)
         wanted = {factor for dim in operand for factor in dim}
         if wanted - value.held:
-            value = self.laid_out(value, _restricted(operand, value.held), name, names)
-            apart = _apart(operand)
+            value = self.laid_out(value, restricted(operand, value.held), name, names)
+            alone = apart(operand)
             value = self.emit(
-                "broadcast", f"{name}.broadcast", (value,), (apart,), dims=value.dims, names=names
+                "broadcast", f"{name}.broadcast", (value,), (alone,), dims=value.dims, names=names
             )
         if value.operand == operand:
             return value
@@ -261,45 +301,8 @@ class Lowering:
         ]
         held = frozenset[Factor]().union(*(value.held for value in values))
         full = next((value.operand for value in values if value.held == held), None)
-        operand = _restricted(dims, held) if full is None else full
+        operand = restricted(dims, held) if full is None else full
         return self.emit(kind, name, values, (operand,), dims=dims)
-
-    def written(self, operand: Dims) -> str:
-        """Write the labels of one tensor."""
-        return self.labels((), (operand,), {}, frozenset()).removeprefix(" -> ") or "()"
-
-    def labels(
-        self,
-        inputs: Sequence[Dims],
-        outputs: Sequence[Dims],
-        names: Mapping[Factor, str],
-        whole: frozenset[Factor],
-    ) -> str:
-        """Write an index expression for operands of factors."""
-        merged = _merged((*inputs, *outputs))
-        present = {factor for operand in (*inputs, *outputs) for dim in operand for factor in dim}
-        taken = {label for factor, label in names.items() if factor in present}
-        taken.update(factor.name for factor in present)
-        pool = iter(name for name in (*_POOL, *(f"f{n}" for n in range(99))) if name not in taken)
-        chosen = {}
-        for operand in (*inputs, *outputs):
-            for factor in (f for dim in operand for f in dim if f in merged):
-                if factor not in chosen:
-                    own = factor.name if factor.name in _FIXED else None
-                    label = names.get(factor) or own or next(pool)
-                    chosen[factor] = label + "!" * any(f in whole for f in merged[factor])
-
-        def written(operand: Dims) -> str:
-            texts = []
-            for dim in operand:
-                kept = [chosen[factor] for factor in dim if factor in merged]
-                texts.append(kept[0] if len(kept) == 1 else f"({' '.join(kept)})")
-            return " ".join(texts)
-
-        left = ", ".join(written(operand) for operand in inputs)
-        if len(inputs) == 1 and not left:
-            left = "()"
-        return f"{left} -> {', '.join(written(operand) for operand in outputs)}"
 
     def full_name(self, name: str) -> str:
         """Return the name that an op of this unique name has in the graph."""
@@ -312,55 +315,6 @@ class Lowering:
             count += 1
             unique = f"{name}.{count}"
         return unique
-
-
-def _restricted(operand: Iterable[Dim], kept: Iterable[Factor]) -> Dims:
-    """The dims with only some of their factors; dims that lose all of them go."""
-    allowed = set(kept)
-    found = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
-    return tuple(dim for dim in found if dim)
-
-
-def _apart(operand: Dims) -> Dims:
-    """Every factor as a dim of its own."""
-    return tuple((factor,) for dim in operand for factor in dim)
-
-
-def _unclear(labels: str) -> bool:
-    """Whether shapes alone do not give every label its size, as `models.labels.bind` needs."""
-    dims = [set(dim) for operand in parse(labels).operands for dim in operand]
-    known: set[str] = set()
-    while settled := [dim for dim in dims if len(dim - known) == 1]:
-        known.update(*settled)
-    return any(dim - known for dim in dims)
-
-
-def _merged(operands: Sequence[Dims]) -> dict[Factor, Dim]:
-    """Factors that stand together wherever they occur, under the first of each group."""
-    following: dict[Factor, set[Factor | None]] = {}
-    preceding: dict[Factor, set[Factor | None]] = {}
-    for operand in operands:
-        for dim in operand:
-            for before, factor in zip((None, *dim), (*dim, None), strict=True):
-                if factor is not None:
-                    preceding.setdefault(factor, set()).add(before)
-                if before is not None:
-                    following.setdefault(before, set()).add(factor)
-    groups: dict[Factor, Dim] = {}
-    head: dict[Factor, Factor] = {}
-    for operand in operands:
-        for factor in (f for dim in operand for f in dim):
-            if factor in head:
-                continue
-            (before, *others) = preceding[factor]
-            together = before is not None and not others and following[before] == {factor}
-            if together and before is not None and not {before.name, factor.name} & set(_FIXED):
-                head[factor] = head[before]
-                groups[head[before]] += (factor,)
-            else:
-                head[factor] = factor
-                groups[factor] = (factor,)
-    return groups
 
 
 def _encoded(array: Array, dtype: str) -> str:

@@ -8,13 +8,15 @@ Concat. A tensor with the large negative values of a mask is none, nor is a sing
 multiplies.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 from models.importers.onnx.reading import Initializer, Node, Source
+from models.importers.onnx.values import Array
 
 MASK_BELOW = -1e4
 """Additive masks hide a score with this or less; no trained value is so large."""
@@ -43,6 +45,31 @@ class Role:
     std: float = TABLE_STD
     decay: bool = True
     keeps_ones: bool = False
+
+
+class Piece(NamedTuple):
+    """So many places of one dim of an initializer, from `start` on."""
+
+    dim: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Where the value of a variable is found: an initializer, or a piece of it, seen in `shape`."""
+
+    initializer: str
+    shape: tuple[int, ...]
+    piece: Piece | None = None
+
+    def value(self, array: Array) -> Array:
+        """Return the variable's value (or its gradient), given the initializer's."""
+        found = np.asarray(array, np.float32)
+        if self.piece is not None:
+            places = range(self.piece.start, self.piece.start + self.piece.size)
+            found = np.take(found, places, self.piece.dim)
+        return found.reshape(self.shape)
 
 
 SCALE = Role(init="ones", decay=False)
@@ -109,19 +136,17 @@ def _product(contracted: tuple[int, ...], gain: float = 1.0) -> Role:
     return Role(std=sqrt(gain / max(prod(contracted), 1)), keeps_ones=True)
 
 
-def kept_shape(initializer: Initializer, role: Role) -> tuple[int, ...]:
+def kept_shape(shape: Sequence[int], role: Role) -> tuple[int, ...]:
     """Return the shape of our variable: the initializer's, without ones that only broadcast."""
-    if role.keeps_ones:
-        return initializer.shape
-    return tuple(size for size in initializer.shape if size > 1)
+    return tuple(size for size in shape if size > 1 or role.keeps_ones)
 
 
-def embedded_rows(source: Source, roles: Mapping[str, Role]) -> dict[str, int]:
+def embedded_rows(source: Source) -> dict[str, int]:
     """Return, per integer input that looks rows up in a table, how many rows there are."""
-    return dict(_looked_up(source, roles))
+    return dict(_looked_up(source))
 
 
-def _looked_up(source: Source, roles: Mapping[str, Role]) -> Iterator[tuple[str, int]]:
+def _looked_up(source: Source) -> Iterator[tuple[str, int]]:
     ids = {entry.name: entry.name for entry in source.inputs if not entry.floating}
     for node in source.nodes:
         if node.kind in _VIEWS and node.inputs and node.inputs[0] in ids:

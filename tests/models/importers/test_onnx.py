@@ -121,9 +121,22 @@ def test_attention_written_out_is_the_op_of_one_node(tmp_path, mask):
 def test_a_tied_table_is_one_variable(tmp_path):
     model = with_weights(parsed(attention_text("add")))
     imported = import_file(saved(model, tmp_path / "tied.onnx"), seq_len=5)
-    assert kinds(imported.graph).count("variable") == 3
+    assert kinds(imported.graph).count("variable") == 1 + 3 + 1
     (tokens,) = (op for op in imported.graph.ops if op.attributes.get("source") == "tokens")
     assert tokens.attributes["values"] == 20
+
+
+def test_a_fused_projection_is_a_variable_per_piece(tmp_path):
+    model = with_weights(parsed(attention_text("add")))
+    imported = import_file(saved(model, tmp_path / "fused.onnx"), seq_len=5)
+    whole = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}["wq"]
+    pieces = {
+        parameter.piece.start: imported.values[name]
+        for name, parameter in imported.parameters.items()
+        if parameter.initializer == "wq"
+    }
+    np.testing.assert_array_equal(np.concatenate([pieces[0], pieces[8], pieces[16]], 1), whole)
+    assert "narrow" not in kinds(imported.graph)
 
 
 def test_repeated_layers_become_blocks_of_one_template(tmp_path):

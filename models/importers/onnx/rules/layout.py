@@ -10,6 +10,7 @@ from models.errors import ModelError
 from models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
 from models.importers.onnx.lowering import Lowering
 from models.importers.onnx.reading import Node
+from models.importers.onnx.rules.fused import cut_projection
 from models.importers.onnx.rules.pointwise import scaled
 from models.importers.onnx.values import (
     Array,
@@ -231,6 +232,9 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
     value = low.used(_value(low, node))
     axis = axis_of(node, node.integer("axis", 0), len(value.dims))
     sizes = split_sizes(node, value.shape[axis], low.optional(node, 1))
+    cut = cut_projection(low, node, node.inputs[0], sizes) if axis == len(value.dims) - 1 else None
+    if cut is not None:
+        return cut
     if len(sizes) > 1:  # laid out once for all pieces
         value = low.as_seen(value, low.name(node))
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
@@ -241,8 +245,24 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
 
 
 def split_to_sequence(low: Lowering, node: Node) -> Traced:
-    """Nothing yet: `sequence_at` takes a piece."""
-    return _value(low, node)
+    """Cut a projection; of another tensor `sequence_at` takes the pieces."""
+    value = low.used(_value(low, node))
+    axis, sizes = _sequence(low, node, value)
+    if axis == len(value.dims) - 1:
+        cut = cut_projection(low, node, node.inputs[0], sizes)
+        if cut is not None:
+            low.cuts[node.outputs[0]] = cut
+    return value
+
+
+def _sequence(low: Lowering, node: Node, value: Traced) -> tuple[int, list[int]]:
+    """Axis and sizes of the pieces of a sequence."""
+    axis = axis_of(node, node.integer("axis", 0), len(value.dims))
+    total, given = value.shape[axis], low.optional(node, 1)
+    if given is not None and given.ndim:
+        return axis, split_sizes(node, total, given, len(given))
+    size = 1 if given is None else max(1, int(given))
+    return axis, [min(size, total - start) for start in range(0, total, size)]
 
 
 def sequence_at(low: Lowering, node: Node) -> Traced:
@@ -250,16 +270,13 @@ def sequence_at(low: Lowering, node: Node) -> Traced:
     split = low.producer(node.inputs[0], "SplitToSequence")
     if split is None or not split.integer("keepdims", 1):
         raise UnsupportedError("reads a sequence that is no split")
-    value = _value(low, split)
-    axis = axis_of(split, split.integer("axis", 0), len(value.dims))
-    given = low.optional(split, 1)
-    total = value.shape[axis]
-    if given is not None and given.ndim:
-        sizes = [int(n) for n in given]
-    else:
-        size = 1 if given is None else max(1, int(given))
-        sizes = [min(size, total - start) for start in range(0, total, size)]
+    value = low.value(node, 0)
+    assert isinstance(value, Traced), "the split was lowered"
+    axis, sizes = _sequence(low, split, value)
     at = axis_of(node, int(np.ravel(low.constant(node, 1))[0]), len(sizes))
+    cut = low.cuts.get(node.inputs[0])
+    if cut is not None:
+        return cut[at]
     return narrowed(low, low.name(node), value, axis, sum(sizes[:at]), sizes[at])
 
 

@@ -1,0 +1,101 @@
+"""Labels of an op: index expressions written from the factors of its operands.
+
+Factors that stand together in every operand of an op become one label; `b` and `t` keep their
+names, all other labels are local to the op.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from models.importers.onnx.values import Dim, Dims, Factor
+from models.labels import BATCH, SEQUENCE, parse
+
+_FIXED = (BATCH, SEQUENCE)
+_POOL = ("d", "n", "k", "h", "m", "c", "s", "y", "x", "i", "j", "p", "q", "u", "v", "w", "a", "f")
+
+
+def labels_of(
+    inputs: Sequence[Dims],
+    outputs: Sequence[Dims],
+    names: Mapping[Factor, str] | None = None,
+    whole: Iterable[Factor] = (),
+) -> str:
+    """Write an index expression for operands of factors."""
+    given, not_split = names or {}, set(whole)
+    merged = _merged((*inputs, *outputs))
+    present = {factor for operand in (*inputs, *outputs) for dim in operand for factor in dim}
+    taken = {label for factor, label in given.items() if factor in present}
+    taken.update(factor.name for factor in present)
+    pool = iter(name for name in (*_POOL, *(f"f{n}" for n in range(99))) if name not in taken)
+    chosen = {}
+    for operand in (*inputs, *outputs):
+        for factor in (f for dim in operand for f in dim if f in merged):
+            if factor not in chosen:
+                own = factor.name if factor.name in _FIXED else None
+                label = given.get(factor) or own or next(pool)
+                chosen[factor] = label + "!" * any(f in not_split for f in merged[factor])
+
+    def written(operand: Dims) -> str:
+        texts = []
+        for dim in operand:
+            kept = [chosen[factor] for factor in dim if factor in merged]
+            texts.append(kept[0] if len(kept) == 1 else f"({' '.join(kept)})")
+        return " ".join(texts)
+
+    left = ", ".join(written(operand) for operand in inputs)
+    if len(inputs) == 1 and not left:
+        left = "()"
+    return f"{left} -> {', '.join(written(operand) for operand in outputs)}"
+
+
+def labels_of_tensor(operand: Dims) -> str:
+    """Write the labels of one tensor."""
+    return labels_of((), (operand,)).removeprefix(" -> ") or "()"
+
+
+def restricted(operand: Iterable[Dim], kept: Iterable[Factor]) -> Dims:
+    """The dims with only some of their factors; dims that lose all of them go."""
+    allowed = set(kept)
+    found = (tuple(factor for factor in dim if factor in allowed) for dim in operand)
+    return tuple(dim for dim in found if dim)
+
+
+def apart(operand: Dims) -> Dims:
+    """Every factor as a dim of its own."""
+    return tuple((factor,) for dim in operand for factor in dim)
+
+
+def unclear(labels: str) -> bool:
+    """Whether shapes alone do not give every label its size, as `models.labels.bind` needs."""
+    dims = [set(dim) for operand in parse(labels).operands for dim in operand]
+    known: set[str] = set()
+    while settled := [dim for dim in dims if len(dim - known) == 1]:
+        known.update(*settled)
+    return any(dim - known for dim in dims)
+
+
+def _merged(operands: Sequence[Dims]) -> dict[Factor, Dim]:
+    """Factors that stand together wherever they occur, under the first of each group."""
+    following: dict[Factor, set[Factor | None]] = {}
+    preceding: dict[Factor, set[Factor | None]] = {}
+    for operand in operands:
+        for dim in operand:
+            for before, factor in zip((None, *dim), (*dim, None), strict=True):
+                if factor is not None:
+                    preceding.setdefault(factor, set()).add(before)
+                if before is not None:
+                    following.setdefault(before, set()).add(factor)
+    groups: dict[Factor, Dim] = {}
+    head: dict[Factor, Factor] = {}
+    for operand in operands:
+        for factor in (f for dim in operand for f in dim):
+            if factor in head:
+                continue
+            (before, *others) = preceding[factor]
+            together = before is not None and not others and following[before] == {factor}
+            if together and before is not None and not {before.name, factor.name} & set(_FIXED):
+                head[factor] = head[before]
+                groups[head[before]] += (factor,)
+            else:
+                head[factor] = factor
+                groups[factor] = (factor,)
+    return groups
