@@ -26,7 +26,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 from models.zoo.convolution import batch_norm, convolution, prelu
-from models.zoo.family import Family
+from models.zoo.family import Family, check_no_sequence, one_item
 
 MS1MV2_IDENTITIES = 85742  # Deng et al., arXiv 1801.07698, table 1 (MS1MV2: 85K identities)
 BLOCKS_MAX = 10_000
@@ -102,13 +102,7 @@ def check(spec: ModelSpec, config: FaceConfig) -> None:
         raise ModelError(f"{where}: `scale` is {config.scale}, not above 0")
     if not 0 <= config.margin < 1:
         raise ModelError(f"{where}: `margin` is {config.margin} radians; expected 0 to 1")
-    if spec.seq_len != 1:
-        raise ModelError(f"{where} has no sequence: leave its length out, {spec.seq_len} was given")
-
-
-def default_seq_len(config: FaceConfig) -> int:
-    """One: a sample is one image."""
-    return 1
+    check_no_sequence(spec)
 
 
 def build(spec: ModelSpec, config: FaceConfig, batch: int) -> Graph:
@@ -288,4 +282,4 @@ ALIASES = {
     "mobilefacenet": "arcface-mobilefacenet",
 }
 
-FAMILY = Family(FaceConfig, check, default_seq_len, build, MODELS, ALIASES)
+FAMILY = Family(FaceConfig, check, one_item, build, MODELS, ALIASES)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 
@@ -20,3 +21,16 @@ class Family(NamedTuple):
     build: Callable[[ModelSpec, Any, int], Graph]
     models: dict[str, Config]
     aliases: dict[str, str]
+
+
+def one_item(config: Any) -> int:
+    """Sequence length of a family whose sample is one item, whatever its sizes: one."""
+    return 1
+
+
+def check_no_sequence(spec: ModelSpec) -> None:
+    """Raise ModelError where a family without sequences is asked for one."""
+    if spec.seq_len != 1:
+        raise ModelError(
+            f"model `{spec.name}` has no sequence: leave its length out, {spec.seq_len} was given"
+        )

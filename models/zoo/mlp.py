@@ -12,7 +12,7 @@ from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo.family import Family
+from models.zoo.family import Family, check_no_sequence, one_item
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,15 +35,7 @@ def check(spec: ModelSpec, config: MlpConfig) -> None:
             f"model `{spec.name}`: inputs ({config.inputs}) is not divisible by columns "
             f"({config.columns})"
         )
-    if spec.seq_len != 1:
-        raise ModelError(
-            f"model `{spec.name}` has no sequence: leave its length out, {spec.seq_len} was given"
-        )
-
-
-def default_seq_len(config: MlpConfig) -> int:
-    """One: a sample is one item, whatever the sizes."""
-    return 1
+    check_no_sequence(spec)
 
 
 def build(spec: ModelSpec, config: MlpConfig, batch: int) -> Graph:
@@ -95,4 +87,4 @@ MODELS: dict[str, Config] = {
     "mlp": {"inputs": 784, "columns": 28, "hidden": 256, "layers": 4, "classes": 10},
 }
 
-FAMILY = Family(MlpConfig, check, default_seq_len, build, MODELS, {})
+FAMILY = Family(MlpConfig, check, one_item, build, MODELS, {})

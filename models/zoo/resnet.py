@@ -22,7 +22,7 @@ from models.graph import Graph
 from models.ops import FUNCTIONS
 from models.spec import Config, ModelSpec
 from models.zoo.convolution import SAME, batch_norm, convolution, global_mean, max_pool
-from models.zoo.family import Family
+from models.zoo.family import Family, check_no_sequence, one_item
 
 REDUCTION = 4  # a bottleneck's inner convolutions have so many times fewer channels
 BLOCKS_MAX = 10_000
@@ -74,13 +74,7 @@ def check(spec: ModelSpec, config: ResNetConfig) -> None:
     if FUNCTIONS.get(config.activation, ("", ("slope",)))[1]:
         plain = ", ".join(name for name, (_, attributes) in FUNCTIONS.items() if not attributes)
         raise ModelError(f"{where}: `activation` is {config.activation!r}; choose one of {plain}")
-    if spec.seq_len != 1:
-        raise ModelError(f"{where} has no sequence: leave its length out, {spec.seq_len} was given")
-
-
-def default_seq_len(config: ResNetConfig) -> int:
-    """One: a sample is one image."""
-    return 1
+    check_no_sequence(spec)
 
 
 def build(spec: ModelSpec, config: ResNetConfig, batch: int) -> Graph:
@@ -189,4 +183,4 @@ ALIASES = {
     "resnet152": "resnet-152",
 }
 
-FAMILY = Family(ResNetConfig, check, default_seq_len, build, MODELS, ALIASES)
+FAMILY = Family(ResNetConfig, check, one_item, build, MODELS, ALIASES)

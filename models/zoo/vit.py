@@ -24,7 +24,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 from models.zoo import encoder
-from models.zoo.family import Family
+from models.zoo.family import Family, check_no_sequence, one_item
 
 
 class VitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,15 +69,7 @@ def check(spec: ModelSpec, config: VitConfig) -> None:
             f"model `{spec.name}`: an image of {config.image[0]} x {config.image[1]} pixels holds "
             f"no patch of {config.patch[0]} x {config.patch[1]}; take smaller patches"
         )
-    if spec.seq_len != 1:
-        raise ModelError(
-            f"model `{spec.name}` has no sequence: leave its length out, {spec.seq_len} was given"
-        )
-
-
-def default_seq_len(config: VitConfig) -> int:
-    """One: a sample is one image, whatever its size."""
-    return 1
+    check_no_sequence(spec)
 
 
 def build(spec: ModelSpec, config: VitConfig, batch: int) -> Graph:
@@ -205,4 +197,4 @@ ALIASES = {
     "vit-huge-patch14-224": "vit-h",
 }
 
-FAMILY = Family(VitConfig, check, default_seq_len, build, MODELS, ALIASES)
+FAMILY = Family(VitConfig, check, one_item, build, MODELS, ALIASES)

@@ -28,7 +28,7 @@ from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo.family import Family
+from models.zoo.family import Family, check_no_sequence, one_item
 
 LAYERS_MAX = 10_000
 """Hidden layers of the largest model built."""
@@ -58,13 +58,7 @@ def check(spec: ModelSpec, config: WideDeepConfig) -> None:
         )
     if config.layers > LAYERS_MAX:
         raise ModelError(f"{where}: {config.layers} layers; at most {LAYERS_MAX} are built")
-    if spec.seq_len != 1:
-        raise ModelError(f"{where} has no sequence: leave its length out, {spec.seq_len} was given")
-
-
-def default_seq_len(config: WideDeepConfig) -> int:
-    """One: a sample is one advertisement shown."""
-    return 1
+    check_no_sequence(spec)
 
 
 def build(spec: ModelSpec, config: WideDeepConfig, batch: int) -> Graph:
@@ -139,4 +133,4 @@ MODELS: dict[str, Config] = {
 
 ALIASES = {"wdl": "wide-deep", "wide-and-deep": "wide-deep", "wide-deep-1e6": "wide-deep"}
 
-FAMILY = Family(WideDeepConfig, check, default_seq_len, build, MODELS, ALIASES)
+FAMILY = Family(WideDeepConfig, check, one_item, build, MODELS, ALIASES)
