@@ -61,6 +61,7 @@ OF_MATRICES = {
     "Squeeze": "a = Unsqueeze (x, last) b = Add (a, a) y = Squeeze (b, last)",
     "Sub of a mean": "a = ReduceMean (x, last) y = Sub (x, a)",
     "Tanh": "y = Tanh (x)",
+    "Tile": "r = Constant <value_ints = [1, 2, 3]> () y = Tile (x, r)",
     "Transpose": "a = Transpose (x) y = Transpose <perm = [2, 0, 1]> (a)",
     "Where": "zero = Constant <value_float = 0.0> () c = Greater (k, zero) least = "
     "Constant <value_float = -2.0> () y = Where (c, x, least)",

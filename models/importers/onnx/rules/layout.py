@@ -138,6 +138,22 @@ def expand(low: Lowering, node: Node) -> Traced:
     )
 
 
+def tile(low: Lowering, node: Node) -> Traced:
+    """Repeat dims: what is repeated is broadcast along a new factor outside of the dim's own."""
+    value = _value(low, node)
+    repeats = [int(n) for n in np.ravel(low.constant(node, 1))]
+    if len(repeats) != len(value.dims) or min(repeats, default=1) < 1:
+        raise ModelError(f"{node.title}: {repeats} repeats of a tensor of {len(value.dims)} dims")
+    if any(
+        n > 1 and any(f.name == BATCH for f in dim)
+        for n, dim in zip(repeats, value.dims, strict=True)
+    ):
+        raise UnsupportedError("repeats the batch")
+    return value.seen_as(
+        (low.fresh(n), *dim) if n > 1 else dim for n, dim in zip(repeats, value.dims, strict=True)
+    )
+
+
 def concat(low: Lowering, node: Node) -> Traced:
     """Join tensors along one dim."""
     inputs = [low.traced(node, at) for at in range(len(node.inputs))]

@@ -64,6 +64,7 @@ RULES: dict[str, Rule] = {
     "Sub": pointwise.sub,
     "Swish": pointwise.swish,
     "Tanh": pointwise.function("tanh"),
+    "Tile": layout.tile,
     "Transpose": layout.transpose,
     "Unsqueeze": layout.unsqueeze,
     "Where": pointwise.where,
