@@ -15,8 +15,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One run of an actor graph.
 
     `variables` holds, per variable, the attributes that say how it is initialised. `parent` is the
-    process whose end the ranks do not outlive. `resume` is a checkpoint to begin from,
-    `checkpoint` the folder to save in.
+    process whose end the ranks do not outlive. `resume` is a checkpoint to begin from, `weights` a
+    file of initial values, `checkpoint` the folder to save in.
     """
 
     graph: ActorGraph
@@ -32,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     parent: int
     first_step: int = 0
     resume: str | None = None
+    weights: str | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 0
 

@@ -22,6 +22,7 @@ from executor.errors import CheckpointError
 from executor.job import Job
 from executor.processes import check_capacity, run_ranks
 from executor.recording import load_recording, losses, trace_of
+from executor.weights import Weights
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
@@ -79,6 +80,7 @@ def execute(
     data: str | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
+    weights: Path | None = None,
     trace: bool = False,
     checkpoint: Path | None = None,
     checkpoint_every: int = 0,
@@ -99,6 +101,8 @@ def execute(
         Seed of initial values and samples.
     learning_rate
         Peak learning rate in place of the plan's.
+    weights
+        A `.npz` file of initial values, see `executor.weights`.
     trace
         Keep every firing's times, not only the ends of steps.
     checkpoint, checkpoint_every
@@ -115,7 +119,7 @@ def execute(
     InfeasibleError
         This machine cannot hold the ranks.
     DataError, CheckpointError
-        The data or the checkpoint to resume is not there, or does not fit the model.
+        The data, the weights or the checkpoint to resume is not there, or does not fit the model.
     """
     digest = plan.digest()
     if learning_rate is not None:
@@ -123,6 +127,8 @@ def execute(
         plan = msgspec.structs.replace(plan, training=training)
     description = open_dataset(data, plan.model, seed).description
     training_graph = build_training(plan.model, plan.training, plan.batch)
+    if weights is not None:
+        Weights(weights).check(training_graph)
     graph = compile_plan(plan, training_graph)
     check_capacity([program.memory_bytes for program in graph.programs for _ in program.ranks])
     source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
@@ -136,6 +142,7 @@ def execute(
         spans=trace,
         first_step=first_step,
         resume=str(source.resolve()) if source else None,
+        weights=str(weights.resolve()) if weights else None,
         checkpoint=str(checkpoint.resolve()) if checkpoint else None,
         checkpoint_every=checkpoint_every,
     )

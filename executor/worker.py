@@ -25,6 +25,7 @@ from executor.transport.messages import MessageCommunicator
 from executor.transport.mpi import World, join_world
 from executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
 from executor.variables import initial_value
+from executor.weights import Weights
 from planner.actors.protocol import Fire
 
 PARENT_POLL_S = 1.0
@@ -156,12 +157,17 @@ def _run(job: Job, folder: Path, world: World) -> None:
 
 
 def _load(job: Job, state: RankState) -> None:
-    """Fill variables and optimizer state: from a checkpoint, or as they are at the beginning."""
+    """Fill variables and optimizer state: from a checkpoint, from weights, or as they begin."""
     if job.resume is not None:
         load_checkpoint(Path(job.resume), state)
         return
+    weights = None if job.weights is None else Weights(Path(job.weights))
     for index, register in enumerate(state.program.registers):
-        if register.tensor in job.variables and register.initial:
+        if register.tensor not in job.variables or not register.initial:
+            continue
+        if weights is not None and register.tensor in weights.names:
+            whole = weights.value(register.tensor).astype(register.dtype)
+        else:
             whole = initial_value(
                 register.tensor,
                 register.global_shape,
@@ -169,7 +175,7 @@ def _load(job: Job, state: RankState) -> None:
                 job.variables[register.tensor],
                 job.seed,
             )
-            state.load(index, whole)
+        state.load(index, whole)
 
 
 if __name__ == "__main__":

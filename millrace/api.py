@@ -272,6 +272,7 @@ def execute(
     data: Path | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
+    weights: Path | None = None,
     trace: bool = True,
     checkpoint: Path | None = None,
     resume: bool = False,
@@ -291,6 +292,8 @@ def execute(
         Of the initial values and of the samples.
     learning_rate : float, optional
         Peak learning rate in place of the plan's.
+    weights : Path, optional
+        A `.npz` file of initial values by the names of variables; the seed gives the others.
     trace : bool
         Keep every firing's times; without, the Trace holds the ends of steps only.
     checkpoint : Path, optional
@@ -317,6 +320,7 @@ def execute(
         data=None if data is None else str(data),
         seed=seed,
         learning_rate=learning_rate,
+        weights=weights,
         trace=trace,
         checkpoint=checkpoint,
         resume=resume,

@@ -84,6 +84,9 @@ def run(
     backend: Annotated[str, typer.Option(help="Only numpy.")] = "numpy",
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
+    weights: Annotated[
+        Path | None, typer.Option(help="Initial values: a .npz of arrays by variable.")
+    ] = None,
     trace: TraceOutput = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder to save the state in.")] = None,
     resume: Annotated[
@@ -102,6 +105,8 @@ def run(
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     if resume and checkpoint is None:
         raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
+    if resume and weights is not None:
+        raise PlanError("--resume goes on with the values it saved: leave --weights out")
     check_writable(trace)
     planned = load_plan(plan)
     with training(steps) as told:
@@ -111,6 +116,7 @@ def run(
             data=data,
             seed=seed,
             learning_rate=lr,
+            weights=weights,
             trace=trace is not None,
             checkpoint=checkpoint,
             resume=resume,

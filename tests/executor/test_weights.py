@@ -1,0 +1,70 @@
+"""Weights from a file: the values a run begins with, and files that do not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor.data import open_dataset
+from executor.errors import DataError
+from executor.launch import execute
+from executor.reference import Reference
+from executor.weights import Weights
+from models.zoo.catalogue import build_training
+from tests.millrace.plans import data_parallel_pipeline
+
+PLAN = data_parallel_pipeline()
+GRAPH = build_training(PLAN.model, PLAN.training, PLAN.batch)
+
+
+def value_of(name: str) -> np.ndarray:
+    shape = GRAPH.tensors_by_name[name].shape
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32) / 8
+
+
+def saved(tmp_path: Path, **arrays: np.ndarray) -> Path:
+    path = tmp_path / "weights.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+VARIABLES = [op.outputs[0] for op in GRAPH.ops if op.kind == "variable"]
+MATRIX = next(name for name in VARIABLES if len(GRAPH.tensors_by_name[name].shape) > 1)
+
+
+@pytest.mark.parametrize("names", [VARIABLES, [MATRIX]], ids=["all", "one"])
+def test_a_run_begins_with_the_weights_of_the_file(tmp_path: Path, names: list[str]) -> None:
+    values = {name: value_of(name) for name in names}
+    found = execute(PLAN, steps=2, weights=saved(tmp_path, **values)).losses
+    dataset = open_dataset(None, PLAN.model, 0)
+    reference = Reference(GRAPH, PLAN.microbatches, dataset, 0)
+    for name, value in values.items():
+        np.copyto(reference.values[name], value)
+    reference.step()
+    reference.step()
+    expected = [loss / count for loss, count, _ in reference.run.totals]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="`stranger` is no variable"):
+        Weights(saved(tmp_path, stranger=np.zeros(3))).check(GRAPH)
+    with pytest.raises(DataError, match=r"has shape \(3,\), the model's is"):
+        Weights(saved(tmp_path, **{MATRIX: np.zeros(3)})).check(GRAPH)
+
+
+def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        Weights(tmp_path / "nothing.npz")
+    garbage = tmp_path / "garbage.npz"
+    garbage.write_bytes(b"PK\x03\x04 not a zip")
+    with pytest.raises(DataError, match="cannot be read"):
+        Weights(garbage)
+    single = tmp_path / "single.npy"
+    np.save(single, np.zeros(3))
+    with pytest.raises(DataError, match="is one array"):
+        Weights(single)
+    objects = tmp_path / "objects.npz"
+    np.savez(objects, **{MATRIX: np.array([{}], dtype=object)})
+    with pytest.raises(DataError, match="cannot be read"):
+        Weights(objects).check(GRAPH)
