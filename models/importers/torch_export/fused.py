@@ -32,11 +32,13 @@ class _Piece(NamedTuple):
 
 def taken_apart(draft: Draft, steps: list[Step]) -> list[Step]:
     """Return the steps with every sliced projection of a parameter taken apart."""
-    at = 0
+    at, readers = 0, _readers(steps)
     while at < len(steps):
-        readers = _readers(steps)
         made = _taken_apart(draft, steps, at, readers)
-        steps, at = (steps, at + 1) if made is None else (made, at)
+        if made is None:
+            at += 1
+        else:
+            steps, readers = made, _readers(made)
     return steps
 
 
@@ -51,6 +53,14 @@ def _taken_apart(
     sliced = [_sliced(step) for step in found]
     old = sliced[0][0]
     if old is None or any(axis is not old for axis, _ in sliced):
+        return None
+    # Only slices that tile the projection are parameters of their own.
+    parts = sorted(
+        (int(step.attributes["start"]), made.size)
+        for step, (_, made) in zip(found, sliced, strict=True)
+    )
+    ends = [start + size for start, size in parts]
+    if [start for start, _ in parts] != [0, *ends[:-1]] or ends[-1] != old.size:
         return None
     makers = {id(step.output.tensor): step for step in steps}
     chain = _projection(last, old, makers, readers)

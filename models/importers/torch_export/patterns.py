@@ -98,7 +98,11 @@ def rms_norm(node: Any) -> Found | None:
         return None
     (x, epsilon), weight = found
     weight = bare(weight)
-    if weight.op != "placeholder" or weight.meta["val"].shape != x.meta["val"].shape[-1:]:
+    own = bare(weight.args[0]) if is_call(weight, "add") and len(weight.users) == 1 else weight
+    if (
+        getattr(own, "op", "") != "placeholder"
+        or weight.meta["val"].shape != x.meta["val"].shape[-1:]
+    ):
         return None
     shape = [int(weight.meta["val"].shape[0])]
     arguments = {"input": x, "normalized_shape": shape, "weight": weight, "eps": epsilon}

@@ -35,7 +35,15 @@ Handler = Callable[["Reader", Arguments], Any]
 # Calls that have no value of their own to look at.
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _SHAPE_ONLY = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
+_SHAPE_ONLY |= {"empty_like": 0.0, "new_empty": 0.0}
+# Calls by which values decide what meets what: routing, as a rule.
+_ROUTING = ("topk", "gather", "scatter", "one_hot", "index_put", "index_add", "nonzero", "index")
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
+
+
+_ROUTING_HINT = (
+    "; where they route tokens to experts, import the model from its config.json instead"
+)
 
 
 class BatchNumber(int):
@@ -208,7 +216,8 @@ class Reader:
             arguments = _bound(node, values)
         try:
             if any(_holds(value, _Poison) for value in arguments.values()):
-                self._handler(node, name)
+                if name not in _SHAPE_ONLY:
+                    self._handler(node, name)
                 return POISON
             return self._result(node, name, arguments, values)
         except (UnsupportedError, ShapeError) as error:
@@ -314,6 +323,7 @@ class Reader:
             f"{sum(map(len, self.unsupported.values()))} calls cannot be expressed: "
             + "; ".join(lines)
             + ". Rewrite these parts with supported ops"
+            + _ROUTING_HINT * any(name.startswith(_ROUTING) for name in self.unsupported)
         )
 
 

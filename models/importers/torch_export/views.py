@@ -1,11 +1,11 @@
 """Views and joins: what a traced program does to dims without arithmetic."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from models.importers.torch_export.algebra import narrowed, spread, summed_axes
 from models.importers.torch_export.draft import Array, Draft, Operand, Slot, Token, fresh
-from models.importers.torch_export.extents import Axis, ShapeError, leaves, paired, regroup
+from models.importers.torch_export.extents import Axis, ShapeError, leaves, paired, regroup, size_of
 
 
 def viewed(draft: Draft, array: Array, shape: Sequence[int]) -> Array:
@@ -118,6 +118,24 @@ def selected(draft: Draft, array: Array, dim: int, index: int) -> Array:
     return squeezed(draft, found, (dim,))
 
 
+def padded(draft: Draft, array: Array, dim: int, before: int, after: int) -> Array:
+    """Zeros before and behind a dim."""
+    array = spread(draft, array, (array.dims[dim],))
+    group = leaves(array.dims[dim])
+    made = fresh(size_of(group) + before + after)
+    inside = {id(axis) for axis in group}
+    token, wide = (Token(whole=True, single=True) for _ in range(2))
+    slots = [Slot(Token(), (x,)) for x in array.tensor.leaves() if id(x) not in inside]
+    read = Operand(array.tensor, (*slots, Slot(token, group)))
+    out = [*slots, Slot(wide, (made,))]
+    if len(group) == 1:  # the dim stays where it was
+        at = next(i for i, x in enumerate(array.tensor.leaves()) if x is group[0])
+        read = Operand(array.tensor, (*slots[:at], read.slots[-1], *slots[at:]))
+        out = [*slots[:at], out[-1], *slots[at:]]
+    tensor = draft.make("widen", (read,), out, attributes={"start": before})
+    return Array(tensor, (*array.dims[:dim], (made,), *array.dims[dim + 1 :]))
+
+
 def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
     """Concatenate along a dim."""
     first = arrays[0]
@@ -132,39 +150,38 @@ def joined(draft: Draft, arrays: Sequence[Array], dim: int) -> Array:
     parts = [_with_places(draft, array, places, dim) for array in arrays]
     tokens = {place: Token() for place in places}
     made = Axis(sum(array.shape[dim] for array in parts))
-    operands = []
-    for array in parts:
-        slots = [
-            Slot(Token(whole=True, single=True), leaves(array.dims[at]))
-            if axis is None
-            else Slot(tokens[at, i], (axis,))
-            for at, group in enumerate(array.dims)
-            for i, axis in _places(group, at, dim)
-            if at == dim or (at, i) in places
-        ]
-        operands.append(Operand(array.tensor, tuple(slots)))
     owner = parts[0]
-    out: list[Slot] = []
-    dims = list(owner.dims)
-    for at, group in enumerate(owner.dims):
-        if at == dim:
-            out.append(Slot(Token(whole=True, single=True), (made,)))
-            dims[at] = (made,)
-        else:
-            out += [
-                Slot(tokens[at, i], (x,)) for i, x in enumerate(_long(group)) if (at, i) in places
-            ]
-    tensor = draft.make("concat", operands, out, ordered=True)
-    return Array(tensor, tuple(dims))
+    slots = [_slots(array, dim, tokens) for array in parts]
+    have = [id(axis) for axis in owner.tensor.leaves()]
+    order = sorted(
+        slots[0], key=lambda at: min((have.index(id(x)) for x in slots[0][at].axes), default=0)
+    )
+    operands = [
+        Operand(array.tensor, tuple(found[at] for at in order))
+        for array, found in zip(parts, slots, strict=True)
+    ]
+    end = Slot(Token(whole=True, single=True), (made,))
+    out = [end if at == (dim, 0) else slots[0][at] for at in order]
+    dims = (*owner.dims[:dim], (made,), *owner.dims[dim + 1 :])
+    return Array(draft.make("concat", operands, out, ordered=True), dims)
+
+
+def _slots(
+    array: Array, dim: int, tokens: Mapping[tuple[int, int], Token]
+) -> dict[tuple[int, int], Slot]:
+    """The slot of each place; the dim along which is joined stands once."""
+    found = {
+        (at, i): Slot(tokens[at, i], (axis,))
+        for at, group in enumerate(array.dims)
+        for i, axis in enumerate(_long(group))
+        if (at, i) in tokens
+    }
+    end = Token(whole=True, single=True)
+    return found | {(dim, 0): Slot(end, leaves(array.dims[dim]))}
 
 
 def _long(group: Sequence[Axis]) -> list[Axis]:
     return [axis for axis in leaves(group) if axis.size > 1 or axis.role == "b"]
-
-
-def _places(group: Sequence[Axis], at: int, dim: int) -> list[tuple[int, Axis | None]]:
-    """The axes of a dim with their positions; the dim along which is joined stands once."""
-    return [(0, None)] if at == dim else list(enumerate(_long(group)))
 
 
 def _real_places(arrays: Sequence[Array], dim: int) -> set[tuple[int, int]]:

@@ -85,7 +85,7 @@ class Writer:
     sources: dict[str, Source] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _turned: dict[tuple[int, tuple[tuple[int, ...], ...]], str] = field(default_factory=dict)
-    _uses: dict[str, int] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)
     _inits: dict[int, str] = field(default_factory=dict)
 
     def write(self, steps: Sequence[Step]) -> None:
@@ -96,12 +96,15 @@ class Writer:
         for step in steps:
             self._step(step)
 
-    def tensor(self, tensor: Tensor) -> str:
-        """Name in the graph of what a step made, an input, or (for each use) a variable."""
+    def tensor(self, tensor: Tensor, reader: str) -> str:
+        """Name in the graph of what a step made, an input, or (for each use) a variable.
+
+        `reader` names the use, where it is not a variable's first.
+        """
         if tensor.kind == "input":
             return self._input(tensor)
         if tensor.kind in ("variable", "constant"):
-            return self._once_a_step(tensor)
+            return self._once_a_step(tensor, reader)
         return self._names[id(tensor)]
 
     def _noted(self, step: Step, operand: Operand) -> None:
@@ -138,8 +141,9 @@ class Writer:
             self._names[id(tensor)] = self._turn(name, _layout(slots), apart, title)
         return self._names[id(tensor)]
 
-    def _once_a_step(self, tensor: Tensor) -> str:
+    def _once_a_step(self, tensor: Tensor, reader: str) -> str:
         """A variable or constant, repeated for this use."""
+        _drop_samples(tensor)
         if any(axis.role == BATCH for axis in tensor.leaves()):
             raise ModelError(
                 f"`{tensor.name}` is as long as the batch; parameters and constants may not depend "
@@ -150,10 +154,9 @@ class Writer:
             make = self._variable if tensor.kind == "variable" else self._constant
             self._names[id(tensor)] = make(tensor, dims)
         name = self._names[id(tensor)]
-        use = self._uses.get(name, 0)
-        self._uses[name] = use + 1
-        wanted = tensor.name if not use else f"{tensor.name}.{use}"
-        return self.builder.repeat(name, wanted, dims)
+        first = tensor.kind == "variable" and name not in self._used
+        self._used.add(name)
+        return self.builder.repeat(name, tensor.name if first else reader, dims)
 
     def _variable(self, tensor: Tensor, dims: str) -> str:
         source: Source = tensor.payload
@@ -246,7 +249,7 @@ class Writer:
     def _merge(self, step: Step) -> None:
         """Several dims to one, and that one to what later views made of it."""
         (read,), out = step.inputs, step.output
-        name = self.tensor(read.tensor)
+        name = self.tensor(read.tensor, f"{out.tensor.name}.0")
         have = tuple((axis,) for axis in read.tensor.leaves())
         layout = tuple(group for slot in read.slots for group in _groups(slot))
         name = self._turn(name, have, layout, f"{out.tensor.name}.one")
@@ -258,7 +261,7 @@ class Writer:
 
     def _read(self, operand: Operand, step: Step, at: int) -> tuple[str, tuple[Slot, ...]]:
         """An operand as the op needs it: grouped, permuted or with dims of size one."""
-        name = self.tensor(operand.tensor)
+        name = self.tensor(operand.tensor, f"{step.output.tensor.name}.{at}")
         have = tuple((axis,) for axis in operand.tensor.leaves())
         wanted = _layout(operand.slots)
         fits = all(len(group) == 1 for group in wanted)
@@ -316,6 +319,19 @@ class Writer:
         text = write((have,), (dims,))
         shape = tuple(prod(x.size for x in group) for group in wanted)
         return self.builder.emit("broadcast", self._full(title), (name,), text, shapes=(shape,))[0]
+
+
+def _drop_samples(tensor: Tensor) -> None:
+    """Leave the batch out of a constant that is the same for every sample."""
+    axes = tensor.leaves()
+    at = next((i for i, axis in enumerate(axes) if axis.role == BATCH), None)
+    if at is None or tensor.payload is None or tensor.kind != "constant":
+        return
+    values = np.asarray(tensor.payload).reshape([axis.size for axis in axes])
+    first = values.take([0], axis=at)
+    if (values == first).all():
+        tensor.axes = axes[:at] + axes[at + 1 :]
+        tensor.payload = first.squeeze(at)
 
 
 def _numbered(layout: Layout) -> tuple[Dim, ...]:

@@ -262,7 +262,7 @@ def _adaptive_avg_pool1d(reader: Reader, a: Arguments) -> Array:
 
 
 def _dropout(reader: Reader, a: Arguments) -> Array:
-    x = reader.array(a["input"])
+    x = reader.array(a["input"] if "input" in a else a["self"])
     rate = float(a["p"])
     if not a["train"] or rate == 0:
         return x

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, narrowed, product
+from models.importers.torch_export.algebra import combined, narrowed, product, scaled
 from models.importers.torch_export.calls.elementwise import added, floating
 from models.importers.torch_export.draft import Array, Operand, Slot, Token
 from models.importers.torch_export.extents import (
@@ -32,11 +32,10 @@ def _biased(
 
 
 def _addmm(reader: Reader, a: Arguments) -> Array:
-    if float(a["beta"]) != 1 or float(a["alpha"]) != 1:
-        raise UnsupportedError("`alpha` or `beta` is not 1")
     left = reader.array(floating(a.get("mat1", a.get("batch1"))))
     right = reader.array(a.get("mat2", a.get("batch2")))
-    return added(reader, matrices(reader, left, right), a["self"])
+    made = scaled(reader.draft, matrices(reader, left, right), float(a["alpha"]))
+    return added(reader, made, a["self"], float(a["beta"]))
 
 
 def matrices(reader: Reader, left: Array, right: Array) -> Array:

@@ -173,9 +173,22 @@ def _getitem(reader: Reader, a: Arguments) -> Any:
 
 
 def _cat(reader: Reader, a: Arguments) -> Array:
-    parts = [x for x in a["tensors"] if isinstance(x, Array) or x.numel()]
+    parts = [x for x in a["tensors"] if 0 not in x.shape]
     arrays = [reader.array(part) for part in parts]
     return arrays[0] if len(arrays) == 1 else views.joined(reader.draft, arrays, a["dim"])
+
+
+def _pad(reader: Reader, a: Arguments) -> Array:
+    array, amounts = _array(a["self"]), [int(x) for x in a["pad"]]
+    if a.get("mode", "constant") != "constant" or a.get("value"):
+        raise UnsupportedError("it pads with something else than zeros")
+    if min(amounts) < 0:
+        raise UnsupportedError("it pads by less than nothing")
+    for at in range(len(amounts) // 2):
+        before, after = amounts[2 * at : 2 * at + 2]
+        if before or after:
+            array = views.padded(reader.draft, array, len(array.dims) - 1 - at, before, after)
+    return array
 
 
 def _stack(reader: Reader, a: Arguments) -> Array:
@@ -212,4 +225,6 @@ HANDLERS: dict[str, Handler] = {
     "unbind": _unbind,
     "getitem": _getitem,
     "stack": _stack,
+    "pad": _pad,
+    "constant_pad_nd": _pad,
 }
