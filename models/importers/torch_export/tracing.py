@@ -251,21 +251,22 @@ def has_values(tensor: Any) -> bool:
 
 
 def _buffers_from_nothing(module: Any) -> dict[str, Any]:
-    """Values of buffers that a meta module lacks, where the module can initialise its parts.
+    """Values of buffers that a meta module lacks, where what holds them can initialise its parts.
 
     Modules of transformers can (`_init_weights`), and their tables of angles are in no checkpoint.
     Only parts without parameters of their own are made real.
     """
-    initialise = getattr(module, "_init_weights", None)
     found: dict[str, Any] = {}
-    if initialise is None:
-        return found
+    able: dict[str, Any] = {}  # the nearest module around a part that can initialise it, by path
     for path, part in module.named_modules():
+        able[path] = getattr(part, "_init_weights", able.get(path.rpartition(".")[0]))
         own = dict(part.named_buffers(recurse=False))
         if all(has_values(tensor) for tensor in own.values()) or any(part.parameters()):
             continue
+        if able[path] is None:
+            continue
         made = copy.deepcopy(part).to_empty(device="cpu")
-        initialise(made)
+        able[path](made)
         for name, tensor in made.named_buffers(recurse=False):
             found[f"{path}.{name}".lstrip(".")] = tensor
     return found

@@ -219,6 +219,22 @@ def test_angles_of_a_module_on_meta_are_initialised() -> None:
     assert found.graph == imported("llama").graph
 
 
+def test_angles_of_a_part_of_a_module_on_meta_are_initialised_too() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, _ = example("llama")
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.inner(ids)
+
+    with torch.device("meta"):
+        module = Wrapper()
+    found = import_module(module, torch.zeros(2, 8, dtype=torch.long))
+    kinds = [op.kind for op in found.graph.ops]
+    assert kinds == [op.kind for op in imported("llama").graph.ops]
+
+
 def test_the_specification_builds_the_graph_again() -> None:
     found = imported("gpt2")
     assert build(spec(found), 2) == found.graph
