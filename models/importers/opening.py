@@ -88,7 +88,9 @@ def _config(question: _Question) -> ModelSpec:
 def _onnx(question: _Question) -> ModelSpec:
     from models.importers.onnx import import_file
 
-    imported = import_file(question.path, seq_len=question.seq_len, precision=question.precision)
+    imported = import_file(
+        question.path, loss=None, seq_len=question.seq_len, precision=question.precision
+    )
     return _of_graph(imported.graph, question)
 
 

@@ -17,6 +17,7 @@ from models.builder import GraphBuilder
 from models.errors import ModelError
 from models.graph import Graph, with_batch
 from models.importers.onnx.folding import FOLDS, folded, shape_part
+from models.importers.onnx.inputs import Inputs, describes_sequence, fixed_batch, prescribed
 from models.importers.onnx.labelling import labels_of_tensor
 from models.importers.onnx.loss import LOSSES, add_loss, pruned
 from models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
@@ -25,13 +26,14 @@ from models.importers.onnx.rules.table import RULES
 from models.importers.onnx.values import (
     Array,
     Constant,
+    Dim,
     Factor,
     Traced,
     Unknown,
     UnsupportedError,
     Value,
 )
-from models.importers.onnx.weights import Parameter, embedded_rows
+from models.importers.onnx.weights import Parameter, Role, trained_roles
 from models.inference import check_graph
 from models.labels import BATCH, SEQUENCE
 
@@ -62,7 +64,7 @@ class Imported:
 def import_file(
     path: str | Path,
     *,
-    loss: str = "cross_entropy",
+    loss: str | None = "cross_entropy",
     name: str | None = None,
     precision: str = "fp32",
     seq_len: int | None = None,
@@ -72,14 +74,16 @@ def import_file(
     The first dim of the inputs is the batch, the second of an integer input the sequence. The loss
     is that of the graph's first output against an input `targets` (of next tokens, where the output
     has a sequence, else of classes). Batch norms take the statistics of the microbatch, as in
-    training, whatever the file says.
+    training, whatever the file says. Inputs of ids that are a mask, positions or token types
+    (by their names) are those of one whole sequence: ones, 0 to t - 1, zeros.
 
     Parameters
     ----------
     path : str or Path
         The file; weights kept beside it need not be there.
-    loss : str
-        cross_entropy (over the output's last dim) or logistic (one number against 0 or 1).
+    loss : str or None
+        cross_entropy (over the output's last dim) or logistic (one number against 0 or 1); None:
+        the second where the output has one number a sample, else the first.
     name : str, optional
         Name of the graph; the file's by default.
     precision : str
@@ -99,14 +103,16 @@ def import_file(
     convolution, merged equal tensors of a model that was never trained, or made a second tensor of
     a table that was tied; `torch.onnx.export(..., optimize=False)` leaves all as it was.
     """
-    if loss not in LOSSES:
+    if loss is not None and loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
     path = Path(path)
     source = read_file(path)
     called = path.stem if name is None else name
-    batch = _fixed_batch(source)
+    batch = fixed_batch(source)
+    known = {entry.name for entry in source.inputs if describes_sequence(entry)}
+    roles = trained_roles(source, known)
     read = [
-        _Import(source, called, precision, loss, seq_len, size).run()
+        _Import(source, roles, called, precision, loss, seq_len, size).run()
         for size in (BATCHES if batch is None else (batch,))
     ]
     graph, variables = read[0]
@@ -134,48 +140,36 @@ def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Ar
     return found
 
 
-def _fixed_batch(source: Source) -> int | None:
-    """Return the batch that the inputs fix, None where they leave it open."""
-    if not source.inputs:
-        raise ModelError(f"graph `{source.name}` has no inputs; a model to train reads data")
-    firsts = {entry.name: entry.dims[0] if entry.dims else 0 for entry in source.inputs}
-    for name, first in firsts.items():
-        if first == 0:
-            raise ModelError(f"input `{name}` is a single number; its first dim is to be the batch")
-    sizes = {first for first in firsts.values() if isinstance(first, int)}
-    if len(sizes) > 1 or (sizes and len(sizes) != len(set(firsts.values()))):
-        raise ModelError(f"the inputs have different first dims ({firsts}); it is to be the batch")
-    return next(iter(sizes), None)
-
-
 class _Import:
     """One pass over a file at one batch."""
 
     def __init__(
         self,
         source: Source,
+        roles: Mapping[str, Role],
         name: str,
         precision: str,
-        loss: str,
+        loss: str | None,
         seq_len: int | None,
         batch: int,
     ) -> None:
         self.source = source
         self.loss = loss
         self.batch = Factor(BATCH, batch)
-        self.seq_len = _seq_len(source, seq_len)
-        tokens = self.seq_len or 1
+        self.inputs = Inputs(source, seq_len)
         self.builder = GraphBuilder(
-            name=name, batch=batch, tokens_per_sample=tokens, precision=precision
+            name=name,
+            batch=batch,
+            tokens_per_sample=self.inputs.seq_len or 1,
+            precision=precision,
         )
         self.builder.begin_block(BLOCK)
-        self.low = Lowering(self.builder, source)
+        self.low = Lowering(self.builder, source, roles)
 
     def run(self) -> tuple[Graph, dict[str, Parameter]]:
         """Return the graph and, per variable, where its value is found."""
-        rows = embedded_rows(self.source)
         for entry in self.source.inputs:
-            self.low.values[entry.name] = self._input(entry, rows)
+            self.low.values[entry.name] = self._input(entry)
         for initializer in self.source.initializers.values():
             self.low.values[initializer.name] = self._initializer(initializer)
         for node in self.source.nodes:
@@ -188,7 +182,7 @@ class _Import:
                 f"output `{self.source.outputs[0]}` depends on no floating data; the first output "
                 f"is to be the model's logits"
             )
-        add_loss(self.low, self.loss, output)
+        add_loss(self.low, self.loss, output, self.inputs.targets)
         graph = pruned(self.builder.build())
         read = {op.outputs[0] for op in graph.ops if op.kind == "variable"}
         return graph, {name: own for name, own in self.low.parameters.items() if name in read}
@@ -269,86 +263,28 @@ class _Import:
             return Unknown(problems=frozenset((problem,)))
         return Constant(array=initializer.array)
 
-    def _input(self, entry: Input, rows: Mapping[str, int]) -> Value:
-        if not entry.floating and "mask" in entry.name.lower():
-            # Every token counts, as in training on whole sequences.
-            return Constant(array=np.ones(self._shape(entry), "int64"))
-        shape = self._shape(entry)
-        dims: list[tuple[Factor, ...]] = [(self.batch,)]
+    def _input(self, entry: Input) -> Value:
+        shape = self.inputs.shape(entry, self.batch.size)
+        known = prescribed(entry, shape)
+        if known is not None:
+            return Constant(array=known)
+        dims: list[Dim] = [(self.batch,)]
         for at, size in enumerate(shape[1:], 1):
-            sequence = at == 1 and self._has_sequence(entry)
+            sequence = at == 1 and self.inputs.has_sequence(entry)
             dims.append((Factor(SEQUENCE, size) if sequence else self.low.fresh(size),))
         operand = tuple(dims)
-        labels = labels_of_tensor(operand)
-        if entry.floating:
-            source, values = ("images" if len(shape) == 4 else "features"), 0
-        else:
-            source, values = _id_source(entry), rows.get(entry.name, 0)
-            if not values:
-                problem = f"input `{entry.name}` of ids looks no rows up in a table"
-                return Unknown(problems=frozenset((problem,)))
-        name = self.low.unique(_plain(entry.name))
-        tensor = self.builder.input(name, labels, shape, source=source, values=values)
+        source = self.inputs.source_of(entry)
+        if not entry.floating and not source.values:
+            problem = f"input `{entry.name}` of ids looks no rows up in a table"
+            return Unknown(problems=frozenset((problem,)))
+        tensor = self.builder.input(
+            self.low.unique(_plain(entry.name)),
+            labels_of_tensor(operand),
+            shape,
+            source=source.name,
+            values=source.values,
+        )
         return Traced(tensor=tensor, operand=operand, dims=operand, ids=not entry.floating)
-
-    def _shape(self, entry: Input) -> tuple[int, ...]:
-        found = [self.batch.size]
-        for at, dim in enumerate(entry.dims[1:], 1):
-            if isinstance(dim, int):
-                found.append(dim)
-            elif self.seq_len is not None and (
-                dim in _sequence_names(self.source) or (at == 1 and self._has_sequence(entry))
-            ):
-                found.append(self.seq_len)
-            else:
-                raise ModelError(
-                    f"input `{entry.name}`: dim {at} (`{dim}`) has no size; "
-                    + (
-                        "give a sequence length (--seq-len)"
-                        if self._has_sequence(entry)
-                        else "export the model with a fixed one"
-                    )
-                )
-        return tuple(found)
-
-    def _has_sequence(self, entry: Input) -> bool:
-        if len(entry.dims) < 2:
-            return False
-        return not entry.floating or (
-            isinstance(entry.dims[1], str) and entry.dims[1] in _sequence_names(self.source)
-        )
-
-
-def _sequence_names(source: Source) -> set[str]:
-    return {
-        dim
-        for entry in source.inputs
-        if not entry.floating and len(entry.dims) > 1
-        for dim in entry.dims[1:2]
-        if isinstance(dim, str) and dim
-    }
-
-
-def _seq_len(source: Source, asked: int | None) -> int | None:
-    """Tokens of a sample: what integer inputs fix, or what is asked for."""
-    seconds = [e.dims[1] for e in source.inputs if not e.floating and len(e.dims) > 1]
-    fixed = {dim for dim in seconds if isinstance(dim, int)}
-    if asked is not None and asked < 1:
-        raise ModelError(f"a sequence of {asked} tokens was asked for; give one or more")
-    if asked is not None and not seconds and asked != 1:
-        raise ModelError(f"the model has no sequence: leave its length out, {asked} was given")
-    if asked is not None and fixed and fixed != {asked}:
-        sizes = " and ".join(str(size) for size in sorted(fixed))
-        raise ModelError(
-            f"the file fixes sequences of {sizes} tokens, {asked} were asked for; leave the length "
-            f"out or export the model with an open one"
-        )
-    return asked if asked is not None else max(fixed, default=None)
-
-
-def _id_source(entry: Input) -> str:
-    plain = entry.name.lower()
-    return "segments" if "type" in plain or "segment" in plain else "tokens"
 
 
 def _plain(name: str) -> str:

@@ -12,18 +12,18 @@ from models.importers.onnx.values import Dims, Factor, Traced
 from models.labels import BATCH, SEQUENCE
 
 
-def _cross_entropy(low: Lowering, output: Traced) -> tuple[Traced, Traced]:
+def _cross_entropy(low: Lowering, output: Traced, source: str) -> tuple[Traced, Traced]:
     """Losses and targets of logits over the last dim."""
-    if len(output.dims) < 2 or not output.dims[-1]:
+    if len(output.dims) < 2 or output.shape[-1] == 1:
         raise ModelError(
             f"the first output has shape {output.shape}: a cross entropy needs logits (batch, …, "
-            f"classes)"
+            f"classes) of at least two classes; one number a sample has a logistic loss"
         )
     last = output.dims[-1]
     logits = _with_batch(low, output, (*_rows(output), last))
     sequence = any(factor.name == SEQUENCE for dim in logits.operand for factor in dim)
-    source = "targets" if sequence else "classes"
-    targets = _targets(low, logits.operand[:-1], source, output.shape[-1])
+    read = source if sequence else "classes"
+    targets = _targets(low, logits.operand[:-1], read, output.shape[-1])
     rows = logits.operand[:-1]
     names = {last[0]: "v"} if sequence else {last[0]: "c"}
     losses = low.emit(
@@ -32,7 +32,7 @@ def _cross_entropy(low: Lowering, output: Traced) -> tuple[Traced, Traced]:
     return losses, targets
 
 
-def _logistic(low: Lowering, output: Traced) -> tuple[Traced, Traced]:
+def _logistic(low: Lowering, output: Traced, source: str) -> tuple[Traced, Traced]:
     """Losses and targets of one logit per sample."""
     if any(factor.size > 1 and factor.name != BATCH for dim in output.dims for factor in dim):
         raise ModelError(
@@ -44,15 +44,20 @@ def _logistic(low: Lowering, output: Traced) -> tuple[Traced, Traced]:
     return low.emit("logistic_loss", "loss", (logits, targets), (logits.operand,)), targets
 
 
-LOSSES: dict[str, Callable[[Lowering, Traced], tuple[Traced, Traced]]] = {
+LOSSES: dict[str, Callable[[Lowering, Traced, str], tuple[Traced, Traced]]] = {
     "cross_entropy": _cross_entropy,
     "logistic": _logistic,
 }
 
 
-def add_loss(low: Lowering, loss: str, output: Traced) -> None:
-    """Add targets, the losses against them, their sum and the count of those that are valid."""
-    losses, targets = LOSSES[loss](low, low.used(output))
+def add_loss(low: Lowering, loss: str | None, output: Traced, source: str) -> None:
+    """Add targets, the losses against them, their sum and the count of those that are valid.
+
+    `source` names the targets of a sequence; without a loss the output's shape decides.
+    """
+    alone = len(output.dims) < 2 or output.shape[-1] == 1
+    chosen = loss or ("logistic" if alone else "cross_entropy")
+    losses, targets = LOSSES[chosen](low, low.used(output), source)
     low.emit("sum", "loss_sum", (losses,), ((),))
     low.emit("count_valid", "token_count", (targets,), ((),))
 

@@ -34,7 +34,7 @@ from models.importers.onnx.values import (
     unified,
     varying,
 )
-from models.importers.onnx.weights import Parameter, Piece, kept_shape, trained_roles
+from models.importers.onnx.weights import Parameter, Piece, Role, kept_shape
 from models.ops import Attributes
 
 BLOCK = "model"
@@ -57,6 +57,8 @@ class Lowering:
         The graph, its one block begun.
     source : Source
         What was read from the file.
+    roles : mapping
+        The initializers that are trained (`weights.trained_roles`).
 
     Attributes
     ----------
@@ -66,10 +68,10 @@ class Lowering:
         Pieces of a sequence that a projection was cut into, by the sequence's name.
     """
 
-    def __init__(self, builder: GraphBuilder, source: Source) -> None:
+    def __init__(self, builder: GraphBuilder, source: Source, roles: Mapping[str, Role]) -> None:
         self.builder = builder
         self.source = source
-        self.roles = trained_roles(source)
+        self.roles = roles
         self.values: dict[str, Value] = {}
         self.parameters: dict[str, Parameter] = {}
         self.cuts: dict[str, tuple[Traced, ...]] = {}

@@ -194,7 +194,7 @@ def unified(
         origins |= {new: old for old, new in own.items()}
         apart.append(value.replaced({old: (new,) for old, new in own.items()}))
     maps: list[dict[Factor, Dim]] = [{} for _ in values]
-    used: set[Factor] = set()
+    used: set[str] = set()
     for column in columns:
         _without_ones(apart, column, origins)
         common = _common(apart, maps, column, fresh)
@@ -280,7 +280,7 @@ def _named(
     column: Column,
     common: Dim,
     origins: Mapping[Factor, Factor],
-    used: set[Factor],
+    used: set[str],
 ) -> None:
     """Give the pieces of a column the names that the values had for them, where still free."""
     names: dict[Factor, Dim] = {}
@@ -292,10 +292,10 @@ def _named(
             if pieces == (piece,)
         ]
         ranked = sorted(candidates, key=lambda f: (f.name != BATCH, f.name != SEQUENCE))
-        chosen = next((factor for factor in ranked if factor not in used), piece)
+        chosen = next((factor for factor in ranked if factor.name not in used), piece)
         if any(f.name == BATCH for f in candidates) and chosen.name != BATCH:
             raise UnsupportedError("every sample meets every other (the batch occurs twice)")
-        used.add(chosen)
+        used.add(chosen.name)
         names[piece] = (chosen,)
     for at in {at for at, _ in column}:
         for factor, pieces in maps[at].items():

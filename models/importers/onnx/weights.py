@@ -8,7 +8,7 @@ Concat. A tensor with the large negative values of a mask is none, nor is a sing
 multiplies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import NamedTuple
@@ -76,12 +76,17 @@ SCALE = Role(init="ones", decay=False)
 SHIFT = Role(init="zeros", decay=False)
 
 
-def trained_roles(source: Source) -> dict[str, Role]:
-    """Return the role of every initializer that is a parameter, in the order of their use."""
-    data = {entry.name for entry in source.inputs}
+def trained_roles(source: Source, known: Container[str] = ()) -> dict[str, Role]:
+    """Return the role of every initializer that is a parameter, in the order of their use.
+
+    `known` are inputs of the graph whose values are constants.
+    """
+    data = {entry.name for entry in source.inputs if entry.name not in known}
     views = {name: name for name, found in source.initializers.items() if _candidate(found)}
+    kinds: dict[str, str] = {}
     roles: dict[str, Role] = {}
     for node in source.nodes:
+        kinds.update(dict.fromkeys(node.outputs, node.kind))
         on_data = any(name in data for name in node.inputs)
         if on_data and node.kind not in ("Shape", "Size"):
             data.update(node.outputs)
@@ -91,23 +96,26 @@ def trained_roles(source: Source) -> dict[str, Role]:
             initializer = source.initializers[views[name]]
             if at == 0 and not on_data and node.kind in _VIEWS | _PIECES:
                 views.update(dict.fromkeys(node.outputs, views[name]))
-            role = _role(node, at, initializer) if on_data else None
+            if not on_data or initializer.name in roles:
+                continue
+            others = {kinds.get(other, "") for other in node.inputs if other != name}
+            role = _role(node, at, initializer, others)
             if role is not None:
-                roles.setdefault(initializer.name, role)
+                roles[initializer.name] = role
     return roles
 
 
 def _candidate(initializer: Initializer) -> bool:
     if not initializer.floating or not initializer.shape or not prod(initializer.shape):
         return False
-    if initializer.trained is not None:
-        return initializer.trained
-    array = initializer.array
-    return array is None or not np.any(np.asarray(array) <= MASK_BELOW)
+    return initializer.trained is not False
 
 
-def _role(node: Node, at: int, initializer: Initializer) -> Role | None:
-    """Return what an initializer is to a node that joins it with data, None: nothing trained."""
+def _role(node: Node, at: int, initializer: Initializer, others: set[str]) -> Role | None:
+    """Return what an initializer is to a node that joins it with data, None: nothing trained.
+
+    `others` are the kinds of the nodes that make the other inputs.
+    """
     shape = initializer.shape
     kind = node.kind
     if kind in _NORMS:
@@ -123,12 +131,20 @@ def _role(node: Node, at: int, initializer: Initializer) -> Role | None:
         return Role(keeps_ones=True) if at == 0 else None
     if kind == "PRelu":
         return Role(std=0.25, decay=False) if at == 1 else None
-    if kind in ("Mul", "Div"):
-        known = prod(shape) > 1 or initializer.trained
-        return SCALE if known else None
-    if kind in ("Add", "Sub", "Concat"):
+    if kind not in ("Mul", "Div", "Add", "Sub", "Concat"):
+        return None
+    added = kind in ("Add", "Sub", "Concat")
+    number = prod(shape) == 1 and not (added and others & {"MatMul", "Gemm", "Conv"})
+    if initializer.trained is None and (number or _is_mask(initializer)):
+        return None
+    if added:
         return SHIFT if sum(size > 1 for size in shape) <= 1 else Role()
-    return None
+    return SCALE
+
+
+def _is_mask(initializer: Initializer) -> bool:
+    array = initializer.array
+    return array is not None and bool(np.any(np.asarray(array) <= MASK_BELOW))
 
 
 def _product(contracted: tuple[int, ...], gain: float = 1.0) -> Role:

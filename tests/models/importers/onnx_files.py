@@ -7,6 +7,7 @@ import numpy as np
 from tests.extras import optional
 
 onnx = optional("onnx", "onnx")
+optional("onnx.reference", "onnx")
 
 MLP = """
 mlp (float[batch, 6] x) => (float[batch, 4] y)

@@ -305,3 +305,89 @@ def test_models_with_parts_missing_or_exchanged_never_give_a_traceback(tmp_path,
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     imports_or_refuses(path, case)
+
+
+DESCRIBED = """
+tokens (int64[batch, seq] ids, int64[batch, seq] attention_mask, int64[batch, seq] position_ids,
+        int64[batch, seq] token_type_ids) => (float[batch, seq, 20] y)
+<float[20, 8] table, float[9, 8] positions, float[2, 8] types, float[8, 20] head> {
+    e = Gather (table, ids)
+    p = Gather (positions, position_ids)
+    s = Gather (types, token_type_ids)
+    ep = Add (e, p)
+    x = Add (ep, s)
+    k = Transpose <perm = [0, 2, 1]> (x)
+    scores = MatMul (x, k)
+    axes = Constant <value_ints = [1]> ()
+    row = Unsqueeze (attention_mask, axes)
+    visible = Cast <to = 1> (row)
+    one = Constant <value_float = 1.0> ()
+    hidden = Sub (one, visible)
+    least = Constant <value_float = -1e9> ()
+    mask = Mul (hidden, least)
+    masked = Add (scores, mask)
+    weights = Softmax (masked)
+    mixed = MatMul (weights, x)
+    y = MatMul (mixed, head)
+}
+"""
+
+
+def test_masks_positions_and_types_are_those_of_one_whole_sequence(tmp_path):
+    path = saved(with_weights(parsed(DESCRIBED)), tmp_path / "described.onnx")
+    imported = import_file(path, seq_len=5)
+    sources = {op.attributes["source"] for op in imported.graph.ops if op.kind == "input"}
+    assert sources == {"tokens", "targets"}
+    (attention,) = (op for op in imported.graph.ops if op.kind == "attention")
+    assert attention.attributes["causal"] is False
+    starts = {op.name: op.attributes["start"] for op in imported.graph.ops if op.kind == "narrow"}
+    assert set(starts.values()) == {0}
+    data = random_data(imported.graph)
+    session = onnx.reference.ReferenceEvaluator(onnx.load(path))
+    ids = data["tokens"].astype("int64")
+    given = {"attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    given |= {"ids": ids, "position_ids": np.arange(5)[None]}
+    (logits,) = session.run(None, given)
+    own = np.take_along_axis(logits, data["targets"][..., None].astype(int), -1)[..., 0]
+    loss = float((np.log(np.exp(logits).sum(-1)) - own).sum())
+    assert run_ours(imported.graph, imported.values, data)[0] == pytest.approx(loss, rel=1e-5)
+
+
+def test_an_encoder_and_a_decoder_read_source_and_target(tmp_path):
+    text = """
+    pair (int64[batch, 6] input_ids, int64[batch, 4] decoder_input_ids) => (float[batch, 4, 20] y)
+    <float[20, 8] table, float[8, 20] head> {
+        e = Gather (table, input_ids)
+        d = Gather (table, decoder_input_ids)
+        t = Transpose <perm = [0, 2, 1]> (e)
+        scores = MatMul (d, t)
+        weights = Softmax (scores)
+        mixed = MatMul (weights, e)
+        y = MatMul (mixed, head)
+    }
+    """
+    imported = import_file(saved(with_weights(parsed(text)), tmp_path / "pair.onnx"))
+    inputs = {op.attributes["source"] for op in imported.graph.ops if op.kind == "input"}
+    assert inputs == {"source_tokens", "decoder_tokens", "decoder_targets"}
+    assert "attention" in kinds(imported.graph)
+
+
+def test_a_mask_and_a_number_kept_in_the_file_are_not_trained(tmp_path):
+    model = with_weights(parsed(EMBEDDED.replace("{HEADS}", KEPT_MASK)))
+    mask = np.triu(np.full((5, 5), -1e9, "float32"), 1)
+    for name, array in (("mask", mask), ("scale", np.array([0.5], "float32"))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    imported = import_file(saved(model, tmp_path / "kept.onnx"), seq_len=5)
+    assert {p.initializer for p in imported.parameters.values()} == {"table", "wq", "wo"}
+    (attention,) = (op for op in imported.graph.ops if op.kind == "attention")
+    assert attention.attributes == {"causal": True, "scale": 0.5}
+
+
+KEPT_MASK = """
+    t = Transpose <perm = [0, 2, 1]> (k0)
+    scores = MatMul (q0, t)
+    scaled = Mul (scores, scale)
+    masked = Add (scaled, mask)
+    weights = Softmax (masked)
+    merged = MatMul (weights, v0)
+"""

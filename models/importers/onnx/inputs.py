@@ -1,0 +1,149 @@
+"""Inputs of a file: their sizes, what they read of the data, and those whose values are known."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from models.errors import ModelError
+from models.importers.onnx.reading import Input, Source
+from models.importers.onnx.values import Array
+from models.importers.onnx.weights import embedded_rows
+
+
+class Read(NamedTuple):
+    """Source of an `input` op and how many different ids it has (0: floating)."""
+
+    name: str
+    values: int
+
+
+def prescribed(entry: Input, shape: tuple[int, ...]) -> Array | None:
+    """Return the values that an input has for one whole sequence; None where it reads data."""
+    if not describes_sequence(entry):
+        return None
+    plain = entry.name.lower()
+    if "position" in plain:
+        return np.broadcast_to(np.arange(shape[-1], dtype="int64"), shape)
+    return np.full(shape, 1 if "mask" in plain else 0, "int64")
+
+
+def describes_sequence(entry: Input) -> bool:
+    """Whether an input is a mask, positions, or token types: no data, but what is said of them."""
+    plain = entry.name.lower()
+    return not entry.floating and any(
+        word in plain for word in ("mask", "position", "type", "segment")
+    )
+
+
+def fixed_batch(source: Source) -> int | None:
+    """Return the batch that the inputs fix, None where they leave it open.
+
+    Raises
+    ------
+    ModelError
+        There is no input, one has no dims, or their first dims differ.
+    """
+    if not source.inputs:
+        raise ModelError(f"graph `{source.name}` has no inputs; a model to train reads data")
+    firsts = {entry.name: entry.dims[0] if entry.dims else 0 for entry in source.inputs}
+    for name, first in firsts.items():
+        if first == 0:
+            raise ModelError(f"input `{name}` is a single number; its first dim is to be the batch")
+    sizes = {first for first in firsts.values() if isinstance(first, int)}
+    if len(sizes) > 1 or (sizes and len(sizes) != len(set(firsts.values()))):
+        raise ModelError(f"the inputs have different first dims ({firsts}); it is to be the batch")
+    return next(iter(sizes), None)
+
+
+class Inputs:
+    """What all inputs of a file say together.
+
+    Parameters
+    ----------
+    source : Source
+        What was read from the file.
+    seq_len : int or None
+        Tokens of a sample, where it was asked for.
+
+    Raises
+    ------
+    ModelError
+        The length does not fit what the file fixes.
+    """
+
+    def __init__(self, source: Source, seq_len: int | None) -> None:
+        self._source = source
+        self._rows = embedded_rows(source)
+        self._decoder = any("decoder" in entry.name.lower() for entry in source.inputs)
+        self.seq_len = _seq_len(source, seq_len)
+
+    @property
+    def targets(self) -> str:
+        """Source of the targets of a sequence."""
+        return "decoder_targets" if self._decoder else "targets"
+
+    def source_of(self, entry: Input) -> Read:
+        """Return what an input reads of the data."""
+        if entry.floating:
+            return Read("images" if len(entry.dims) == 4 else "features", 0)
+        name = "tokens"
+        if self._decoder:
+            first = "decoder" in entry.name.lower()
+            name = "decoder_tokens" if first else "source_tokens"
+        return Read(name, self._rows.get(entry.name, 0))
+
+    def shape(self, entry: Input, batch: int) -> tuple[int, ...]:
+        """Return the sizes of an input; raises ModelError where one is open."""
+        return (batch, *self._sizes(entry))
+
+    def has_sequence(self, entry: Input) -> bool:
+        """Whether the second dim of an input is the sequence."""
+        if len(entry.dims) < 2:
+            return False
+        return not entry.floating or entry.dims[1] in _sequence_names(self._source)
+
+    def _sizes(self, entry: Input) -> Iterator[int]:
+        for at, dim in enumerate(entry.dims[1:], 1):
+            sequence = self.has_sequence(entry) and at == 1
+            if isinstance(dim, int):
+                yield dim
+            elif self.seq_len is not None and (sequence or dim in _sequence_names(self._source)):
+                yield self.seq_len
+            else:
+                advice = (
+                    "give a sequence length (--seq-len)"
+                    if sequence
+                    else "export the model with a fixed one"
+                )
+                raise ModelError(f"input `{entry.name}`: dim {at} (`{dim}`) has no size; {advice}")
+
+
+def _sequence_names(source: Source) -> set[str]:
+    """Symbolic names of second dims of integer inputs."""
+    return {
+        dim
+        for entry in source.inputs
+        if not entry.floating
+        for dim in entry.dims[1:2]
+        if isinstance(dim, str) and dim
+    }
+
+
+def _seq_len(source: Source, asked: int | None) -> int | None:
+    """Tokens of a sample: what integer inputs fix, or what is asked for."""
+    seconds = [dim for entry in source.inputs if not entry.floating for dim in entry.dims[1:2]]
+    fixed = {dim for dim in seconds if isinstance(dim, int)}
+    if asked is None:
+        return max(fixed, default=None)
+    if asked < 1:
+        raise ModelError(f"a sequence of {asked} tokens was asked for; give one or more")
+    if not seconds and asked != 1:
+        raise ModelError(f"the model has no sequence: leave its length out, {asked} was given")
+    if fixed and fixed != {asked}:
+        sizes = " and ".join(str(size) for size in sorted(fixed))
+        raise ModelError(
+            f"the file fixes sequences of {sizes} tokens, {asked} were asked for; leave the length "
+            f"out or export the model with an open one"
+        )
+    return asked
