@@ -90,7 +90,11 @@ def import_program(
     name: str | None = None,
     precision: str = "fp32",
 ) -> Imported:
-    """Import a `torch.export.ExportedProgram`; parameters and errors as for `import_module`."""
+    """Import a `torch.export.ExportedProgram`; parameters and errors as for `import_module`.
+
+    The program is best as `torch.export.export` gives it: taken down to core ops
+    (`run_decompositions`), attention is no longer one op and cannot be recognised.
+    """
     return _imported(program_of(exported), loss, name or "program", precision)
 
 

@@ -93,9 +93,8 @@ class Reader:
             if node.name in self.program.inputs and len(getattr(value, "shape", ())) > 0:
                 self._batch_symbols |= _symbols(value.shape[0])
         with torch.no_grad():
-            returned = self._run(self.program.graph, {})
+            returned = self._run(self.program.graph, {}, self.program.predictions)
         self._raise_unsupported()
-        returned = returned[0] if isinstance(returned, list | tuple) else returned
         if not isinstance(returned, Array):
             raise ModelError("the module's predictions depend on neither its inputs nor parameters")
         return returned
@@ -126,21 +125,22 @@ class Reader:
             return float(value.item())
         return None
 
-    def _run(self, graph: Any, given: Mapping[str, Any]) -> Any:
-        """Read the calls of a graph in order and return what it returns."""
+    def _run(self, graph: Any, given: Mapping[str, Any], only: str = "") -> Any:
+        """Read the calls of a graph in order and return what it returns, or one call's value."""
         nodes = list(graph.nodes)
+        wanted = [node for node in nodes if (node.name == only if only else node.op == "output")]
         rewrites = {
             node: found
             for node in nodes
             if node.op == "call_function" and (found := self._match(node)) is not None
         }
-        needed = _needed(nodes, rewrites)
+        needed = _needed(nodes, rewrites, wanted)
         values: dict[Any, Any] = {}
         for node in nodes:
-            if node.op == "output":
-                return _looked_up(node.args[0], values)
             if node not in needed:
                 continue
+            if node.op == "output":
+                return _looked_up(node.args[0], values)
             self.draft.where = module_path(node) or self.draft.where
             if node.op == "placeholder":
                 values[node] = given[node.name] if given else self._placeholder(node)
@@ -149,7 +149,7 @@ class Reader:
             else:
                 values[node] = self._called(node, rewrites, values)
                 self._mutated(node, values)
-        return None
+        return values[wanted[0]]
 
     def _match(self, node: Any) -> Found | None:
         found = (matcher(node) for matcher in self.matchers)
@@ -368,12 +368,12 @@ def module_path(node: Any) -> str:
     return path.removeprefix(WRAPPED.rstrip(".")).removeprefix(".")
 
 
-def _needed(nodes: list[Any], rewrites: Mapping[Any, Any]) -> set[Any]:
-    """The calls that the output reads, directly or not."""
-    needed: set[Any] = set()
+def _needed(nodes: list[Any], rewrites: Mapping[Any, Any], wanted: list[Any]) -> set[Any]:
+    """The calls that the wanted ones read, directly or not."""
+    needed: set[Any] = set(wanted)
     for node in reversed(nodes):
         target = node.args[0] if _mutates(node) else None
-        if node.op != "output" and node not in needed and target not in needed:
+        if node not in needed and target not in needed:
             continue
         needed.add(node)
         if node in rewrites:

@@ -8,7 +8,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Program:
         Placeholder to (name in the module, tensor); tensors may be fake.
     inputs : tuple of str
         Placeholders of the user's inputs.
+    predictions : str
+        The call whose value the loss is taken of: the first floating output.
     batch : int
         Samples it was traced with.
     """
@@ -40,8 +42,8 @@ class Program:
     parameters: dict[str, tuple[str, Any]]
     buffers: dict[str, tuple[str, Any]]
     inputs: tuple[str, ...]
+    predictions: str
     batch: int
-    state: dict[str, Any] = field(default_factory=dict)
 
 
 def load(path: str | Path) -> Any:
@@ -224,9 +226,17 @@ def program_of(exported: Any, module: Any = None) -> Program:
         parameters=parameters,
         buffers=buffers,
         inputs=tuple(inputs),
+        predictions=_predictions_of(exported, values),
         batch=whole_number(shaped[0].shape[0]),
-        state=state,
     )
+
+
+def _predictions_of(exported: Any, values: Mapping[str, Any]) -> str:
+    for name in exported.graph_signature.user_outputs:
+        floating = getattr(values.get(str(name)), "is_floating_point", None)
+        if floating is not None and floating():
+            return str(name)
+    raise ModelError("the program returns no floating tensor; the loss needs its predictions")
 
 
 def _identity(tensor: Any) -> Any:

@@ -203,6 +203,21 @@ def test_a_program_with_a_dynamic_batch_is_imported() -> None:
     assert import_program(program, name="Transformer").graph == imported("transformer").graph
 
 
+@pytest.mark.parametrize("name", ["resnet", "bert"])
+def test_a_program_may_return_more_than_predictions(name: str) -> None:
+    module, inputs = example(name)
+    program = torch.export.export(module, (inputs,))
+    found = import_program(program, name=imported(name).graph.name).graph
+    assert found == imported(name).graph
+
+
+def test_a_program_taken_down_to_core_ops_counts_the_same() -> None:
+    module, inputs = example("resnet")
+    found = import_program(torch.export.export(module, (inputs,)).run_decompositions())
+    assert model_flops(found.graph) == model_flops(imported("resnet").graph)
+    assert found.graph.parameter_count == imported("resnet").graph.parameter_count
+
+
 def test_a_module_without_weights_is_imported_without_values() -> None:
     with torch.device("meta"):
         module, inputs = Transformer(), torch.zeros(2, 8, dtype=torch.long)

@@ -271,7 +271,36 @@ def _dropout(reader: Reader, a: Arguments) -> Array:
     return pointwise(reader.draft, "dropout", x, {"rate": rate})
 
 
+def _convolution(reader: Reader, a: Arguments) -> Array:
+    if a["transposed"]:
+        raise UnsupportedError("a transposed convolution")
+    return _conv2d(reader, a)
+
+
+def _native_layer_norm(reader: Reader, a: Arguments) -> list[Array]:
+    return [_layer_norm(reader, a)]
+
+
+def _native_batch_norm(reader: Reader, a: Arguments) -> list[Array]:
+    return [_batch_norm(reader, {**a, "training": a.get("training", False)})]
+
+
+def _max_pool2d_with_indices(reader: Reader, a: Arguments) -> list[Array]:
+    return [_max_pool2d(reader, a)]
+
+
 HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(
+        (
+            "_native_batch_norm_legit",
+            "_native_batch_norm_legit_functional",
+            "_native_batch_norm_legit_no_training",
+        ),
+        _native_batch_norm,
+    ),
+    "convolution": _convolution,
+    "native_layer_norm": _native_layer_norm,
+    "max_pool2d_with_indices": _max_pool2d_with_indices,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,
