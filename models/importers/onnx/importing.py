@@ -22,6 +22,7 @@ from models.importers.onnx.labelling import labels_of_tensor
 from models.importers.onnx.loss import LOSSES, add_loss, pruned
 from models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
 from models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
+from models.importers.onnx.rules.fused import read_twice
 from models.importers.onnx.rules.table import RULES
 from models.importers.onnx.values import (
     Array,
@@ -107,14 +108,17 @@ def import_file(
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
     path = Path(path)
     source = read_file(path)
-    called = path.stem if name is None else name
     batch = fixed_batch(source)
     known = {entry.name for entry in source.inputs if describes_sequence(entry)}
-    roles = trained_roles(source, known)
-    read = [
-        _Import(source, roles, called, precision, loss, seq_len, size).run()
-        for size in (BATCHES if batch is None else (batch,))
-    ]
+    question = _Question(
+        source=source,
+        roles=trained_roles(source, known),
+        name=path.stem if name is None else name,
+        precision=precision,
+        loss=loss,
+        seq_len=seq_len,
+    )
+    read = [_read(question, size) for size in (BATCHES if batch is None else (batch,))]
     graph, variables = read[0]
     if batch is None:
         if with_batch(graph, BATCHES[1]) != read[1][0]:
@@ -140,31 +144,45 @@ def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Ar
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is to be imported, and how."""
+
+    source: Source
+    roles: Mapping[str, Role]
+    name: str
+    precision: str
+    loss: str | None
+    seq_len: int | None
+
+
+def _read(question: _Question, batch: int) -> tuple[Graph, dict[str, Parameter]]:
+    """Import at one batch; again where a tensor was cut that is read whole as well."""
+    uncut: frozenset[str] = frozenset()
+    while True:
+        graph, parameters = _Import(question, batch, uncut).run()
+        again = read_twice(parameters)
+        if not again:
+            return graph, parameters
+        uncut |= again
+
+
 class _Import:
     """One pass over a file at one batch."""
 
-    def __init__(
-        self,
-        source: Source,
-        roles: Mapping[str, Role],
-        name: str,
-        precision: str,
-        loss: str | None,
-        seq_len: int | None,
-        batch: int,
-    ) -> None:
-        self.source = source
-        self.loss = loss
+    def __init__(self, question: _Question, batch: int, uncut: frozenset[str]) -> None:
+        self.source = question.source
+        self.loss = question.loss
         self.batch = Factor(BATCH, batch)
-        self.inputs = Inputs(source, seq_len)
+        self.inputs = Inputs(question.source, question.seq_len)
         self.builder = GraphBuilder(
-            name=name,
+            name=question.name,
             batch=batch,
             tokens_per_sample=self.inputs.seq_len or 1,
-            precision=precision,
+            precision=question.precision,
         )
         self.builder.begin_block(BLOCK)
-        self.low = Lowering(self.builder, source, roles)
+        self.low = Lowering(self.builder, question.source, question.roles, uncut)
 
     def run(self) -> tuple[Graph, dict[str, Parameter]]:
         """Return the graph and, per variable, where its value is found."""
@@ -198,7 +216,7 @@ class _Import:
         low = self.low
         for value, name in zip(self._made(node), node.outputs, strict=False):
             if name:
-                low.values[name] = value
+                low.name_value(name, value)
         for name in node.outputs:
             if name and name not in low.values:
                 low.values[name] = Unknown(

@@ -7,8 +7,7 @@ whose labels follow from the factors of their operands (`labelling.py`).
 import base64
 import re
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -59,24 +58,26 @@ class Lowering:
         What was read from the file.
     roles : mapping
         The initializers that are trained (`weights.trained_roles`).
+    uncut : set of str
+        Initializers of which no piece may be a variable.
 
     Attributes
     ----------
     parameters : dict
         Every variable made so far and where its value is found.
-    cuts : dict
-        Pieces of a sequence that a projection was cut into, by the sequence's name.
     """
 
-    def __init__(self, builder: GraphBuilder, source: Source, roles: Mapping[str, Role]) -> None:
+    def __init__(
+        self, builder: GraphBuilder, source: Source, roles: Mapping[str, Role], uncut: Set[str]
+    ) -> None:
         self.builder = builder
         self.source = source
         self.roles = roles
         self.values: dict[str, Value] = {}
         self.parameters: dict[str, Parameter] = {}
-        self.cuts: dict[str, tuple[Traced, ...]] = {}
+        self.uncut = uncut
         self._producer = {name: node for node in source.nodes for name in node.outputs if name}
-        self._readers = Counter(name for node in source.nodes for name in node.inputs)
+        self._first_names: dict[str, str] = {}
         self._count = 0
 
     def parameter(self, initializer: str, piece: Piece | None = None) -> Traced:
@@ -104,9 +105,15 @@ class Lowering:
         self.parameters[self.full_name(name)] = found
         return Traced(tensor=tensor, operand=operand, dims=dims)
 
-    def read_once(self, name: str) -> bool:
-        """Whether one node alone reads a tensor, and the model does not give it away."""
-        return self._readers[name] == 1 and name not in self.source.outputs
+    def first_name(self, tensor: str) -> str:
+        """Return the name in the file under which a tensor of our graph came about."""
+        return self._first_names.get(tensor, "")
+
+    def name_value(self, name: str, value: Value) -> None:
+        """Let a tensor of the file have a value."""
+        self.values[name] = value
+        if isinstance(value, Traced):
+            self._first_names.setdefault(value.tensor, name)
 
     def fresh(self, size: int) -> Factor:
         """Return a factor that no tensor has yet."""

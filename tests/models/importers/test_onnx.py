@@ -139,6 +139,16 @@ def test_a_fused_projection_is_a_variable_per_piece(tmp_path):
     assert "narrow" not in kinds(imported.graph)
 
 
+def test_a_projection_that_is_read_whole_as_well_is_not_cut(tmp_path):
+    text = attention_text("add").replace("x = Add (e, o)", "x1 = Add (e, o) x = Add (x1, rest)")
+    text = text.replace("o = MatMul", "rest = ReduceMean (qkv, axis) o = MatMul")
+    text = text.replace("e = Gather", "axis = Constant <value_ints = [2]> () e = Gather")
+    model = with_weights(parsed(text))
+    imported = import_file(saved(model, tmp_path / "whole.onnx"), seq_len=5)
+    assert {p.piece for p in imported.parameters.values()} == {None}
+    assert kinds(imported.graph).count("narrow") == 3
+
+
 def test_repeated_layers_become_blocks_of_one_template(tmp_path):
     layers, weights = "", []
     for n in range(4):

@@ -10,7 +10,7 @@ from models.errors import ModelError
 from models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
 from models.importers.onnx.lowering import Lowering
 from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.fused import cut_projection
+from models.importers.onnx.rules.fused import cut_piece
 from models.importers.onnx.rules.pointwise import scaled
 from models.importers.onnx.values import (
     Array,
@@ -209,6 +209,9 @@ def narrowed(low: Lowering, name: str, value: Traced, axis: int, start: int, siz
         return value
     if any(factor.name == BATCH for factor in value.dims[axis]):
         raise UnsupportedError("takes a part of the batch")
+    piece = cut_piece(low, name, value, axis, start, size)
+    if piece is not None:
+        return piece
     laid = value
     if value.dims[axis] not in value.operand or value.held != _seen(value):
         laid = low.as_seen(value, name)
@@ -248,9 +251,6 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
     value = low.used(_value(low, node))
     axis = axis_of(node, node.integer("axis", 0), len(value.dims))
     sizes = split_sizes(node, value.shape[axis], low.optional(node, 1))
-    cut = cut_projection(low, node, node.inputs[0], sizes) if axis == len(value.dims) - 1 else None
-    if cut is not None:
-        return cut
     if len(sizes) > 1:  # laid out once for all pieces
         value = low.as_seen(value, low.name(node))
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
@@ -261,14 +261,8 @@ def split(low: Lowering, node: Node) -> tuple[Traced, ...]:
 
 
 def split_to_sequence(low: Lowering, node: Node) -> Traced:
-    """Cut a projection; of another tensor `sequence_at` takes the pieces."""
-    value = low.used(_value(low, node))
-    axis, sizes = _sequence(low, node, value)
-    if axis == len(value.dims) - 1:
-        cut = cut_projection(low, node, node.inputs[0], sizes)
-        if cut is not None:
-            low.cuts[node.outputs[0]] = cut
-    return value
+    """Nothing yet: `sequence_at` takes the pieces."""
+    return low.used(_value(low, node))
 
 
 def _sequence(low: Lowering, node: Node, value: Traced) -> tuple[int, list[int]]:
@@ -290,9 +284,6 @@ def sequence_at(low: Lowering, node: Node) -> Traced:
     assert isinstance(value, Traced), "the split was lowered"
     axis, sizes = _sequence(low, split, value)
     at = axis_of(node, int(np.ravel(low.constant(node, 1))[0]), len(sizes))
-    cut = low.cuts.get(node.inputs[0])
-    if cut is not None:
-        return cut[at]
     return narrowed(low, low.name(node), value, axis, sum(sizes[:at]), sizes[at])
 
 
