@@ -158,3 +158,17 @@ class Activations(nn.Module):
         for layer, function in zip(self.layers, functions, strict=True):
             x = function(layer(x))
         return self.head(x)
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder layers, whose queries, keys and values come from one weight."""
+
+    def __init__(self, vocab=40, width=16):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 32, batch_first=True, dropout=0.0)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocab)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.tokens(ids)))

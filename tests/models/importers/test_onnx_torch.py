@@ -115,6 +115,16 @@ def test_rotary_grouped_and_gated_layers_have_the_gradients_of_pytorch(tmp_path)
     assert sum(op.kind == "rms_norm" for op in imported.graph.ops) == 3
 
 
+def test_layers_of_torch_have_its_gradients_with_a_weight_for_each_of_q_k_and_v(tmp_path):
+    module = randomised(networks.Encoder()).eval()
+    ids = torch.randint(0, 40, (BATCH, 6))
+    path = exported(module, ids, tmp_path / "encoder.onnx", 18)
+    imported = assert_same_as_torch(module, ids, path, 40, "tokens")
+    kinds = [op.kind for op in imported.graph.ops]
+    assert (kinds.count("attention"), kinds.count("narrow")) == (2, 0)
+    assert "layer.1" in imported.graph.blocks
+
+
 def test_a_residual_network_in_training_has_the_gradients_of_pytorch(tmp_path):
     module = randomised(networks.Residual()).train()
     images = torch.randn(BATCH, 3, 16, 16)
