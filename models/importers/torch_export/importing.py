@@ -13,6 +13,7 @@ from models.importers.torch_export.calls import (
     layers,
     mixture,
     products,
+    rotary,
     shapes,
 )
 from models.importers.torch_export.draft import Array, Operand, Slot, Step, Tensor, Token
@@ -38,6 +39,7 @@ HANDLERS: dict[str, Handler] = {
     **products.HANDLERS,
     **attention.HANDLERS,
     **mixture.HANDLERS,
+    **rotary.HANDLERS,
     **layers.HANDLERS,
 }
 
@@ -112,7 +114,8 @@ def import_file(
 def _imported(program: Program, loss: str, name: str, precision: str) -> Imported:
     if loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
-    reader = Reader(program=program, handlers=HANDLERS, matchers=(*MATCHERS, mixture.mixture))
+    matchers = (*MATCHERS, *rotary.MATCHERS, mixture.mixture)
+    reader = Reader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
     _sources_of(reader.inputs)
     steps, kept = _with_loss(reader, predictions, loss)

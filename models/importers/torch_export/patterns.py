@@ -41,7 +41,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _either(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
+def either(node: Any, first: Callable[[Any], Any]) -> tuple[Any, Any] | None:
     """Which of a call's two operands `first` accepts, and the other one."""
     for mine, other in (node.args[:2], reversed(node.args[:2])):
         found = first(bare(mine)) if hasattr(mine, "meta") else None
@@ -82,7 +82,7 @@ def _inverse_root(node: Any) -> tuple[Any, float] | None:
 def _normed(node: Any) -> tuple[Any, float] | None:
     if not is_call(node, "mul"):
         return None
-    found = _either(node, _inverse_root)
+    found = either(node, _inverse_root)
     if found is None or not hasattr(found[1], "meta"):
         return None
     (x, epsilon), other = found
@@ -93,7 +93,7 @@ def rms_norm(node: Any) -> Found | None:
     """Weight times x rsqrt(mean(x^2) + epsilon)."""
     if not is_call(node, "mul"):
         return None
-    found = _either(node, _normed)
+    found = either(node, _normed)
     if found is None or not hasattr(found[1], "meta"):
         return None
     (x, epsilon), weight = found
@@ -113,7 +113,7 @@ def gelu(node: Any) -> Found | None:
     """The tanh form written out, as transformers' `gelu_new` has it."""
     if not is_call(node, "mul"):
         return None
-    found = _either(node, _half)
+    found = either(node, _half)
     if found is None or not hasattr(found[1], "meta"):
         return None
     x, other = found
@@ -152,7 +152,7 @@ def swiglu(node: Any) -> Found | None:
     """Silu of one tensor times another of the same shape."""
     if not is_call(node, "mul"):
         return None
-    found = _either(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
+    found = either(node, lambda x: x if is_call(x, "silu") and len(x.users) == 1 else None)
     if found is None or not hasattr(found[1], "meta"):
         return None
     gate, up = found[0].args[0], found[1]
@@ -201,48 +201,4 @@ def eager_attention(node: Any) -> Found | None:
     }
 
 
-def rotary(node: Any) -> Found | None:
-    """X cos + rotated(x) sin, the second half of features turned against the first."""
-    if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
-        return None
-    plain, turned = node.args[:2]
-    if not (is_call(plain, "mul") and is_call(turned, "mul")):
-        return None
-    pair = _either(turned, lambda x: x if is_call(x, "cat") else None)
-    if pair is None or not hasattr(pair[1], "meta"):
-        return None
-    joined, sine = pair
-    x = _turned(joined)
-    if x is None:
-        return None
-    first, second = plain.args[:2]
-    if not (hasattr(first, "meta") and hasattr(second, "meta")):
-        return None
-    cosine = second if first is x else first if second is x else None
-    if cosine is None:
-        return None
-    return "rotate_half", {"x": x, "cos": cosine, "sin": sine}
-
-
-def _turned(joined: Any) -> Any:
-    """X of cat([-x[half:], x[:half]]) along the last dim."""
-    parts = joined.args[0]
-    if len(parts) != 2 or not is_call(parts[0], "neg"):
-        return None
-    back, front = parts[0].args[0], parts[1]
-    if (
-        not (is_call(back, "slice") and is_call(front, "slice"))
-        or back.args[0] is not front.args[0]
-    ):
-        return None
-    x = front.args[0]
-    rank, size = x.meta["val"].ndim, int(x.meta["val"].shape[-1])
-    ends = [(*node.args[1:4],) for node in (back, front)]
-    if any(end[0] % rank != rank - 1 for end in ends) or joined.args[1] % rank != rank - 1:
-        return None
-    if ends[0][1] != size // 2 or ends[1][1:] != (0, size // 2):
-        return None
-    return x
-
-
-MATCHERS = (rms_norm, rotary, gelu, swiglu, eager_attention)
+MATCHERS = (rms_norm, gelu, swiglu, eager_attention)

@@ -23,6 +23,8 @@ from models.ops import model_flops
 from models.spec import TrainingSpec
 from models.training import training_graph
 from models.zoo.catalogue import build
+from planner.clusters import local_cluster
+from planner.search import Pins, SearchRequest, search
 from tests.extras import optional
 from tests.models.importers.torch_modules import F, Mixer, Transformer, example, nn, torch
 
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 FAMILIES = ("llama", "llama, eager, one key head", "mixtral", "gpt2", "bert", "vit", "resnet")
 BY_HAND = ("convolutions", "convolutions in groups", "transformer", "mixer", "odds")
+ROTARY = ("llama, stretched", "gptj")
 TOLERANCE = 1e-4
 
 
@@ -80,7 +83,7 @@ def torch_loss(module: Any, inputs: Any, targets: Any) -> Any:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids, reduction="sum")
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND])
+@pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND, *ROTARY])
 def test_loss_and_every_gradient_equal_those_of_pytorch(name: str) -> None:
     module, inputs = example(name)
     found = imported(name)
@@ -141,6 +144,30 @@ def test_heads_are_dims_of_their_own_and_key_heads_are_not_copied() -> None:
     assert graph.tensor(query.outputs[0]).shape == (2, 2, 8, 32)
     assert not [op for op in graph.ops if op.kind in ("rearrange", "broadcast", "concat")]
     assert len([op for op in graph.ops if op.kind == "rotary"]) == 4
+
+
+def test_positions_are_the_rotary_op_or_tables_where_no_base_gives_them() -> None:
+    turned = [op for op in imported("gptj").graph.ops if op.kind == "rotary"]
+    assert [(op.attributes["dims"], op.attributes["interleaved"]) for op in turned] == [
+        (4, True)
+    ] * 4
+    kinds = [op.kind for op in imported("llama, stretched").graph.ops]
+    assert "rotary" not in kinds
+    assert kinds.count("constant") == 2
+
+
+@pytest.mark.parametrize("pins", [{"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}])
+def test_an_imported_model_is_planned_like_any_other(pins: dict[str, int]) -> None:
+    plan = search(
+        SearchRequest(
+            model=spec(imported("llama")),
+            training=TrainingSpec(),
+            cluster=local_cluster(2, cores=2, memory_bytes=2**33),
+            global_batch=4,
+            pins=Pins(**pins),
+        )
+    )
+    assert plan.model.graph == imported("llama").graph
 
 
 def test_blocks_are_found_in_what_was_imported() -> None:

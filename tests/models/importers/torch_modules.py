@@ -167,6 +167,22 @@ MODULES: dict[str, Callable[[], Example]] = {
         _transformers("LlamaForCausalLM", **_LLAMA, num_key_value_heads=1, attention="eager"),
         _ids(64),
     ),
+    "llama, stretched": lambda: (
+        _transformers(
+            "LlamaForCausalLM",
+            **_LLAMA,
+            rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+        ),
+        _ids(64),
+    ),
+    "gptj": lambda: (
+        _transformers(
+            "GPTJForCausalLM",
+            **{key: value for key, value in _GPT2.items() if key != "n_positions"},
+            rotary_dim=4,
+        ),
+        _ids(64),
+    ),
     "mixtral": lambda: (
         _transformers(
             "MixtralForCausalLM",

@@ -1,9 +1,9 @@
-"""Calls of attention, its masks, softmax and rotary positions."""
+"""Calls of attention, its masks, and softmax."""
 
 from math import sqrt
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, narrowed, scaled, spread
+from models.importers.torch_export.algebra import scaled, spread
 from models.importers.torch_export.calls.elementwise import added, floating
 from models.importers.torch_export.calls.products import matrices
 from models.importers.torch_export.draft import Array, Operand, Slot, Token, pointwise
@@ -15,7 +15,6 @@ from models.importers.torch_export.extents import (
     size_of,
 )
 from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
-from models.importers.torch_export.views import joined
 
 
 def _attention(reader: Reader, a: Arguments) -> Array:
@@ -219,59 +218,8 @@ def _softmax(reader: Reader, a: Arguments) -> Array:
     return softmax(reader, floating(a["self"]), a["dim"])
 
 
-def _rotate_half(reader: Reader, a: Arguments) -> Array:
-    """The `rotary` op where the tables are those of one base, else products with the tables."""
-    x = reader.array(floating(a["x"]))
-    cosine, sine = a["cos"], a["sin"]
-    base = None if isinstance(cosine, Array) else base_of(cosine, sine)
-    draft = reader.draft
-    if base is not None and len(leaves(x.dims[-2])) == 1:
-        sequence_axis(leaves(x.dims[-2])[0])
-        if leaves(x.dims[-2])[0].role == "t":
-            x = spread(draft, x, (x.dims[-1],))
-            size = x.shape[-1]
-            attributes = {"base": base, "dims": size, "interleaved": False, "inverse": False}
-            inside = {id(axis) for axis in leaves(x.dims[-1])}
-            slots = [Slot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
-            slots.append(Slot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
-            read = Operand(x.tensor, tuple(slots))
-            made = draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
-            return Array(made, x.dims)
-    half = x.shape[-1] // 2
-    front, back = (narrowed(draft, x, -1, start, half) for start in (0, half))
-    turned = joined(draft, (scaled(draft, back, -1.0), front), -1)
-    plain = combined(draft, "mul", x, reader.array(cosine))
-    return combined(draft, "add", plain, combined(draft, "mul", turned, reader.array(sine)))
-
-
-def base_of(cosine: Any, sine: Any) -> float | None:
-    """The base of tables of angles [.., positions, features] that start at position 0."""
-    import torch
-
-    size = cosine.shape[-1]
-    if cosine.numel() != cosine.shape[-2] * size or cosine.shape[-2] < 2 or size < 4:
-        return None
-    first, second = (table.reshape(-1, size).double() for table in (cosine, sine))
-    angle = torch.atan2(second[1], first[1])[: size // 2]
-    if bool((angle <= 0).any()) or abs(float(angle[0]) - 1) > 1e-5:
-        return None
-    base = float(angle[-1]) ** (-size / (size - 2))  # the slowest pair knows it best
-    base = float(f"{base:.6g}")
-    whole = round(base)
-    if abs(whole - base) < 1e-5 * base:
-        base = float(whole)
-    exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
-    places = torch.arange(first.shape[0], dtype=torch.float64)
-    angles = torch.outer(places, base**-exponents).repeat(1, 2)
-    near = max(
-        float((angles.cos() - first).abs().max()), float((angles.sin() - second).abs().max())
-    )
-    return base if near < 1e-6 * max(float(places[-1]), 10.0) else None
-
-
 HANDLERS: dict[str, Handler] = {
     "scaled_dot_product_attention": _attention,
     "softmax": _softmax,
     "_softmax": _softmax,
-    "rotate_half": _rotate_half,
 }

@@ -1,0 +1,176 @@
+"""Rotary positions: x cos + turned(x) sin, recognised with both ways of pairing features.
+
+Where the tables hold the angles of one base from position 0 on, this is the `rotary` op; else (a
+stretched model, say) the products with the tables stay, which are constants.
+"""
+
+from typing import Any
+
+from models.importers.torch_export.algebra import combined, narrowed, scaled, spread
+from models.importers.torch_export.calls.elementwise import floating
+from models.importers.torch_export.draft import Array, Operand, Slot, Token
+from models.importers.torch_export.extents import leaves, sequence_axis
+from models.importers.torch_export.patterns import Found, bare, either, is_call
+from models.importers.torch_export.reading import Arguments, Handler, Reader
+from models.importers.torch_export.views import joined, selected, viewed
+from models.labels import SEQUENCE
+
+
+def rotary(node: Any) -> Found | None:
+    """The sum of x cos and of the turned x sin."""
+    if not is_call(node, "add") or not all(hasattr(x, "meta") for x in node.args[:2]):
+        return None
+    plain, turned = (bare(x) for x in node.args[:2])
+    if not (is_call(plain, "mul") and is_call(turned, "mul")):
+        return None
+    found = either(turned, _turned)
+    if found is None or not all(hasattr(x, "meta") for x in (found[1], *plain.args[:2])):
+        return None
+    (x, interleaved), sine = found
+    first, second = plain.args[:2]
+    if bare(first) is not x and bare(second) is not x:
+        return None
+    cosine = second if bare(first) is x else first
+    dims = int(x.meta["val"].shape[-1])
+    arguments = {"x": x, "cos": cosine, "sin": sine, "interleaved": interleaved, "dims": dims}
+    return "rotary", arguments
+
+
+def partly_rotary(node: Any) -> Found | None:
+    """The first features turned, and behind them the others as they were."""
+    if not is_call(node, "cat") or len(node.args[0]) != 2:
+        return None
+    found = rotary(bare(node.args[0][0]))
+    rest = bare(node.args[0][1])
+    if found is None or not (is_call(found[1]["x"], "slice") and is_call(rest, "slice")):
+        return None
+    part, rank = found[1]["x"], node.meta["val"].ndim
+    whole, dims = part.args[0], found[1]["dims"]
+    size = int(whole.meta["val"].shape[-1])
+    if len(node.args) < 2 or node.args[1] % rank != rank - 1 or rest.args[0] is not whole:
+        return None
+    if (_slice(part, size), _slice(rest, size)) != ((0, dims, 1), (dims, size, 1)):
+        return None
+    return "rotary", {**found[1], "x": bare(whole)}
+
+
+def _turned(node: Any) -> tuple[Any, bool] | None:
+    """(x, whether pairs are neighbours) of what has minus the second of each pair first."""
+    if is_call(node, "cat"):
+        step = 1
+    elif is_call(node, "flatten", "reshape", "view") and is_call(bare(node.args[0]), "stack"):
+        step, node = 2, bare(node.args[0])
+    else:
+        return None
+    rank = node.meta["val"].ndim
+    parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+    if len(parts) != 2 or dim % rank != rank - 1 or not is_call(parts[0], "neg"):
+        return None
+    later, earlier = parts[0].args[0], parts[1]
+    if not (is_call(later, "slice") and is_call(earlier, "slice")):
+        return None
+    x = earlier.args[0]
+    size = int(x.meta["val"].shape[-1])
+    wanted = (
+        ((size // 2, size, 1), (0, size // 2, 1)) if step == 1 else ((1, size, 2), (0, size, 2))
+    )
+    if later.args[0] is not x or tuple(_slice(y, size) for y in (later, earlier)) != wanted:
+        return None
+    return bare(x), step == 2
+
+
+def _slice(node: Any, size: int) -> tuple[Any, ...] | None:
+    """(start, end, step) of a slice of the last dim."""
+    given, usual = list(node.args[1:]), [0, None, None, 1]
+    dim, start, end, step = given + usual[len(given) :]
+    if dim % node.args[0].meta["val"].ndim != node.args[0].meta["val"].ndim - 1:
+        return None
+    return (start or 0, size if end is None or end > size else end, step)
+
+
+def _rotary(reader: Reader, a: Arguments) -> Array:
+    x = reader.array(floating(a["x"]))
+    interleaved = bool(a["interleaved"])
+    place = _positions(a["cos"], a["sin"], x, a["dims"])
+    base = None if place is None else base_of(a["cos"], a["sin"], interleaved)
+    if place is None or base is None:
+        return _by_tables(reader, x, a, interleaved)
+    x = spread(reader.draft, x, (x.dims[-1],))
+    attributes = {
+        "base": base,
+        "dims": int(a["dims"]),
+        "interleaved": interleaved,
+        "inverse": False,
+    }
+    inside = {id(axis) for axis in leaves(x.dims[-1])}
+    slots = [Slot(Token(), (y,)) for y in x.tensor.leaves() if id(y) not in inside]
+    slots.append(Slot(Token(single=True, whole=True, label="d"), leaves(x.dims[-1])))
+    read = Operand(x.tensor, tuple(slots))
+    made = reader.draft.make("rotary", (read,), slots, attributes=attributes, ordered=True)
+    return Array(made, x.dims)
+
+
+def _positions(cosine: Any, sine: Any, x: Array, dims: int) -> int | None:
+    """The dim of x, counted from the end, along which positions run, if it is the sequence."""
+    if isinstance(cosine, Array) or isinstance(sine, Array) or cosine.shape != sine.shape:
+        return None
+    long = [at for at in range(-cosine.ndim, -1) if cosine.shape[at] > 1 and cosine.stride(at)]
+    if len(long) != 1 or -long[0] > len(x.dims) or cosine.shape[-1] != dims:
+        return None
+    axes = leaves(x.dims[long[0]])
+    if len(axes) != 1 or not x.real(axes[0]) or axes[0].size != cosine.shape[long[0]]:
+        return None
+    sequence_axis(axes[0])
+    return long[0] if axes[0].role == SEQUENCE else None
+
+
+def _by_tables(reader: Reader, whole: Array, a: Arguments, interleaved: bool) -> Array:
+    draft, size = reader.draft, int(a["dims"])
+    x = narrowed(draft, whole, -1, 0, size)
+    if interleaved:
+        pairs = viewed(draft, x, (*x.shape[:-1], size // 2, 2))
+        first, second = (selected(draft, pairs, -1, at) for at in (0, 1))
+        parts = (scaled(draft, second, -1.0), first)
+        arrays = [Array(part.tensor, (*part.dims, ())) for part in parts]
+        turned = joined(draft, arrays, -1)
+        turned = viewed(draft, turned, x.shape)
+    else:
+        front, back = (narrowed(draft, x, -1, start, size // 2) for start in (0, size // 2))
+        turned = joined(draft, (scaled(draft, back, -1.0), front), -1)
+    plain = combined(draft, "mul", x, reader.array(a["cos"]))
+    made = combined(draft, "add", plain, combined(draft, "mul", turned, reader.array(a["sin"])))
+    if size == whole.shape[-1]:
+        return made
+    return joined(draft, (made, narrowed(draft, whole, -1, size, whole.shape[-1] - size)), -1)
+
+
+def base_of(cosine: Any, sine: Any, interleaved: bool) -> float | None:
+    """The base of tables of angles, one row per position from 0 on, or None."""
+    import torch
+
+    size = int(cosine.shape[-1])
+    for at in range(cosine.ndim - 1):
+        if not cosine.stride(at):
+            cosine, sine = cosine.narrow(at, 0, 1), sine.narrow(at, 0, 1)
+    first, second = (table.reshape(-1, size).double() for table in (cosine, sine))
+    angle = torch.atan2(second[1], first[1])
+    angle = angle[::2] if interleaved else angle[: size // 2]
+    if bool((angle <= 0).any()) or abs(float(angle[0]) - 1) > 1e-5:
+        return None
+    # The slowest pair knows the base best; where there is one pair, any base will do.
+    base = float(angle[-1]) ** (-size / (size - 2)) if size > 2 else 10000.0
+    base = float(f"{base:.6g}")
+    whole = round(base)
+    if abs(whole - base) < 1e-5 * base:
+        base = float(whole)
+    exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
+    places = torch.arange(first.shape[0], dtype=torch.float64)
+    angles = torch.outer(places, base**-exponents)
+    angles = angles.repeat_interleave(2, 1) if interleaved else angles.repeat(1, 2)
+    pairs = ((angles.cos(), first), (angles.sin(), second))
+    error = max(float((exact - table).abs().max()) for exact, table in pairs)
+    return base if error < 1e-6 * max(float(places[-1]), 10.0) else None
+
+
+MATCHERS = (partly_rotary, rotary)
+HANDLERS: dict[str, Handler] = {"rotary": _rotary}
