@@ -5,7 +5,7 @@ notes parameter or buffer) are believed; else a floating initializer of at least
 parameter when it, or a view of it, is used as one: as a factor of a matrix product or convolution,
 as scale or shift of a norm, as the table of a Gather, or joined with data by Add, Sub, Mul, Div or
 Concat. A tensor with the large negative values of a mask is none, nor is a single number that
-multiplies.
+multiplies, nor a table that does (of two dims or more: the angles of rotary positions).
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -135,7 +135,8 @@ def _role(node: Node, at: int, initializer: Initializer, others: set[str]) -> Ro
         return None
     added = kind in ("Add", "Sub", "Concat")
     number = prod(shape) == 1 and not (added and others & {"MatMul", "Gemm", "Conv"})
-    if initializer.trained is None and (number or _is_mask(initializer)):
+    table = not added and sum(size > 1 for size in shape) > 1
+    if initializer.trained is None and (number or table or _is_mask(initializer)):
         return None
     if added:
         return SHIFT if sum(size > 1 for size in shape) <= 1 else Role()
