@@ -135,7 +135,7 @@ class Draft:
         tensor = Tensor(
             name=self.name(path),
             axes=tuple(axis for slot in slots for axis in slot.axes),
-            integer=integer,
+            integer=integer or (kind in _MOVES and inputs[0].tensor.integer),
             trained=any(operand.tensor.trained for operand in inputs),
         )
         self.steps.append(
@@ -161,6 +161,10 @@ class Draft:
             trained=True,
         )
         return Array(tensor, groups)
+
+
+# Ops whose outputs are ids where their inputs are.
+_MOVES = ("narrow", "widen", "concat", "merge", "broadcast", "sum")
 
 
 def alike(array: Array) -> tuple[Operand, list[Slot]]:

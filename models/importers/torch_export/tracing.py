@@ -85,7 +85,6 @@ def trace(module: Any, inputs: Any) -> Any:
     args, kwargs = _arguments(module, inputs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     batch = _batch([*args, *kwargs.values()])
-    copied = _fake_copy(module, mode)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -96,12 +95,11 @@ def trace(module: Any, inputs: Any) -> Any:
         with mode:
             return torch.zeros(shape, dtype=value.dtype)
 
-    wrapper = _wrapper(copied)
-    was = copied.training
     try:
+        wrapper = _wrapper(_fake_copy(module, mode)).train(module.training)
         with torch.no_grad() if not _trainable(module) else torch.enable_grad():
             return torch.export.export(
-                wrapper.train(was),
+                wrapper,
                 tuple(fake(value) for value in args),
                 {name: fake(value) for name, value in kwargs.items()},
                 strict=False,
@@ -109,8 +107,8 @@ def trace(module: Any, inputs: Any) -> Any:
     except Exception as error:
         raise ModelError(
             f"module `{type(module).__name__}` cannot be exported: {_first_line(error)}; "
-            f"control flow and shapes may not depend on values. A mixture of experts from "
-            f"transformers is imported from its config.json"
+            f"control flow and shapes may not depend on values (a mixture of experts that does so "
+            f"can be imported from its config.json)"
         ) from error
 
 

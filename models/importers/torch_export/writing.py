@@ -234,6 +234,7 @@ class Writer:
             text,
             shapes=shapes,
             attributes=attributes,
+            dtype="int32" if out.tensor.integer else None,
         )
         first = made_names[0]
         for tensor, made_name in zip(step.more, made_names[1:], strict=False):
@@ -310,7 +311,8 @@ class Writer:
             return name
         dims = _numbered(layout)
         kept = tuple(dim for dim, group in zip(dims, layout, strict=True) if group)
-        return self.builder.apply("sum", title, (name,), write((dims,), (kept,)))
+        full = self._full(title)
+        return self.builder.emit("sum", full, (name,), write((dims,), (kept,)))[0]
 
     def _with_units(self, name: str, wanted: Layout, title: str) -> str:
         """Add the dims of size one that a layout has."""

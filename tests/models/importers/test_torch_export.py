@@ -299,6 +299,40 @@ def test_one_logit_per_sample_takes_the_logistic_loss() -> None:
     assert [op.kind for op in found.graph.ops][-3:] == ["logistic_loss", "sum", "count_valid"]
 
 
+class Columns(nn.Module):  # type: ignore[misc]
+    """A table per column of ids, and one logit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, 4) for size in (10, 20, 30))
+        self.head = nn.Linear(12, 1)
+
+    def forward(self, ids: Any) -> Any:
+        found = [table(ids[:, at]) for at, table in enumerate(self.tables)]
+        return self.head(torch.cat(found, -1)).squeeze(-1)
+
+
+def test_columns_of_ids_have_tables_of_their_own() -> None:
+    torch.manual_seed(0)
+    module, ids = Columns(), torch.randint(0, 10, (4, 3))
+    found = import_module(module, ids, loss="logistic")
+    graph = check_graph(training_graph(found.graph, TrainingSpec()))
+    clicks = np.array([0, 1, 1, 0], np.int32)
+    reference = Reference(graph, 1, Arrays({"tokens": ids.int().numpy(), "clicks": clicks}), 0)
+    assert found.values is not None
+    for variable, value in found.values.items():
+        np.copyto(reference.values[variable], value)
+    reference.step()
+    wanted = torch.tensor(clicks).float()
+    loss = F.binary_cross_entropy_with_logits(module(ids), wanted, reduction="sum")
+    loss.backward()
+    assert reference.run.totals[0][0] == pytest.approx(loss.item(), rel=TOLERANCE)
+    gradients = reference.gradients()
+    for variable, source in found.parameters.items():
+        want = dict(module.named_parameters())[source.fqn].grad.numpy()
+        np.testing.assert_allclose(gradients[variable], source.read(want), atol=1e-6)
+
+
 class Unsupported(nn.Module):  # type: ignore[misc]
     """Four calls that no graph has, of three kinds."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from models.importers.torch_export.algebra import combined, narrowed, product, scaled
 from models.importers.torch_export.calls.elementwise import added, floating
-from models.importers.torch_export.draft import Array, Operand, Slot, Token
+from models.importers.torch_export.draft import Array, Operand, Slot, Tensor, Token
 from models.importers.torch_export.extents import (
     Axis,
     leaves,
@@ -107,11 +107,18 @@ def _embedding(reader: Reader, a: Arguments) -> Array:
         [*places, Slot(token, features)],
         ordered=True,
     )
-    if ids.tensor.kind == "input":
-        known = int(ids.tensor.attributes.get("values", 0))
-        size = size_of(rows)
-        ids.tensor.attributes["values"] = min(known, size) if known else size
+    given = _origin(reader, ids.tensor)
+    known, size = int(given.attributes.get("values", 0)), size_of(rows)
+    given.attributes["values"] = min(known, size) if known else size
     return Array(tensor, (*ids.dims, features))
+
+
+def _origin(reader: Reader, tensor: Tensor) -> Tensor:
+    """The input of which a tensor of ids is a part."""
+    makers = {id(step.output.tensor): step for step in reader.draft.steps}
+    while id(tensor) in makers:
+        tensor = makers[id(tensor)].inputs[0].tensor
+    return tensor
 
 
 def _known_rows(reader: Reader, table: Array, ids: Any) -> Array | None:
