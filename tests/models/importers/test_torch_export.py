@@ -32,7 +32,7 @@ optional("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FAMILIES = ("llama", "llama, eager, one key head", "mixtral", "gpt2", "bert", "vit", "resnet")
-BY_HAND = ("convolutions", "convolutions in groups", "transformer", "mixer", "odds")
+BY_HAND = ("convolutions", "convolutions in groups", "transformer", "mixer", "odds", "windows")
 ROTARY = ("llama, stretched", "gptj")
 TOLERANCE = 1e-4
 

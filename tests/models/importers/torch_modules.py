@@ -137,6 +137,30 @@ class Odds(nn.Module):  # type: ignore[misc]
         return self.head(x / (x.square().sum(-1, keepdim=True) + 1).sqrt())
 
 
+class Windows(nn.Module):  # type: ignore[misc]
+    """Attention within windows of an image that are shifted, biased by where places lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(3, 8, 3, padding="same")
+        self.table = nn.Parameter(torch.randn(7, 2) * 0.3)
+        self.projections = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.leave = nn.Linear(8, 5)
+        ids = torch.arange(4)
+        self.register_buffer("distances", ids[:, None] - ids[None, :] + 3)
+
+    def forward(self, images: Any) -> Any:
+        x = torch.roll(self.enter(images), (-1, -1), (2, 3))
+        b = x.shape[0]
+        x = x.view(b, 8, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(b * 4, 4, 8)
+        parts = (layer(x).view(-1, 4, 2, 4).transpose(1, 2) for layer in self.projections)
+        bias = self.table[self.distances.view(-1)].view(4, 4, 2).permute(2, 0, 1)
+        mixed = F.scaled_dot_product_attention(*parts, attn_mask=bias[None])
+        norm = torch.linalg.vector_norm(mixed, dim=-1, keepdim=True).clamp_min(1e-3)
+        x = (mixed / norm).transpose(1, 2).reshape(b, 2, 2, 2, 2, 8).permute(0, 5, 1, 3, 2, 4)
+        return self.leave(F.pad(x.reshape(b, 8, 4, 4), (1, 0, 0, 2)).mean((2, 3)))
+
+
 def _transformers(name: str, **fields: Any) -> Any:
     library = optional("transformers")
     if attention := fields.pop("attention", None):
@@ -221,6 +245,7 @@ MODULES: dict[str, Callable[[], Example]] = {
     "convolutions in groups": lambda: (Convolutions(groups=2), torch.randn(4, 3, 8, 8)),
     "transformer": lambda: (Transformer(), _ids(40)),
     "mixer": lambda: (Mixer(), torch.randn(3, 5, 6)),
+    "windows": lambda: (Windows(), torch.randn(2, 3, 4, 4)),
     "odds": lambda: (Odds(), _ids(30)),
 }
 

@@ -38,7 +38,8 @@ def _attention(reader: Reader, a: Arguments) -> Array:
         and len(bias.dims) == 4
         and any(bias.real(axis) and axis.role == "b" for axis in leaves(bias.dims[0]))
     )
-    if float(a["dropout_p"]) or per_sample:
+    windows = any(len(leaves(array.dims[0])) > 1 for array in (query, key, value))
+    if float(a["dropout_p"]) or per_sample or windows:
         return _plain_attention(reader, (query, key, value), scale, causal, window, bias, a)
     return _fused_attention(reader, (query, key, value), scale, causal, window, bias)
 

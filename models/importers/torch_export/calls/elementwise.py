@@ -152,6 +152,14 @@ def _clamp(reader: Reader, a: Arguments) -> Array:
     return _clip(reader, floating(a["self"]), low, high)
 
 
+def _clamp_min(reader: Reader, a: Arguments) -> Array:
+    return _clip(reader, floating(a["self"]), reader.number(a["min"]), None)
+
+
+def _clamp_max(reader: Reader, a: Arguments) -> Array:
+    return _clip(reader, floating(a["self"]), None, reader.number(a["max"]))
+
+
 def _hardtanh(reader: Reader, a: Arguments) -> Array:
     return _clip(reader, floating(a["self"]), a["min_val"], a["max_val"])
 
@@ -213,6 +221,15 @@ def _mean(reader: Reader, a: Arguments) -> Array:
     return mean(reader, array, dims, bool(a.get("keepdim", False)))
 
 
+def _vector_norm(reader: Reader, a: Arguments) -> Array:
+    if float(a["ord"]) != 2:
+        raise UnsupportedError(f"a norm of order {a['ord']}; the Euclidean one (2) is known")
+    array = pointwise(reader.draft, "power", floating(a["self"]), {"exponent": 2.0})
+    dims = dims_of(a["dim"], len(array.dims))
+    total = reduced(reader.draft, array, dims, keep=bool(a["keepdim"]))
+    return pointwise(reader.draft, "sqrt", total)
+
+
 def _masked_fill(reader: Reader, a: Arguments) -> Array:
     mask, value = a["mask"], reader.number(a["value"])
     if isinstance(mask, Array) or value is None:
@@ -268,6 +285,8 @@ HANDLERS: dict[str, Handler] = {
     "leaky_relu": _with("leaky_relu", ("slope", lambda a: float(a["negative_slope"]))),
     "softplus": _softplus,
     "clamp": _clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
     "hardtanh": _hardtanh,
     "relu6": _relu6,
     "hardsigmoid": _hardsigmoid,
@@ -277,6 +296,7 @@ HANDLERS: dict[str, Handler] = {
     "glu": _glu,
     "sum": _sum,
     "mean": _mean,
+    "linalg_vector_norm": _vector_norm,
     "masked_fill": _masked_fill,
     "where": _where,
 }

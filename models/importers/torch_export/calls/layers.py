@@ -225,20 +225,32 @@ def _pooled(
     return _without_places(reader, found)
 
 
+def _cut_windows(
+    x: Array, size: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
+) -> bool:
+    """Whether the last window of a row or column is not whole."""
+    return any((x.shape[2 + i] + 2 * pad[i] - size[i]) % stride[i] for i in (0, 1))
+
+
 def _max_pool2d(reader: Reader, a: Arguments) -> Array:
-    if a["ceil_mode"] or _two(a["dilation"]) != (1, 1):
-        raise UnsupportedError("`ceil_mode` or dilation")
     size = _two(a["kernel_size"])
     stride = _two(a["stride"]) if a["stride"] else size
+    cut = a["ceil_mode"] and _cut_windows(a["self"], size, stride, _two(a["padding"]))
+    if cut or _two(a["dilation"]) != (1, 1):
+        raise UnsupportedError("windows that reach over the edge (`ceil_mode`) or dilation")
     return _pooled(reader, "max_pool", floating(a["self"]), size, stride, _two(a["padding"]))
 
 
 def _avg_pool2d(reader: Reader, a: Arguments) -> Array:
     pad = _two(a["padding"])
-    if a["ceil_mode"] or a["divisor_override"] or (pad != (0, 0) and not a["count_include_pad"]):
-        raise UnsupportedError("`ceil_mode`, a divisor or padding that is not counted")
     size = _two(a["kernel_size"])
     stride = _two(a["stride"]) if a["stride"] else size
+    if a["divisor_override"] or (pad != (0, 0) and not a["count_include_pad"]):
+        raise UnsupportedError("a divisor or padding that is not counted")
+    if a["ceil_mode"] and all(s >= n for s, n in zip(size, a["self"].shape[2:], strict=True)):
+        return mean(reader, floating(a["self"]), [2, 3], keep=True)
+    if a["ceil_mode"] and _cut_windows(a["self"], size, stride, pad):
+        raise UnsupportedError("windows that reach over the edge (`ceil_mode`)")
     return _pooled(reader, "avg_pool", floating(a["self"]), size, stride, pad)
 
 

@@ -85,9 +85,6 @@ def _einsum(reader: Reader, a: Arguments) -> Array:
 
 def _embedding(reader: Reader, a: Arguments) -> Array:
     table, ids = a["weight"], a["indices"]
-    if a["padding_idx"] is not None and a["padding_idx"] >= 0 and isinstance(ids, Array):
-        # The row's gradient is left out in PyTorch; ids of padding are not part of the data here.
-        pass
     if not isinstance(ids, Array):
         found = _known_rows(reader, table, ids)
         if found is not None:
@@ -111,6 +108,17 @@ def _embedding(reader: Reader, a: Arguments) -> Array:
     known, size = int(given.attributes.get("values", 0)), size_of(rows)
     given.attributes["values"] = min(known, size) if known else size
     return Array(tensor, (*ids.dims, features))
+
+
+def _index(reader: Reader, a: Arguments) -> Array:
+    """Rows of a table by ids; nothing else is indexed."""
+    table, indices = a["self"], a["indices"]
+    ids = indices[0]
+    if len(indices) != 1 or not isinstance(table, Array) or len(table.dims) != 2:
+        raise UnsupportedError("expected rows of a table by ids")
+    if not (ids.tensor.integer if isinstance(ids, Array) else ids.dtype.itemsize > 1):
+        raise UnsupportedError("a mask chooses what is kept")
+    return _embedding(reader, {"weight": table, "indices": ids})
 
 
 def _origin(reader: Reader, tensor: Tensor) -> Tensor:
@@ -142,4 +150,5 @@ HANDLERS: dict[str, Handler] = {
     "linear": _linear,
     "einsum": _einsum,
     "embedding": _embedding,
+    "index": _index,
 }

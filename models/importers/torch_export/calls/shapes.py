@@ -191,6 +191,22 @@ def _pad(reader: Reader, a: Arguments) -> Array:
     return array
 
 
+def _roll(reader: Reader, a: Arguments) -> Array:
+    array = _array(a["self"])
+    if len(a["dims"]) != len(a["shifts"]):
+        raise UnsupportedError("it rolls across dims")
+    for dim, shift in zip(a["dims"], a["shifts"], strict=True):
+        size = array.shape[dim]
+        start = -int(shift) % size
+        if start:
+            parts = [
+                narrowed(reader.draft, array, dim, start, size - start),
+                narrowed(reader.draft, array, dim, 0, start),
+            ]
+            array = views.joined(reader.draft, parts, dim)
+    return array
+
+
 def _stack(reader: Reader, a: Arguments) -> Array:
     arrays = [reader.array(part) for part in a["tensors"]]
     arrays = [views.unsqueezed(array, a["dim"]) for array in arrays]
@@ -225,6 +241,7 @@ HANDLERS: dict[str, Handler] = {
     "unbind": _unbind,
     "getitem": _getitem,
     "stack": _stack,
+    "roll": _roll,
     "pad": _pad,
     "constant_pad_nd": _pad,
 }
