@@ -159,19 +159,21 @@ _NAMED = {"token_type": "segments", "decoder": "decoder_tokens", "categor": "cat
 
 
 def _sources_of(inputs: list[Array]) -> None:
-    """Say what kind of data each input is."""
+    """Say what kind of data each input is; next to a decoder's tokens others are its source."""
+    pair = any("decoder" in array.tensor.name for array in inputs)
     for array in inputs:
         tensor = array.tensor
         if not tensor.integer:
             source = "images" if len(array.dims) == 4 else "features"
         else:
             named = [kind for word, kind in _NAMED.items() if word in tensor.name]
-            source = named[0] if named else "tokens"
+            source = named[0] if named else "source_tokens" if pair else "tokens"
         tensor.attributes["source"] = source
 
 
 def _tokens(inputs: list[Array]) -> int:
-    for array in inputs:
+    """Tokens of a sample: those of the decoder where there is one."""
+    for array in sorted(inputs, key=lambda x: x.tensor.attributes["source"] != "decoder_tokens"):
         for axis in array.tensor.axes:
             if axis.role == "t":
                 return axis.size
@@ -204,7 +206,9 @@ def _with_loss(reader: Reader, logits: Array, loss: str) -> tuple[list[Step], se
     if loss == "cross_entropy":
         classes = Slot(Token(single=True, whole=True, label="v"), leaves(logits.dims[-1]))
         tensor.attributes["values"] = size_of(logits.dims[-1])
-        tensor.attributes["source"] = "classes" if len(axes) == 1 else "targets"
+        pair = any(x.tensor.attributes["source"] == "decoder_tokens" for x in reader.inputs)
+        tokens = "decoder_targets" if pair else "targets"
+        tensor.attributes["source"] = "classes" if len(axes) == 1 else tokens
         read = Operand(logits.tensor, (*rows, classes))
         extras: tuple[tuple[Token, ...], ...] = (tuple(row.token for row in rows),)
     else:

@@ -31,7 +31,7 @@ from tests.models.importers.torch_modules import F, Mixer, Transformer, example,
 optional("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-FAMILIES = ("llama", "llama, eager, one key head", "mixtral", "gpt2", "bert", "vit", "resnet")
+FAMILIES = ("llama", "llama, eager, one key head", "mixtral", "gpt2", "bert", "t5", "vit", "resnet")
 BY_HAND = ("convolutions", "convolutions in groups", "transformer", "mixer", "odds", "windows")
 ROTARY = ("llama, stretched", "gptj")
 TOLERANCE = 1e-4
@@ -66,18 +66,19 @@ def data_of(graph: Graph, inputs: Any) -> tuple[dict[str, Any], Any]:
         if op.kind != "input":
             continue
         source = str(op.attributes["source"])
-        if source in ("targets", "classes"):
+        if source in ("targets", "classes", "decoder_targets"):
             shape = graph.tensor(op.outputs[0]).shape
             targets = generator.integers(0, int(op.attributes["values"]), shape).astype(np.int32)
             given[source] = targets
         else:
-            array = inputs.numpy()
+            name = op.name.rpartition(".")[2]
+            array = (inputs[name] if isinstance(inputs, dict) else inputs).numpy()
             given[source] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
     return given, targets
 
 
 def torch_loss(module: Any, inputs: Any, targets: Any) -> Any:
-    out = module(inputs)
+    out = module(**inputs) if isinstance(inputs, dict) else module(inputs)
     logits = getattr(out, "logits", out)
     ids = torch.tensor(targets).long().reshape(-1)
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids, reduction="sum")

@@ -219,6 +219,20 @@ MODULES: dict[str, Callable[[], Example]] = {
     ),
     "gpt2": lambda: (_transformers("GPT2LMHeadModel", **_GPT2), _ids(64)),
     "bert": lambda: (_transformers("BertForMaskedLM", **_LLAMA, **_KEPT), _ids(64)),
+    "t5": lambda: (
+        _transformers(
+            "T5ForConditionalGeneration",
+            vocab_size=64,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=2,
+            num_heads=4,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+        ),
+        {"input_ids": _ids(64), "decoder_input_ids": _ids(64)[:, :6]},
+    ),
     "vit": lambda: (
         _transformers(
             "ViTForImageClassification",
@@ -251,7 +265,7 @@ MODULES: dict[str, Callable[[], Example]] = {
 
 
 def example(name: str) -> Example:
-    """A module in training mode with random weights, and an input."""
+    """A module in training mode with random weights, and its inputs: one, or several by name."""
     torch.manual_seed(0)
     module, inputs = MODULES[name]()
     return module.train(), inputs
