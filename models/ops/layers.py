@@ -101,7 +101,7 @@ EMBEDDINGS = (
     OpKind(
         name="embedding",
         description="(ids, table) b t, v d -> b t d: rows of the table; a shard of rows gives "
-        "zeros for ids outside it",
+        "zeros for ids outside it; optionally `padding`: the id whose row is not trained",
         linear=(1,),
         reduction="sum",
         gathered=(1,),
@@ -109,7 +109,7 @@ EMBEDDINGS = (
     ),
     OpKind(
         name="embedding_grad",
-        description="(ids, dy) b t, b t d -> v d: dy added up by id",
+        description="(ids, dy) b t, b t d -> v d: dy added up by id, but for that of `padding`",
         linear=(1,),
         reduction="sum",
     ),

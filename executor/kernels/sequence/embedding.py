@@ -35,11 +35,12 @@ def embedding_grad(context: KernelContext) -> Kernel:
     """Return, per row of the table, the sum of dy over the positions that hold its id.
 
     Positions are sorted by id and every run of equal ids is summed at once: `np.add.at` takes
-    twice as long.
+    twice as long. The row of the id `padding`, if there is one, gets none.
     """
     table_shard = context.outputs[0]
     rows, columns = table_shard.shape
     first = table_shard.offsets[0]
+    padding = int(context.attributes.get("padding", -1)) - first
     count = context.inputs[0].size
     gathered = np.empty((count, columns), table_shard.dtype)
     sums = np.empty((min(count, rows), columns), table_shard.dtype)
@@ -58,5 +59,7 @@ def embedding_grad(context: KernelContext) -> Kernel:
         np.take(dy, order, axis=0, out=here, mode="clip")
         runs = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
         out[ids[runs]] = np.add.reduceat(here, runs, axis=0, out=sums[: runs.size])
+        if 0 <= padding < rows:
+            out[padding] = 0
 
     return kernel

@@ -77,6 +77,17 @@ def import_module(
     ------
     ModelError
         The module cannot be traced, or calls cannot be expressed: all of them are named.
+
+    Notes
+    -----
+    What depends on neither inputs nor parameters (masks, tables of angles) is worked out now. A
+    batch norm in training keeps no running statistics. Experts have places for all tokens of a
+    sample.
+
+    Examples
+    --------
+    >>> import_module(module, ids).graph.blocks  # doctest: +SKIP
+    ('stem', 'layer.0', 'layer.1', 'head')
     """
     exported = trace(module, inputs)
     program = program_of(exported, module)

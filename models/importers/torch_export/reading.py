@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.errors import ModelError
-from models.importers.torch_export.draft import Array, Draft, Tensor, Value, fresh
+from models.importers.torch_export.draft import Array, Draft, Tensor, fresh
 from models.importers.torch_export.extents import Axis, Extent, ShapeError
-from models.importers.torch_export.patterns import SAME, Found, kind
+from models.importers.torch_export.patterns import Found, kind
 from models.importers.torch_export.sources import Source
 from models.importers.torch_export.tracing import WRAPPED, Program, has_values, whole_number
 from models.labels import BATCH, SEQUENCE
@@ -450,6 +450,3 @@ def _computed(node: Any, values: Mapping[Any, Any]) -> Any:
     if _mutates(node):
         arguments[0] = arguments[0].clone()
     return node.target(*arguments, **keywords)
-
-
-__all__ = ["SAME", "Arguments", "BatchNumber", "Handler", "Reader", "UnsupportedError", "Value"]

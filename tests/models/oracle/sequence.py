@@ -20,6 +20,7 @@ def embedding(call: Call, ids: Array, table: Array) -> Array:
 
 def embedding_grad(call: Call, ids: Array, dy: Array) -> Array:
     row = call.labels_out()[0]
+    ids = np.where(ids == call.attributes.get("padding", -1), -1, ids)
     hits = _rows(call, ids, row).reshape(-1, call.sizes[row])
     return np.asarray(hits.T @ dy.reshape(-1, dy.shape[-1]))
 

@@ -85,7 +85,8 @@ def _einsum(reader: Reader, a: Arguments) -> Array:
 
 def _embedding(reader: Reader, a: Arguments) -> Array:
     table, ids = a["weight"], a["indices"]
-    if not isinstance(ids, Array):
+    padding = -1 if a.get("padding_idx") is None else int(a["padding_idx"])
+    if not isinstance(ids, Array) and not bool((ids == padding).any()):
         found = _known_rows(reader, table, ids)
         if found is not None:
             return found
@@ -102,6 +103,7 @@ def _embedding(reader: Reader, a: Arguments) -> Array:
             Operand(table.tensor, (Slot(row, rows), Slot(token, width))),
         ),
         [*places, Slot(token, features)],
+        attributes={"padding": padding} if padding >= 0 else None,
         ordered=True,
     )
     given = _origin(reader, ids.tensor)
