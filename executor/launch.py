@@ -22,7 +22,7 @@ from executor.errors import CheckpointError
 from executor.job import Job
 from executor.processes import check_capacity, run_ranks
 from executor.recording import load_recording, losses, trace_of
-from executor.weights import Weights
+from executor.weights import check_weights
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
@@ -93,12 +93,10 @@ def execute(
     ----------
     plan
         What to run; its ranks are processes here, whatever its cluster is.
-    steps
-        How many steps.
+    steps, seed
+        How many steps; seed of initial values and samples.
     data
         A file or folder to train on; None: what `executor.data.open_dataset` takes then.
-    seed
-        Seed of initial values and samples.
     learning_rate
         Peak learning rate in place of the plan's.
     weights
@@ -121,14 +119,10 @@ def execute(
     DataError, CheckpointError
         The data, the weights or the checkpoint to resume is not there, or does not fit the model.
     """
-    digest = plan.digest()
-    if learning_rate is not None:
-        training = msgspec.structs.replace(plan.training, learning_rate=learning_rate)
-        plan = msgspec.structs.replace(plan, training=training)
+    digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
     training_graph = build_training(plan.model, plan.training, plan.batch)
-    if weights is not None:
-        Weights(weights).check(training_graph)
+    check_weights(weights, training_graph)
     graph = compile_plan(plan, training_graph)
     check_capacity([program.memory_bytes for program in graph.programs for _ in program.ranks])
     source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
@@ -141,14 +135,25 @@ def execute(
         data=data,
         spans=trace,
         first_step=first_step,
-        resume=str(source.resolve()) if source else None,
-        weights=str(weights.resolve()) if weights else None,
-        checkpoint=str(checkpoint.resolve()) if checkpoint else None,
+        resume=_absolute(source),
+        weights=_absolute(weights),
+        checkpoint=_absolute(checkpoint),
         checkpoint_every=checkpoint_every,
     )
     with TemporaryDirectory(prefix="millrace-") as name:
         _run(job, Path(name), plan.model.name, digest, progress)
         return _measured(job, Path(name), digest, plan.cluster.device.name, description)
+
+
+def _with_learning_rate(plan: Plan, learning_rate: float | None) -> Plan:
+    if learning_rate is None:
+        return plan
+    training = msgspec.structs.replace(plan.training, learning_rate=learning_rate)
+    return msgspec.structs.replace(plan, training=training)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
 
 
 def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) -> Job:

@@ -58,25 +58,29 @@ class Weights:
                 raise
             raise DataError(f"weights `{self.path}` cannot be read: {error}") from None
 
-    def check(self, graph: Graph) -> None:
-        """Hold every array against the variables of a training graph.
 
-        Raises
-        ------
-        DataError
-            An array is no variable of the model, or has another shape.
-        """
-        tensors = graph.tensors_by_name
-        variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]
-        if strange := sorted(self.names - set(variables)):
+def check_weights(path: Path | None, graph: Graph) -> None:
+    """Hold every array of a file, where there is one, against the variables of a training graph.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read; an array is no variable of the model, or has another shape.
+    """
+    if path is None:
+        return
+    weights = Weights(path)
+    tensors = graph.tensors_by_name
+    variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]
+    if strange := sorted(weights.names - set(variables)):
+        raise DataError(
+            f"weights `{path}`: `{strange[0]}` is no variable of `{graph.name}`; its variables "
+            f"are {', '.join(variables[:3])}, …"
+        )
+    for name in sorted(weights.names):
+        shape = weights.value(name).shape
+        if shape != tensors[name].shape:
             raise DataError(
-                f"weights `{self.path}`: `{strange[0]}` is no variable of `{graph.name}`; its "
-                f"variables are {', '.join(variables[:3])}, …"
+                f"weights `{path}`: `{name}` has shape {shape}, the model's is "
+                f"{tensors[name].shape}"
             )
-        for name in sorted(self.names):
-            shape = self.value(name).shape
-            if shape != tensors[name].shape:
-                raise DataError(
-                    f"weights `{self.path}`: `{name}` has shape {shape}, the model's is "
-                    f"{tensors[name].shape}"
-                )

@@ -9,7 +9,7 @@ from executor.data import open_dataset
 from executor.errors import DataError
 from executor.launch import execute
 from executor.reference import Reference
-from executor.weights import Weights
+from executor.weights import Weights, check_weights
 from models.zoo.catalogue import build_training
 from tests.millrace.plans import data_parallel_pipeline
 
@@ -48,9 +48,9 @@ def test_a_run_begins_with_the_weights_of_the_file(tmp_path: Path, names: list[s
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="`stranger` is no variable"):
-        Weights(saved(tmp_path, stranger=np.zeros(3))).check(GRAPH)
+        check_weights(saved(tmp_path, stranger=np.zeros(3)), GRAPH)
     with pytest.raises(DataError, match=r"has shape \(3,\), the model's is"):
-        Weights(saved(tmp_path, **{MATRIX: np.zeros(3)})).check(GRAPH)
+        check_weights(saved(tmp_path, **{MATRIX: np.zeros(3)}), GRAPH)
 
 
 def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
     objects = tmp_path / "objects.npz"
     np.savez(objects, **{MATRIX: np.array([{}], dtype=object)})
     with pytest.raises(DataError, match="cannot be read"):
-        Weights(objects).check(GRAPH)
+        check_weights(objects, GRAPH)
