@@ -7,9 +7,9 @@ Run `python -m benchmarks.families [STEPS]` from the root of the repository.
 Every model is planned with the kind of parallelism its family is known for, run for real (one
 process per rank), and compared with the single-device reference, step by step. Prints a line per
 run: the plan, first and last loss, the largest relative difference of a loss, and for a mixture of
-experts the smallest margin between a chosen score and the next, in the run and in the reference (a
-tie may fall either way). Step times are printed for interest; they mean something only while
-nothing else runs.
+experts the smallest margins between a chosen score and the next, in the run and in the reference
+(a tie may fall either way). Step times, predicted and measured, are printed for interest; they mean
+something only while nothing else runs.
 """
 
 import sys
@@ -66,17 +66,15 @@ def main(steps: int) -> None:
             apart = max(abs(found - other) / abs(other) for found, other in both)
             words = " ".join(f"{name} {value}" for name, value in pins.items())
             line = (
-                f"{model:15} local:{ranks} {words:32} loss {both[0][0]:.4f} to {both[-1][0]:.4f}, "
-                f"apart by {apart:.1e}"
+                f"{model} on local:{ranks}, {words}: loss {both[0][0]:.4f} to {both[-1][0]:.4f}, "
+                f"apart by {apart:.0e}"
             )
             if measured.smallest_top_k_margin is not None:
-                line += (
-                    f", margin {measured.smallest_top_k_margin:.1e} "
-                    f"({expected.smallest_margin:.1e} in the reference)"
-                )
+                margins = measured.smallest_top_k_margin, expected.smallest_margin
+                line += ", margins {:.0e} and {:.0e}".format(*margins)
             predicted = plan.figures["step_time_s"] * 1e3
-            times = f"{predicted:.0f} ms predicted, {measured.step_time_ns / 1e6:.0f} ms measured"
-            print(f"{line}; {times}", flush=True)
+            found = measured.step_time_ns / 1e6
+            print(f"{line}; predicted {predicted:.0f} ms, measured {found:.0f} ms", flush=True)
 
 
 if __name__ == "__main__":
