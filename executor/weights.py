@@ -53,10 +53,15 @@ class Weights:
                         f"weights `{self.path}` is one array; expected a .npz of arrays by name"
                     )
                 yield found
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
+        except OSError as error:
+            raise DataError(f"weights `{self.path}` cannot be read: {error.strerror}") from None
+        except (ValueError, EOFError, BadZipFile) as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"weights `{self.path}` cannot be read: {error}") from None
+            raise DataError(
+                f"weights `{self.path}` cannot be read: expected a .npz of numbers, as numpy.savez "
+                f"writes it"
+            ) from None
 
 
 def check_weights(path: Path | None, graph: Graph) -> None:

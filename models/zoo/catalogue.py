@@ -95,8 +95,9 @@ def canonical_name(name: str) -> str:
     found = ALIASES.get(plain, plain)
     if found in _ENTRIES:
         return found
-    close = get_close_matches(plain, [*NAMES, *ALIASES], n=3) or list(NAMES)
-    raise ModelError(f"there is no model `{name}`; did you mean {' or '.join(close)}?")
+    close = get_close_matches(plain, [*NAMES, *ALIASES], n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`millrace models` lists them"
+    raise ModelError(f"there is no model `{name}`; {hint}")
 
 
 def build(spec: ModelSpec, batch: int) -> Graph:
