@@ -6,6 +6,8 @@ from models.graph import Graph
 
 SCHEMA_VERSION = 1
 
+GRAPH = "graph"  # the family of an imported model, whose specification holds its forward graph
+
 Config = dict[str, int | float | str | bool | tuple[int, ...]]
 
 
@@ -24,6 +26,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seq_len: int = 1
     precision: str = "fp32"
     graph: Graph | None = None
+
+
+def graph_spec(graph: Graph, precision: str) -> ModelSpec:
+    """Return the specification of an imported model, which the planner takes like any other."""
+    return ModelSpec(
+        name=graph.name,
+        family=GRAPH,
+        config={},
+        seq_len=graph.tokens_per_sample,
+        precision=precision,
+        graph=graph,
+    )
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

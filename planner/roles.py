@@ -9,14 +9,14 @@ products: ep is the product of the axes over which the expert label is split.
 from collections.abc import Iterator
 from math import prod
 
+from models.counting import NORMS
 from models.graph import Graph, Op
-from models.labels import BATCH, EXPERT, SEQUENCE, bind, parse
+from models.labels import BATCH, EXPERT, SEQUENCE
 from models.ops import op_kind
 from planner.plan import OpSignature, Plan
 from planner.sbp import parse_nd_sbp
 from planner.signatures import split_labels
 
-NORMS = ("layer_norm", "rms_norm")
 Roles = dict[str, int | bool | None]
 
 
@@ -38,18 +38,6 @@ def label_role(label: str | None) -> str | None:
     if label is None:
         return None
     return {BATCH: "dp", SEQUENCE: "cp", EXPERT: "ep"}.get(label, "tp")
-
-
-def expert_count(graph: Graph) -> int:
-    """Size of the expert label of the graph's products; 0 where none has one."""
-    tensors = graph.tensors_by_name
-    for op in graph.ops:
-        expression = parse(op.labels)
-        if op_kind(op.kind).products and EXPERT in expression.splittable:
-            shapes = [tensors[name].shape for name in op.inputs]
-            outputs = [tensors[name].shape for name in op.outputs]
-            return bind(expression, shapes, outputs, op=op.name)[EXPERT]
-    return 0
 
 
 def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:

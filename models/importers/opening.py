@@ -13,8 +13,8 @@ from typing import NamedTuple
 from models.builder import PRECISIONS
 from models.errors import ModelError
 from models.graph import Graph
-from models.spec import ModelSpec
-from models.zoo.catalogue import GRAPH, canonical_name, model_spec
+from models.spec import ModelSpec, graph_spec
+from models.zoo.catalogue import canonical_name, model_spec
 
 KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .pt2 file, or \
 `package.module:function`"
@@ -115,14 +115,7 @@ def _of_graph(graph: Graph, question: _Question) -> ModelSpec:
             f"`{question.path}` fixes sequences of {graph.tokens_per_sample} tokens, "
             f"{question.seq_len} were asked for; leave the length out or export the model again"
         )
-    return ModelSpec(
-        name=graph.name,
-        family=GRAPH,
-        config={},
-        seq_len=graph.tokens_per_sample,
-        precision=question.precision,
-        graph=graph,
-    )
+    return graph_spec(graph, question.precision)
 
 
 READERS: dict[str, Callable[[_Question], ModelSpec]] = {

@@ -24,9 +24,10 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.ops import Attributes
 from models.spec import Config, ModelSpec
-from models.zoo import encoder
-from models.zoo.encoder import INIT_STD
+from models.zoo import transformer
 from models.zoo.family import Family
+from models.zoo.norms import add_norm
+from models.zoo.transformer import INIT_STD
 
 MASKED_SHARE = 0.15
 
@@ -59,9 +60,9 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def check(spec: ModelSpec, config: BertConfig) -> None:
     """Raise ModelError when sizes do not divide or the sequence does not fit."""
     sizes = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "positions", "segments")
-    encoder.check_sizes(spec.name, {field: getattr(config, field) for field in sizes})
-    encoder.check_heads(spec.name, config.hidden, config.heads)
-    encoder.check_part(spec.name, config.activation, config.epsilon, config.dropout)
+    transformer.check_sizes(spec.name, {field: getattr(config, field) for field in sizes})
+    transformer.check_heads(spec.name, config.hidden, config.heads)
+    transformer.check_part(spec.name, config.activation, config.epsilon, config.dropout)
     if not 1 <= spec.seq_len <= config.positions:
         raise ModelError(
             f"model `{spec.name}` has {config.positions} positions: sequences of "
@@ -104,12 +105,12 @@ def build(spec: ModelSpec, config: BertConfig, batch: int) -> Graph:
     x, table = _embedding(builder, config, spec.seq_len)
     for layer in range(config.layers):
         builder.begin_block(f"layer.{layer}", template="layer")
-        mixed = encoder.attention_part(builder, x, config.heads, config.hidden // config.heads)
-        x = encoder.residual(builder, "attn.residual", x, mixed, config.dropout)
-        x = encoder.layer_norm(builder, "ln1", x, config.epsilon)
-        made = encoder.feed_forward_part(builder, x, config.ffn_hidden, config.activation)
-        x = encoder.residual(builder, "mlp.residual", x, made, config.dropout)
-        x = encoder.layer_norm(builder, "ln2", x, config.epsilon)
+        mixed = transformer.attention_part(builder, x, config.heads, config.hidden // config.heads)
+        x = transformer.residual(builder, "attn.residual", x, mixed, config.dropout)
+        x = add_norm(builder, "ln1", x, epsilon=config.epsilon)
+        made = transformer.feed_forward_part(builder, x, config.ffn_hidden, config.activation)
+        x = transformer.residual(builder, "mlp.residual", x, made, config.dropout)
+        x = add_norm(builder, "ln2", x, epsilon=config.epsilon)
     builder.begin_block("head")
     loss = _masked_loss(builder, config, x, table, spec.seq_len)
     if config.next_sentence:
@@ -157,7 +158,7 @@ def _embedding(builder: GraphBuilder, config: BertConfig, seq_len: int) -> tuple
     rows = builder.repeat(positions, "positions.weight", "t d")
     labels = "b t d, b t d, t d -> b t d"
     x = builder.apply("add", "sum", (tokens, segments, rows), labels)
-    x = encoder.layer_norm(builder, "ln", x, config.epsilon)
+    x = add_norm(builder, "ln", x, epsilon=config.epsilon)
     return dropout(builder, "dropout", x, "b t d", config.dropout), table
 
 
@@ -167,7 +168,7 @@ def _masked_loss(
     """Add the prediction of masked tokens and return the sum of its losses."""
     x = dense(builder, "transform", x, "b t k, k n -> b t n", {"n": config.hidden})
     x = builder.apply(config.activation, f"transform.{config.activation}", (x,), "b t n -> b t n")
-    x = encoder.layer_norm(builder, "ln", x, config.epsilon)
+    x = add_norm(builder, "ln", x, epsilon=config.epsilon)
     bias = builder.parameter("logits.bias", "v", (config.vocab,), init="zeros", decay=False)
     if config.tied:
         decoder = builder.repeat(table, "tokens.weight", "v k")
@@ -188,7 +189,7 @@ def _masked_loss(
 
 def _next_sentence_loss(builder: GraphBuilder, x: str, weight: int) -> str:
     """Add pooler and classifier; return the sum of the losses times `weight`."""
-    first = encoder.first_place(builder, "first", x)
+    first = transformer.first_place(builder, "first", x)
     hidden = builder.tensors[first].shape[-1]
     pooled = dense(builder, "pooler", first, "b k, k n -> b n", {"n": hidden})
     pooled = builder.apply("tanh", "pooler.tanh", (pooled,), "b n -> b n")

@@ -11,7 +11,7 @@ from models.builder import PRECISIONS
 from models.errors import ModelError
 from models.graph import Graph, with_batch
 from models.inference import check_graph
-from models.spec import Config, ModelSpec, TrainingSpec
+from models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from models.training import training_graph
 from models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
 from models.zoo.family import Family
@@ -28,7 +28,6 @@ FAMILIES: dict[str, Family] = {
     "face": face.FAMILY,
 }
 FUNCTION = "function"  # the family of `package.module:function`
-GRAPH = "graph"  # the family of an imported model, whose specification holds its forward graph
 
 
 class Entry(NamedTuple):

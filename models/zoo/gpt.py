@@ -23,7 +23,9 @@ from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
+from models.zoo import transformer
 from models.zoo.family import Family
+from models.zoo.norms import add_norm
 
 INIT_STD = 0.02
 EPSILON = 1e-5
@@ -107,8 +109,7 @@ def build(spec: ModelSpec, config: GptConfig, batch: int) -> Graph:
     x, table = _embedding(builder, config, spec.seq_len)
     for layer in range(config.layers):
         builder.begin_block(f"h.{layer}", template="h")
-        x = _attention(builder, config, x)
-        x = _feed_forward(builder, config, x)
+        x = _block(builder, config, x)
     _head(builder, config, x, table, spec.seq_len)
     return builder.build()
 
@@ -139,46 +140,34 @@ def _embedding(builder: GraphBuilder, config: GptConfig, seq_len: int) -> tuple[
     return builder.apply("add", "sum", (tokens, rows), "b t d, t d -> b t d"), table
 
 
-def _attention(builder: GraphBuilder, config: GptConfig, x: str) -> str:
-    heads = {"h": config.heads, "d": config.hidden // config.heads}
-    normed = layer_norm(builder, "ln1", x, config.hidden, config.epsilon)
-    std = config.init_std
-    query, key, value = (
-        dense(builder, f"attn.{part}", normed, "b t k, k h d -> b t h d", heads, std=std)
-        for part in ("q", "k", "v")
-    )
-    mixed = builder.apply(
-        "attention",
-        "attn.core",
-        (query, key, value),
-        "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h",
-        attributes={"causal": True, "scale": config.attention_scale or 1 / sqrt(heads["d"])},
-    )
-    out = dense(
+def _block(builder: GraphBuilder, config: GptConfig, x: str) -> str:
+    normed = add_norm(builder, "ln1", x, epsilon=config.epsilon)
+    mixed = transformer.attention_part(
         builder,
-        "attn.out",
-        mixed,
-        "b t h d, h d n -> b t n",
-        {"n": config.hidden},
-        std=config.residual_std,
+        normed,
+        config.heads,
+        config.hidden // config.heads,
+        causal=True,
+        scale=config.attention_scale,
+        std=config.init_std,
+        out_std=config.residual_std,
     )
-    return builder.apply("add", "attn.residual", (x, out), "b t n, b t n -> b t n")
-
-
-def _feed_forward(builder: GraphBuilder, config: GptConfig, x: str) -> str:
-    normed = layer_norm(builder, "ln2", x, config.hidden, config.epsilon)
-    labels = "b t k, k n -> b t n"
-    wide = dense(builder, "mlp.fc1", normed, labels, {"n": config.ffn_hidden}, std=config.init_std)
-    name = f"mlp.{config.activation}"
-    active = builder.apply(config.activation, name, (wide,), "b t n -> b t n")
-    narrow = {"n": config.hidden}
-    out = dense(builder, "mlp.fc2", active, labels, narrow, std=config.residual_std)
-    return builder.apply("add", "mlp.residual", (x, out), "b t n, b t n -> b t n")
+    x = builder.apply("add", "attn.residual", (x, mixed), "b t n, b t n -> b t n")
+    normed = add_norm(builder, "ln2", x, epsilon=config.epsilon)
+    made = transformer.feed_forward_part(
+        builder,
+        normed,
+        config.ffn_hidden,
+        config.activation,
+        std=config.init_std,
+        out_std=config.residual_std,
+    )
+    return builder.apply("add", "mlp.residual", (x, made), "b t n, b t n -> b t n")
 
 
 def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len: int) -> None:
     builder.begin_block("head")
-    normed = layer_norm(builder, "ln", x, config.hidden, config.epsilon)
+    normed = add_norm(builder, "ln", x, epsilon=config.epsilon)
     if config.tied:
         tied = builder.repeat(table, "tokens.weight", "v k")
         logits = builder.apply("matmul", "logits", (normed, tied), "b t k, v k -> b t v")
@@ -190,21 +179,6 @@ def _head(builder: GraphBuilder, config: GptConfig, x: str, table: str, seq_len:
     losses = builder.apply("cross_entropy", "loss", (logits, targets), "b t v!, b t -> b t, b t")
     builder.apply("sum", "loss_sum", (losses,), "b t -> ")
     builder.apply("count_valid", "token_count", (targets,), "b t -> ")
-
-
-def layer_norm(
-    builder: GraphBuilder, name: str, x: str, hidden: int, epsilon: float = EPSILON
-) -> str:
-    """Add a layer norm with its own scale and shift over the last dim of `b t d`."""
-    scale = builder.parameter(f"{name}.weight", "d", (hidden,), init="ones", decay=False)
-    shift = builder.parameter(f"{name}.bias", "d", (hidden,), init="zeros", decay=False)
-    return builder.apply(
-        "layer_norm",
-        name,
-        (x, scale, shift),
-        "b t d!, d!, d! -> b t d!, b t, b t",
-        attributes={"epsilon": epsilon},
-    )
 
 
 def _sizes(

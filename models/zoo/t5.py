@@ -25,8 +25,9 @@ from models.builder import GraphBuilder, dense, dropout
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo import encoder
+from models.zoo import transformer
 from models.zoo.family import Family
+from models.zoo.norms import add_norm
 
 SEQ_LEN = 512
 """Tokens of a source in the paper's pre-training (section 3.1.2); distances set no limit."""
@@ -60,11 +61,11 @@ class T5Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def check(spec: ModelSpec, config: T5Config) -> None:
     """Raise ModelError when a size is out of its range."""
     sizes = ("layers", "hidden", "heads", "head_dim", "ffn_hidden", "vocab", "max_distance")
-    encoder.check_sizes(
+    transformer.check_sizes(
         spec.name,
         {field: getattr(config, field) for field in sizes} | {"seq_len": spec.seq_len},
     )
-    encoder.check_part(spec.name, config.activation, config.epsilon, config.dropout)
+    transformer.check_part(spec.name, config.activation, config.epsilon, config.dropout)
     if config.decoder_layers < 0:
         raise ModelError(
             f"model `{spec.name}`: `decoder_layers` is {config.decoder_layers}; expected 1 or more "
@@ -194,7 +195,7 @@ def _projected(builder: GraphBuilder, config: T5Config, part: str, x: str, mixed
     labels = "b t h d, h d n -> b t n"
     sizes = {"n": config.hidden}
     out = dense(builder, f"{part}.out", mixed, labels, sizes, std=std, bias=False)
-    return encoder.residual(builder, f"{part}.residual", x, out, config.dropout)
+    return transformer.residual(builder, f"{part}.residual", x, out, config.dropout)
 
 
 def _feed_forward(builder: GraphBuilder, config: T5Config, x: str) -> str:
@@ -209,7 +210,7 @@ def _feed_forward(builder: GraphBuilder, config: T5Config, x: str) -> str:
     made = dropout(builder, "mlp.dropout", made, "b t n", config.dropout)
     narrow, std = {"n": config.hidden}, config.ffn_hidden**-0.5
     out = dense(builder, "mlp.fc2", made, labels, narrow, std=std, bias=False)
-    return encoder.residual(builder, "mlp.residual", x, out, config.dropout)
+    return transformer.residual(builder, "mlp.residual", x, out, config.dropout)
 
 
 def _last_norm(builder: GraphBuilder, config: T5Config, x: str) -> str:
@@ -236,11 +237,7 @@ def _head(builder: GraphBuilder, config: T5Config, x: str, table: str, seq_len: 
 
 
 def _norm(builder: GraphBuilder, name: str, x: str, config: T5Config) -> str:
-    weight = builder.parameter(f"{name}.weight", "d", (config.hidden,), init="ones", decay=False)
-    attributes = {"epsilon": config.epsilon}
-    return builder.apply(
-        "rms_norm", name, (x, weight), "b t d!, d! -> b t d!, b t", attributes=attributes
-    )
+    return add_norm(builder, name, x, kind="rms", epsilon=config.epsilon)
 
 
 VOCAB = 32128  # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128

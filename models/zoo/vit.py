@@ -23,8 +23,9 @@ from models.builder import GraphBuilder, dense, dropout
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo import encoder
+from models.zoo import transformer
 from models.zoo.family import Family, check_no_sequence, one_item
+from models.zoo.norms import add_norm
 
 
 class VitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,12 +59,12 @@ def check(spec: ModelSpec, config: VitConfig) -> None:
     sizes = {field: getattr(config, field) for field in ("layers", "hidden", "heads")}
     sizes |= {field: getattr(config, field) for field in ("ffn_hidden", "classes", "channels")}
     sizes |= {"image": min(config.image), "patch": min(config.patch)}
-    encoder.check_sizes(spec.name, sizes)
+    transformer.check_sizes(spec.name, sizes)
     if config.head_dim < 0:
         raise ModelError(f"model `{spec.name}`: `head_dim` is {config.head_dim}, below 0")
     if not config.head_dim:
-        encoder.check_heads(spec.name, config.hidden, config.heads)
-    encoder.check_part(spec.name, config.activation, config.epsilon, config.dropout)
+        transformer.check_heads(spec.name, config.hidden, config.heads)
+    transformer.check_part(spec.name, config.activation, config.epsilon, config.dropout)
     if min(config.grid) < 1:
         raise ModelError(
             f"model `{spec.name}`: an image of {config.image[0]} x {config.image[1]} pixels holds "
@@ -89,14 +90,14 @@ def build(spec: ModelSpec, config: VitConfig, batch: int) -> Graph:
     x = _places(builder, config, _patches(builder, config))
     for layer in range(config.layers):
         builder.begin_block(f"layer.{layer}", template="layer")
-        normed = encoder.layer_norm(builder, "ln1", x, config.epsilon)
-        mixed = encoder.attention_part(
+        normed = add_norm(builder, "ln1", x, epsilon=config.epsilon)
+        mixed = transformer.attention_part(
             builder, normed, config.heads, head_dim, bias=config.qkv_bias
         )
-        x = encoder.residual(builder, "attn.residual", x, mixed, config.dropout)
-        normed = encoder.layer_norm(builder, "ln2", x, config.epsilon)
-        made = encoder.feed_forward_part(builder, normed, config.ffn_hidden, config.activation)
-        x = encoder.residual(builder, "mlp.residual", x, made, config.dropout)
+        x = transformer.residual(builder, "attn.residual", x, mixed, config.dropout)
+        normed = add_norm(builder, "ln2", x, epsilon=config.epsilon)
+        made = transformer.feed_forward_part(builder, normed, config.ffn_hidden, config.activation)
+        x = transformer.residual(builder, "mlp.residual", x, made, config.dropout)
     _head(builder, config, x)
     return builder.build()
 
@@ -147,8 +148,8 @@ def _places(builder: GraphBuilder, config: VitConfig, patches: str) -> str:
 
 def _head(builder: GraphBuilder, config: VitConfig, x: str) -> None:
     builder.begin_block("head")
-    normed = encoder.layer_norm(builder, "ln", x, config.epsilon)
-    first = encoder.first_place(builder, "first", normed)
+    normed = add_norm(builder, "ln", x, epsilon=config.epsilon)
+    first = transformer.first_place(builder, "first", normed)
     logits = dense(builder, "logits", first, "b k, k s -> b s", {"s": config.classes})
     shape = (builder.batch,)
     targets = builder.input("targets", "b", shape, source="classes", values=config.classes)

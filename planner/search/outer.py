@@ -11,13 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from models.counting import splits
 from models.graph import Graph
-from models.labels import SEQUENCE, parse
 from models.zoo.catalogue import build_training
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError, ProtocolError
 from planner.plan import Evidence, Plan
-from planner.roles import expert_count
 from planner.search.candidates import Candidate, candidates
 from planner.search.evaluation import Evaluator, Found, Pruned, unfit
 from planner.search.request import MemoryLimitError, SearchRequest
@@ -87,14 +86,14 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
-    sequence = any(SEQUENCE in parse(op.labels).splittable for op in graph.ops)
+    can = splits(graph)
     everything = candidates(
         request.pins,
         request.cluster,
         request.global_batch,
         len(graph.blocks),
-        sequence=sequence,
-        experts=expert_count(graph),
+        sequence=bool(can["sequence"] or can["sequence_parallel"]),
+        experts=int(can["experts"]),
     )
     count = len(everything)
     tell = progress or (lambda line: None)

@@ -9,6 +9,7 @@ Experts share axes with the rest of the model: `RoledAxis.experts` says which ar
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from models import counting
 from models.graph import Graph, Op
 from models.labels import BATCH, EXPERT, SEQUENCE, parse
 from models.ops import op_kind
@@ -19,9 +20,7 @@ from planner.signatures import Allowed, AxisSignature
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "adamw", "sgd", "squared_sum")
 NORMS = tuple(
-    f"{norm}{part}"
-    for norm in ("layer_norm", "rms_norm")
-    for part in ("", "_grad_input", "_grad_weight")
+    f"{norm}{part}" for norm in counting.NORMS for part in ("", "_grad_input", "_grad_weight")
 )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from models.errors import ModelError
 from models.graph import Graph
-from models.spec import ModelSpec
+from models.spec import ModelSpec, graph_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,4 @@ class Imported:
 
 def spec(imported: Imported) -> ModelSpec:
     """Return the specification of an imported model, which the planner takes like any other."""
-    return ModelSpec(
-        name=imported.graph.name,
-        family="graph",
-        config={},
-        seq_len=imported.graph.tokens_per_sample,
-        precision=imported.precision,
-        graph=imported.graph,
-    )
+    return graph_spec(imported.graph, imported.precision)

@@ -13,7 +13,7 @@ arXiv 2310.06825 (2023), section 2. ALiBi: Press et al., arXiv 2108.12409 (2021)
 from models.builder import GraphBuilder, dense
 from models.ops import Attributes
 from models.zoo.decoder.config import DecoderConfig
-from models.zoo.decoder.norms import add_norm
+from models.zoo.norms import add_norm
 
 
 def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:

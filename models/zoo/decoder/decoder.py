@@ -11,9 +11,9 @@ from models.zoo.decoder.config import DecoderConfig, check
 from models.zoo.decoder.experts import experts
 from models.zoo.decoder.feed_forward import feed_forward
 from models.zoo.decoder.latent_attention import latent_attention
-from models.zoo.decoder.norms import add_norm
 from models.zoo.decoder.sizes import ALIASES, MODELS
 from models.zoo.family import Family
+from models.zoo.norms import add_norm
 
 
 def default_seq_len(config: DecoderConfig) -> int:

@@ -16,7 +16,7 @@ and not used here.
 from models.builder import GraphBuilder, dense
 from models.zoo.decoder.attention import mix, project_out, rotary_attributes
 from models.zoo.decoder.config import DecoderConfig
-from models.zoo.decoder.norms import add_norm
+from models.zoo.norms import add_norm
 
 LATENT_EPSILON = 1e-6  # of the norms of latent vectors, whatever that of the stream's norms is
 

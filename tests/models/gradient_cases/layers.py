@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from models.builder import GraphBuilder, dense
-from models.zoo import gpt
+from models.zoo.norms import add_norm
 from tests.models.gradient_cases.classifier import B, Body, K, T
 
 GROUPS, HEADS, QUERY, VALUE = 2, 2, 4, 3
@@ -19,7 +19,7 @@ EXPERTS, CHOICES = 4, 2
 
 
 def layer_normed(builder: GraphBuilder, x: str) -> str:
-    return gpt.layer_norm(builder, "ln", x, K)
+    return add_norm(builder, "ln", x, epsilon=1e-5)
 
 
 def rms_normed(builder: GraphBuilder, x: str) -> str:

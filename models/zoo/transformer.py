@@ -1,4 +1,4 @@
-"""Parts of an encoder, as BERT and the vision transformer have them: biases everywhere.
+"""Parts of a transformer block, as GPT, BERT and the vision transformer have them.
 
 Where the norms stand is the family's own affair. Heads stay a dim of their own, so that splitting
 them is S on that dim.
@@ -18,13 +18,26 @@ ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
 
 
 def attention_part(
-    builder: GraphBuilder, x: str, heads: int, head_dim: int, *, bias: bool = True
+    builder: GraphBuilder,
+    x: str,
+    heads: int,
+    head_dim: int,
+    *,
+    causal: bool = False,
+    scale: float = 0.0,
+    bias: bool = True,
+    std: float = INIT_STD,
+    out_std: float = INIT_STD,
 ) -> str:
-    """Add attention of every place to every place, with its projections; `bias`: of q, k and v."""
+    """Add attention with its projections and return what it adds to `x`.
+
+    `scale` multiplies the scores (0: one over the root of `head_dim`), `bias` is that of q, k and
+    v, `out_std` the initial deviation of the last projection.
+    """
     hidden = builder.tensors[x].shape[-1]
     sizes = {"h": heads, "d": head_dim}
     query, key, value = (
-        dense(builder, f"attn.{part}", x, "b t k, k h d -> b t h d", sizes, bias=bias)
+        dense(builder, f"attn.{part}", x, "b t k, k h d -> b t h d", sizes, std=std, bias=bias)
         for part in ("q", "k", "v")
     )
     mixed = builder.apply(
@@ -32,38 +45,33 @@ def attention_part(
         "attn.core",
         (query, key, value),
         "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h",
-        attributes={"causal": False, "scale": 1 / sqrt(sizes["d"])},
+        attributes={"causal": causal, "scale": scale or 1 / sqrt(head_dim)},
     )
-    return dense(builder, "attn.out", mixed, "b t h d, h d n -> b t n", {"n": hidden})
+    labels = "b t h d, h d n -> b t n"
+    return dense(builder, "attn.out", mixed, labels, {"n": hidden}, std=out_std)
 
 
-def feed_forward_part(builder: GraphBuilder, x: str, ffn_hidden: int, activation: str) -> str:
-    """Add two products with an activation between them."""
+def feed_forward_part(
+    builder: GraphBuilder,
+    x: str,
+    ffn_hidden: int,
+    activation: str,
+    *,
+    std: float = INIT_STD,
+    out_std: float = INIT_STD,
+) -> str:
+    """Add two products with an activation between them and return what they add to `x`."""
     hidden = builder.tensors[x].shape[-1]
     labels = "b t k, k n -> b t n"
-    wide = dense(builder, "mlp.fc1", x, labels, {"n": ffn_hidden})
+    wide = dense(builder, "mlp.fc1", x, labels, {"n": ffn_hidden}, std=std)
     active = builder.apply(activation, f"mlp.{activation}", (wide,), "b t n -> b t n")
-    return dense(builder, "mlp.fc2", active, labels, {"n": hidden})
+    return dense(builder, "mlp.fc2", active, labels, {"n": hidden}, std=out_std)
 
 
 def residual(builder: GraphBuilder, name: str, x: str, part: str, rate: float) -> str:
     """Add a part, thinned by dropout, to what it read."""
     kept = dropout(builder, f"{name}.dropout", part, "b t n", rate)
     return builder.apply("add", name, (x, kept), "b t n, b t n -> b t n")
-
-
-def layer_norm(builder: GraphBuilder, name: str, x: str, epsilon: float) -> str:
-    """Add a layer norm with its own scale and shift over the last dim of `b t d`."""
-    hidden = builder.tensors[x].shape[-1]
-    scale = builder.parameter(f"{name}.weight", "d", (hidden,), init="ones", decay=False)
-    shift = builder.parameter(f"{name}.bias", "d", (hidden,), init="zeros", decay=False)
-    return builder.apply(
-        "layer_norm",
-        name,
-        (x, scale, shift),
-        "b t d!, d!, d! -> b t d!, b t, b t",
-        attributes={"epsilon": epsilon},
-    )
 
 
 def first_place(builder: GraphBuilder, name: str, x: str) -> str:

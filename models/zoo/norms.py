@@ -1,4 +1,4 @@
-"""Norms of a decoder: over the residual stream, and over the features of a head.
+"""Norms: over the residual stream, or over the features of a head.
 
 Shape legend: b batch, t sequence, g groups, r heads of a group, d features normed.
 """
@@ -8,7 +8,13 @@ from models.labels import parse, write
 
 
 def add_norm(
-    builder: GraphBuilder, name: str, x: str, dims: str, *, kind: str, epsilon: float
+    builder: GraphBuilder,
+    name: str,
+    x: str,
+    dims: str = "b t d",
+    *,
+    kind: str = "layer",
+    epsilon: float,
 ) -> str:
     """Add a norm over the last dim of `x`, with weights of its own, and return its output.
 
