@@ -25,7 +25,7 @@ from models.graph import Graph
 from models.ops import Attributes
 from models.spec import Config, ModelSpec
 from models.zoo import transformer
-from models.zoo.family import Family
+from models.zoo.family import Family, check_sizes
 from models.zoo.norms import add_norm
 from models.zoo.transformer import INIT_STD
 
@@ -60,7 +60,7 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def check(spec: ModelSpec, config: BertConfig) -> None:
     """Raise ModelError when sizes do not divide or the sequence does not fit."""
     sizes = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "positions", "segments")
-    transformer.check_sizes(spec.name, {field: getattr(config, field) for field in sizes})
+    check_sizes(spec, config, *sizes)
     transformer.check_heads(spec.name, config.hidden, config.heads)
     transformer.check_part(spec.name, config.activation, config.epsilon, config.dropout)
     if not 1 <= spec.seq_len <= config.positions:

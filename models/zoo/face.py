@@ -26,7 +26,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 from models.zoo.convolution import batch_norm, convolution, prelu
-from models.zoo.family import Family, check_no_sequence, one_item
+from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 
 MS1MV2_IDENTITIES = 85742  # Deng et al., arXiv 1801.07698, table 1 (MS1MV2: 85K identities)
 BLOCKS_MAX = 10_000
@@ -87,15 +87,8 @@ def check(spec: ModelSpec, config: FaceConfig) -> None:
             f"{where}: {stages} `depths` and {len(config.widths)} `widths`; expected "
             f"{'one of each per stage' if wanted else 'none, as mobilefacenet has its own'}"
         )
-    sizes = [
-        (field, getattr(config, field))
-        for field in ("width_percent", "features", "classes", "image_size", "channels")
-    ]
-    sizes += [("depths", value) for value in config.depths]
-    sizes += [("widths", value) for value in config.widths]
-    for field, value in sizes:
-        if value < 1:
-            raise ModelError(f"{where}: `{field}` is {value}, below 1")
+    sizes = ("width_percent", "features", "classes", "image_size", "channels", "depths", "widths")
+    check_sizes(spec, config, *sizes)
     if sum(config.depths) > BLOCKS_MAX:
         raise ModelError(f"{where}: {sum(config.depths)} units; at most {BLOCKS_MAX} are built")
     if not config.scale > 0:

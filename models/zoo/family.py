@@ -34,3 +34,12 @@ def check_no_sequence(spec: ModelSpec) -> None:
         raise ModelError(
             f"model `{spec.name}` has no sequence: leave its length out, {spec.seq_len} was given"
         )
+
+
+def check_sizes(spec: ModelSpec, config: Any, *fields: str) -> None:
+    """Raise ModelError when a field of the configuration, or one of its numbers, is below 1."""
+    for field in fields:
+        value = getattr(config, field)
+        for size in value if isinstance(value, tuple) else (value,):
+            if size < 1:
+                raise ModelError(f"model `{spec.name}`: `{field}` is {size}, below 1")

@@ -24,7 +24,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 from models.zoo import transformer
-from models.zoo.family import Family
+from models.zoo.family import Family, check_sizes
 from models.zoo.norms import add_norm
 
 INIT_STD = 0.02
@@ -62,9 +62,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def check(spec: ModelSpec, config: GptConfig) -> None:
     """Raise ModelError when sizes do not divide or the sequence is longer than the positions."""
-    for field in ("layers", "hidden", "heads", "ffn_hidden", "vocab", "positions"):
-        if getattr(config, field) < 1:
-            raise ModelError(f"model `{spec.name}`: `{field}` is {getattr(config, field)}, below 1")
+    check_sizes(spec, config, "layers", "hidden", "heads", "ffn_hidden", "vocab", "positions")
     for field in ("token_std", "init_std", "epsilon"):
         if (value := getattr(config, field)) <= 0:
             raise ModelError(f"model `{spec.name}`: `{field}` is {value}, not above 0")

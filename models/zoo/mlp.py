@@ -12,7 +12,7 @@ from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo.family import Family, check_no_sequence, one_item
+from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,9 +27,7 @@ class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def check(spec: ModelSpec, config: MlpConfig) -> None:
     """Raise ModelError when the sizes do not divide or a sequence length is asked for."""
-    for field in config.__struct_fields__:
-        if getattr(config, field) < 1:
-            raise ModelError(f"model `{spec.name}`: `{field}` is {getattr(config, field)}, below 1")
+    check_sizes(spec, config, *config.__struct_fields__)
     if config.inputs % config.columns:
         raise ModelError(
             f"model `{spec.name}`: inputs ({config.inputs}) is not divisible by columns "

@@ -26,7 +26,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 from models.zoo import transformer
-from models.zoo.family import Family
+from models.zoo.family import Family, check_sizes
 from models.zoo.norms import add_norm
 
 SEQ_LEN = 512
@@ -61,10 +61,8 @@ class T5Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def check(spec: ModelSpec, config: T5Config) -> None:
     """Raise ModelError when a size is out of its range."""
     sizes = ("layers", "hidden", "heads", "head_dim", "ffn_hidden", "vocab", "max_distance")
-    transformer.check_sizes(
-        spec.name,
-        {field: getattr(config, field) for field in sizes} | {"seq_len": spec.seq_len},
-    )
+    check_sizes(spec, config, *sizes)
+    check_sizes(spec, spec, "seq_len")
     transformer.check_part(spec.name, config.activation, config.epsilon, config.dropout)
     if config.decoder_layers < 0:
         raise ModelError(

@@ -88,13 +88,6 @@ def first_place(builder: GraphBuilder, name: str, x: str) -> str:
     return builder.apply("sum", name, (kept,), "b z d -> b d")
 
 
-def check_sizes(model: str, sizes: dict[str, int]) -> None:
-    """Raise ModelError when one of the named sizes is below 1."""
-    for field, size in sizes.items():
-        if size < 1:
-            raise ModelError(f"model `{model}`: `{field}` is {size}, below 1")
-
-
 def check_heads(model: str, hidden: int, heads: int) -> None:
     """Raise ModelError when heads do not divide the hidden size."""
     if hidden % heads:

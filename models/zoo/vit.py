@@ -24,7 +24,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
 from models.zoo import transformer
-from models.zoo.family import Family, check_no_sequence, one_item
+from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 from models.zoo.norms import add_norm
 
 
@@ -56,10 +56,8 @@ class VitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def check(spec: ModelSpec, config: VitConfig) -> None:
     """Raise ModelError when sizes do not divide or a sequence length is asked for."""
-    sizes = {field: getattr(config, field) for field in ("layers", "hidden", "heads")}
-    sizes |= {field: getattr(config, field) for field in ("ffn_hidden", "classes", "channels")}
-    sizes |= {"image": min(config.image), "patch": min(config.patch)}
-    transformer.check_sizes(spec.name, sizes)
+    sizes = ("layers", "hidden", "heads", "ffn_hidden", "classes", "channels", "image", "patch")
+    check_sizes(spec, config, *sizes)
     if config.head_dim < 0:
         raise ModelError(f"model `{spec.name}`: `head_dim` is {config.head_dim}, below 0")
     if not config.head_dim:

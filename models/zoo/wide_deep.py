@@ -28,7 +28,7 @@ from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo.family import Family, check_no_sequence, one_item
+from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 
 LAYERS_MAX = 10_000
 """Hidden layers of the largest model built."""
@@ -48,9 +48,7 @@ class WideDeepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def check(spec: ModelSpec, config: WideDeepConfig) -> None:
     """Raise ModelError when sizes are out of range or a sequence length is asked for."""
     where = f"model `{spec.name}`"
-    for field in ("fields", "numbers", "embedding", "hidden", "layers"):
-        if getattr(config, field) < 1:
-            raise ModelError(f"{where}: `{field}` is {getattr(config, field)}, below 1")
+    check_sizes(spec, config, "fields", "numbers", "embedding", "hidden", "layers")
     if config.vocab < config.fields:
         raise ModelError(
             f"{where}: `vocab` is {config.vocab}, too few rows for {config.fields} fields; every "
