@@ -2,7 +2,8 @@
 
 F is a chunk's forward, B the gradients of its inputs, W the gradients of its weights; BW is both at
 once. Every schedule is a function from (stage, stages, chunks on the stage, microbatches) to the
-stage's sequence of slots. A new schedule is one entry in `SCHEDULES`.
+stage's sequence of slots. A new schedule is one entry in `SCHEDULES`; `stage_of` says where its
+chunks lie.
 """
 
 from collections.abc import Callable
@@ -45,16 +46,15 @@ def one_forward_one_backward(stage: int, stages: int, chunks: int, microbatches:
 
 
 def interleaved(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
-    """Several chunks a stage, in rounds of `stages` microbatches (Narayanan 2021, section 2.2)."""
-    if stages > 1 and microbatches % stages:
-        raise InfeasibleError(
-            f"schedule interleaved-1f1b runs rounds of {stages} microbatches, one per stage: "
-            f"{microbatches} microbatches do not divide; change the micro batch or the global batch"
-        )
-    total = microbatches * chunks
+    """Several chunks a stage, in rounds of `stages` microbatches (Narayanan 2021, section 2.2).
+
+    A last round of fewer microbatches is a full one without those that are missing.
+    """
+    rounded = -(-microbatches // stages) * stages
+    total = rounded * chunks
     forward = [_interleaved_slot("F", k, stages, chunks) for k in range(total)]
     backward = [_interleaved_slot("BW", k, stages, chunks) for k in range(total)]
-    if microbatches == stages:
+    if rounded == stages:
         warm_up = total
     else:
         warm_up = min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
@@ -62,7 +62,15 @@ def interleaved(stage: int, stages: int, chunks: int, microbatches: int) -> Orde
     for k in range(warm_up, total):
         order += [forward[k], backward[k - warm_up]]
     order += backward[total - warm_up :]
-    return tuple(order)
+    return _without_missing(order, microbatches)
+
+
+def _without_missing(order: list[Slot], microbatches: int) -> Order:
+    """Leave out microbatches that a step does not have.
+
+    Nothing waits for another microbatch but its turn, so what is left still runs to its end.
+    """
+    return tuple(slot for slot in order if slot.microbatch < microbatches)
 
 
 def _interleaved_slot(part: str, k: int, stages: int, chunks: int) -> Slot:
@@ -94,12 +102,63 @@ def zero_bubble_h1(stage: int, stages: int, chunks: int, microbatches: int) -> O
     return tuple(order)
 
 
+def zero_bubble_v(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
+    """No bubble at 1F1B's memory, where F, B and W last equally long (Qi et al. 2023, section 6).
+
+    A stage's second chunk mirrors its first: forwards go down the stages and come back up, so that
+    backwards begin on the stage where forwards did. No stage ever keeps more than `2 · stages`
+    chunks' activations, half as large as 1F1B's.
+    """
+    if chunks != 2:
+        raise InfeasibleError(f"schedule zb-v runs two chunks a stage, found {chunks}")
+    # What follows keeps a full pipeline busy; fewer microbatches than fill it are left out of it.
+    full = max(2 * stages - 1, microbatches)
+    order: list[Slot] = []
+    done = dict.fromkeys([(part, chunk) for part in "FBW" for chunk in (0, 1)], 0)
+
+    def run(part: str, chunk: int) -> None:
+        if done[part, chunk] < full:
+            order.append(Slot(part, chunk, done[part, chunk]))
+            done[part, chunk] += 1
+
+    def repeated(count: int, pieces: str) -> None:
+        for _ in range(count):
+            for piece in pieces.split():
+                run(piece[0], int(piece[1]))
+
+    repeated(2 * (stages - stage) - 1, "F0")
+    repeated(stage, "F1 F0")
+    repeated(stages - stage, "F1 B1 W1")
+    repeated(full - done["F", 1], "F0 B0 W0 F1 B1 W1")
+    repeated(stage, "B0 B1")
+    repeated(stages - stage, "B0 W0")
+    repeated(full - done["W", 1], "W1")
+    repeated(full - done["W", 0], "W0")
+    return _without_missing(order, microbatches)
+
+
 SCHEDULES: dict[str, Rule] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved-1f1b": interleaved,
     "zb-h1": zero_bubble_h1,
+    "zb-v": zero_bubble_v,
 }
+FOLDED = ("zb-v",)  # schedules whose every other row of chunks goes back up the stages
+
+
+def stage_of(schedule: str, position: int, stages: int) -> int:
+    """Return the stage of the chunk at a position of the model.
+
+    Examples
+    --------
+    >>> [stage_of("interleaved-1f1b", k, 3) for k in range(6)]
+    [0, 1, 2, 0, 1, 2]
+    >>> [stage_of("zb-v", k, 3) for k in range(6)]
+    [0, 1, 2, 2, 1, 0]
+    """
+    row, stage = divmod(position, stages)
+    return stages - 1 - stage if schedule in FOLDED and row % 2 else stage
 
 
 def schedule_order(

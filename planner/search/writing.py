@@ -6,6 +6,7 @@ from models.graph import Graph, with_batch
 from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, Plan
 from planner.roles import axis_roles, roles
+from planner.schedules import stage_of
 from planner.search.evaluation import Found
 from planner.search.pins import Pins
 from planner.search.request import SearchRequest
@@ -18,7 +19,7 @@ def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
     place = {variant.template: at for at, variant in enumerate(found.variants[:templates])}
     chunks = tuple(
         Chunk(
-            stage=position % pipeline.stages,
+            stage=stage_of(pipeline.schedule, position, pipeline.stages),
             blocks=tuple(
                 BlockChoice(
                     block=block, variant=place[graph.templates[block]] + templates * variant

@@ -3,15 +3,15 @@
 import pytest
 
 from planner.errors import InfeasibleError, PlanError
-from planner.schedules import SCHEDULES, Slot, in_flight, schedule_order
+from planner.schedules import SCHEDULES, Slot, in_flight, schedule_order, stage_of
 
+CHUNKS = {"gpipe": (1, 2, 3), "interleaved-1f1b": (1, 2, 3), "zb-v": (2,)}
 CASES = [
     (name, stages, chunks, microbatches)
     for name in SCHEDULES
-    for stages in (1, 2, 4)
-    for chunks in ((1, 2, 3) if name in ("gpipe", "interleaved-1f1b") else (1,))
-    for microbatches in (1, 4, 8)
-    if name != "interleaved-1f1b" or microbatches % stages == 0
+    for stages in (1, 2, 3, 4, 8)
+    for chunks in CHUNKS.get(name, (1,))
+    for microbatches in (1, 3, 4, 7, 8, 17)
 ]
 
 
@@ -31,13 +31,16 @@ def test_every_part_of_every_microbatch_runs_once_and_forward_comes_first(
                 assert at == sorted(at)
 
 
-@pytest.mark.parametrize(("name", "stages", "chunks", "microbatches"), CASES)
-def test_the_stages_orders_fit_together(name, stages, chunks, microbatches):
-    """Running every stage's order against its neighbours never gets stuck."""
+def time_of(name: str, stages: int, chunks: int, microbatches: int) -> int:
+    """When every stage is done, where F, B and W of a chunk last one unit each.
+
+    Runs every stage's order against its neighbours; fails where they get stuck.
+    """
     last = stages * chunks - 1
+    place = {(stage_of(name, k, stages), k // stages): k for k in range(last + 1)}
     orders = [
         [
-            (part, s.chunk * stages + stage, s.microbatch)
+            (part, place[stage, s.chunk], s.microbatch)
             for s in schedule_order(
                 name, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
             )
@@ -45,8 +48,8 @@ def test_the_stages_orders_fit_together(name, stages, chunks, microbatches):
         ]
         for stage in range(stages)
     ]
-    done: set[tuple[str, int, int]] = set()
-    heads = [0] * stages
+    done: dict[tuple[str, int, int], int] = {}
+    heads, clocks = [0] * stages, [0] * stages
     progress = True
     while progress:
         progress = False
@@ -58,12 +61,57 @@ def test_the_stages_orders_fit_together(name, stages, chunks, microbatches):
                     "B": [("F", piece, m), *([("B", piece + 1, m)] if piece < last else [])],
                     "W": [("B", piece, m)],
                 }[part]
-                if not done.issuperset(needs):
+                if not done.keys() >= set(needs):
                     break
-                done.add((part, piece, m))
+                clocks[stage] = 1 + max([clocks[stage], *(done[need] for need in needs)])
+                done[part, piece, m] = clocks[stage]
                 heads[stage] += 1
                 progress = True
     assert heads == [len(order) for order in orders]
+    return max(clocks)
+
+
+@pytest.mark.parametrize(("name", "stages", "chunks", "microbatches"), CASES)
+def test_the_stages_orders_fit_together(name, stages, chunks, microbatches):
+    assert time_of(name, stages, chunks, microbatches) >= 3 * chunks * microbatches
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_the_v_has_no_bubble_but_the_way_to_the_last_stage(stages):
+    for microbatches in (2 * stages - 1, 2 * stages, 3 * stages + 1):
+        assert time_of("zb-v", stages, 2, microbatches) == 6 * microbatches + stages - 1
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_the_v_keeps_no_more_than_1f1b(stages):
+    for microbatches in range(1, 3 * stages):
+        most = max(
+            in_flight(
+                schedule_order(
+                    "zb-v", stage=stage, stages=stages, chunks=2, microbatches=microbatches
+                )
+            )
+            for stage in range(stages)
+        )
+        first = in_flight(
+            schedule_order("1f1b", stage=0, stages=stages, chunks=1, microbatches=microbatches)
+        )
+        assert most <= 2 * first  # chunks are half a stage
+
+
+@pytest.mark.parametrize("microbatches", range(1, 14))
+def test_a_shorter_last_round_takes_no_longer_than_a_full_one(microbatches):
+    full = -(-microbatches // 4) * 4
+    assert time_of("interleaved-1f1b", 4, 2, microbatches) <= time_of(
+        "interleaved-1f1b", 4, 2, full
+    )
+
+
+def test_the_v_folds_and_loops_go_round():
+    assert [stage_of("zb-v", k, 4) for k in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [stage_of("interleaved-1f1b", k, 4) for k in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    with pytest.raises(InfeasibleError, match="two chunks a stage, found 1"):
+        schedule_order("zb-v", stage=0, stages=2, chunks=1, microbatches=4)
 
 
 def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind():
@@ -88,8 +136,3 @@ def test_zero_bubble_defers_weight_gradients_on_later_stages():
 def test_an_unknown_schedule_is_named_with_the_known_ones():
     with pytest.raises(PlanError, match="unknown schedule `2f2b`: choose one of gpipe, 1f1b"):
         schedule_order("2f2b", stage=0, stages=2, chunks=1, microbatches=2)
-
-
-def test_interleaving_needs_rounds_of_as_many_microbatches_as_stages():
-    with pytest.raises(InfeasibleError, match="6 microbatches do not divide"):
-        schedule_order("interleaved-1f1b", stage=0, stages=4, chunks=2, microbatches=6)
