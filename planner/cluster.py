@@ -58,3 +58,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def devices(self) -> int:
         """Number of devices in the cluster."""
         return self.devices_per_node * self.nodes
+
+    def device_of(self, rank: int) -> Device:
+        """The kind of device that rank `rank` lies on."""
+        return self.device

@@ -1,0 +1,89 @@
+"""Compiled actors: the duration of each one's firing on a cluster."""
+
+from models.ops import state_of
+from planner.actors.graph import Actor, ActorGraph, Meeting, Program
+from planner.cluster import Cluster, Device
+from planner.costs.collectives import collective_duration_ns
+from planner.costs.ops import LOCAL_BOXING, op_duration_ns
+
+
+class _Costs:
+    """Durations of the actors of one graph on one cluster, equal questions asked once."""
+
+    def __init__(self, graph: ActorGraph, cluster: Cluster) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self._ops: dict[object, int] = {}
+        self._meetings: dict[object, int] = {}
+        self._groups: dict[object, tuple[tuple[int, ...], ...]] = {}
+        self._devices: dict[tuple[int, ...], tuple[Device, ...]] = {}
+
+    def actor_ns(self, actor: Actor, program: Program) -> int:
+        if actor.meeting is not None:
+            return self._meeting_ns(actor.meeting, program)
+        inputs, outputs = program.operands(actor)
+        work = (
+            tuple(register.shape for register in inputs),
+            tuple(register.shape for register in outputs),
+            tuple(register.dtype for register in inputs),
+            tuple(register.dtype for register in outputs),
+        )
+        kept = () if actor.kind in LOCAL_BOXING else state_of(actor.kind, actor.attributes)
+        devices = self._kinds(program.ranks)
+        names = tuple(device.name for device in devices)
+        key = (actor.kind, actor.labels, kept, work, names)
+        if key not in self._ops:
+            self._ops[key] = max(
+                op_duration_ns(actor.kind, actor.labels, actor.attributes, *work, device)
+                for device in devices
+            )
+        return self._ops[key]
+
+    def _kinds(self, ranks: tuple[int, ...]) -> tuple[Device, ...]:
+        """The kinds of device that a program's ranks lie on."""
+        if ranks not in self._devices:
+            found = {device.name: device for device in map(self.cluster.device_of, ranks)}
+            self._devices[ranks] = tuple(found.values())
+        return self._devices[ranks]
+
+    def _meeting_ns(self, meeting: Meeting, program: Program) -> int:
+        where = (program.ranks[0], meeting.axes, meeting.peer, meeting.world, meeting.kind)
+        if where not in self._groups:
+            self._groups[where] = self._members(meeting, program)
+        key = (*where, meeting.message_bytes)
+        if key not in self._meetings:
+            self._meetings[key] = max(
+                collective_duration_ns(
+                    meeting.kind, meeting.message_bytes, len(group), self.cluster, group
+                )
+                for group in self._groups[where]
+            )
+        return self._meetings[key]
+
+    def _members(self, meeting: Meeting, program: Program) -> tuple[tuple[int, ...], ...]:
+        """Every group of the meeting that has a member in the program."""
+        seen: set[int] = set()
+        found = []
+        for rank in program.ranks:
+            if rank not in seen:
+                found.append(tuple(self.graph.members(rank, meeting)))
+                seen.update(found[-1])
+        return tuple(found)
+
+
+def actor_duration_ns(actor: Actor, program: Program, graph: ActorGraph, cluster: Cluster) -> int:
+    """Duration of one firing of a compiled actor (its meeting's, once all members have come).
+
+    Where groups of one meeting lie differently on the cluster, or a program's ranks on several
+    kinds of device, the slowest of them counts.
+    """
+    return _Costs(graph, cluster).actor_ns(actor, program)
+
+
+def durations(graph: ActorGraph, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Duration of one firing of every actor, per program and in the order of its actors."""
+    costs = _Costs(graph, cluster)
+    return tuple(
+        tuple(costs.actor_ns(actor, program) for actor in program.actors)
+        for program in graph.programs
+    )

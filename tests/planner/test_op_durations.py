@@ -1,0 +1,94 @@
+"""Arrays of work cost what each of its elements costs alone, measured or not."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cluster import Device
+from planner.clusters import device
+from planner.costs import op_duration_ns, op_durations_ns
+
+A100 = device("a100-sxm-80gb")
+TABLES = {
+    "matmul": ((1_000, 900), (10**6, 4_000), (10**9, 1_500_000)),
+    "relu": ((64, 500), (10**6, 80_000)),
+    "attention/32": ((1_000, 2_000), (10**8, 900_000)),
+    "attention/64": ((1_000, 1_500), (10**8, 700_000)),
+}
+MEASURED = msgspec.structs.replace(A100, kernels=TABLES)
+
+SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=8)
+
+
+@given(
+    rows=SIZES, on=st.sampled_from((A100, MEASURED)), dtype=st.sampled_from(("float32", "bfloat16"))
+)
+def test_products_of_many_shapes_cost_what_each_costs_alone(
+    rows: list[int], on: Device, dtype: str
+) -> None:
+    labels, k, n = "m k, k n -> m n", 33, 77
+    item = 4 if dtype == "float32" else 2
+    alone = [
+        op_duration_ns(
+            "matmul", labels, {}, ((m, k), (k, n)), ((m, n),), (dtype,) * 2, (dtype,), on
+        )
+        for m in rows
+    ]
+    m = np.array(rows)
+    precision = "fp32" if dtype == "float32" else "bf16"
+    size = (m * k + k * n + m * n) * item
+    assert (
+        op_durations_ns("matmul", labels, {}, 2 * m * k * n, size, precision, on).tolist() == alone
+    )
+
+
+@given(
+    counts=SIZES,
+    on=st.sampled_from((A100, MEASURED)),
+    kind=st.sampled_from(("relu", "tanh", "scale")),
+)
+def test_ops_that_only_move_bytes_cost_what_each_costs_alone(
+    counts: list[int], on: Device, kind: str
+) -> None:
+    f32 = ("float32",)
+    alone = [op_duration_ns(kind, "n -> n", {}, ((n,),), ((n,),), f32, f32, on) for n in counts]
+    n = np.array(counts)
+    assert op_durations_ns(kind, "n -> n", {}, 0 * n, 8 * n, "fp32", on).tolist() == alone
+
+
+@given(
+    tokens=SIZES,
+    head_size=st.sampled_from((16, 32, 48, 64, 128)),
+    on=st.sampled_from((A100, MEASURED)),
+)
+def test_attention_by_head_size_costs_what_each_costs_alone(
+    tokens: list[int], head_size: int, on: Device
+) -> None:
+    labels = "b t h d!, b s! h d!, b s! h u! -> b t h u!, b t h"
+    attributes = {"causal": False, "scale": 1.0}
+    heads, f32 = 3, "float32"
+    alone = []
+    for t in tokens:
+        q, row = (2, t, heads, head_size), (2, t, heads)
+        alone.append(
+            op_duration_ns(
+                "attention", labels, attributes, (q, q, q), (q, row), (f32,) * 3, (f32,) * 2, on
+            )
+        )
+    t = np.array(tokens)
+    flops = 4 * 2 * t * t * heads * head_size
+    size = 4 * (4 * 2 * t * heads * head_size + 2 * t * heads)
+    found = op_durations_ns("attention", labels, attributes, flops, size, "fp32", on, head_size)
+    assert found.tolist() == alone
+
+
+@pytest.mark.parametrize("on", [A100, MEASURED], ids=["catalogue", "measured"])
+def test_durations_of_growing_work_never_fall(on: Device) -> None:
+    work = np.unique(np.logspace(0, 17, 400).astype(np.int64))
+    for kind in ("matmul", "relu"):
+        flops = work if kind == "matmul" else 0 * work
+        found = op_durations_ns(kind, "", {}, flops, work, "bf16", on)
+        assert (np.diff(found) >= 0).all()
+        assert found.dtype == np.int64
