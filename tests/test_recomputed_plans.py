@@ -135,7 +135,10 @@ def test_half_of_a_stage_may_recompute(name: str) -> None:
     assert_equal_bits(trained(mixed), kept(name))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dp with dropout", "experts"])
+HELD = ["1f1b", "interleaved", "sequence-parallel tp", "dp with dropout", "experts", "ZeRO 3"]
+
+
+@pytest.mark.parametrize("name", HELD)
 def test_every_rank_holds_less_when_all_blocks_recompute(name: str) -> None:
     plan = planned(name)
     keeping, again = (compile_plan(one) for one in (plan, everywhere(plan, "full")))
