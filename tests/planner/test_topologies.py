@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.graph import to_json
@@ -83,6 +83,7 @@ def groups(draw: st.DrawFn, devices: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("on", CLUSTERS, ids=IDS)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data(), kind=st.sampled_from(KINDS), size=st.integers(0, GIB))
 def test_a_longer_message_never_costs_less_and_pieces_say_what_it_costs(
     on: Cluster, data: st.DataObject, kind: str, size: int
@@ -97,6 +98,7 @@ def test_a_longer_message_never_costs_less_and_pieces_say_what_it_costs(
     assert [-slope for _, slope in pieces] == sorted({-slope for _, slope in pieces})
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     per_node=st.sampled_from((1, 2, 4, 8)),
     nodes=st.integers(1, 15),
@@ -115,6 +117,7 @@ def test_an_all_reduce_over_more_nodes_never_costs_less(
         )
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     ranks=groups(128),
     kind=st.sampled_from(KINDS),
@@ -130,6 +133,7 @@ def test_oversubscription_never_makes_a_collective_faster(
     assert cost(kind, size, ranks, full) <= cost(kind, size, ranks, narrow)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     place=st.integers(0, 7),
     nodes=st.integers(2, 16),
