@@ -115,7 +115,7 @@ def _places(ranks: Ints, frame: Frame) -> _Places:
 
 
 def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
-    """Return the node of each rank."""
+    """Return the node of each rank; rank r lies on device r."""
     return _places(np.array(ranks), frame).node
 
 
@@ -243,6 +243,8 @@ def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
         if gaps.min() != gaps.max():
             return ()
         stride, whole = int(gaps[0]), torus.dims[dim]
+        if len(taken) == 2 and torus.wraps(dim):
+            stride = min(stride, whole - stride)  # the shorter way round
         ring = torus.wraps(dim) and stride * len(taken) == whole
         found.append(Line(len(taken), stride, ring))
     return tuple(found) if prod(line.size for line in found) == steps.shape[1] else ()

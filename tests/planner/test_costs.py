@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.ops import OPS
@@ -14,7 +14,6 @@ from planner.costs import (
     collective_duration_ns,
     durations,
     interpolate_ns,
-    members_per_node,
     op_duration_ns,
 )
 from planner.errors import ClusterError
@@ -137,6 +136,7 @@ def test_interpolation_is_straight_on_logarithms_and_clamped_outside() -> None:
     )
 
 
+@settings(deadline=None)
 @given(
     points=st.dictionaries(st.integers(1, 10**12), st.integers(1, 10**12), min_size=1, max_size=6),
     work=st.lists(st.integers(0, 10**13), min_size=2, max_size=8),
@@ -149,6 +149,7 @@ def test_interpolated_durations_never_fall_with_work(
     assert found == sorted(found)
 
 
+@settings(deadline=None)
 @given(
     size=st.tuples(*(st.integers(1, 200) for _ in range(3))),
     more=st.tuples(*(st.integers(0, 200) for _ in range(3))),
@@ -161,6 +162,7 @@ def test_a_larger_product_never_costs_less(
     assert matmul_ns(*size, device(name)) <= matmul_ns(*larger, device(name))
 
 
+@settings(deadline=None)
 @given(
     kind=st.sampled_from(COLLECTIVES),
     size=st.integers(0, 10**10),
@@ -172,6 +174,7 @@ def test_a_larger_message_never_costs_less(kind: str, size: int, more: int, grou
     assert here <= collective_duration_ns(kind, size + more, group, CLUSTER)
 
 
+@settings(deadline=None)
 @given(kind=st.sampled_from(COLLECTIVES), size=st.integers(0, 10**9), group=st.integers(2, 15))
 def test_a_larger_group_never_costs_less(kind: str, size: int, group: int) -> None:
     wide = msgspec.structs.replace(CLUSTER, devices_per_node=16)
@@ -209,7 +212,6 @@ def test_a_group_of_one_costs_nothing() -> None:
 def test_every_member_in_a_node_brings_its_own_lane_of_the_network() -> None:
     spread = collective_duration_ns("all_reduce", 10**6, 4, CLUSTER, (0, 4, 8, 12))
     paired = collective_duration_ns("all_reduce", 10**6, 4, CLUSTER, (0, 1, 4, 5))
-    assert members_per_node((0, 1, 4, 5), CLUSTER) == 2
     assert spread == 6 * 1_000 + 15_000_000
     # Half is reduced inside each node first, then each member moves its half over its own lane.
     assert paired == 2 * (100 + 500_000) + 2 * (1_000 + 2_500_000)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from models.graph import to_json
 from planner.cluster import Cluster, Device, Islands, Leaves, Link, NodeGroup, Torus
 from planner.clusters import device, parse_cluster, validate
-from planner.costs import collective_duration_ns, collective_pieces
+from planner.costs import collective_duration_ns, collective_durations_ns, collective_pieces
 from planner.costs.layout import frame_of, layout_of
 from planner.errors import ClusterError
 
@@ -212,6 +213,13 @@ def test_a_line_has_half_of_a_ring_and_a_strided_group_its_share() -> None:
     assert cost("all_gather", GIB, scattered, GRID) > cost("all_gather", GIB, (0, 1, 2, 3), GRID)
 
 
+def test_the_two_ends_of_a_wrapped_dim_are_neighbours() -> None:
+    assert cost("send", GIB, (0, 15), GRID) == cost("send", GIB, (0, 1), GRID)
+    assert cost("send", GIB, (0, 15), LINES) > cost("send", GIB, (0, 1), LINES)
+    # Every stage sends at once: what goes four steps shares each link with three others.
+    assert cost("send", GIB, (0, 4), GRID) == pytest.approx(4 * GIB / 100, rel=1e-4)
+
+
 def test_slices_of_tori_meet_over_the_network_of_all_their_devices() -> None:
     both = tuple(range(128))
     inside = cost("all_reduce", GIB, tuple(range(64)), GRID)
@@ -234,6 +242,26 @@ def test_the_slower_kind_sets_the_pace_of_a_group_over_both() -> None:
     assert cost("all_gather", GIB, new, MIXED) < cost("all_gather", GIB, old, MIXED)
     assert cost("all_gather", GIB, both, MIXED) == cost("all_gather", GIB, old, MIXED)
     assert cost("all_gather", GIB, (0, 1), MIXED) < cost("all_gather", GIB, (32, 33), MIXED)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, GIB), min_size=1, max_size=6),
+    kind=st.sampled_from((*KINDS, "send")),
+    on=st.sampled_from(CLUSTERS),
+    group=st.sampled_from(((0,), (0, 1), (0, 8), (1, 2))),
+    points=st.sampled_from(({}, {"send/2": ((10, 20), (1_000, 500), (10**6, 90_000))})),
+)
+def test_many_messages_cost_what_each_costs_alone(
+    sizes: list[int],
+    kind: str,
+    on: Cluster,
+    group: tuple[int, ...],
+    points: dict[str, tuple[tuple[int, int], ...]],
+) -> None:
+    measured = replace(on, device=replace(on.device, collectives=points))
+    found = collective_durations_ns(kind, np.array(sizes), group, measured)
+    assert found.tolist() == [cost(kind, size, group, measured) for size in sizes]
 
 
 @pytest.mark.parametrize("on", CLUSTERS, ids=IDS)
