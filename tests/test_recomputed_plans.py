@@ -51,7 +51,6 @@ CASES = {
         Case("zero bubble", "gpt", pinned(pp=2, schedule="zb-h1")),
         Case("sequence-parallel tp", "gpt", pinned(tp=2, sequence_parallel=True)),
         Case("dp with dropout", "bert", pinned(dp=2)),
-        Case("tp with dropout", "t5", pinned(tp=2)),
         Case("experts", "mixtral", pinned(dp=2, ep=2)),
         Case("batch norm", "resnet", pinned(dp=2)),
         Case("ZeRO 3", "llama", pinned(dp=2, zero=3)),
