@@ -34,13 +34,16 @@ def clusters(
     names: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER...]")] = None,
     as_json: Json = False,
 ) -> None:
-    """List devices of the catalogue, or describe the clusters that are named."""
+    """List devices of the catalogue, or describe clusters; a device: its reference system."""
     from millrace.api import cluster
-    from planner.clusters import device
+    from planner.clusters import device, reference_node
     from planner.clusters import names as device_names
 
     if names:
-        found = [cluster(name, measured=False) for name in names]
+        found = [
+            reference_node(name) if name in device_names() else cluster(name, measured=False)
+            for name in names
+        ]
         rows = [_device_row(one.name, one.device) | _network(one) for one in found]
     else:
         rows = [_device_row(name, device(name)) for name in device_names()]

@@ -175,9 +175,22 @@ def _counted(units: Ints) -> tuple[Ints, Ints]:
     return index.astype(np.int64), first
 
 
-@lru_cache(maxsize=4096)
 def layout_of(ranks: tuple[int, ...], frame: Frame) -> Layout:
     """How the members of a group lie on a cluster."""
+    shift = _whole_units(min(ranks), frame)
+    return _layout(tuple(rank - shift for rank in ranks) if shift else ranks, frame)
+
+
+def _whole_units(rank: int, frame: Frame) -> int:
+    """Ranks in whole leaves (or nodes) before a rank: without them a group lies as it did."""
+    if len(frame.parts) > 1:
+        return 0
+    unit = frame.parts[0].devices_per_node * (frame.leaves.nodes if frame.leaves else 1)
+    return rank - rank % unit
+
+
+@lru_cache(maxsize=4096)
+def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
     places = _places(np.array(ranks), frame)
     crossings, kept = [], []
     latency_ns = 0

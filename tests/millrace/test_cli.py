@@ -60,6 +60,8 @@ def test_devices_are_listed_and_a_cluster_is_described(call):
         ("node", 8),
         ("cluster", 128),
     ]
+    _, out, _ = call("clusters", "gb200", "--json")
+    assert json.loads(out)["rows"][0]["levels"][0]["devices"] == 72
 
 
 def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(call, tmp_path):
