@@ -20,6 +20,9 @@ from planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_
 GATHERS = ("all_gather", "reduce_scatter")
 TRANSFERS = ("send", "recv")
 
+# What a reduction along trees reaches of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
+TREE_SHARE = 0.92
+
 
 def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pieces | None:
     """Straight lines whose minimum is the duration of a collective of these ranks.
@@ -142,7 +145,10 @@ def _reductions(layout: Layout, rounds: int) -> list[tuple[int, float]]:
         if rounds == 2 and low > 0:
             depth, slope = _down_a_tree(layout, low, top)
             found += [
-                (2 * (sum(f for f, _ in stages) + depth), 2 * (sum(s for _, s in stages) + slope))
+                (
+                    2 * (sum(f for f, _ in stages) + depth),
+                    2 * (sum(s for _, s in stages) + slope / TREE_SHARE),
+                )
                 for stages in product(*inner[:-1])
             ]
     return found
@@ -197,7 +203,8 @@ def _tree(layout: Layout, rounds: int) -> list[tuple[int, float]]:
     if layout.grid is not None:
         return []
     fixed, slope = _down_a_tree(layout, 0, len(layout.crossings))
-    return [(rounds * fixed, rounds * slope)]
+    share = TREE_SHARE if rounds == 2 else 1.0
+    return [(rounds * fixed, rounds * slope / share)]
 
 
 def _chain(layout: Layout) -> list[tuple[int, float]]:
