@@ -237,7 +237,8 @@ def register(name: str, rows: int) -> Register:
     )
 
 
-def test_compiled_actors_cost_what_their_registers_and_groups_say() -> None:
+def two_actors(ranks: tuple[int, ...]) -> ActorGraph:
+    """A relu and an all_reduce over dp on eight ranks."""
     meeting = Meeting(key="g", kind="all_reduce", axes=("dp",), message_bytes=4_000)
     actors = (
         Actor(
@@ -262,20 +263,38 @@ def test_compiled_actors_cost_what_their_registers_and_groups_say() -> None:
     program = Program(
         name="stage 0",
         stage=0,
-        ranks=tuple(range(8)),
+        ranks=ranks,
         registers=tuple(register(name, 10) for name in "abc"),
         actors=actors,
         queues=(),
     )
     axes = (Axis(name="dp", size=4), Axis(name="tp", size=2))
-    graph = ActorGraph(name="two", axes=axes, programs=(program,))
+    return ActorGraph(name="two", axes=axes, programs=(program,))
+
+
+def test_compiled_actors_cost_what_their_registers_and_groups_say() -> None:
+    graph = two_actors(tuple(range(8)))
+    (program,) = graph.programs
     # The group of rank 0 is 0 2 4 6: two members on each of two nodes.
     expected = (
         2 * 10 * 4 * 4,
         collective_duration_ns("all_reduce", 4_000, 4, CLUSTER, (0, 2, 4, 6)),
     )
     assert durations(graph, CLUSTER) == (expected,)
-    assert tuple(actor_duration_ns(a, program, graph, CLUSTER) for a in actors) == expected
+    assert tuple(actor_duration_ns(a, program, graph, CLUSTER) for a in program.actors) == expected
+
+
+def test_where_ranks_lie_on_two_kinds_of_device_the_slower_one_counts() -> None:
+    slow = msgspec.structs.replace(PLAIN, name="slow", memory_bandwidth_bytes_per_s=5e8)
+    other = msgspec.structs.replace(
+        CLUSTER.groups[0], device=slow, nodes=1, inter_node=LINK, intra_node=SLOW
+    )
+    mixed = msgspec.structs.replace(CLUSTER, nodes=1, others=(other,))
+    fast, slower = durations(two_actors(tuple(range(8))), CLUSTER)[0][0], 2 * 10 * 4 * 4 * 2
+    relu, reduced = durations(two_actors(tuple(range(8))), mixed)[0]
+    assert (fast, relu) == (slower // 2, slower)
+    # Groups 0 2 4 6 and 1 3 5 7 have two members on each node, the second with the slow links.
+    assert reduced == collective_duration_ns("all_reduce", 4_000, 4, mixed, (1, 3, 5, 7))
 
 
 def test_a_gpu_cluster_reduces_faster_inside_a_node_than_across() -> None:
