@@ -14,7 +14,7 @@ from planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE,
 from planner.search.stages.layout import Chunks, Layout, Model, TooManyError
 from planner.search.stages.shape import Division
 
-FIRST_CAP = 1.03  # of what stages would take if blocks could be mixed of variants
+FIRST_CAP = 1.08  # of what stages would take if blocks could be mixed of variants
 NEXT_CAP = 1.15  # times the last, while nothing fits
 EVERYTHING = 2**60
 
