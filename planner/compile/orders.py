@@ -18,12 +18,9 @@ from planner.actors.graph import ActorGraph, Leave, Program, Queue
 from planner.actors.protocol import Fire, Protocol
 from planner.actors.rendezvous import Arrival, Rendezvous
 from planner.compile.draft import SLOT_PARTS, DraftStage
-from planner.compile.slots import OVERLAP_DEPTH, Timetable, lifetimes
-from planner.errors import ProtocolError
+from planner.compile.slots import Timetable, lifetimes
 from planner.mesh import Axis
 from planner.schedules import Slot
-
-COMPUTE = 0  # index of the compute queue in every program
 
 Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
 Lane = tuple[int, str]  # a program and a lane of it
@@ -76,146 +73,6 @@ def with_slots(graph: ActorGraph, drafts: Sequence[DraftStage], table: Timetable
         )
         programs.append(replace(program, registers=registers))
     return replace(graph, programs=tuple(programs))
-
-
-def least_slots(graph: ActorGraph) -> ActorGraph:
-    """Give every register the slots that the run with the latest meetings needs.
-
-    Raises
-    ------
-    ProtocolError
-        The compute orders wait for one another in a cycle.
-    """
-    versions = [_versions(program) for program in graph.programs]
-    roomy = _with_counts(graph, versions)
-    peaks = _LatestRun(roomy).peaks()
-    slots = []
-    for program, peak, most in zip(graph.programs, peaks, versions, strict=True):
-        crossing = {
-            port.register
-            for actor in program.actors
-            if actor.meeting is not None and actor.meeting.peer is not None and actor.firings > 1
-            for port in (*actor.inputs, *actor.outputs)
-        }
-        slots.append(
-            [
-                min(alive + (OVERLAP_DEPTH if register in crossing else 0), most[register])
-                for register, alive in enumerate(peak)
-            ]
-        )
-    return _with_counts(graph, slots)
-
-
-def _versions(program: Program) -> list[int]:
-    """Versions of each register that one step can have alive."""
-    most = [1] * len(program.registers)
-    for actor in program.actors:
-        for port in actor.outputs:
-            if not program.registers[port.register].initial:
-                most[port.register] = actor.firings // port.hold
-    return most
-
-
-def _with_counts(graph: ActorGraph, slots: list[list[int]]) -> ActorGraph:
-    programs = []
-    for program, counts in zip(graph.programs, slots, strict=True):
-        registers = tuple(
-            replace(r, slots=n) for r, n in zip(program.registers, counts, strict=True)
-        )
-        programs.append(replace(program, registers=registers))
-    return replace(graph, programs=tuple(programs))
-
-
-class _LatestRun:
-    """A run of one step in which meetings happen only when a compute queue is stuck without."""
-
-    def __init__(self, graph: ActorGraph) -> None:
-        self.graph = graph
-        self.protocols = [Protocol(program) for program in graph.programs]
-        self.rendezvous = Rendezvous(graph, folded=True)
-        self.held: dict[tuple[int, int], Fire] = {}
-        self.most = [[1] * len(program.registers) for program in graph.programs]
-        self.local: list[tuple[int, Fire]] = []
-
-    def peaks(self) -> list[list[int]]:
-        """Most versions alive at once, per program and register."""
-        for instance, protocol in enumerate(self.protocols):
-            self._take(instance, protocol.start())
-        while not all(protocol.finished for protocol in self.protocols):
-            while self.local:
-                instance, fire = self.local.pop()
-                self._take(instance, self.protocols[instance].issued(fire.actor))
-                self._take(instance, self.protocols[instance].completed(fire.actor))
-            self._meet()
-        return self.most
-
-    def _take(self, instance: int, fires: list[Fire]) -> None:
-        program = self.graph.programs[instance]
-        for fire in fires:
-            if program.actors[fire.actor].meeting is not None:
-                self.held[instance, fire.actor] = fire
-            else:
-                self._count(instance, fire)
-                self.local.append((instance, fire))
-
-    def _count(self, instance: int, fire: Fire) -> None:
-        program = self.graph.programs[instance]
-        for port in program.actors[fire.actor].outputs:
-            newest = fire.firing // port.hold + program.registers[port.register].initial
-            live = self.protocols[instance].live_versions(port.register, newest)
-            self.most[instance][port.register] = max(self.most[instance][port.register], live)
-
-    def _meet(self) -> None:
-        """Let the meetings happen that the stuck compute queues need; all that is left at last."""
-        if all(protocol.finished for protocol in self.protocols):
-            return
-        wanted: list[tuple[int, int]] = []
-        seen: set[tuple[int, int]] = set()
-        pending = [
-            (instance, wait.on)
-            for instance, protocol in enumerate(self.protocols)
-            for wait in protocol.waits(COMPUTE)
-        ] or list(self.held)
-        while pending:
-            at = pending.pop()
-            if at in seen or at[1] < 0:
-                continue
-            seen.add(at)
-            instance, actor = at
-            meets = self.protocols[instance].program.actors[actor].meeting is not None
-            if at not in self.held:
-                pending.extend((instance, w.on) for w in self.protocols[instance].reasons(actor))
-                continue
-            others = self.rendezvous.absent(instance, actor, self.held[at].firing) if meets else []
-            missing = [other for other in others if other not in self.held]
-            pending.extend(missing)
-            if not missing:
-                wanted.append(at)
-        happened = False
-        for instance, actor in wanted:
-            happened |= self._happen(instance, actor)
-        if not happened:
-            raise ProtocolError(f"the compute orders deadlock: {self._stuck()}")
-
-    def _stuck(self) -> str:
-        """What every stuck compute queue waits for."""
-        return "; ".join(
-            f"`{protocol.program.actors[wait.actor].name}` ({protocol.program.name}) needs "
-            f"`{wait.what}` from `{protocol.program.actors[wait.on].name}`"
-            for protocol in self.protocols
-            for wait in protocol.waits(COMPUTE)
-        )
-
-    def _happen(self, instance: int, actor: int) -> bool:
-        fire = self.held.get((instance, actor))
-        if fire is None:
-            return False
-        others = self.rendezvous.absent(instance, actor, fire.firing)
-        for party in dict.fromkeys([(instance, actor), *others]):
-            self._count(party[0], self.held.pop(party))
-            self._take(party[0], self.protocols[party[0]].issued(party[1]))
-            self._take(party[0], self.protocols[party[0]].completed(party[1]))
-        return True
 
 
 class _EarliestRun:
