@@ -24,11 +24,10 @@ from executor.processes import check_capacity, run_ranks
 from executor.recording import load_recording, losses, trace_of
 from executor.weights import check_weights
 from models.graph import Graph
-from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
 from planner.compile import compile_plan
-from planner.plan import Plan
+from planner.plan import Plan, plan_graph
 
 Progress = Callable[[int, float], None]
 
@@ -121,7 +120,7 @@ def execute(
     """
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
-    training_graph = build_training(plan.model, plan.training, plan.batch)
+    training_graph = plan_graph(plan)
     check_weights(weights, training_graph)
     graph = compile_plan(plan, training_graph)
     check_capacity([program.memory_bytes for program in graph.programs for _ in program.ranks])

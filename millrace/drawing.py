@@ -4,7 +4,7 @@ Shapes of the tables: one column per stage, one row per device of a stage's mesh
 one column for its inputs and one for its outputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -14,8 +14,7 @@ from rich.text import Text
 
 from millrace.units import format_bytes, format_percent, format_seconds
 from models.graph import Phase
-from models.zoo.catalogue import build_training
-from planner.plan import Chunk, Plan
+from planner.plan import Chunk, Plan, plan_graph, recompute_modes
 
 
 def draw_plan(plan: Plan, console: Console, *, with_sbp: bool = True) -> None:
@@ -64,8 +63,9 @@ def devices_table(plan: Plan) -> Table:
 
 
 def stage_blocks(plan: Plan, stage: int) -> str:
-    """Return the blocks of a stage, one line per chunk: `embedding, h.0-1`."""
-    return "\n".join(_runs(chunk) for chunk in plan.chunks if chunk.stage == stage)
+    """Return the blocks of a stage, one line per chunk: `embedding, h.0-1 (recompute full)`."""
+    modes = recompute_modes(plan)
+    return "\n".join(_runs(chunk, modes) for chunk in plan.chunks if chunk.stage == stage)
 
 
 def sbp_table(plan: Plan, template: str) -> Table:
@@ -73,7 +73,7 @@ def sbp_table(plan: Plan, template: str) -> Table:
 
     Variables are in it, for their storage; backward and update ops are in the plan's file.
     """
-    graph = build_training(plan.model, plan.training, plan.batch)
+    graph = plan_graph(plan)
     block, variant = next(
         (choice.block, plan.variants[choice.variant])
         for chunk in plan.chunks
@@ -164,24 +164,27 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _runs(chunk: Chunk) -> str:
-    """Blocks of a chunk, consecutive ones of a kind as a range: `embedding, layer.0-2`."""
-    runs: list[tuple[str, int, int]] = []
+def _runs(chunk: Chunk, modes: Mapping[str, str]) -> str:
+    """Blocks of a chunk, consecutive ones of a kind and mode as a range: `embedding, layer.0-2`."""
+    runs: list[tuple[str, str, int, int]] = []
     names: list[str] = []
     for choice in chunk.blocks:
         stem, _, number = choice.block.rpartition(".")
+        mode = modes.get(choice.block, "")
+        note = f" (recompute {mode})" if mode else ""
         if stem and number.isdigit():
             at = int(number)
-            if runs and runs[-1][0] == stem and runs[-1][2] == at - 1:
-                runs[-1] = (stem, runs[-1][1], at)
+            if runs and runs[-1][:2] == (stem, mode) and runs[-1][3] == at - 1:
+                runs[-1] = (stem, mode, runs[-1][2], at)
             else:
-                runs.append((stem, at, at))
+                runs.append((stem, mode, at, at))
                 names.append("")
-            first, last = runs[-1][1:]
+            first, last = runs[-1][2:]
             names[-1] = f"{stem}.{first}" if first == last else f"{stem}.{first}-{last}"
+            names[-1] += note
         else:
-            runs.append((choice.block, -1, -1))
-            names.append(choice.block)
+            runs.append((choice.block, mode, -1, -1))
+            names.append(choice.block + note)
     return ", ".join(names)
 
 

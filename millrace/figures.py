@@ -1,16 +1,14 @@
 """Figures of a plan: what follows from its step time, its registers, and its signatures.
 
-`dp tp pp cp ep zero sequence_parallel` are derived from the signatures and None where ops
-disagree; `axes` then holds the truth.
+`dp tp pp cp ep zero sequence_parallel recompute` are derived from the variants and None where ops
+or blocks disagree; `axes` and the variants then hold the truth.
 """
 
 from typing import Any, NamedTuple
 
-from models.graph import Graph
 from models.ops import model_flops
-from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
-from planner.plan import Plan
+from planner.plan import Plan, plan_graph
 from planner.roles import roles
 
 
@@ -26,11 +24,6 @@ class Speed(NamedTuple):
     mfu: float | None
 
 
-def training_graph(plan: Plan) -> Graph:
-    """Return the training graph that a plan's specification rebuilds."""
-    return build_training(plan.model, plan.training, plan.batch)
-
-
 def tokens_per_step(plan: Plan) -> int:
     """Return the tokens (for a classifier: samples) of a global batch."""
     return plan.global_batch * plan.model.seq_len
@@ -38,7 +31,7 @@ def tokens_per_step(plan: Plan) -> int:
 
 def speed(plan: Plan, step_time_s: float) -> Speed:
     """Return what a step time means for a plan; model FLOPs leave out recomputation."""
-    flops = model_flops(training_graph(plan)) * plan.microbatches
+    flops = model_flops(plan_graph(plan)) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
     peak = plan.cluster.device.flops_per_s.get(plan.model.precision)
     return Speed(
@@ -61,14 +54,12 @@ def predicted_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> dict[
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Return the fields by which scripts know a plan (the contract of `millrace plan --json`)."""
-    found: dict[str, Any] = dict(roles(plan, training_graph(plan)))
+    found: dict[str, Any] = dict(roles(plan, plan_graph(plan)))
     dp = found["dp"]
-    recompute = {variant.recompute for variant in plan.variants}
     found |= {
         "micro_batch": None if dp is None else plan.batch // dp,
         "schedule": plan.schedule,
         "interleave": plan.interleave,
-        "recompute": recompute.pop() if len(recompute) == 1 else None,
         "axes": [{"name": axis.name, "size": axis.size} for axis in plan.mesh.axes],
         "microbatches": plan.microbatches,
         "global_batch": plan.global_batch,
@@ -89,9 +80,10 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 def kinds_of_parallelism(plan: Plan) -> list[str]:
     """Return the names of the plan's degrees above one, `dp 2`; of its axes where ops disagree."""
-    found = roles(plan, training_graph(plan))
-    degrees = {name: found[name] for name in ("dp", "tp", "cp")}
-    if None in degrees.values():
+    found = roles(plan, plan_graph(plan))
+    known = ((name, found[name]) for name in ("dp", "tp", "cp"))
+    degrees = {name: degree for name, degree in known if isinstance(degree, int)}
+    if len(degrees) < 3:
         degrees = {axis.name: axis.size for axis in plan.mesh.axes}
     degrees["pp"] = plan.stages
-    return [f"{name} {size}" for name, size in degrees.items() if size and size > 1]
+    return [f"{name} {size}" for name, size in degrees.items() if size > 1]

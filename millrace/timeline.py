@@ -10,6 +10,7 @@ from planner.actors.trace import Trace
 COLOURS = {
     "begin": "#999999",
     "forward": "#0072B2",
+    "recompute": "#56B4E9",
     "backward_input": "#E69F00",
     "backward_weight": "#F0E442",
     "update": "#009E73",

@@ -36,7 +36,7 @@ FLOATING_SOURCES = ("features", "images")
 _PHASES = (
     (Phase.BEGIN,),
     (Phase.FORWARD,),
-    (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT),
+    (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT),
     (Phase.UPDATE,),
 )
 _PHASE_ORDER = {phase: order for order, phases in enumerate(_PHASES) for phase in phases}

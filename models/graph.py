@@ -30,6 +30,7 @@ class Phase(StrEnum):
 
     BEGIN = "begin"  # once a step, before the first microbatch
     FORWARD = "forward"
+    RECOMPUTE = "recompute"  # forward ops once more, for the backward pass
     BACKWARD_INPUT = "backward_input"
     BACKWARD_WEIGHT = "backward_weight"
     UPDATE = "update"  # once a step, after the last microbatch

@@ -2,7 +2,15 @@
 
 A `Device` comes from the catalogue (data sheet) or from `millrace profile` (measured); the cost
 functions take either: a measured table is used where there is one, a roofline elsewhere.
+
+Devices are joined in levels, from inner to outer: islands inside a node, the node, leaves of a fat
+tree, the cluster. Rank r lies on device r and neighbours have neighbouring ranks, so a level is
+told by how many ranks in a row it holds (`Cluster.levels`). A node may be a torus instead of
+a switch. A mixed cluster appends `others`, groups of nodes of another kind.
 """
+
+from functools import cached_property
+from math import prod
 
 import msgspec
 
@@ -24,7 +32,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched
     for the others; attention has a table per head size (`attention/64`). `collectives` maps
     `kind/group_size` to measured points (message_bytes, duration_ns). Both are
-    sorted by their first column.
+    sorted by their first column. Price is what an hour is listed at on demand, power what the
+    device may draw at most; None where neither is published.
     """
 
     name: str
@@ -37,10 +46,78 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     kernels: dict[str, tuple[tuple[int, int], ...]] = {}
     collectives: dict[str, tuple[tuple[int, int], ...]] = {}
+    price_usd_per_hour: float | None = None
+    power_watts: float | None = None
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`nodes` nodes of `devices_per_node` equal devices.
+class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fast links inside a node: `devices` neighbours joined by `link`, such as an NVLink bridge.
+
+    Islands of one node meet over its `intra_node` link.
+    """
+
+    devices: int
+    link: Link
+
+
+class Torus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node whose devices are a grid: `intra_node` is the link to each neighbour in each dim.
+
+    Ranks of a node are row-major over `dims`. A dim wraps around where its size is a multiple of
+    `wrap_multiple` (1: every dim, 0: none).
+    """
+
+    dims: tuple[int, ...]
+    wrap_multiple: int = 1
+
+    def wraps(self, dim: int) -> bool:
+        """Whether the ends of a dim are joined."""
+        size = self.dims[dim]
+        return size > 1 and self.wrap_multiple > 0 and size % self.wrap_multiple == 0
+
+
+class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Switches of a fat tree under which `nodes` neighbouring nodes meet at full speed.
+
+    Above a leaf there is the network's bandwidth divided by `oversubscription`, and a crossing
+    takes `latency_ns` more. With `rails`, a leaf joins the devices of equal place in its nodes:
+    a group that has the same places in each node keeps to its rails; any other crosses the spine
+    between any two nodes.
+    """
+
+    nodes: int
+    oversubscription: float = 1.0
+    rails: bool = False
+    latency_ns: int = 0
+
+
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`nodes` nodes of `devices_per_node` equal devices, as the fields of `Cluster` say it."""
+
+    device: Device
+    devices_per_node: int
+    nodes: int
+    intra_node: Link
+    inter_node: Link
+    islands: Islands | None = None
+    torus: Torus | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices in the group."""
+        return self.devices_per_node * self.nodes
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """`devices` neighbours that a link joins, and the neighbours inside that meet over it."""
+
+    name: str
+    devices: int
+    link: Link
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """`nodes` nodes of `devices_per_node` equal devices, and perhaps `others` after them.
 
     `cores_per_node` is set where ranks are processes on a CPU and share that many cores.
     """
@@ -53,12 +130,79 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     intra_node: Link
     inter_node: Link
     cores_per_node: int | None = None
+    islands: Islands | None = None
+    torus: Torus | None = None
+    leaves: Leaves | None = None
+    others: tuple[NodeGroup, ...] = ()
+
+    @cached_property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """Groups of equal nodes, in the order of their ranks."""
+        first = NodeGroup(
+            device=self.device,
+            devices_per_node=self.devices_per_node,
+            nodes=self.nodes,
+            intra_node=self.intra_node,
+            inter_node=self.inter_node,
+            islands=self.islands,
+            torus=self.torus,
+        )
+        return first, *self.others
 
     @property
     def devices(self) -> int:
         """Number of devices in the cluster."""
-        return self.devices_per_node * self.nodes
+        return sum(group.devices for group in self.groups)
+
+    def group_of(self, rank: int) -> NodeGroup:
+        """The group of nodes in which rank `rank` lies; the last one beyond the cluster."""
+        before = 0
+        for group in self.groups:
+            before += group.devices
+            if rank < before:
+                return group
+        return self.groups[-1]
 
     def device_of(self, rank: int) -> Device:
         """The kind of device that rank `rank` lies on."""
-        return self.device
+        return self.group_of(rank).device
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels of links from inner to outer, of the first group of nodes and what joins it."""
+        found = []
+        if self.islands is not None:
+            found.append(Level(name="island", devices=self.islands.devices, link=self.islands.link))
+        name = "node" if self.torus is None else "torus"
+        found.append(Level(name=name, devices=self.devices_per_node, link=self.intra_node))
+        outside = self.inter_node
+        if self.leaves is not None:
+            under = min(self.leaves.nodes * self.devices_per_node, self.devices)
+            found.append(
+                Level(name="rail" if self.leaves.rails else "leaf", devices=under, link=outside)
+            )
+            outside = Link(
+                latency_ns=outside.latency_ns + self.leaves.latency_ns,
+                bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s / self.leaves.oversubscription,
+                source=f"{outside.source}, oversubscribed {self.leaves.oversubscription:g} to 1",
+            )
+        if found[-1].devices < self.devices:
+            found.append(Level(name="cluster", devices=self.devices, link=outside))
+        return tuple(found)
+
+
+def nearest_cube(devices: int, dims: int) -> tuple[int, ...]:
+    """Sizes of a torus of so many devices, as equal as its divisors allow, smallest first.
+
+    Examples
+    --------
+    >>> nearest_cube(64, 3), nearest_cube(32, 2), nearest_cube(128, 3)
+    ((4, 4, 4), (4, 8), (4, 4, 8))
+    """
+    if dims == 1:
+        return (devices,)
+    root = round(devices ** (1 / dims))
+    first = next(size for size in range(root, 0, -1) if devices % size == 0)
+    rest = nearest_cube(devices // first, dims - 1)
+    assert prod((first, *rest)) == devices
+    return tuple(sorted((first, *rest)))

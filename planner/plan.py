@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from models.graph import to_json
+from models.graph import Graph, to_json
+from models.recompute import NONE, with_recompute
 from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
 from planner.cluster import Cluster
 from planner.errors import PlanError
 from planner.mesh import Mesh
@@ -30,10 +32,11 @@ class OpSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to run every block of a template: a signature per op.
+    """One way to run every block of a template: a signature per op, and what is recomputed.
 
     Keys of `signatures` are op names with the block's name cut off (`attn.q.matmul`); they cover
-    every op of the block in the training graph, backward and update included.
+    every op of the block in the plan's graph: backward, update and the clones that `recompute`
+    (none, selective or full, see `models.recompute`) adds included.
     """
 
     template: str
@@ -106,6 +109,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Short hash of every decision; ties traces and checkpoints to their plan."""
         bare = msgspec.structs.replace(self, evidence=None, figures={})
         return hashlib.sha256(to_json(bare)).hexdigest()[:16]
+
+
+def plan_graph(plan: Plan) -> Graph:
+    """Return the training graph of a plan, its blocks recomputing as their variants say.
+
+    It is written for microbatches of `plan.batch` samples.
+
+    Raises
+    ------
+    ModelError
+        The specification gives no graph, or a mode or a block of the plan is not known.
+    """
+    graph = build_training(plan.model, plan.training, plan.batch)
+    modes = recompute_modes(plan)
+    return with_recompute(graph, modes) if modes else graph
+
+
+def recompute_modes(plan: Plan) -> dict[str, str]:
+    """Return the mode of every block that recomputes: selective or full."""
+    return {
+        choice.block: plan.variants[choice.variant].recompute
+        for chunk in plan.chunks
+        for choice in chunk.blocks
+        if plan.variants[choice.variant].recompute != NONE
+    }
 
 
 def read_plan(text: bytes) -> Plan:

@@ -13,15 +13,16 @@ from models.counting import NORMS
 from models.graph import Graph, Op
 from models.labels import BATCH, EXPERT, SEQUENCE
 from models.ops import op_kind
-from planner.plan import OpSignature, Plan
+from models.recompute import NONE
+from planner.plan import OpSignature, Plan, recompute_modes
 from planner.sbp import parse_nd_sbp
 from planner.signatures import split_labels
 
-Roles = dict[str, int | bool | None]
+Roles = dict[str, int | bool | str | None]
 
 
 def _placed(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
-    """Every op that has a signature; of blocks that repeat where there are any."""
+    """Every op that has a signature."""
     variant = {
         choice.block: plan.variants[choice.variant]
         for chunk in plan.chunks
@@ -42,13 +43,10 @@ def label_role(label: str | None) -> str | None:
 
 def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
     """Per mesh axis, the roles that the products and attentions of repeated blocks give it."""
-    times: dict[str, int] = {}
-    for block in graph.blocks:
-        times[graph.templates[block]] = times.get(graph.templates[block], 0) + 1
-    repeated = {block for block in graph.blocks if times[graph.templates[block]] > 1}
+    counted = _counted_blocks(graph)
     found: list[set[str]] = [set() for _ in plan.mesh.axes]
     for op, signature in _placed(plan, graph):
-        if (repeated and op.block not in repeated) or not op_kind(op.kind).products:
+        if op.block not in counted or not op_kind(op.kind).products:
             continue
         for axis, label in enumerate(split_labels(op.labels, signature)):
             role = label_role(label)
@@ -57,8 +55,17 @@ def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(one) for one in found)
 
 
+def _counted_blocks(graph: Graph) -> set[str]:
+    """The blocks whose template occurs more than once; all where none does."""
+    times: dict[str, int] = {}
+    for block in graph.blocks:
+        times[graph.templates[block]] = times.get(graph.templates[block], 0) + 1
+    repeated = {block for block in graph.blocks if times[graph.templates[block]] > 1}
+    return repeated or set(graph.blocks)
+
+
 def roles(plan: Plan, graph: Graph) -> Roles:
-    """Return dp, tp, pp, cp, ep, zero and sequence_parallel of a plan.
+    """Return dp, tp, pp, cp, ep, zero, sequence_parallel and recompute of a plan.
 
     Parameters
     ----------
@@ -69,7 +76,7 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     Returns
     -------
     dict
-        None where ops disagree.
+        None where ops disagree; of recompute, where the repeated blocks do.
     """
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes
@@ -92,7 +99,15 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
         "zero": _zero(plan, graph, axes("dp")) if agreed else None,
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if agreed else None,
+        "recompute": _recompute(plan, graph),
     }
+
+
+def _recompute(plan: Plan, graph: Graph) -> str | None:
+    """The mode of the repeated blocks."""
+    modes = recompute_modes(plan)
+    found = {modes.get(block, NONE) for block in _counted_blocks(graph)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | None:

@@ -7,7 +7,10 @@ chunks lie.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from planner.errors import InfeasibleError, PlanError
 
@@ -194,3 +197,64 @@ def in_flight(order: tuple[Slot, ...]) -> int:
         elif slot.part in ("W", "BW"):
             live -= 1
     return most
+
+
+@lru_cache(maxsize=4096)
+def kept_counts(name: str, stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """Most microbatches whose activations each position keeps at once, in the model's order.
+
+    What `schedule_order` says, without writing it down: it takes no longer for more microbatches.
+
+    Examples
+    --------
+    >>> kept_counts("1f1b", 4, 1, 512)
+    (4, 3, 2, 1)
+    """
+    # Refuses what the schedule cannot run.
+    schedule_order(name, stage=0, stages=stages, chunks=chunks, microbatches=1)
+    if name not in _KEPT:
+        return counted(name, stages, chunks, microbatches)
+    return _KEPT[name](stages, chunks, microbatches)
+
+
+def counted(name: str, stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """Count what each position keeps by going through the orders: `kept_counts`' definition.
+
+    A microbatch is kept from its forward to its last backward part.
+    """
+    found = [0] * (stages * chunks)
+    for stage in range(stages):
+        order = schedule_order(
+            name, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
+        )
+        for chunk in range(chunks):
+            row = slice(chunk * stages, (chunk + 1) * stages)
+            position = range(len(found))[row][stage_of(name, chunk * stages + stage, stages)]
+            found[position] = in_flight(tuple(slot for slot in order if slot.chunk == chunk))
+    return tuple(found)
+
+
+def _kept_interleaved(stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """Forwards of a chunk less its backwards before each of them; rounds are alike from the third.
+
+    Before its k-th slot of forward a stage has run k of them, and k - warm up of backward.
+    """
+    if microbatches <= stages:
+        return (microbatches,) * (stages * chunks)
+    chunk, stage, at = np.ogrid[:chunks, :stages, : min(microbatches, 4 * stages)]
+    warm_up = (stages - stage - 1) * 2 + (chunks - 1) * stages
+    lap, within = np.divmod(at, stages)
+    forward = lap * stages * chunks + chunk * stages + within
+    laps, rest = np.divmod(np.maximum(forward - warm_up, 0), stages * chunks)
+    done = laps * stages + np.clip(rest - (chunks - 1 - chunk) * stages, 0, stages)
+    most = (at + 1 - np.minimum(done, microbatches)).max(axis=2)
+    return tuple(int(count) for count in most.ravel())
+
+
+_KEPT: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
+    "gpipe": lambda p, chunks, m: (m,) * (p * chunks),
+    "1f1b": lambda p, chunks, m: tuple(min(p - stage, m) for stage in range(p)),
+    "interleaved-1f1b": _kept_interleaved,
+    "zb-h1": lambda p, chunks, m: (min(p, m),) * p,
+    "zb-v": lambda p, chunks, m: tuple(min(2 * p - k, m) for k in range(2 * p)),
+}

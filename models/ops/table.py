@@ -108,10 +108,11 @@ def model_flops(graph: Graph) -> int:
     Forward and backward; of a forward graph only the forward. Nothing is counted twice for
     recomputation.
     """
+    uncounted = (Phase.BEGIN, Phase.UPDATE, Phase.RECOMPUTE)
     tensors = graph.tensors_by_name
     total = 0
     for op in graph.ops:
-        if op.phase in (Phase.BEGIN, Phase.UPDATE) or not op_kind(op.kind).products:
+        if op.phase in uncounted or not op_kind(op.kind).products:
             continue
         inputs = tuple(tensors[name].shape for name in op.inputs)
         outputs = tuple(tensors[name].shape for name in op.outputs)

@@ -59,8 +59,8 @@ def _section_local(
             part, chunk = draft.actors[index].section
             if draft.actors[index].lane != "compute":
                 part = "elsewhere"
-            elif joint_backward and part in ("B", "W"):
-                part = "BW"
+            elif part == "R" or (joint_backward and part in ("B", "W")):
+                part = "BW" if joint_backward else "B"
             sections.add((part, chunk))
         at = program.registers[register]
         holds = any(

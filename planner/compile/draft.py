@@ -7,9 +7,11 @@ from models.graph import ITEMSIZE
 from planner.actors.graph import Actor, Meeting, Port, Register
 from planner.sbp import NdSbp, format_nd_sbp, local_shape
 
-# What runs when: `part` is begin, F, B, W or update; F, B and W once a microbatch and chunk.
+# What runs when: `part` is begin, F, R, B, W or update; F, R, B, W once a microbatch and chunk.
+# R, what is recomputed, runs among the actors of B, in their order.
 Section = tuple[str, int]
-PART_ORDER = {"begin": 0, "F": 1, "B": 2, "W": 3, "update": 4}
+PART_ORDER = {"begin": 0, "F": 1, "R": 2, "B": 3, "W": 4, "update": 5}
+SLOT_PARTS = {"F": ("F",), "B": ("R", "B"), "W": ("W",), "BW": ("R", "B", "W")}
 
 BEGIN: Section = ("begin", 0)
 UPDATE: Section = ("update", 0)
@@ -55,6 +57,7 @@ class DraftActor:
 PHASES = {
     "begin": "begin",
     "F": "forward",
+    "R": "recompute",
     "B": "backward_input",
     "W": "backward_weight",
     "update": "update",

@@ -20,7 +20,12 @@ from planner.plan import OpSignature
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
 
-PARTS = {Phase.FORWARD: "F", Phase.BACKWARD_INPUT: "B", Phase.BACKWARD_WEIGHT: "W"}
+PARTS = {
+    Phase.FORWARD: "F",
+    Phase.RECOMPUTE: "R",
+    Phase.BACKWARD_INPUT: "B",
+    Phase.BACKWARD_WEIGHT: "W",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +306,7 @@ class Lowering:
         section: Section,
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
-        side = " again" if value.repeated and section[0] in ("B", "W") else ""
+        side = " again" if value.repeated and section[0] in ("R", "B", "W") else ""
         for step in boxing_path(source, target, self.mesh.sizes, what.shape):
             key = (stage, what.tensor, step.after, side)
             if key not in self._boxed:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from planner.actors.graph import ActorGraph, Leave, Program, Queue
 from planner.actors.protocol import Fire, Protocol
 from planner.actors.rendezvous import Rendezvous
-from planner.compile.draft import DraftStage
+from planner.compile.draft import SLOT_PARTS, DraftStage
 from planner.errors import ProtocolError
 from planner.mesh import Axis
 from planner.schedules import Slot
@@ -40,7 +40,7 @@ def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
             sections.setdefault(actor.section, []).append(index)
     order = list(sections.get(("begin", 0), ()))
     for slot in slots:
-        parts = [sections.get((part, slot.chunk), []) for part in slot.part]
+        parts = [sections.get((part, slot.chunk), []) for part in SLOT_PARTS[slot.part]]
         order.extend(sorted(index for part in parts for index in part))
     order.extend(sections.get(("update", 0), ()))
     return tuple(order)

@@ -1,7 +1,6 @@
 """The compiler's passes, in order: place, lower, slots, orders, places in memory, proof."""
 
 from models.graph import Graph
-from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import run_to_completion
 from planner.actors.validate import validate
@@ -10,7 +9,7 @@ from planner.compile.lowering import Lowering
 from planner.compile.orders import joined, least_slots, unordered, with_queues
 from planner.compile.placement import check_plan, place
 from planner.costs import durations
-from planner.plan import Plan
+from planner.plan import Plan, plan_graph
 from planner.schedules import schedule_order
 
 
@@ -22,7 +21,7 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     plan
         The plan.
     graph
-        Its training graph for microbatches of `plan.batch` samples, where it is already at hand.
+        Its graph, as `plan_graph` gives it, where it is already at hand.
 
     Raises
     ------
@@ -35,7 +34,7 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     """
     check_plan(plan)
     if graph is None:
-        graph = build_training(plan.model, plan.training, plan.batch)
+        graph = plan_graph(plan)
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches)
     for placed in place(plan, graph):
         lowering.lower(placed)

@@ -4,6 +4,7 @@ from models.ops import state_of
 from planner.actors.graph import Actor, ActorGraph, Meeting, Program
 from planner.cluster import Cluster, Device
 from planner.costs.collectives import collective_duration_ns
+from planner.costs.layout import frame_of, layout_of
 from planner.costs.ops import LOCAL_BOXING, op_duration_ns
 
 
@@ -13,6 +14,7 @@ class _Costs:
     def __init__(self, graph: ActorGraph, cluster: Cluster) -> None:
         self.graph = graph
         self.cluster = cluster
+        self._frame = frame_of(cluster)
         self._ops: dict[object, int] = {}
         self._meetings: dict[object, int] = {}
         self._groups: dict[object, tuple[tuple[int, ...], ...]] = {}
@@ -61,14 +63,16 @@ class _Costs:
         return self._meetings[key]
 
     def _members(self, meeting: Meeting, program: Program) -> tuple[tuple[int, ...], ...]:
-        """Every group of the meeting that has a member in the program."""
+        """Groups of the meeting with a member in the program, one of each that lie alike."""
         seen: set[int] = set()
-        found = []
+        found: dict[object, tuple[int, ...]] = {}
         for rank in program.ranks:
             if rank not in seen:
-                found.append(tuple(self.graph.members(rank, meeting)))
-                seen.update(found[-1])
-        return tuple(found)
+                members = tuple(self.graph.members(rank, meeting))
+                seen.update(members)
+                kinds = tuple(device.name for device in self._kinds(members))
+                found.setdefault((layout_of(members, self._frame), kinds), members)
+        return tuple(found.values())
 
 
 def actor_duration_ns(actor: Actor, program: Program, graph: ActorGraph, cluster: Cluster) -> int:

@@ -4,58 +4,27 @@ A collective is the fastest of several algorithms, each a straight line over the
 message; a group inside a node uses the measured table `kind/group_size` where there is one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import ceil, log2
-from typing import NamedTuple
+from itertools import combinations, pairwise, product
+from math import ceil, log2, prod
 
-from planner.cluster import Cluster, Link
+import numpy as np
+
+from planner.cluster import Cluster, Device
+from planner.costs.grids import Pieces, exchange_pieces, gather_pieces, spread_pieces
+from planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
 from planner.costs.measured import interpolate_ns
 
-Pieces = tuple[tuple[int, float], ...]  # (fixed_ns, ns_per_byte) of each algorithm
-
-
-class Algorithm(NamedTuple):
-    """A way to run a collective of p ranks: `rounds` latencies and `volume` times the message."""
-
-    rounds: int
-    volume: float
-
-
-def ring_and_tree(kind: str, group_size: int) -> tuple[Algorithm, ...]:
-    """Algorithms that a collective library chooses from, by size of the message.
-
-    Notes
-    -----
-    Ring: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", 2009. Tree: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
-    broadcast, reduction and scan", 2009.
-    """
-    p = group_size
-    depth = ceil(log2(p))
-    if kind == "all_reduce":
-        return Algorithm(2 * (p - 1), 2 * (p - 1) / p), Algorithm(2 * depth, 2.0)
-    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (Algorithm(p - 1, (p - 1) / p),)
-    if kind == "broadcast":
-        return Algorithm(p - 1, 1.0), Algorithm(depth, 1.0)
-    if kind in ("send", "recv"):
-        return (Algorithm(1, 1.0),)
-    raise ValueError(f"collective `{kind}` has no cost")
+# Kinds by the volume a ring moves: everything twice, once, or to each member its own.
+GATHERS = ("all_gather", "reduce_scatter")
+TRANSFERS = ("send", "recv")
 
 
 def members_per_node(ranks: Sequence[int], cluster: Cluster) -> int:
     """Smallest number of a group's members that share a node; rank r lies on device r."""
-    return _members_per_node(tuple(ranks), cluster.devices_per_node)
-
-
-@lru_cache(maxsize=4096)
-def _members_per_node(ranks: tuple[int, ...], devices_per_node: int) -> int:
-    found: dict[int, int] = {}
-    for rank in ranks:
-        node = rank // devices_per_node
-        found[node] = found.get(node, 0) + 1
-    return min(found.values())
+    nodes = nodes_of(tuple(ranks), frame_of(cluster))
+    return int(np.unique(nodes, return_counts=True)[1].min())
 
 
 def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pieces | None:
@@ -85,29 +54,197 @@ def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pi
     """
     if len(ranks) == 1:
         return ()
-    together = members_per_node(ranks, cluster)
-    if together == len(ranks) and _table(kind, len(ranks)) in cluster.device.collectives:
+    frame = frame_of(cluster)
+    devices = _devices(ranks, cluster)
+    if _table(kind, len(ranks)) in devices[0].collectives and _in_a_node(ranks, frame):
         return None
-    return _pieces(
-        kind, len(ranks), together, cluster.intra_node, cluster.inter_node, cluster.device.launch_ns
-    )
+    launch_ns = max(device.launch_ns for device in devices)
+    return _pieces(kind, layout_of(ranks, frame), launch_ns)
+
+
+def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:
+    """Kinds of device from a group's first rank to its last."""
+    if not cluster.others:
+        return (cluster.device,)
+    groups = cluster.groups
+    first, last = (groups.index(cluster.group_of(rank)) for rank in (min(ranks), max(ranks)))
+    return tuple(group.device for group in groups[first : last + 1])
+
+
+def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
+    low, high = nodes_of((min(ranks), max(ranks)), frame)
+    return bool(low == high)
 
 
 @lru_cache(maxsize=4096)
-def _pieces(
-    kind: str, group_size: int, together: int, inside: Link, outside: Link, launch_ns: int
-) -> Pieces:
-    if together == group_size:
-        latency, bandwidth = inside.latency_ns, inside.bandwidth_bytes_per_s
+def _pieces(kind: str, layout: Layout, launch_ns: int) -> Pieces:
+    if kind == "all_reduce":
+        found = _reductions(layout, rounds=2) + _tree(layout, rounds=2)
+    elif kind in GATHERS:
+        found = _reductions(layout, rounds=1)
+    elif kind == "all_to_all":
+        found = _exchanges(layout)
+    elif kind == "broadcast":
+        found = _chain(layout) + _tree(layout, rounds=1)
+    elif kind in TRANSFERS:
+        found = _transfer(layout)
     else:
-        latency = max(inside.latency_ns, outside.latency_ns)
-        # In an all_to_all each member sends its own data through its own interface.
-        lanes = 1 if kind == "all_to_all" else together
-        bandwidth = min(inside.bandwidth_bytes_per_s, lanes * outside.bandwidth_bytes_per_s)
-    return tuple(
-        (launch_ns + rounds * latency, volume * 1e9 / bandwidth)
-        for rounds, volume in ring_and_tree(kind, group_size)
+        raise ValueError(f"collective `{kind}` has no cost")
+    return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(found))
+
+
+def lower_envelope(pieces: Iterable[tuple[int, float]]) -> Pieces:
+    """Return the lines that are the lowest for some message, by rising `fixed_ns`.
+
+    Examples
+    --------
+    >>> lower_envelope([(0, 3.0), (10, 1.0), (9, 2.9), (20, 1.0)])
+    ((0, 3.0), (10, 1.0))
+    """
+    kept: list[tuple[int, float]] = []
+    for fixed, slope in sorted(set(pieces)):
+        if kept and slope >= kept[-1][1]:
+            continue
+        while len(kept) > 1 and _meet(kept[-2], (fixed, slope)) <= _meet(kept[-2], kept[-1]):
+            kept.pop()
+        kept.append((fixed, slope))
+    return tuple(kept)
+
+
+def _meet(flat: tuple[int, float], steep: tuple[int, float]) -> float:
+    """Bytes from which the second line is the lower one."""
+    return (steep[0] - flat[0]) / (flat[1] - steep[1])
+
+
+def _reductions(layout: Layout, rounds: int) -> list[tuple[int, float]]:
+    """Rings over stages of levels: reduce_scatter outwards, all_gather inwards.
+
+    Levels are cut into stages in every way. A stage is one ring over the units of the level below
+    it; the members of such a unit each hold a part of what it handed on, so they bring all their
+    links. One stage over all levels is the flat ring; a stage per level moves the least over the
+    outer ones. The last stage of an all_reduce may be a tree.
+    """
+    found = []
+    top = len(layout.crossings)
+    for cuts in _stages(top, innermost_alone=layout.grid is not None):
+        inner: list[Pieces] = []
+        for low, high in pairwise(cuts):
+            if low == 0 and layout.grid is not None:
+                members = layout.within[0][high - 1]
+                inner.append(gather_pieces(members, layout.grid))
+            else:
+                inner.append((_ring(layout, low, high),))
+        found += [
+            (rounds * sum(f for f, _ in stages), rounds * sum(s for _, s in stages))
+            for stages in product(*inner)
+        ]
+        low = cuts[-2]
+        if rounds == 2 and low > 0:
+            depth, slope = _down_a_tree(layout, low, top)
+            found += [
+                (2 * (sum(f for f, _ in stages) + depth), 2 * (sum(s for _, s in stages) + slope))
+                for stages in product(*inner[:-1])
+            ]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _stages(levels: int, innermost_alone: bool) -> tuple[tuple[int, ...], ...]:
+    """Every way to cut the levels: tuples of borders from 0 to `levels`."""
+    borders = range(1, levels)
+    found = [
+        (0, *chosen, levels) for count in range(levels) for chosen in combinations(borders, count)
+    ]
+    return tuple(c for c in found if not innermost_alone or c[1] == 1)
+
+
+def _ring(layout: Layout, low: int, high: int) -> tuple[int, float]:
+    """One way round a ring of the units of level `low` inside a unit of level `high`."""
+    units = layout.within[low][high - low - 1]
+    rate = min(crossing.bytes_per_ns for crossing in layout.crossings[low:high])
+    return _round_ns(layout, low, high), (units - 1) / units / rate
+
+
+def _round_ns(layout: Layout, low: int, high: int) -> int:
+    """Latency of a message that visits every unit: most of its steps stay inside."""
+    counts = [layout.within[level][high - level - 1] for level in range(low, high)] + [1]
+    return sum(
+        (inside - outside) * crossing.latency_ns
+        for (inside, outside), crossing in zip(
+            pairwise(counts), layout.crossings[low:high], strict=True
+        )
     )
+
+
+def _down_a_tree(layout: Layout, low: int, high: int) -> tuple[int, float]:
+    """Half of a tree's work (up or down) over the units of level `low`."""
+    crossings = layout.crossings[low:high]
+    depth = sum(
+        ceil(log2(layout.within[low + index][0])) * crossing.latency_ns
+        for index, crossing in enumerate(crossings)
+    )
+    return depth, 1 / min(crossing.bytes_per_ns for crossing in crossings)
+
+
+def _tree(layout: Layout, rounds: int) -> list[tuple[int, float]]:
+    """Return the two-tree algorithm over all levels; a torus has only its own links."""
+    if layout.grid is not None:
+        return []
+    fixed, slope = _down_a_tree(layout, 0, len(layout.crossings))
+    return [(rounds * fixed, rounds * slope)]
+
+
+def _chain(layout: Layout) -> list[tuple[int, float]]:
+    """Return a broadcast handed from member to member in pieces."""
+    low = 0
+    found: list[tuple[int, float]] = [(0, 0.0)]
+    if layout.grid is not None:
+        low, found = 1, list(spread_pieces(layout.within[0][0], layout.grid))
+    if low == len(layout.crossings):
+        return found
+    top = len(layout.crossings)
+    rate = min(crossing.bytes_per_ns for crossing in layout.crossings[low:])
+    return [(f + _round_ns(layout, low, top), max(s, 1 / rate)) for f, s in found]
+
+
+def _exchanges(layout: Layout) -> list[tuple[int, float]]:
+    """Return an all_to_all member by member, and level by level.
+
+    What leaves a unit goes over each member's own link of the level above, so the slowest level
+    counts, for the share of the message that crosses it. Level by level a message is handed on
+    inside the unit first, so that fewer and longer ones cross.
+    """
+    low, inner, share = 0, [(0, 0.0)], 1.0
+    if layout.grid is not None:
+        members = layout.within[0][0]
+        low, inner = 1, list(exchange_pieces(members, layout.grid))
+        share = members / layout.size
+    crossings = layout.crossings[low:]
+    reached = [1] + [layout.within[0][level] for level in range(len(layout.crossings))]
+    direct_ns = sum(
+        (beyond - inside) * crossing.latency_ns
+        for (inside, beyond), crossing in zip(pairwise(reached[low:]), crossings, strict=True)
+    )
+    outside = [
+        (layout.size - crossing.fewest) / layout.size / crossing.own_bytes_per_ns
+        for crossing in crossings
+    ]
+    found = [(f + direct_ns, max([s * share, *outside])) for f, s in inner]
+    steps = [layout.within[level][0] for level in range(len(layout.crossings))]
+    if prod(steps) == layout.size:
+        levels = list(zip(steps[low:], crossings, strict=True))
+        handed_ns = sum((n - 1) * crossing.latency_ns for n, crossing in levels)
+        slope = sum((n - 1) / n / crossing.own_bytes_per_ns for n, crossing in levels)
+        found += [(f + handed_ns, s + slope) for f, s in inner]
+    return found
+
+
+def _transfer(layout: Layout) -> list[tuple[int, float]]:
+    """Return one message over the outermost level that its two ends cross."""
+    if layout.grid is not None and len(layout.crossings) == 1:
+        return list(spread_pieces(layout.size, layout.grid))
+    last = layout.crossings[-1]
+    return [(last.latency_ns, 1 / last.own_bytes_per_ns)]
 
 
 def _table(kind: str, group_size: int) -> str:
@@ -141,6 +278,6 @@ def collective_duration_ns(
     """
     pieces = collective_pieces(kind, ranks or tuple(range(group_size)), cluster)
     if pieces is None:
-        table = cluster.device.collectives[_table(kind, group_size)]
-        return interpolate_ns(table, message_bytes)
+        device = cluster.device_of(ranks[0] if ranks else 0)
+        return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)
     return min((fixed + ceil(slope * message_bytes) for fixed, slope in pieces), default=0)

@@ -108,7 +108,7 @@ def op_durations_ns(
     >>> from planner.clusters import device
     >>> work = np.array([10**9, 10**12])
     >>> op_durations_ns("matmul", "", {}, work, work // 100, "bf16", device("a100-sxm-80gb"))
-    array([   6350, 4058012])
+    array([   6350, 5450195])
     """
     works, sizes = np.asarray(flops, float), np.asarray(bytes, float)
     like = priced_like(kind, device.kernels)

@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 
 from millrace.drawing import changes, draw_changes, draw_plan, headline, stage_blocks
+from planner.recomputed import recomputed
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
 
 
@@ -25,6 +26,12 @@ def test_devices_are_rows_stages_are_columns_and_runs_of_blocks_are_ranges():
         [" rank 0           ", " rank 2      "],
         [" rank 1           ", " rank 3      "],
     ]
+
+
+def test_blocks_that_recompute_are_told_from_those_that_do_not():
+    plan = recomputed(data_parallel_pipeline(), {"h.1": "full", "h.2": "full", "h.3": "full"})
+    assert stage_blocks(plan, 0) == "embedding, h.0, h.1 (recompute full)"
+    assert stage_blocks(plan, 1) == "h.2-3 (recompute full), head"
 
 
 def test_the_forward_signatures_of_the_repeated_block_are_shown_in_the_models_order():

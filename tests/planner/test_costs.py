@@ -211,7 +211,8 @@ def test_every_member_in_a_node_brings_its_own_lane_of_the_network() -> None:
     paired = collective_duration_ns("all_reduce", 10**6, 4, CLUSTER, (0, 1, 4, 5))
     assert members_per_node((0, 1, 4, 5), CLUSTER) == 2
     assert spread == 6 * 1_000 + 15_000_000
-    assert paired == 6 * 1_000 + 7_500_000
+    # Half is reduced inside each node first, then each member moves its half over its own lane.
+    assert paired == 2 * (100 + 500_000) + 2 * (1_000 + 2_500_000)
 
 
 def test_a_measured_collective_is_read_from_its_table_inside_a_node_only() -> None:

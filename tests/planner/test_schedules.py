@@ -3,7 +3,15 @@
 import pytest
 
 from planner.errors import InfeasibleError, PlanError
-from planner.schedules import SCHEDULES, Slot, in_flight, schedule_order, stage_of
+from planner.schedules import (
+    SCHEDULES,
+    Slot,
+    counted,
+    in_flight,
+    kept_counts,
+    schedule_order,
+    stage_of,
+)
 
 CHUNKS = {"gpipe": (1, 2, 3), "interleaved-1f1b": (1, 2, 3), "zb-v": (2,)}
 CASES = [
@@ -120,6 +128,15 @@ def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind():
         for s in range(4)
     ]
     assert found == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_positions_keep_is_what_the_orders_say(name):
+    for chunks in CHUNKS.get(name, (1,)):
+        for stages in (1, 2, 3, 5):
+            for microbatches in range(1, 6 * stages):
+                shape = (name, stages, chunks, microbatches)
+                assert kept_counts(*shape) == counted(*shape)
 
 
 def test_gpipe_keeps_every_microbatch():

@@ -12,6 +12,7 @@ from planner.compile import compile_plan
 from planner.errors import InfeasibleError, PlanError
 from planner.mesh import Axis, Mesh
 from planner.plan import Chunk, Plan
+from planner.recomputed import recomputed
 from tests.millrace.plans import data_parallel_pipeline
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
@@ -32,10 +33,26 @@ def interleaved() -> Plan:
     return replace(plan, schedule="interleaved-1f1b", interleave=2, chunks=chunks)
 
 
-PLANS = [*(plan_with(schedule=name) for name in SCHEDULES), interleaved()]
+def recomputing(plan: Plan, mode: str) -> Plan:
+    return recomputed(plan, {b.block: mode for chunk in plan.chunks for b in chunk.blocks})
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+KEEPING = [*(plan_with(schedule=name) for name in SCHEDULES), interleaved()]
+PLANS = [
+    *KEEPING,
+    *(recomputing(plan, "full") for plan in KEEPING),
+    recomputing(KEEPING[1], "selective"),
+    recomputed(KEEPING[2], {"embedding": "full", "h.1": "selective", "h.3": "full"}),
+]
+
+
+def named(plan: Plan) -> str:
+    """The schedule, and what its blocks recompute."""
+    modes = sorted({variant.recompute for variant in plan.variants})
+    return f"{plan.schedule} {'+'.join(modes)}"
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=named)
 def test_slots_that_are_in_use_at_once_never_share_memory(plan):
     graph = compile_plan(plan)
     live: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in graph.programs]
@@ -72,6 +89,9 @@ def test_slots_that_are_in_use_at_once_never_share_memory(plan):
                 readers[instance, port.register, slot] -= 1
                 if readers[instance, port.register, slot] == 0:
                     del live[instance][port.register, slot]
+        for port, slot in zip(actor.outputs, fire.writes, strict=True):
+            if not consumers[instance][port.register]:
+                del live[instance][port.register, slot]
 
     assert run_to_completion(graph, steps=2, visit=visit) > 0
 
@@ -81,14 +101,14 @@ def span(register, slot):
     return start, start + register.slot_bytes
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("plan", PLANS, ids=named)
 def test_the_same_plan_compiles_to_the_same_bytes_and_back(plan):
     first, second = compile_plan(plan), compile_plan(plan)
     assert to_json(first) == to_json(second)
     assert msgspec.json.decode(to_json(first), type=ActorGraph) == first
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("plan", PLANS, ids=named)
 def test_every_meeting_is_in_a_lane_and_in_the_one_launch_order(plan):
     for program in compile_plan(plan).programs:
         launch = next(q for q in program.queues if q.name == "launch")
@@ -120,7 +140,48 @@ def test_deeper_schedules_hold_more_activations():
     assert peaks["1f1b"][1] < peaks["gpipe"][1]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("plan", KEEPING, ids=named)
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_clones_run_with_the_input_gradients_of_their_block_right_before_them(plan, mode):
+    for program in compile_plan(recomputing(plan, mode)).programs:
+        order = program.queues[0].order
+        actors = [program.actors[index] for index in order if not program.actors[index].in_place]
+        for at, actor in enumerate(actors):
+            if actor.phase == "recompute":
+                later = (other for other in actors[at + 1 :] if other.phase != "recompute")
+                first = next(later)
+                assert first.phase.startswith("backward"), (actor.name, first.name)
+                assert first.block == actor.block, (actor.name, first.name)
+
+
+def long_sequences(schedule):
+    """The plan for sequences so long that activations outweigh everything else."""
+    config = dict(data_parallel_pipeline().model.config) | {"positions": 64}
+    model = replace(data_parallel_pipeline().model, config=config, seq_len=64)
+    return plan_with(schedule=schedule, model=model)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_full_recomputation_holds_less_than_selective_and_that_less_than_none(schedule):
+    plan = long_sequences(schedule)
+    held = [
+        [program.memory_bytes for program in compile_plan(one).programs]
+        for one in (plan, recomputing(plan, "selective"), recomputing(plan, "full"))
+    ]
+    for none, selective, full in zip(*held, strict=True):
+        assert full < selective < none
+
+
+def test_what_a_late_weight_gradient_reads_is_held_recomputed_or_not():
+    plan = long_sequences("zb-h1")
+    none, full = compile_plan(plan).programs, compile_plan(recomputing(plan, "full")).programs
+    assert full[0].memory_bytes < none[0].memory_bytes
+    slots = {r.name: r.slots for r in none[1].registers}
+    again = {r.name: r.slots for r in full[1].registers}
+    assert slots["h.2.mlp.gelu"] == again["h.2.mlp.gelu.recompute"] == 2
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=named)
 def test_memory_by_kind_adds_up_to_the_arena(plan):
     for program in compile_plan(plan).programs:
         kinds = program.memory_bytes_by_kind

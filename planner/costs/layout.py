@@ -1,0 +1,248 @@
+"""Layouts: how a group of ranks lies on the levels of a cluster, all that a collective depends on.
+
+Units are what the levels hold: a rank, an island, a node, what is under a leaf, the cluster. A
+group crosses a level where several of its units of the level below meet; other levels are left
+out. Groups that lie alike have equal layouts, so that each is priced once.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.cluster import Cluster, Islands, Leaves, Link, Torus
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Crossing(NamedTuple):
+    """Where units of one level meet: those of the level below, inside one of this.
+
+    `bytes_per_ns` is what the members of one lower unit bring together, `own_bytes_per_ns` what
+    one member does; `fewest` and `most` are the members of a lower unit.
+    """
+
+    latency_ns: int
+    bytes_per_ns: float
+    own_bytes_per_ns: float
+    fewest: int
+    most: int
+
+
+class Line(NamedTuple):
+    """A dim of a torus along which a group lies: `size` members `stride` steps apart."""
+
+    size: int
+    stride: int
+    ring: bool
+
+
+class Grid(NamedTuple):
+    """How the members inside a torus lie: a box of lines, or scattered (no lines)."""
+
+    lines: tuple[Line, ...]
+    hops: int  # steps between the two furthest neighbours in rank
+    latency_ns: int
+    bytes_per_ns: float  # of one link in one direction
+
+
+class Layout(NamedTuple):
+    """A group on the levels it crosses, from inner to outer.
+
+    `within[i][k]` is the largest number of units of level i in a unit of level i + 1 + k, where
+    level 0 is the ranks and the last level the group itself.
+    """
+
+    size: int
+    crossings: tuple[Crossing, ...]
+    within: tuple[tuple[int, ...], ...]
+    grid: Grid | None
+
+
+class _Part(NamedTuple):
+    """What of a group of nodes matters to a collective."""
+
+    devices_per_node: int
+    nodes: int
+    intra_node: Link
+    inter_node: Link
+    islands: Islands | None
+    torus: Torus | None
+
+
+class Frame(NamedTuple):
+    """What of a cluster matters to a collective; equal for clusters of unlike devices."""
+
+    parts: tuple[_Part, ...]
+    leaves: Leaves | None
+
+
+def frame_of(cluster: Cluster) -> Frame:
+    """Return the links of a cluster and what they join."""
+    parts = tuple(
+        _Part(
+            group.devices_per_node,
+            group.nodes,
+            group.intra_node,
+            group.inter_node,
+            group.islands,
+            group.torus,
+        )
+        for group in cluster.groups
+    )
+    return Frame(parts, cluster.leaves)
+
+
+class _Places(NamedTuple):
+    """Where each member lies: its part, node and place in the node."""
+
+    part: Ints
+    node: Ints
+    local: Ints
+
+
+def _places(ranks: Ints, frame: Frame) -> _Places:
+    firsts = np.cumsum([0] + [part.devices_per_node * part.nodes for part in frame.parts[:-1]])
+    nodes_before = np.cumsum([0] + [part.nodes for part in frame.parts[:-1]])
+    per_node = np.array([part.devices_per_node for part in frame.parts])
+    part = np.searchsorted(firsts, ranks, side="right") - 1
+    node, local = np.divmod(ranks - firsts[part], per_node[part])
+    return _Places(part, node + nodes_before[part], local)
+
+
+def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
+    """Return the node of each rank."""
+    return _places(np.array(ranks), frame).node
+
+
+def _on_rails(places: _Places) -> bool:
+    """Whether the group has the same places in each of its nodes."""
+    order = np.lexsort((places.local, places.node))
+    _, counts = np.unique(places.node, return_counts=True)
+    if counts.min() != counts.max():
+        return False
+    rows = places.local[order].reshape(len(counts), -1)
+    return bool((rows == rows[0]).all())
+
+
+class _Level(NamedTuple):
+    """The units of one level and the link over which they meet in those of the next."""
+
+    units: Ints  # of each member
+    latency_ns: int
+    bytes_per_ns: Floats  # of each member
+    pooled: bool  # whether the most members of a unit tell its share, or the fewest
+
+
+def _levels(places: _Places, frame: Frame) -> list[_Level]:
+    """Levels that ranks, islands, nodes and leaves meet over, whether the group crosses or not."""
+
+    def rates(links: Sequence[Link]) -> Floats:
+        each = np.array([link.bandwidth_bytes_per_s / 1e9 for link in links])
+        return np.asarray(each[places.part], float)
+
+    def latency(links: Sequence[Link]) -> int:
+        return max(links[int(index)].latency_ns for index in np.unique(places.part))
+
+    inner = [part.islands.link if part.islands else part.intra_node for part in frame.parts]
+    intra = [part.intra_node for part in frame.parts]
+    outer = [part.inter_node for part in frame.parts]
+    size = np.array([p.islands.devices if p.islands else p.devices_per_node for p in frame.parts])
+    most = max(part.devices_per_node for part in frame.parts)
+    ranks = np.arange(len(places.node))
+    island = places.node * most + places.local // size[places.part]
+    found = [
+        _Level(ranks, latency(inner), rates(inner), False),
+        _Level(island, latency(intra), rates(intra), False),
+        _Level(places.node, latency(outer), rates(outer), False),
+    ]
+    if frame.leaves is not None:
+        leaves = frame.leaves
+        spread = leaves.rails and not _on_rails(places)
+        under = places.node if spread else places.node // leaves.nodes
+        share = rates(outer) / leaves.oversubscription
+        found.append(_Level(under, latency(outer) + leaves.latency_ns, share, True))
+    return found
+
+
+def _counted(units: Ints) -> tuple[Ints, Ints]:
+    """Number each unit from 0; also the first member of each."""
+    _, first, index = np.unique(units, return_index=True, return_inverse=True)
+    return index.astype(np.int64), first
+
+
+@lru_cache(maxsize=4096)
+def layout_of(ranks: tuple[int, ...], frame: Frame) -> Layout:
+    """How the members of a group lie on a cluster."""
+    places = _places(np.array(ranks), frame)
+    crossings, kept = [], []
+    latency_ns = 0
+    levels = _levels(places, frame)
+    above = [_counted(level.units) for level in levels[1:]]
+    above.append(_counted(np.zeros(len(ranks), np.int64)))
+    for level, (_, upper_first) in zip(levels, above, strict=True):
+        index, first = _counted(level.units)
+        latency_ns = max(latency_ns, level.latency_ns)
+        if len(first) == len(upper_first):
+            continue
+        members = np.bincount(index)
+        together = np.bincount(index, weights=level.bytes_per_ns)
+        crossings.append(
+            Crossing(
+                latency_ns,
+                float(together.max() if level.pooled else together.min()),
+                float(level.bytes_per_ns.min()),
+                int(members.min()),
+                int(members.max()),
+            )
+        )
+        kept.append((index, first))
+    kept.append(above[-1])
+    within = tuple(
+        tuple(int(np.bincount(upper[lower_first]).max()) for upper, _ in kept[i + 1 :])
+        for i, (_, lower_first) in enumerate(kept[:-1])
+    )
+    return Layout(len(ranks), tuple(crossings), within, _grid(places, frame))
+
+
+def _grid(places: _Places, frame: Frame) -> Grid | None:
+    """How the group lies inside its tori; None where it lies in none, or alone in each."""
+    parts = {frame.parts[int(index)] for index in np.unique(places.part)}
+    tori = {(part.torus, part.intra_node) for part in parts}
+    torus, link = next(iter(tori))
+    counts = np.unique(places.node, return_counts=True)[1]
+    if torus is None or len(tori) > 1 or counts.max() == 1:
+        return None
+    local = np.sort(places.local[places.node == places.node[0]])
+    steps = np.array(np.unravel_index(local, torus.dims))
+    lines = _lines(steps, torus) if _on_rails(places) else ()
+    sizes = np.array(torus.dims)[:, None]
+    apart = np.abs(np.diff(steps, axis=1))
+    joined = np.array([torus.wraps(dim) for dim in range(len(torus.dims))])[:, None]
+    shortest = np.where(joined, np.minimum(apart, sizes - apart), apart).sum(axis=0)
+    return Grid(
+        lines,
+        int(shortest.max(initial=1)),
+        link.latency_ns,
+        link.bandwidth_bytes_per_s / 1e9,
+    )
+
+
+def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
+    """Return the lines whose box is the group; none where the group is no box."""
+    found = []
+    for dim, along in enumerate(steps):
+        taken = np.unique(along)
+        if len(taken) == 1:
+            continue
+        gaps = np.diff(taken)
+        if gaps.min() != gaps.max():
+            return ()
+        stride, whole = int(gaps[0]), torus.dims[dim]
+        ring = torus.wraps(dim) and stride * len(taken) == whole
+        found.append(Line(len(taken), stride, ring))
+    return tuple(found) if prod(line.size for line in found) == steps.shape[1] else ()

@@ -1,0 +1,30 @@
+"""Stages: how many blocks of each variant every chunk of the pipeline holds.
+
+In come runs of equal blocks with the figures of their variants (`shape.py`: read it first), out
+comes a division of the blocks over the chunks with its predicted step time and a proven bound
+(`division.py`).
+"""
+
+from planner.search.stages.bounds import lower_bound_ns
+from planner.search.stages.division import divide
+from planner.search.stages.shape import (
+    DEFERRING,
+    Division,
+    Pipeline,
+    Run,
+    VariantFigures,
+    inflight_counts,
+    stage_bytes_max,
+)
+
+__all__ = [
+    "DEFERRING",
+    "Division",
+    "Pipeline",
+    "Run",
+    "VariantFigures",
+    "divide",
+    "inflight_counts",
+    "lower_bound_ns",
+    "stage_bytes_max",
+]

@@ -1,0 +1,27 @@
+"""Bounds on the step time of every division, without dividing."""
+
+from planner.search.stages.shape import Pipeline, Run, deferred_ns
+
+
+def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
+    """Return a step time that no division undercuts, whatever the memory.
+
+    Every block takes the least of each figure over its variants and the kinds of device; the
+    slowest stage has at least the largest block and at least the average load.
+    """
+    kinds = sorted(set(pipeline.kinds))
+    load = ramp = update = longest = longest_update = 0.0
+    for run in runs:
+        options = [figures for kind in kinds for figures in run.on(kind)]
+        time = min(figures.microbatch_ns for figures in options)
+        step = min(figures.step_ns for figures in options)
+        load += len(run.blocks) * time
+        update += len(run.blocks) * step
+        left = [figures.microbatch_ns - deferred_ns(figures, pipeline) for figures in options]
+        ramp += len(run.blocks) * min(left)
+        longest, longest_update = max(longest, time), max(longest_update, step)
+    return (
+        (pipeline.microbatches - pipeline.ramp) * max(load / pipeline.stages, longest)
+        + pipeline.ramp * ramp
+        + max(update / pipeline.stages, longest_update)
+    )

@@ -1,0 +1,124 @@
+"""Dividing: the blocks of a model over the chunks of a pipeline, at the least step time."""
+
+from dataclasses import replace
+
+from planner.errors import InfeasibleError
+from planner.search.request import MemoryLimitError
+from planner.search.stages.program import StageProgram
+from planner.search.stages.shape import Division, Pipeline, Run, stage_bytes
+
+
+def divide(
+    runs: tuple[Run, ...],
+    pipeline: Pipeline,
+    limit_bytes: int | tuple[int, ...],
+    transient_bytes: int = 0,
+    max_gap: float = 0.0,
+) -> Division:
+    """Divide the blocks over the positions at the least predicted step time.
+
+    Parameters
+    ----------
+    runs : tuple of Run
+        In the order of the model.
+    pipeline : Pipeline
+    limit_bytes : int or tuple of int
+        Memory of one device, of every kind.
+    transient_bytes : int
+        What every stage needs besides.
+    max_gap : float
+        Relative gap at which a division is good enough.
+
+    Raises
+    ------
+    InfeasibleError
+        There are fewer blocks than positions, or no handover that every run has.
+    MemoryLimitError
+        No division fits; holds the bytes of the fullest stage of the one that needs least.
+    """
+    limits = (limit_bytes,) if isinstance(limit_bytes, int) else limit_bytes
+    blocks = sum(len(run.blocks) for run in runs)
+    if blocks < pipeline.positions:
+        raise InfeasibleError(
+            f"{pipeline.positions} chunks ({pipeline.stages} stages, {pipeline.interleave} each) "
+            f"need at least as many blocks, the model has {blocks}: use fewer stages"
+        )
+    left = tuple(limit - transient_bytes for limit in limits)
+    found: list[Division] = []
+    short: list[MemoryLimitError] = []
+    for group, numbers in _alike(runs):
+        try:
+            one = _divide(group, pipeline, left, max_gap)
+        except MemoryLimitError as error:
+            short.append(error)
+            continue
+        found.append(_renumbered(one, group, numbers))
+    if not found:
+        nearest = min(short, key=lambda error: error.needed_bytes - error.limit_bytes)
+        raise MemoryLimitError(
+            nearest.needed_bytes + transient_bytes, nearest.limit_bytes + transient_bytes
+        )
+    best = min(found, key=lambda one: one.step_ns)
+    return replace(
+        best,
+        memory_bytes=best.memory_bytes + transient_bytes,
+        bound_ns=min(one.bound_ns for one in found),
+    )
+
+
+def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]]]:
+    """For every handover, the runs with the variants that have it, and the numbers of these."""
+    handovers = list(dict.fromkeys(one.handover for run in runs for one in run.variants))
+    groups = []
+    for handover in handovers:
+        numbers = [
+            [v for v, one in enumerate(run.variants) if one.handover == handover] for run in runs
+        ]
+        if all(numbers):
+            group = tuple(
+                replace(
+                    run,
+                    variants=tuple(run.variants[v] for v in mine),
+                    elsewhere=tuple(tuple(one[v] for v in mine) for one in run.elsewhere),
+                )
+                for run, mine in zip(runs, numbers, strict=True)
+            )
+            groups.append((group, numbers))
+    if not groups:
+        raise InfeasibleError("no handover between blocks is common to variants of every template")
+    return groups
+
+
+def _renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
+    number_of = {
+        block: mine for run, mine in zip(runs, numbers, strict=True) for block in run.blocks
+    }
+    chunks = tuple(
+        tuple((block, number_of[block][variant]) for block, variant in chunk)
+        for chunk in found.chunks
+    )
+    return replace(found, chunks=chunks)
+
+
+def _divide(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+) -> Division:
+    """Divide where all variants may be neighbours."""
+    division = None
+    if min(limits) > 0:
+        division = StageProgram(runs, pipeline, limits, False).solve(max_gap)
+    if division is not None:
+        used, _ = _tightest(division, runs, pipeline, limits)
+        return replace(division, memory_bytes=used)
+    smallest = StageProgram(runs, pipeline, limits, True).solve(max_gap)
+    assert smallest is not None, "there are enough blocks"
+    raise MemoryLimitError(*_tightest(smallest, runs, pipeline, limits))
+
+
+def _tightest(
+    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
+) -> tuple[int, int]:
+    """Bytes and limit of the stage with the least room left."""
+    used = stage_bytes(division.chunks, runs, pipeline)
+    pairs = [(size, limits[kind]) for size, kind in zip(used, pipeline.kinds, strict=True)]
+    return max(pairs, key=lambda pair: pair[0] - pair[1])

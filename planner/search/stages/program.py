@@ -1,0 +1,180 @@
+"""The division as an integer program, for whatever runs: counts of variants per position.
+
+With counts n[k, r, v] of run r in variant v at position k, to what `shape.py` says are added::
+
+    Σ_{k, v} n[k, r, v] = blocks of run r
+    Σ_{r, v} n[k, r, v] ≥ 1                            no chunk is empty
+    n[k, r + 1, v] > 0 only where Σ_{j ≤ k, v} n[j, r, v] is all of run r
+
+Depth enters as counts only, so that 96 blocks have no more columns than six.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from planner.search.integer_program import IntegerProgram
+from planner.search.stages.shape import (
+    Division,
+    Pipeline,
+    Run,
+    VariantFigures,
+    deferred_ns,
+    inflight_counts,
+    step_time_ns,
+)
+
+Figures = list[VariantFigures]
+
+
+class StageProgram:
+    """The integer program, in arrays.
+
+    Parameters
+    ----------
+    runs : tuple of Run
+    pipeline : Pipeline
+    limits : tuple of int
+        Bytes of a device of every kind.
+    least_memory : bool
+        Minimise the bytes over the limit of the fullest stage, instead of the step time.
+    """
+
+    def __init__(
+        self, runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], least_memory: bool
+    ) -> None:
+        self.runs = runs
+        self.pipeline = pipeline
+        self.limits = limits
+        self.program = IntegerProgram()
+        self.columns = [(r, v) for r, run in enumerate(runs) for v in range(len(run.variants))]
+        self.figures: list[Figures] = [
+            [runs[r].on(kind)[v] for r, v in self.columns] for kind in pipeline.kinds
+        ]
+        # Times and bytes in shares of the whole, so that tolerances mean the same everywhere.
+        self.time_unit = max(
+            sum(len(run.blocks) * min(v.microbatch_ns for v in run.variants) for run in runs), 1
+        )
+        self.byte_unit = float(max(*limits, 1))
+        self._counts(least_memory)
+        self._contiguous()
+        weight = 0.0 if least_memory else 1.0
+        slowest = self.program.add_columns(weight * (pipeline.microbatches - pipeline.ramp))
+        update = self.program.add_columns(weight)
+        over = self.program.add_columns(1.0) if least_memory else None
+        inflight = inflight_counts(pipeline)
+        for stage in range(pipeline.stages):
+            on_stage = [k for k in range(pipeline.positions) if pipeline.stage_of(k) == stage]
+            figures = self.figures[stage]
+            self._time(slowest, stage, on_stage, weight)
+            self._at_least(update, on_stage, [f.step_ns / self.time_unit for f in figures])
+            self._memory(stage, on_stage, inflight, over)
+
+    def _counts(self, least_memory: bool) -> None:
+        """Columns of counts; what they cost in the ramp, but for time on lanes."""
+        most = float(max(len(run.blocks) for run in self.runs))
+        found = []
+        for position in range(self.pipeline.positions):
+            costs = [0.0] * len(self.columns)
+            if not least_memory:
+                stage = self.pipeline.stage_of(position)
+                costs = [self._ramp_cost(figures, stage) for figures in self.figures[stage]]
+            first = self.program.add_columns(costs, integer=True, highest=most)
+            found.append(first + np.arange(len(self.columns)))
+        self.counts = np.array(found)
+
+    def _ramp_cost(self, figures: VariantFigures, stage: int) -> float:
+        left = -deferred_ns(figures, self.pipeline)
+        if not self._has_lanes(stage):
+            left += figures.microbatch_ns
+        return self.pipeline.ramp * left / self.time_unit
+
+    def _has_lanes(self, stage: int) -> bool:
+        """Whether communication may last longer than computation on a stage."""
+        return any(figures.lane_ns > figures.microbatch_ns for figures in self.figures[stage])
+
+    def _contiguous(self) -> None:
+        """Every block once, no position empty, a run only after all of the one before."""
+        program, positions = self.program, self.pipeline.positions
+        run_of = np.array([r for r, _ in self.columns])
+        for r, run in enumerate(self.runs):
+            total = len(run.blocks)
+            row = program.add_rows(1, total, total)
+            program.enter(row, self.counts[:, run_of == r].ravel(), 1.0)
+        for k in range(positions):
+            program.enter(program.add_rows(1, lower=1.0), self.counts[k], 1.0)
+            for r in range(len(self.runs) - 1):
+                done = program.add_columns(0.0, integer=True, highest=1.0)
+                before = program.add_rows(1, lower=0.0)
+                program.enter(before, self.counts[: k + 1, run_of == r].ravel(), 1.0)
+                program.enter(before, done, -len(self.runs[r].blocks))
+                after = program.add_rows(1, upper=0.0)
+                program.enter(after, self.counts[k, run_of == r + 1], 1.0)
+                program.enter(after, done, -len(self.runs[r + 1].blocks))
+
+    def _time(self, slowest: int, stage: int, on_stage: list[int], weight: float) -> None:
+        """The slowest stage is no faster than this one's computation, nor than its lane."""
+        figures = self.figures[stage]
+        compute = [f.microbatch_ns / self.time_unit for f in figures]
+        if not self._has_lanes(stage):
+            self._at_least(slowest, on_stage, compute)
+            return
+        time = self.program.add_columns(weight * self.pipeline.ramp)
+        self._at_least(time, on_stage, compute)
+        self._at_least(time, on_stage, [f.lane_ns / self.time_unit for f in figures])
+        row = self.program.add_rows(1, lower=0.0)
+        self.program.enter(row, slowest, 1.0)
+        self.program.enter(row, time, -1.0)
+
+    def _at_least(self, column: int, positions: list[int], values: list[float]) -> None:
+        """The column is no less than the sum over the blocks at some positions."""
+        row = self.program.add_rows(1, lower=0.0)
+        self.program.enter(row, column, 1.0)
+        for k in positions:
+            self.program.enter(row, self.counts[k], [-value for value in values])
+
+    def _memory(
+        self, stage: int, on_stage: list[int], inflight: tuple[int, ...], over: int | None
+    ) -> None:
+        """Bytes of a stage stay within its limit, or exceed it by no more than a column."""
+        program, figures, unit = self.program, self.figures[stage], self.byte_unit
+        limit = self.limits[self.pipeline.kinds[stage]]
+        levels = sorted({f.transient_bytes for f in figures})
+        # Where only the least is minimised, it must be able to fall below the limit too.
+        spare = 0 if over is None else max(self.limits)
+        row = program.add_rows(1, upper=(limit - levels[0] - spare) / unit)
+        for k in on_stage:
+            sizes = [f.persistent_bytes + inflight[k] * f.inflight_bytes for f in figures]
+            program.enter(row, self.counts[k], [size / unit for size in sizes])
+        if over is not None:
+            program.enter(row, over, -1.0)
+        blocks = sum(len(run.blocks) for run in self.runs)
+        for below, level in pairwise(levels):
+            # Taking any variant that is larger than the level below pays for this level.
+            reached = program.add_columns(0.0, integer=True, highest=1.0)
+            program.enter(row, reached, (level - below) / unit)
+            larger = [c for c, f in enumerate(figures) if f.transient_bytes >= level]
+            taken = program.add_rows(1, upper=0.0)
+            program.enter(taken, self.counts[on_stage][:, larger].ravel(), 1.0)
+            program.enter(taken, reached, -blocks)
+
+    def solve(self, max_gap: float) -> Division | None:
+        """Counts as a division; None where nothing is feasible."""
+        answer = self.program.solve(max_gap)
+        if answer is None:
+            return None
+        left = [list(run.blocks) for run in self.runs]
+        chunks = []
+        for columns in self.counts:
+            chunk: list[tuple[str, int]] = []
+            for (r, variant), column in zip(self.columns, columns, strict=True):
+                for _ in range(round(answer.values[column])):
+                    chunk.append((left[r].pop(0), variant))
+            chunks.append(tuple(chunk))
+        step_ns = step_time_ns(tuple(chunks), self.runs, self.pipeline)
+        return Division(
+            chunks=tuple(chunks),
+            step_ns=step_ns,
+            memory_bytes=0,
+            bound_ns=min(answer.bound * self.time_unit, step_ns),
+        )

@@ -1,0 +1,198 @@
+"""Recomputation: which ops are replayed, and that it changes no number."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from executor.data import open_dataset
+from executor.reference import run_reference
+from models.errors import ModelError
+from models.graph import Graph, Op, Phase, to_json, with_batch
+from models.inference import check_graph
+from models.ops import model_flops, op_kind
+from models.recompute import SUFFIX, with_recompute
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from tests.models.oracle import random_values, run
+from tests.small_models import NAMES, small
+
+BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
+MODES = ("selective", "full")
+
+
+@cache
+def plain(name: str) -> Graph:
+    return build_training(small(name, "fp64"), TrainingSpec(), 2)
+
+
+def everywhere(graph: Graph, mode: str) -> Graph:
+    return check_graph(with_recompute(graph, dict.fromkeys(graph.blocks, mode)))
+
+
+def clones_of(graph: Graph, block: str) -> list[str]:
+    prefix = f"{block}."
+    return [
+        op.name.removeprefix(prefix).removesuffix(SUFFIX)
+        for op in graph.ops
+        if op.phase is Phase.RECOMPUTE and op.block == block
+    ]
+
+
+def forward_of(graph: Graph) -> dict[str, Op]:
+    return {name: op for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gradient_and_the_loss_stay_what_they_were(name: str, mode: str) -> None:
+    graph = plain(name)
+    values = random_values(graph, 1)
+    expected, found = run(graph, values), run(everywhere(graph, mode), values)
+    compared = 0
+    for op in graph.ops:
+        if op.kind in ("squared_sum", "step_totals"):
+            for tensor in op.inputs:
+                assert np.array_equal(found[tensor], expected[tensor]), tensor
+                compared += 1
+    assert compared > 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["bert", "mixtral", "resnet", "t5"])
+def test_kernels_train_to_the_same_bits(name: str, mode: str) -> None:
+    graph = plain(name)
+    ways = [
+        run_reference(
+            one,
+            microbatches=2,
+            steps=2,
+            dataset=open_dataset(None, small(name, "fp64"), 0),
+            keep_parameters=(2,),
+        )
+        for one in (graph, everywhere(graph, mode))
+    ]
+    assert ways[0].totals == ways[1].totals
+    for tensor, value in ways[0].parameters[2].items():
+        assert np.array_equal(value, ways[1].parameters[2][tensor]), tensor
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_mode_full_backward_keeps_only_what_comes_from_outside_its_block(name: str) -> None:
+    graph = everywhere(plain(name), "full")
+    makers = forward_of(graph)
+    for op in graph.ops:
+        if op.phase in (*BACKWARD, Phase.RECOMPUTE):
+            for tensor in op.inputs:
+                maker = makers.get(tensor)
+                inside = maker is not None and maker.block == op.block
+                assert not inside or maker.kind in ("repeat", "input") or op.kind == "accumulate"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_mode_selective_what_products_made_is_kept_too_and_nothing_else(name: str) -> None:
+    graph = everywhere(plain(name), "selective")
+    makers = forward_of(graph)
+    for op in graph.ops:
+        if op.phase is Phase.RECOMPUTE:
+            assert not op_kind(op.kind).products
+        if op.phase in (*BACKWARD, Phase.RECOMPUTE):
+            for tensor in op.inputs:
+                maker = makers.get(tensor)
+                if maker is None or maker.block != op.block or op.kind == "accumulate":
+                    continue
+                assert maker.kind in ("repeat", "input") or op_kind(maker.kind).products
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_clone_is_needed_and_copies_its_op(name: str, mode: str) -> None:
+    graph = everywhere(plain(name), mode)
+    ops = {op.name: op for op in graph.ops}
+    tensors = graph.tensors_by_name
+    read = {tensor for op in graph.ops for tensor in op.inputs}
+    for clone in graph.ops:
+        if clone.phase is not Phase.RECOMPUTE:
+            continue
+        op = ops[clone.name.removesuffix(SUFFIX)]
+        assert read.intersection(clone.outputs), clone.name
+        assert (clone.kind, clone.labels, clone.attributes) == (op.kind, op.labels, op.attributes)
+        assert tuple(name.removesuffix(SUFFIX) for name in clone.inputs) == op.inputs
+        for again, once in zip(clone.outputs, op.outputs, strict=True):
+            assert again == once + SUFFIX
+            assert tensors[again].shape == tensors[once].shape
+            assert tensors[again].dtype == tensors[once].dtype
+
+
+def test_of_a_layer_of_a_gpt_selective_replays_all_but_products() -> None:
+    graph = with_recompute(plain("gpt"), {"h.1": "selective"})
+    assert clones_of(graph, "h.1") == [
+        "ln1",
+        "attn.q",
+        "attn.k",
+        "attn.v",
+        "attn.out",
+        "attn.residual",
+        "ln2",
+        "mlp.fc1",
+        "mlp.gelu",
+    ]
+    assert {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE} == {"h.1"}
+
+
+def test_the_last_product_of_a_layer_is_not_replayed_for_no_gradient_reads_it() -> None:
+    graph = with_recompute(plain("gpt"), {"h.1": "full"})
+    found = clones_of(graph, "h.1")
+    assert {"attn.core", "mlp.fc1.matmul"} <= set(found)
+    assert not {"mlp.fc2.matmul", "mlp.residual"} & set(found)
+
+
+def test_clones_lie_right_before_the_backward_ops_of_their_block() -> None:
+    graph = everywhere(plain("gpt"), "full")
+    for block in graph.blocks:
+        phases = [op.phase for op in graph.ops if op.block == block and op.kind != "accumulate"]
+        again = [at for at, phase in enumerate(phases) if phase is Phase.RECOMPUTE]
+        first = next(at for at, phase in enumerate(phases) if phase in BACKWARD)
+        assert not again or again == list(range(first - len(again), first))
+
+
+def test_the_loss_is_never_replaced() -> None:
+    graph = everywhere(plain("gpt"), "full")
+    (total,) = (op for op in graph.ops if op.kind == "step_totals")
+    makers = {name: op for op in graph.ops for name in op.outputs}
+    loss, count = (makers[name].inputs[0] for name in total.inputs[:2])
+    assert makers[loss].phase is Phase.FORWARD
+    assert makers[count].phase is Phase.FORWARD
+
+
+def test_model_flops_leave_recomputation_out() -> None:
+    assert model_flops(everywhere(plain("gpt"), "full")) == model_flops(plain("gpt"))
+
+
+def test_the_batch_can_be_changed_before_or_after() -> None:
+    graph = plain("bert")
+    after = with_batch(everywhere(graph, "full"), 6)
+    assert to_json(after) == to_json(everywhere(with_batch(graph, 6), "full"))
+
+
+def test_mode_none_leaves_the_graph_as_it_is() -> None:
+    graph = plain("gpt")
+    assert to_json(everywhere(graph, "none")) == to_json(graph)
+
+
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        ({"h.9": "full"}, "no block `h.9`"),
+        ({"h.0": "some"}, "mode `some`; choose one of none, selective, full"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(modes: dict[str, str], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        with_recompute(plain("gpt"), modes)
+
+
+def test_a_graph_that_recomputes_cannot_be_made_to_do_so_again() -> None:
+    graph = everywhere(plain("gpt"), "full")
+    with pytest.raises(ModelError, match="start from its training graph"):
+        with_recompute(graph, {"h.0": "full"})
