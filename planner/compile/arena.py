@@ -2,15 +2,45 @@
 
 Registers that live within one section of the compute queue (the forward of a chunk, its backward)
 share one area: sections follow one another on that queue, and inside a section a place is taken
-again once its last reader has run. All other registers have their own places.
+again once its last reader has run. A collective within a section shares it too: it cannot begin
+before the op that makes its input, and is over when the first op that reads its result begins. All
+other registers have their own places: what lives from one section to another, and what is sent or
+received, for no order on this rank says when that happens.
+
+Within a section the ops of one block form a *stretch*. What lives from one stretch to another is
+placed first, largest first; what lives within one fits around it. So equal stretches between equal
+neighbours look alike, and are packed once.
 """
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from planner.actors.graph import TEMPORARY, Program, Register
-from planner.compile.draft import DraftStage
+from planner.compile.draft import BOXING, DraftStage, Section
 
-Section = tuple[str, int]
+
+class Span(NamedTuple):
+    """Closed interval of a section's time in which a register holds its place.
+
+    Op number i of the draft runs at 2i; what a collective makes of its output begins at 2i + 1.
+    """
+
+    register: int
+    size: int
+    first: int
+    last: int
+
+
+class Placed(NamedTuple):
+    """A span at its offset."""
+
+    offset: int
+    size: int
+    first: int
+    last: int
 
 
 def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Program:
@@ -25,14 +55,7 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
     joint_backward
         True where the schedule runs B and W as one slot.
     """
-    local = _section_local(program, draft, joint_backward)
-    area = 0
-    offsets: dict[int, int] = {}
-    for lifetimes in local.values():
-        places = _pack(lifetimes, program.registers)
-        offsets |= places
-        area = max([area, *(at + program.registers[r].slot_bytes for r, at in places.items())])
-    end = area
+    offsets, end = shared_places(draft, joint_backward)
     registers: list[Register] = []
     for index, register in enumerate(program.registers):
         if index in offsets:
@@ -44,50 +67,177 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
     return replace(program, registers=tuple(registers))
 
 
-def _section_local(
-    program: Program, draft: DraftStage, joint_backward: bool
-) -> dict[Section, list[tuple[int, int, int]]]:
-    """Per section, registers (index, first, last position) that never outlive it."""
-    users: dict[int, list[int]] = {}
-    for index, actor in enumerate(draft.actors):
-        for port in (*actor.inputs, *actor.outputs):
-            users.setdefault(port.register, []).append(index)
-    found: dict[Section, list[tuple[int, int, int]]] = {}
-    for register, actors in users.items():
-        sections = set()
-        for index in actors:
-            part, chunk = draft.actors[index].section
-            if draft.actors[index].lane != "compute":
-                part = "elsewhere"
-            elif part == "R" or (joint_backward and part in ("B", "W")):
-                part = "BW" if joint_backward else "B"
-            sections.add((part, chunk))
-        at = program.registers[register]
-        holds = any(
-            port.hold > 1
-            for index in actors
-            for port in (*draft.actors[index].inputs, *draft.actors[index].outputs)
-            if port.register == register
-        )
-        if len(sections) == 1 and at.slots == 1 and not at.initial and not holds:
-            section = sections.pop()
-            if section[0] != "elsewhere":
-                found.setdefault(section, []).append((register, min(actors), max(actors)))
-    return found
-
-
-def _pack(lifetimes: list[tuple[int, int, int]], registers: tuple[Register, ...]) -> dict[int, int]:
-    """First fit, largest first; lifetimes are closed intervals of positions."""
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, int], int]:
+    """Offsets of the registers that share the area, and the area's size."""
+    spans = _Spans(draft, joint_backward)
     offsets: dict[int, int] = {}
-    for register, first, last in sorted(
-        lifetimes, key=lambda item: (-registers[item[0]].slot_bytes, item)
-    ):
-        size = registers[register].slot_bytes
+    area = 0
+    packed: dict[object, tuple[tuple[int, ...], int]] = {}
+    for section, local in spans.by_section().items():
+        starts = _stretches(draft, spans.ops(section))
+        places, size = _pack_section(local, starts, packed)
+        offsets |= places
+        area = max(area, size)
+    return offsets, area
+
+
+class _Spans:
+    """Finds the registers of a draft that never outlive one section."""
+
+    def __init__(self, draft: DraftStage, joint_backward: bool) -> None:
+        self.draft = draft
+        self.joint = joint_backward
+        self.readers: dict[int, list[int]] = {}
+        held: set[int] = set()
+        for index, actor in enumerate(draft.actors):
+            for port in actor.inputs:
+                self.readers.setdefault(port.register, []).append(index)
+            for port in (*actor.inputs, *actor.outputs):
+                if port.hold > 1:
+                    held.add(port.register)
+        self._candidates = [
+            register
+            for register in draft.producer
+            if register not in held and not draft.registers[register].initial
+        ]
+
+    def section(self, index: int) -> Section:
+        """The section in whose slot an actor runs."""
+        part, chunk = self.draft.actors[index].section
+        if part == "R" or (self.joint and part in ("B", "W")):
+            part = "BW" if self.joint else "B"
+        return part, chunk
+
+    def ops(self, section: Section) -> list[int]:
+        """Actors of the compute queue that run in a section, in order."""
+        return [
+            index
+            for index, actor in enumerate(self.draft.actors)
+            if actor.lane == "compute" and self.section(index) == section
+        ]
+
+    def by_section(self) -> dict[Section, list[Span]]:
+        """Per section, the spans of the registers that share the area."""
+        found: dict[Section, list[Span]] = {}
+        for register in self._candidates:
+            begin = self._begin(register)
+            end = self._end(register, begin[0]) if begin else None
+            if begin and end is not None:
+                size = self.draft.registers[register].slot_bytes
+                found.setdefault(begin[0], []).append(Span(register, size, begin[1], end))
+        return found
+
+    def _local(self, index: int) -> bool:
+        """Whether an actor is a collective of this stage alone."""
+        meeting = self.draft.actors[index].meeting
+        return meeting is not None and meeting.peer is None and not meeting.world
+
+    def _begin(self, register: int) -> tuple[Section, int] | None:
+        """Section and time from which a register may be written; None if no order tells."""
+        index = self.draft.producer.get(register)
+        if index is None or self.draft.registers[register].initial:
+            return None
+        actor = self.draft.actors[index]
+        if actor.lane == "compute":
+            return self.section(index), 2 * index
+        if not self._local(index):
+            return None
+        before = self._begin(actor.inputs[0].register)
+        return (before[0], before[1] | 1) if before else None
+
+    def _end(self, register: int, section: Section) -> int | None:
+        """Time after which a register is free; None unless that is within the section."""
+        readers = self.readers.get(register, ())
+        maker = self.draft.producer[register]
+        if not readers:
+            return 2 * maker if self.draft.actors[maker].lane == "compute" else None
+        ends = [self._done(index, section) for index in readers]
+        return None if None in ends else max(end for end in ends if end is not None)
+
+    def _done(self, index: int, section: Section) -> int | None:
+        """Time at which an actor is known to be done, within a section."""
+        if self.draft.actors[index].lane == "compute":
+            return 2 * index if self.section(index) == section else None
+        if not self._local(index):
+            return None
+        known = [
+            done
+            for port in self.draft.actors[index].outputs
+            for reader in self.readers.get(port.register, ())
+            if (done := self._done(reader, section)) is not None
+        ]
+        return min(known, default=None)
+
+
+def _stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
+    """Times at which the stretches of a section start; boxing belongs to the op it is for."""
+    starts: list[int] = []
+    block: str | None = None
+    begun: int | None = None
+    for index in ops:
+        actor = draft.actors[index]
+        begun = index if begun is None else begun
+        if actor.kind in BOXING:
+            continue
+        if actor.block != block:
+            starts.append(2 * begun)
+            block = actor.block
+        begun = None
+    if begun is not None:
+        starts.append(2 * begun)
+    return starts
+
+
+def _pack_section(
+    spans: Sequence[Span],
+    starts: Sequence[int],
+    packed: dict[object, tuple[tuple[int, ...], int]],
+) -> tuple[dict[int, int], int]:
+    """Offsets of a section's spans, and the bytes they take; `packed` remembers stretches."""
+    across: list[Span] = []
+    within: dict[int, list[Span]] = {}
+    for span in spans:
+        first, last = bisect_right(starts, span.first), bisect_right(starts, span.last)
+        if first == last:
+            within.setdefault(first, []).append(span)
+        else:
+            across.append(span)
+    offsets, area = {}, 0
+    fixed: list[Placed] = []
+    for span, offset in _fitted(across, fixed):
+        offsets[span.register] = offset
+        area = max(area, offset + span.size)
+    for stretch, local in within.items():
+        begin = starts[stretch - 1]
+        end = starts[stretch] - 1 if stretch < len(starts) else max(span.last for span in local)
+        around = sorted(
+            Placed(one.offset, one.size, max(one.first, begin) - begin, min(one.last, end) - begin)
+            for one in fixed
+            if one.first <= end and begin <= one.last
+        )
+        moved = [span._replace(first=span.first - begin, last=span.last - begin) for span in local]
+        key = tuple(span[1:] for span in moved), tuple(around)
+        if key not in packed:
+            at = {span.register: offset for span, offset in _fitted(moved, list(around))}
+            places = tuple(at[span.register] for span in local)
+            packed[key] = places, max(p + s.size for p, s in zip(places, local, strict=True))
+        places, size = packed[key]
+        offsets |= {span.register: place for span, place in zip(local, places, strict=True)}
+        area = max(area, size)
+    return offsets, area
+
+
+def _fitted(spans: Sequence[Span], placed: list[Placed]) -> Iterator[tuple[Span, int]]:
+    """First fit, largest first, around and into what is placed already (sorted by offset)."""
+    for span in sorted(spans, key=lambda one: (-one.size, one.first, one.last, one.register)):
         offset = 0
-        for start, end, begin, stop in sorted(placed):
-            if begin <= last and first <= stop and start < offset + size and offset < end:
-                offset = end
-        placed.append((offset, offset + size, first, last))
-        offsets[register] = offset
-    return offsets
+        for other in placed:
+            if (
+                other.first <= span.last
+                and span.first <= other.last
+                and other.offset < offset + span.size
+                and offset < other.offset + other.size
+            ):
+                offset = other.offset + other.size
+        insort(placed, Placed(offset, span.size, span.first, span.last))
+        yield span, offset

@@ -1,14 +1,10 @@
-"""Orders and slots: everything about an actor graph that no run may decide.
+"""Orders: everything about an actor graph that no run may decide.
 
-Compute queues follow the schedule table. The rest comes from two runs of the same protocol over
-the compute orders, with communication in no order yet:
-
-1. *Latest*: a transfer or collective happens only when some compute queue can go no further without
-   it. The most versions alive at once in that run are the fewest slots with which the net is live;
-   transfers get `OVERLAP_DEPTH` more, so that the next one can arrive while the last is in use.
-2. *Earliest*, with those slots and priced durations: the order in which meetings start is the one
-   total order of all collectives and transfers; each rank's launch queue and lanes are its
-   restriction. It is the order of a run that went to its end, so with it the net still does.
+Compute queues follow the schedule table, slots a rule (`slots`). The rest comes from one run of the
+same protocol over the compute orders, as early as priced durations allow and with communication in
+no order yet: the order in which meetings start is the one total order of all collectives and
+transfers; each rank's launch queue and lanes are its restriction. It is the order of a run that
+went to its end, so with it the net still does.
 """
 
 import heapq
@@ -21,11 +17,10 @@ from planner.actors.graph import ActorGraph, Leave, Program, Queue
 from planner.actors.protocol import Fire, Protocol
 from planner.actors.rendezvous import Rendezvous
 from planner.compile.draft import SLOT_PARTS, DraftStage
+from planner.compile.slots import OVERLAP_DEPTH, Timetable, lifetimes
 from planner.errors import ProtocolError
 from planner.mesh import Axis
 from planner.schedules import Slot
-
-OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 
 COMPUTE = 0  # index of the compute queue in every program
 
@@ -69,6 +64,18 @@ def unordered(draft: DraftStage, name: str, stage: int, slots: Sequence[Slot]) -
     )
 
 
+def with_slots(graph: ActorGraph, drafts: Sequence[DraftStage], table: Timetable) -> ActorGraph:
+    """Give every register the slots that the timetable counts."""
+    programs = []
+    for program, alive in zip(graph.programs, lifetimes(drafts), strict=True):
+        registers = tuple(
+            register if one is None else replace(register, slots=table.slots(program.stage, one))
+            for register, one in zip(program.registers, alive, strict=True)
+        )
+        programs.append(replace(program, registers=registers))
+    return replace(graph, programs=tuple(programs))
+
+
 def least_slots(graph: ActorGraph) -> ActorGraph:
     """Give every register the slots that the run with the latest meetings needs.
 
@@ -78,7 +85,7 @@ def least_slots(graph: ActorGraph) -> ActorGraph:
         The compute orders wait for one another in a cycle.
     """
     versions = [_versions(program) for program in graph.programs]
-    roomy = _with_slots(graph, versions)
+    roomy = _with_counts(graph, versions)
     peaks = _LatestRun(roomy).peaks()
     slots = []
     for program, peak, most in zip(graph.programs, peaks, versions, strict=True):
@@ -94,7 +101,7 @@ def least_slots(graph: ActorGraph) -> ActorGraph:
                 for register, alive in enumerate(peak)
             ]
         )
-    return _with_slots(graph, slots)
+    return _with_counts(graph, slots)
 
 
 def _versions(program: Program) -> list[int]:
@@ -107,7 +114,7 @@ def _versions(program: Program) -> list[int]:
     return most
 
 
-def _with_slots(graph: ActorGraph, slots: list[list[int]]) -> ActorGraph:
+def _with_counts(graph: ActorGraph, slots: list[list[int]]) -> ActorGraph:
     programs = []
     for program, counts in zip(graph.programs, slots, strict=True):
         registers = tuple(

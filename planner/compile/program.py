@@ -6,11 +6,11 @@ from planner.actors.null_clock import run_to_completion
 from planner.actors.validate import validate
 from planner.compile.arena import lay_out
 from planner.compile.lowering import Lowering
-from planner.compile.orders import joined, least_slots, unordered, with_queues
+from planner.compile.orders import joined, unordered, with_queues, with_slots
 from planner.compile.placement import check_plan, place
+from planner.compile.slots import Timetable
 from planner.costs import durations
 from planner.plan import Plan, plan_graph
-from planner.schedules import schedule_order
 
 
 def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
@@ -39,26 +39,17 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     for placed in place(plan, graph):
         lowering.lower(placed)
     drafts = lowering.stages
-    slots = [
-        schedule_order(
-            plan.schedule,
-            stage=stage,
-            stages=plan.stages,
-            chunks=sum(chunk.stage == stage for chunk in plan.chunks),
-            microbatches=plan.microbatches,
-        )
-        for stage in range(plan.stages)
-    ]
+    homes = [chunk.stage for chunk in plan.chunks]
+    table = Timetable(plan.schedule, homes, plan.microbatches)
     programs = [
-        unordered(draft, f"stage {stage}", stage, slots[stage])
+        unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafts)
     ]
     actors = joined(programs, plan.model.name, plan.mesh.axes)
-    actors = least_slots(actors)
+    actors = with_slots(actors, drafts, table)
     actors = with_queues(actors, drafts, durations(actors, plan.cluster))
-    joint = all(slot.part not in ("B", "W") for order in slots for slot in order)
     laid_out = [
-        lay_out(program, draft, joint)
+        lay_out(program, draft, table.joint)
         for program, draft in zip(actors.programs, drafts, strict=True)
     ]
     actors = validate(joined(laid_out, plan.model.name, plan.mesh.axes))

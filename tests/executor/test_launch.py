@@ -25,6 +25,7 @@ from models.zoo.catalogue import build_training
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError
 from planner.plan import Plan
+from planner.recomputed import recomputed
 from tests.executor.sources import ROOT
 from tests.millrace.plans import data_parallel_pipeline
 
@@ -116,6 +117,15 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     second = execute(plan, steps=2, checkpoint=kept, resume=True)
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
+
+
+def test_processes_that_recompute_give_the_losses_of_those_that_keep_everything() -> None:
+    plan = data_parallel_pipeline()
+    again = recomputed(plan, {"h.0": "full", "h.2": "selective", "h.3": "full", "head": "full"})
+    first, second = (execute(one, steps=3, trace=True) for one in (plan, again))
+    assert first.losses == second.losses
+    assert first.gradient_norms == second.gradient_norms
+    assert {phase for lane in second.trace.lanes for phase in lane.phases} >= {"recompute"}
 
 
 def test_a_checkpoint_that_is_not_there_or_lacks_a_file_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from planner.actors.null_clock import run_to_completion
 from planner.actors.validate import validate
 from planner.compile import compile_plan
+from planner.recomputed import recomputed
 from simulator import simulate
 from simulator.blocks import by_block
 from tests.actor_graphs import random_actor_graph
@@ -61,8 +62,10 @@ def test_random_graphs_stay_live_and_about_as_fast(seed: int) -> None:
     assert fast.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.5)
 
 
-def test_a_compiled_plan_keeps_its_step_time_within_two_percent() -> None:
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_a_compiled_plan_keeps_its_step_time_within_two_percent(mode: str) -> None:
     plan = data_parallel_pipeline()
+    plan = recomputed(plan, {choice.block: mode for c in plan.chunks for choice in c.blocks})
     graph = compile_plan(plan)
     for cluster in (plan.cluster, GPU):
         fine = simulate(graph, cluster)
@@ -70,3 +73,22 @@ def test_a_compiled_plan_keeps_its_step_time_within_two_percent() -> None:
         assert coarse.firings < 0.5 * fine.firings
         assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
         assert coarse.memory_bytes_max == fine.memory_bytes_max
+
+
+def test_recomputing_takes_the_time_of_its_ops_and_shows_as_a_phase_of_its_own() -> None:
+    plan = data_parallel_pipeline()
+    full = recomputed(plan, {"h.0": "full", "h.1": "full"})
+    kept, again = (simulate(compile_plan(one), GPU) for one in (plan, full))
+    busy: list[dict[str, int]] = []
+    for run in (kept, again):
+        lanes = {lane.rank: lane for lane in run.trace.lanes}
+        found: dict[str, int] = {}
+        for span in run.trace.spans:
+            lane = lanes[span.rank]
+            if lane.queues[span.actor] == "compute":
+                phase = lane.phases[span.actor]
+                found[phase] = found.get(phase, 0) + span.end_ns - span.start_ns
+        busy.append(found)
+    assert busy[1].keys() - busy[0].keys() == {"recompute"}
+    assert 0 < busy[1]["recompute"] < busy[1]["forward"] == busy[0]["forward"]
+    assert again.step_time_ns > kept.step_time_ns

@@ -1,0 +1,25 @@
+"""Clusters by name, from the catalogue and from files.
+
+In comes what the command line says, out comes a checked Cluster: `named` reads the forms, `files`
+a TOML file (a user's own or an entry of the catalogue), `checks` says which value is wrong.
+"""
+
+from planner.clusters.checks import validate
+from planner.clusters.files import device, names, reference_node
+from planner.clusters.named import (
+    local_cluster,
+    machine_cores,
+    machine_memory_bytes,
+    parse_cluster,
+)
+
+__all__ = [
+    "device",
+    "local_cluster",
+    "machine_cores",
+    "machine_memory_bytes",
+    "names",
+    "parse_cluster",
+    "reference_node",
+    "validate",
+]

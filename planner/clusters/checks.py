@@ -1,0 +1,127 @@
+"""Checks of a Cluster: every value in its range, every level made of whole lower ones."""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from math import isfinite, prod
+
+from planner.cluster import Cluster, Device, Leaves, Link, NodeGroup
+from planner.errors import ClusterError
+
+
+def validate(cluster: Cluster) -> Cluster:
+    """Return the cluster itself once every value lies in its range.
+
+    Raises
+    ------
+    ClusterError
+        Names the field, its value, the range and what to do.
+    """
+    for fault in _faults(cluster):
+        raise ClusterError(f"cluster `{cluster.name}`: {fault}")
+    return cluster
+
+
+def _faults(cluster: Cluster) -> Iterator[str]:
+    for index, group in enumerate(cluster.groups):
+        where = f"others[{index - 1}]." if index else ""
+        yield from _group_faults(group, where)
+    if cluster.cores_per_node is not None:
+        yield from _above_zero("cores_per_node", cluster.cores_per_node)
+    if cluster.leaves is not None:
+        yield from _leaf_faults(cluster.leaves)
+    devices: dict[str, Device] = {}
+    for group in cluster.groups:
+        known = devices.setdefault(group.device.name, group.device)
+        if known != group.device:
+            yield f"two devices are called `{known.name}` and differ; give each a name of its own"
+
+
+def _group_faults(group: NodeGroup, where: str) -> Iterator[str]:
+    yield from _above_zero(f"{where}devices_per_node", group.devices_per_node)
+    yield from _above_zero(f"{where}nodes", group.nodes)
+    yield from _device_faults(group.device, f"{where}device.")
+    yield from _link_faults(group.intra_node, f"{where}intra_node.")
+    yield from _link_faults(group.inter_node, f"{where}inter_node.")
+    per_node = group.devices_per_node
+    if (islands := group.islands) is not None:
+        yield from _link_faults(islands.link, f"{where}islands.link.")
+        if islands.devices < 1 or per_node % islands.devices:
+            yield (
+                f"{where}islands.devices is {islands.devices}, expected a divisor of "
+                f"devices_per_node ({per_node})"
+            )
+    if (torus := group.torus) is not None:
+        if islands is not None:
+            yield f"{where}torus and islands exclude each other; leave one out"
+        if any(size < 1 for size in torus.dims) or prod(torus.dims) != per_node:
+            yield (
+                f"{where}torus.dims is {list(torus.dims)}, expected sizes whose product is "
+                f"devices_per_node ({per_node})"
+            )
+        if torus.wrap_multiple < 0:
+            yield (
+                f"{where}torus.wrap_multiple is {torus.wrap_multiple}, expected 0 (no dim wraps) "
+                f"or more"
+            )
+
+
+def _leaf_faults(leaves: Leaves) -> Iterator[str]:
+    yield from _above_zero("leaves.nodes", leaves.nodes)
+    yield from _not_negative("leaves.latency_ns", leaves.latency_ns)
+    if not (leaves.oversubscription >= 1 and isfinite(leaves.oversubscription)):
+        yield (
+            f"leaves.oversubscription is {leaves.oversubscription:g}, expected 1 or more: "
+            f"bandwidth below a leaf over that above it"
+        )
+
+
+def _device_faults(device: Device, where: str) -> Iterator[str]:
+    yield from _above_zero(f"{where}memory_bytes", device.memory_bytes)
+    yield from _above_zero(
+        f"{where}memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s
+    )
+    for precision, rate in device.flops_per_s.items():
+        yield from _above_zero(f"{where}flops_per_s.{precision}", rate)
+    yield from _not_negative(f"{where}launch_ns", device.launch_ns)
+    for field, share in (
+        ("matmul_efficiency", device.matmul_efficiency),
+        ("memory_efficiency", device.memory_efficiency),
+    ):
+        if not 0 < share <= 1:
+            yield f"{where}{field} is {share}, expected above 0 and at most 1"
+    for field, value in (
+        ("price_usd_per_hour", device.price_usd_per_hour),
+        ("power_watts", device.power_watts),
+    ):
+        if value is not None:
+            yield from _above_zero(f"{where}{field}", value)
+    yield from _table_faults(f"{where}kernels", device.kernels)
+    yield from _table_faults(f"{where}collectives", device.collectives)
+
+
+def _table_faults(field: str, tables: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[str]:
+    for name, points in tables.items():
+        where = f"{field}.{name}"
+        if not points:
+            yield f"{where} has no points; measure it or leave it out"
+        for work, duration in points:
+            if work <= 0 or duration <= 0:
+                yield f"{where}: point ({work}, {duration}) must be above 0"
+        for (before, _), (after, _) in pairwise(points):
+            if after <= before:
+                yield f"{where}: {after} follows {before}; sort by the first column"
+
+
+def _link_faults(link: Link, where: str) -> Iterator[str]:
+    yield from _above_zero(f"{where}bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
+    yield from _not_negative(f"{where}latency_ns", link.latency_ns)
+
+
+def _above_zero(field: str, value: float) -> Iterator[str]:
+    if not 0 < value < float("inf"):
+        yield f"{field} is {value}, expected above 0"
+
+
+def _not_negative(field: str, value: float) -> Iterator[str]:
+    if value < 0:
+        yield f"{field} is {value}, expected 0 or more"

@@ -1,0 +1,184 @@
+"""Cluster files: TOML, one form for a user's own and for the catalogue.
+
+The catalogue (`planner/catalogue/*.toml`) has one file per device, with the network of its
+reference system. `docs/clusters.md` shows every form.
+"""
+
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from planner.cluster import (
+    Cluster,
+    Device,
+    Islands,
+    Leaves,
+    Link,
+    NodeGroup,
+    Torus,
+    nearest_cube,
+)
+from planner.clusters.checks import validate
+from planner.errors import ClusterError
+
+
+class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes of one kind: `device` is a table, or the name of a catalogue entry to start from."""
+
+    device: Device | str
+    devices_per_node: int | None = None
+    nodes: int = 1
+    intra_node: Link | None = None
+    inter_node: Link | None = None
+    islands: Islands | None = None
+    torus: Torus | None = None
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster file: nodes of one kind in place, or `groups` of several kinds."""
+
+    name: str = ""
+    system: str = ""
+    device: Device | str | None = None
+    devices_per_node: int | None = None
+    nodes: int = 1
+    intra_node: Link | None = None
+    inter_node: Link | None = None
+    islands: Islands | None = None
+    torus: Torus | None = None
+    cores_per_node: int | None = None
+    leaves: Leaves | None = None
+    groups: tuple[_Nodes, ...] = ()
+
+
+def names() -> tuple[str, ...]:
+    """Names of the catalogue's devices, sorted."""
+    folder = resources.files("planner") / "catalogue"
+    found = [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return tuple(sorted(name.removesuffix(".toml") for name in found))
+
+
+@lru_cache(maxsize=64)
+def reference_node(name: str) -> Cluster:
+    """One node of the reference system of the catalogue's device `name`.
+
+    Raises
+    ------
+    ClusterError
+        There is no such device; lists the names that come close.
+    """
+    if name not in names():
+        close = get_close_matches(name, names(), n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
+        raise ClusterError(f"no device `{name}` in the catalogue; {hint}")
+    text = (resources.files("planner") / "catalogue" / f"{name}.toml").read_text("utf-8")
+    return _decode(text, f"catalogue entry `{name}`")
+
+
+def device(name: str) -> Device:
+    """Return the catalogue's device called `name`; raises ClusterError when there is none."""
+    return reference_node(name).device
+
+
+def resized(node: Cluster, devices_per_node: int) -> Cluster:
+    """Return the node with another number of devices, a torus as near to a cube as it goes."""
+    torus = node.torus
+    if torus is not None and devices_per_node > 0 and devices_per_node != node.devices_per_node:
+        dims = nearest_cube(devices_per_node, len(torus.dims))
+        torus = msgspec.structs.replace(torus, dims=dims)
+    return msgspec.structs.replace(node, devices_per_node=devices_per_node, torus=torus)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises
+    ------
+    ClusterError
+        The file cannot be read, or a field is unknown, missing or out of its range.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ClusterError(f"cannot read cluster file `{path}`: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ClusterError(f"cluster file `{path}` is not UTF-8 text") from None
+    return _decode(text, f"cluster file `{path}`", path.stem)
+
+
+def _decode(text: str, where: str, name: str = "") -> Cluster:
+    try:
+        entry = msgspec.toml.decode(text, type=_Entry)
+    except msgspec.DecodeError as error:
+        raise ClusterError(f"{where}: {error}") from None
+    kinds = [_nodes(nodes, f"{where}, groups[{i}]") for i, nodes in enumerate(entry.groups)]
+    if entry.device is not None:
+        if kinds:
+            raise ClusterError(
+                f"{where}: it has a `device` and `groups`; put the device in a group"
+            )
+        kinds = [_nodes(_in_place(entry, entry.device), where)]
+    elif not kinds:
+        raise ClusterError(f"{where}: it names no `device`; give one, or `[[groups]]` of several")
+    first, *others = kinds
+    return validate(
+        Cluster(
+            name=entry.name or name or first.device.name,
+            device=first.device,
+            devices_per_node=first.devices_per_node,
+            nodes=first.nodes,
+            intra_node=first.intra_node,
+            inter_node=first.inter_node,
+            cores_per_node=entry.cores_per_node,
+            islands=first.islands,
+            torus=first.torus,
+            leaves=entry.leaves,
+            others=tuple(others),
+        )
+    )
+
+
+def _in_place(entry: _Entry, device: Device | str) -> _Nodes:
+    return _Nodes(
+        device=device,
+        devices_per_node=entry.devices_per_node,
+        nodes=entry.nodes,
+        intra_node=entry.intra_node,
+        inter_node=entry.inter_node,
+        islands=entry.islands,
+        torus=entry.torus,
+    )
+
+
+def _nodes(nodes: _Nodes, where: str) -> NodeGroup:
+    """Fill in what a catalogue entry knows; a device of its own needs all of it."""
+    if isinstance(nodes.device, Device):
+        if nodes.devices_per_node is None or not nodes.intra_node or not nodes.inter_node:
+            raise ClusterError(
+                f"{where}: a device of its own needs `devices_per_node`, `intra_node` and "
+                f"`inter_node`"
+            )
+        return NodeGroup(
+            device=nodes.device,
+            devices_per_node=nodes.devices_per_node,
+            nodes=nodes.nodes,
+            intra_node=nodes.intra_node,
+            inter_node=nodes.inter_node,
+            islands=nodes.islands,
+            torus=nodes.torus,
+        )
+    base = reference_node(nodes.device)
+    if nodes.devices_per_node is not None:
+        base = resized(base, nodes.devices_per_node)
+    return NodeGroup(
+        device=base.device,
+        devices_per_node=base.devices_per_node,
+        nodes=nodes.nodes,
+        intra_node=nodes.intra_node or base.intra_node,
+        inter_node=nodes.inter_node or base.inter_node,
+        islands=nodes.islands or base.islands,
+        torus=nodes.torus or base.torus,
+    )

@@ -1,0 +1,162 @@
+"""Clusters as the command line has them: `DEVICE:GPUS_PER_NODExNODES`, `local:N` or a file."""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from planner.cluster import Cluster, Device, Link
+from planner.clusters.checks import validate
+from planner.clusters.files import read_cluster, reference_node, resized
+from planner.errors import ClusterError
+
+FORM = "expected DEVICE:GPUS_PER_NODExNODES (a100-sxm-80gb:8x16), local:N or a .toml file"
+
+# One core with NumPy: what `local:N` assumes of a machine that was not profiled.
+CORE = "cpu-core"
+
+# One idle rank (Python 3.11, NumPy, mpi4py with mpich) has 41 MiB resident, 2026-11; rounded up.
+RANK_BYTES = 64 * 1024**2
+
+
+def parse_cluster(
+    text: str,
+    local_device: Device | None = None,
+    *,
+    cores: int | None = None,
+    memory_bytes: int | None = None,
+) -> Cluster:
+    """Read a cluster as it is written on the command line.
+
+    Parameters
+    ----------
+    text
+        `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file.
+    local_device
+        One rank of this machine as `millrace profile` measured it; None: built-in figures.
+    cores, memory_bytes
+        This machine's, for `local:N`; None: asked of the operating system.
+
+    Raises
+    ------
+    ClusterError
+        The text has another form, names an unknown device, or holds a value out of its range.
+
+    Examples
+    --------
+    >>> parse_cluster("a100-sxm-80gb:8x16").devices
+    128
+    """
+    if text.endswith(".toml"):
+        return read_cluster(Path(text))
+    name, _, shape = text.partition(":")
+    if name == "local-gpu":
+        raise ClusterError(
+            f"`{text}`: this version has not measured a GPU and runs on none; use local:N for this "
+            f"machine's CPUs, or name a catalogue device to plan for"
+        )
+    if name == "local":
+        if not re.fullmatch(r"[0-9]{1,9}", shape) or int(shape) < 1:
+            raise ClusterError(f"`{text}`: expected local:N with N processes, such as local:4")
+        return local_cluster(
+            int(shape),
+            cores if cores is not None else machine_cores(),
+            memory_bytes if memory_bytes is not None else machine_memory_bytes(),
+            local_device,
+        )
+    node = reference_node(name)
+    if not (match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", shape)):
+        raise ClusterError(f"`{text}`: {FORM}")
+    per_node, nodes = int(match[1]), int(match[2])
+    if per_node > node.devices_per_node:
+        raise ClusterError(
+            f"`{text}`: GPUS_PER_NODE is {per_node}, but the reference system of {name} holds "
+            f"{node.devices_per_node}; write {name}:{node.devices_per_node}x{nodes} or describe "
+            f"the node in a .toml file"
+        )
+    for value, field in ((per_node, "GPUS_PER_NODE"), (nodes, "NODES")):
+        if value < 1:
+            raise ClusterError(f"`{text}`: {field} is {value}, expected at least 1")
+    return msgspec.structs.replace(resized(node, per_node), name=text, nodes=nodes)
+
+
+def local_cluster(
+    ranks: int, cores: int, memory_bytes: int, device: Device | None = None
+) -> Cluster:
+    """`ranks` processes on one machine, which share its cores and its memory.
+
+    Parameters
+    ----------
+    ranks, cores, memory_bytes
+        Number of processes, and the machine's cores and memory.
+    device
+        One rank as measured with its share of the cores; None: built-in figures of one core,
+        times a rank's cores where there are more cores than ranks.
+
+    Raises
+    ------
+    ClusterError
+        There is not enough memory to start so many processes.
+    """
+    if ranks * RANK_BYTES > memory_bytes:
+        raise ClusterError(
+            f"local:{ranks}: an idle rank takes {RANK_BYTES // 1024**2} MiB, and this machine has "
+            f"{memory_bytes // 1024**2} MiB; use at most local:{memory_bytes // RANK_BYTES}"
+        )
+    core = reference_node(CORE)
+    measured = device is not None
+    if device is None:
+        device = _several_cores(core.device, max(1, cores // ranks))
+    return validate(
+        Cluster(
+            name=f"local:{ranks}",
+            device=msgspec.structs.replace(device, memory_bytes=memory_bytes // ranks),
+            devices_per_node=ranks,
+            nodes=1,
+            intra_node=_measured_link(device) if measured else core.intra_node,
+            inter_node=core.inter_node,
+            cores_per_node=cores,
+        )
+    )
+
+
+def machine_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine_memory_bytes() -> int:
+    """Memory of this machine, or the limit of the control group it runs in."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    for path in map(Path, limits):
+        if path.is_file() and (limit := path.read_text("ascii").strip()).isdecimal():
+            found = min(found, int(limit))
+    return found
+
+
+def _several_cores(core: Device, cores: int) -> Device:
+    return msgspec.structs.replace(
+        core,
+        flops_per_s={name: rate * cores for name, rate in core.flops_per_s.items()},
+        memory_bandwidth_bytes_per_s=core.memory_bandwidth_bytes_per_s * cores,
+    )
+
+
+def _measured_link(device: Device) -> Link:
+    """α-β that passes through the smallest and the largest measured transfer.
+
+    It stands in for group sizes that were not measured; a built-in link where nothing was.
+    """
+    points = device.collectives.get("send/2", ())
+    if len(points) < 2:
+        return reference_node(CORE).intra_node
+    (small, least), (large, most) = points[0], points[-1]
+    return Link(
+        latency_ns=least,
+        bandwidth_bytes_per_s=(large - small) / max(most - least, 1) * 1e9,
+        source=f"measured transfers of {small} and {large} bytes: {device.source}",
+    )

@@ -1,0 +1,205 @@
+"""Slots: how many versions of a register a rank keeps, by a rule that needs no run.
+
+Every actor counts where its section stands in the stage's order: ops at the section that runs
+them, collectives and receipts at the earliest section that wants what they bring. A version then
+lives from the section of its maker to the last section that reads it, and the most versions alive
+at once, counted in the stage's own order, are the slots.
+
+What is sent waits for another stage, so two orders count: sections are given equal lengths and
+every stage runs its order as early as the others let it. The versions made by then and not yet
+wanted on the other side are the slots. Both ends of a transfer have `OVERLAP_DEPTH` more, so that
+the next version can travel while the last one is in use.
+
+The runs that this counts are runs of the actor graph that need no more slots, so with these slots
+it still goes to its end: a marked graph that has one run to its end stops in none (Commoner et al.,
+"Marked directed graphs", 1971). The null clock proves it for every compiled plan.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.compile.draft import SLOT_PARTS, DraftStage, Section
+from planner.errors import ProtocolError
+from planner.schedules import Slot, schedule_order
+
+OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
+
+
+Done = tuple[str, int, int]  # F or B, position of the chunk, microbatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """Where versions of a register are made and given back, if one comes every microbatch.
+
+    `sent` holds the other end of every transfer that reads it: stage and section.
+    """
+
+    made: Section
+    read: frozenset[Section]
+    sent: frozenset[tuple[int, Section]]
+    received: bool
+
+
+class Timetable:
+    """The orders of all stages, and when each section runs if all last equally long.
+
+    Parameters
+    ----------
+    schedule : str
+    homes : sequence of int
+        The stage of every chunk, in the order of the model.
+    microbatches : int
+    """
+
+    def __init__(self, schedule: str, homes: Sequence[int], microbatches: int) -> None:
+        self.microbatches = microbatches
+        self.homes = tuple(homes)
+        stages = max(homes) + 1
+        self.orders: list[tuple[Slot, ...]] = [
+            schedule_order(
+                schedule,
+                stage=stage,
+                stages=stages,
+                chunks=self.homes.count(stage),
+                microbatches=microbatches,
+            )
+            for stage in range(stages)
+        ]
+        # Position in the model of every stage's chunks.
+        self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(stages)]
+        self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
+        self._turns = [_by_section(order, range(len(order))) for order in self.orders]
+        self._starts: list[dict[Section, list[int]]] | None = None
+        self._known: dict[tuple[int, Lifetime], int] = {}
+
+    def slots(self, stage: int, lifetime: Lifetime) -> int:
+        """Slots of a register of `stage`; every section of the lifetime runs every microbatch."""
+        key = stage, lifetime
+        if key not in self._known:
+            self._known[key] = self._counted(stage, lifetime)
+        return self._known[key]
+
+    def _counted(self, stage: int, lifetime: Lifetime) -> int:
+        turns, made = self._turns[stage], lifetime.made
+        alive = [1]
+        for section in lifetime.read - {made}:
+            freed = turns[section]
+            alive += (m + 1 - bisect_left(freed, at) for m, at in enumerate(turns[made]))
+        most = max(alive) + (OVERLAP_DEPTH if lifetime.received else 0)
+        for peer, section in lifetime.sent:
+            taken = self._started()[peer][section]
+            begun = enumerate(self._started()[stage][made])
+            waiting = max(m + 1 - bisect_right(taken, at) for m, at in begun)
+            most = max(most, waiting + OVERLAP_DEPTH)
+        return min(most, self.microbatches)
+
+    def _started(self) -> list[dict[Section, list[int]]]:
+        if self._starts is None:
+            self._starts = [
+                _by_section(order, times)
+                for order, times in zip(self.orders, self._times(), strict=True)
+            ]
+        return self._starts
+
+    def _times(self) -> list[list[int]]:
+        """When each slot of each stage starts, if a part lasts one unit and none waits for slots.
+
+        Raises
+        ------
+        ProtocolError
+            The orders wait for one another in a cycle.
+        """
+        ends: dict[Done, int] = {}
+        free = [0] * len(self.orders)
+        found: list[list[int]] = [[] for _ in self.orders]
+        pending = list(range(len(self.orders)))
+        waiting: dict[Done, int] = {}
+        while pending:
+            stage = pending.pop()
+            order, times = self.orders[stage], found[stage]
+            while len(times) < len(order):
+                part, chunk, microbatch = order[len(times)]
+                position = self.positions[stage][chunk]
+                need = _needs(part, position, len(self.homes), microbatch)
+                if need is not None and need not in ends:
+                    waiting[need] = stage
+                    break
+                begin = max(free[stage], ends[need] if need else 0)
+                times.append(begin)
+                free[stage] = begin + len(part)
+                if part != "W":
+                    made = part[0], position, microbatch
+                    ends[made] = free[stage]
+                    if made in waiting:
+                        pending.append(waiting.pop(made))
+        for stage, times in enumerate(found):
+            if len(times) < len(self.orders[stage]):
+                stuck = self.orders[stage][len(times)]
+                raise ProtocolError(
+                    f"the compute orders deadlock: {stuck.part}{stuck.microbatch} of chunk "
+                    f"{stuck.chunk} on stage {stage} waits for a microbatch that never comes"
+                )
+        return found
+
+
+def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, list[int]]:
+    """The value of every section's slot, by microbatch."""
+    found: dict[Section, list[int]] = {}
+    for (part, chunk, _), value in zip(order, values, strict=True):
+        for one in SLOT_PARTS[part]:
+            found.setdefault((one, chunk), []).append(value)
+    return found
+
+
+def _needs(
+    part: str, position: int, positions: int, microbatch: int
+) -> tuple[str, int, int] | None:
+    """What a slot waits for on another stage: the forward before, the backward after."""
+    if part == "F":
+        return ("F", position - 1, microbatch) if position else None
+    if part == "W":
+        return None
+    return ("B", position + 1, microbatch) if position + 1 < positions else None
+
+
+def lifetimes(drafts: Sequence[DraftStage]) -> list[list[Lifetime | None]]:
+    """The lifetime of every stage's registers; None for those of one version a step."""
+    receipts = {
+        actor.meeting.key: (stage, actor.section)
+        for stage, draft in enumerate(drafts)
+        for actor in draft.actors
+        if actor.meeting is not None and actor.meeting.kind == "recv"
+    }
+    return [_stage_lifetimes(draft, receipts) for draft in drafts]
+
+
+def _stage_lifetimes(
+    draft: DraftStage, receipts: dict[str, tuple[int, Section]]
+) -> list[Lifetime | None]:
+    made: dict[int, tuple[Section, bool]] = {}
+    read: dict[int, set[Section]] = {}
+    sent: dict[int, set[tuple[int, Section]]] = {}
+    for actor in draft.actors:
+        meeting = actor.meeting
+        for port in actor.inputs:
+            if meeting is not None and meeting.kind == "send":
+                sent.setdefault(port.register, set()).add(receipts[meeting.key])
+            else:
+                read.setdefault(port.register, set()).add(actor.section)
+        for port in actor.outputs:
+            if actor.firings > port.hold and not draft.registers[port.register].initial:
+                received = meeting is not None and meeting.kind == "recv"
+                made[port.register] = actor.section, received
+    return [
+        Lifetime(
+            made=made[register][0],
+            read=frozenset(read.get(register, ())),
+            sent=frozenset(sent.get(register, ())),
+            received=made[register][1],
+        )
+        if register in made
+        else None
+        for register in range(len(draft.registers))
+    ]

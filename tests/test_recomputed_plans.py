@@ -1,0 +1,143 @@
+"""A plan that recomputes trains to the same bits as the plan that keeps every activation.
+
+Plans come from the search, run through the same compiler, protocol, kernels and boxing as a run
+over MPI, and then once more with their blocks recomputing.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from models.graph import Graph
+from models.spec import TrainingSpec
+from planner.actors.graph import ActorGraph
+from planner.clusters import local_cluster
+from planner.compile import compile_plan
+from planner.plan import Plan, plan_graph, recompute_modes
+from planner.recomputed import recomputed
+from planner.search import Pins, SearchRequest, search
+from tests.parallel_runs import run, whole
+from tests.small_models import small
+
+GLOBAL_BATCH, MICROBATCHES, STEPS = 16, 4, 3
+TRAINING = TrainingSpec(learning_rate=1e-2, warmup_steps=3, decay_steps=30, clip_norm=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the pins of a kind of parallelism."""
+
+    name: str
+    model: str
+    pins: dict[str, object]
+
+    @property
+    def ranks(self) -> int:
+        """Devices that the degrees need."""
+        return int(np.prod([self.pins[name] for name in ("dp", "tp", "pp")]))  # type: ignore[arg-type]
+
+
+def pinned(dp: int = 1, tp: int = 1, pp: int = 1, **more: object) -> dict[str, object]:
+    return {"dp": dp, "tp": tp, "pp": pp, "micro_batch": 4 // dp, **more}
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("1f1b", "gpt", pinned(pp=2, schedule="1f1b")),
+        Case("interleaved", "gpt", pinned(pp=2, schedule="interleaved-1f1b", interleave=2)),
+        Case("zero bubble", "gpt", pinned(pp=2, schedule="zb-h1")),
+        Case("sequence-parallel tp", "gpt", pinned(tp=2, sequence_parallel=True)),
+        Case("dp with dropout", "bert", pinned(dp=2)),
+        Case("tp with dropout", "t5", pinned(tp=2)),
+        Case("experts", "mixtral", pinned(dp=2, ep=2)),
+        Case("batch norm", "resnet", pinned(dp=2)),
+        Case("ZeRO 3", "llama", pinned(dp=2, zero=3)),
+    )
+}
+
+
+@cache
+def planned(name: str) -> Plan:
+    case = CASES[name]
+    return search(
+        SearchRequest(
+            model=small(case.model),
+            training=TRAINING,
+            cluster=local_cluster(case.ranks, cores=2, memory_bytes=8 * 2**30),
+            global_batch=GLOBAL_BATCH,
+            pins=Pins(**case.pins),  # type: ignore[arg-type]
+        )
+    )
+
+
+def compiled(plan: Plan) -> tuple[Graph, ActorGraph]:
+    graph = plan_graph(plan)
+    return graph, compile_plan(plan, graph)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Per rank the loss, count and gradient norm of every step; every variable at the end."""
+
+    totals: list[list[tuple[float, float, float]]]
+    parameters: dict[str, np.ndarray]
+
+
+def trained(plan: Plan) -> Trained:
+    graph, actors = compiled(plan)
+    states = run(plan, graph, actors, STEPS)
+    variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]
+    return Trained(
+        [list(state.run_state.totals) for state in states],
+        {name: whole(states, name) for name in variables},
+    )
+
+
+@cache
+def kept(name: str) -> Trained:
+    return trained(planned(name))
+
+
+def blocks_of(plan: Plan) -> list[str]:
+    return [choice.block for chunk in plan.chunks for choice in chunk.blocks]
+
+
+def everywhere(plan: Plan, mode: str) -> Plan:
+    return recomputed(plan, dict.fromkeys(blocks_of(plan), mode))
+
+
+def assert_equal_bits(found: Trained, expected: Trained) -> None:
+    assert found.totals == expected.totals
+    assert expected.totals[0][-1][0] < expected.totals[0][0][0]
+    for name, value in expected.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("name", CASES)
+def test_losses_norms_and_parameters_are_equal_bit_for_bit(name: str, mode: str) -> None:
+    assert_equal_bits(trained(everywhere(planned(name), mode)), kept(name))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero bubble"])
+def test_half_of_a_stage_may_recompute(name: str) -> None:
+    plan = planned(name)
+    modes = {
+        block: ("full", "none", "selective")[at % 3] for at, block in enumerate(blocks_of(plan))
+    }
+    mixed = recomputed(plan, modes)
+    assert recompute_modes(mixed) == {
+        block: mode for block, mode in modes.items() if mode != "none"
+    }
+    assert_equal_bits(trained(mixed), kept(name))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "dp with dropout", "experts"])
+def test_every_rank_holds_less_when_all_blocks_recompute(name: str) -> None:
+    plan = planned(name)
+    keeping, again = (compile_plan(one) for one in (plan, everywhere(plan, "full")))
+    for before, after in zip(keeping.programs, again.programs, strict=True):
+        assert after.memory_bytes < before.memory_bytes
