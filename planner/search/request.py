@@ -62,6 +62,11 @@ class SearchRequest:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
 
     @property
+    def usable_bytes(self) -> int:
+        """Bytes of one device that are left for what a plan lays out."""
+        return self.limit_bytes
+
+    @property
     def limit_bytes(self) -> int:
         """Bytes of one device that the plan may use."""
         limit = self.memory_limit_bytes

@@ -28,8 +28,7 @@ from planner.signatures import (
     variable_values,
 )
 
-RECOMPUTE = "recompute"
-BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, RECOMPUTE)
+BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, Phase.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -175,7 +174,7 @@ def _tied(folded: Folded) -> dict[str, str]:
     found: dict[str, str] = {}
     gradients: dict[str, str] = {}
     for op in folded.ops:
-        if op.phase == RECOMPUTE:
+        if op.phase == Phase.RECOMPUTE:
             found[op.name] = op.name.removesuffix(".recompute")
         if op.kind in UPDATES and op.inputs[0] in variables:
             found[op.name] = variables[op.inputs[0]]
@@ -206,7 +205,7 @@ class _Builder:
         """Add the choice of one op and those that follow it."""
         options = [self._options(op)]
         for other in tied:
-            if other.phase == RECOMPUTE:
+            if other.phase == Phase.RECOMPUTE:
                 first = options[0]
                 options.append(
                     OpOptions(
