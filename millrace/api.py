@@ -196,13 +196,16 @@ def search(
 
 
 def figures(plan: Plan) -> dict[str, Any]:
-    """Return what the simulator predicts of a plan: step time, speed, memory by kind."""
-    from millrace.figures import predicted_figures
-    from simulator.simulate import simulate as run
+    """Return what the simulator predicts of a plan: step time, speed, memory by kind.
 
-    graph = compile(plan)
-    found = run(graph, plan.cluster, plan_digest=plan.digest(), spans=False)
-    return predicted_figures(plan, graph, found.step_time_ns)
+    `fidelity` says how finely it was simulated: op by op, or by whole stages where it is large.
+    """
+    from millrace.figures import predicted_figures
+    from planner.plan import plan_graph
+    from simulator import predict
+
+    graph = plan_graph(plan)
+    return predicted_figures(plan, predict(plan, spans=False, graph=graph), graph)
 
 
 def compile(plan: Plan) -> ActorGraph:
@@ -227,7 +230,7 @@ def simulate(
     jitter: float = 0.0,
     stragglers: Mapping[int, float] | None = None,
     seed: int = 0,
-    fidelity: str = "op",
+    fidelity: str | None = None,
 ) -> "Simulated":
     """Return what the plan would do on the cluster it was made for: a Trace and its figures.
 
@@ -243,21 +246,21 @@ def simulate(
         Rank to factor on the durations of its ops (2.0: half as fast).
     seed : int
         Of the jitter.
-    fidelity : str
-        `op` fires every actor, `block` merges what no other queue can tell apart.
+    fidelity : str, optional
+        `op` fires every actor, `block` merges what no other queue can tell apart, `stage` fires
+        whole parts of stages and never needs the whole model compiled. Default: `op` for small
+        plans, `stage` for large ones.
 
     Raises
     ------
     SimulationError
         An option is out of its range.
     """
-    from simulator.simulate import simulate as run
+    from simulator import predict
 
-    return run(
-        compile(plan),
-        plan.cluster,
+    return predict(
+        plan,
         steps=steps,
-        plan_digest=plan.digest(),
         jitter=jitter,
         stragglers=stragglers,
         seed=seed,
@@ -336,4 +339,4 @@ def compare(plan: Plan, measured: Trace) -> Comparison:
     PlanError
         The trace is of another plan, or holds no finished step.
     """
-    return join(simulate(plan).trace, measured)
+    return join(simulate(plan, fidelity="op").trace, measured)

@@ -4,12 +4,15 @@
 or blocks disagree; `axes` and the variants then hold the truth.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from models.graph import Graph
 from models.ops import model_flops
-from planner.actors.graph import ActorGraph
 from planner.plan import Plan, plan_graph
 from planner.roles import roles
+
+if TYPE_CHECKING:
+    from simulator import Simulated
 
 
 class Speed(NamedTuple):
@@ -29,9 +32,12 @@ def tokens_per_step(plan: Plan) -> int:
     return plan.global_batch * plan.model.seq_len
 
 
-def speed(plan: Plan, step_time_s: float) -> Speed:
-    """Return what a step time means for a plan; model FLOPs leave out recomputation."""
-    flops = model_flops(plan_graph(plan)) * plan.microbatches
+def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
+    """Return what a step time means for a plan; model FLOPs leave out recomputation.
+
+    `graph` is the plan's, as `plan_graph` gives it, where it is already at hand.
+    """
+    flops = model_flops(plan_graph(plan) if graph is None else graph) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
     peak = plan.cluster.device.flops_per_s.get(plan.model.precision)
     return Speed(
@@ -41,14 +47,15 @@ def speed(plan: Plan, step_time_s: float) -> Speed:
     )
 
 
-def predicted_figures(plan: Plan, graph: ActorGraph, step_time_ns: int) -> dict[str, Any]:
-    """Return what the simulator and the compiler say of a plan, as its `figures` hold it."""
-    step_time_s = step_time_ns / 1e9
+def predicted_figures(plan: Plan, found: "Simulated", graph: Graph) -> dict[str, Any]:
+    """Return what the simulator says of a plan and its graph, as the plan's `figures` hold it."""
+    step_time_s = found.step_time_ns / 1e9
     return {
         "step_time_s": step_time_s,
-        **speed(plan, step_time_s)._asdict(),
-        "memory_bytes_max": max(program.memory_bytes for program in graph.programs),
-        "memory_by_kind": [program.memory_bytes_by_kind for program in graph.programs],
+        **speed(plan, step_time_s, graph)._asdict(),
+        "memory_bytes_max": found.memory_bytes_max,
+        "memory_by_kind": list(found.memory_by_kind),
+        "fidelity": found.fidelity,
     }
 
 

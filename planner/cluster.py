@@ -91,6 +91,14 @@ class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latency_ns: int = 0
 
 
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """`devices` neighbours that a link joins, and the neighbours inside that meet over it."""
+
+    name: str
+    devices: int
+    link: Link
+
+
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`nodes` nodes of `devices_per_node` equal devices, as the fields of `Cluster` say it."""
 
@@ -107,13 +115,14 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Number of devices in the group."""
         return self.devices_per_node * self.nodes
 
-
-class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """`devices` neighbours that a link joins, and the neighbours inside that meet over it."""
-
-    name: str
-    devices: int
-    link: Link
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels of links inside a node, from inner to outer."""
+        name = "node" if self.torus is None else "torus"
+        node = Level(name=name, devices=self.devices_per_node, link=self.intra_node)
+        if self.islands is None:
+            return (node,)
+        return Level(name="island", devices=self.islands.devices, link=self.islands.link), node
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -169,13 +178,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """Levels of links from inner to outer, of the first group of nodes and what joins it."""
-        found = []
-        if self.islands is not None:
-            found.append(Level(name="island", devices=self.islands.devices, link=self.islands.link))
-        name = "node" if self.torus is None else "torus"
-        found.append(Level(name=name, devices=self.devices_per_node, link=self.intra_node))
-        outside = self.inter_node
+        """Levels of links from inner to outer: of the first group's nodes, and what joins all.
+
+        Between nodes of several kinds the slowest network counts.
+        """
+        found = [*self.groups[0].levels]
+        networks = [group.inter_node for group in self.groups]
+        outside = min(networks, key=lambda link: link.bandwidth_bytes_per_s)
         if self.leaves is not None:
             under = min(self.leaves.nodes * self.devices_per_node, self.devices)
             found.append(

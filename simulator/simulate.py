@@ -1,7 +1,7 @@
 """Simulate: run an actor graph on a cluster in simulated time and say what came of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
@@ -10,9 +10,7 @@ from planner.actors.graph import ActorGraph
 from planner.actors.lanes import lane_of
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
-from planner.compile import compile_plan
 from planner.costs import durations
-from planner.plan import Plan
 from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
@@ -41,8 +39,12 @@ class Simulated:
         over ranks. See `simulator.figures` for both.
     memory_bytes_max
         The largest arena of any rank.
+    memory_by_kind
+        Per program, the bytes of each kind of memory.
     firings
         Number of firings that were simulated.
+    fidelity
+        `op`, `block` or `stage`.
     """
 
     trace: Trace
@@ -50,13 +52,9 @@ class Simulated:
     bubble_fraction: float
     exposed_communication_ns: int
     memory_bytes_max: int
+    memory_by_kind: tuple[dict[str, int], ...]
     firings: int
-
-
-def predict(plan: Plan, *, steps: int = 3, spans: bool = True) -> Simulated:
-    """Compile a plan and simulate it on the cluster it was made for."""
-    graph = compile_plan(plan)
-    return simulate(graph, plan.cluster, steps=steps, plan_digest=plan.digest(), spans=spans)
+    fidelity: str
 
 
 def simulate(
@@ -98,7 +96,8 @@ def simulate(
         One per program and actor, to replay measured times; None: those of `planner.costs`.
     fidelity
         `op` fires every actor, `block` merges what no other queue can tell apart, see
-        `simulator.blocks` (jitter is then drawn per merged actor).
+        `simulator.blocks` (jitter is then drawn per merged actor). What is coarser starts from the
+        plan, see `simulator.predict`.
 
     Raises
     ------
@@ -125,7 +124,8 @@ def simulate(
     kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
     kernel.run()
     represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
-    return _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
+    found = _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
+    return replace(found, fidelity=fidelity)
 
 
 def _check(
@@ -188,7 +188,9 @@ def _simulated(
         bubble_fraction=bubble_ns / (end_ns - begin_ns) if end_ns > begin_ns else 0.0,
         exposed_communication_ns=round(exposed_ns),
         memory_bytes_max=max(program.memory_bytes for program in graph.programs),
+        memory_by_kind=tuple(program.memory_bytes_by_kind for program in graph.programs),
         firings=sum(len(column) for instance in instances for column in instance.ends),
+        fidelity="op",
     )
 
 

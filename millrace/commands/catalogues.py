@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.output import Json, answer
-from millrace.units import format_rate
+from millrace.units import format_rate, format_seconds
 
 
 def register(app: typer.Typer) -> None:
@@ -34,13 +34,16 @@ def clusters(
     names: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER...]")] = None,
     as_json: Json = False,
 ) -> None:
-    """List devices of the catalogue, or describe the clusters that are named."""
+    """List devices of the catalogue, or describe clusters; a device: its reference system."""
     from millrace.api import cluster
-    from planner.clusters import device
+    from planner.clusters import device, reference_node
     from planner.clusters import names as device_names
 
     if names:
-        found = [cluster(name, measured=False) for name in names]
+        found = [
+            reference_node(name) if name in device_names() else cluster(name, measured=False)
+            for name in names
+        ]
         rows = [_device_row(one.name, one.device) | _network(one) for one in found]
     else:
         rows = [_device_row(name, device(name)) for name in device_names()]
@@ -114,6 +117,8 @@ def _device_row(name: str, device: Any) -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "flops_per_s": device.flops_per_s,
         "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "price_usd_per_hour": device.price_usd_per_hour,
+        "power_watts": device.power_watts,
         "source": device.source,
     }
 
@@ -126,29 +131,94 @@ def _network(cluster: Any) -> dict[str, Any]:
         "cores_per_node": cluster.cores_per_node,
         "intra_node_bytes_per_s": cluster.intra_node.bandwidth_bytes_per_s,
         "inter_node_bytes_per_s": cluster.inter_node.bandwidth_bytes_per_s,
+        "levels": [_level_row(level) for level in cluster.levels],
+        "groups": [
+            _device_row(group.device.name, group.device)
+            | {
+                "devices_per_node": group.devices_per_node,
+                "nodes": group.nodes,
+                "torus": list(group.torus.dims) if group.torus else None,
+                "levels": [_level_row(level) for level in group.levels],
+                "inter_node_bytes_per_s": group.inter_node.bandwidth_bytes_per_s,
+            }
+            for group in cluster.groups
+        ],
+    }
+
+
+def _level_row(level: Any) -> dict[str, Any]:
+    return {
+        "name": level.name,
+        "devices": level.devices,
+        "bytes_per_s": level.link.bandwidth_bytes_per_s,
+        "latency_ns": level.link.latency_ns,
+        "source": level.link.source,
     }
 
 
 def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
-    precisions = [p for p in ("fp32", "tf32", "bf16", "fp8") if any(_peak(r, p) for r in rows)]
-    units = "memory in GiB; to it, inside and outside a node in GB/s; peaks in TFLOP/s"
+    lines = _by_kind(rows)
+    precisions = [p for p in ("fp32", "tf32", "bf16", "fp8") if any(_peak(r, p) for r in lines)]
+    units = "memory in GiB; to it in GB/s; peaks in TFLOP/s; $ an hour on demand"
     table = Table(caption=units, caption_justify="left")
     table.add_column("name", no_wrap=True)
-    for column in ("memory", "to it", *precisions):
+    for column in ("memory", "to it", *precisions, "W", "$"):
         table.add_column(column, justify="right")
     if "devices" in rows[0]:
-        for column in ("devices", "inside", "outside"):
-            table.add_column(column, justify="right")
-    for row in rows:
+        table.add_column("devices", justify="right", no_wrap=True)
+    for row in lines:
         cells = [f"{row['memory_bytes'] / 2**30:.1f}"]
         cells.append(f"{row['memory_bandwidth_bytes_per_s'] / 1e9:,.0f}")
         cells += [f"{_peak(row, p) / 1e12:.4g}" if _peak(row, p) else "" for p in precisions]
-        if "devices" in row:
+        cells.append(f"{row['power_watts']:.0f}" if row["power_watts"] else "")
+        cells.append(f"{row['price_usd_per_hour']:.2f}" if row["price_usd_per_hour"] else "")
+        if "devices_per_node" in row:
             cells.append(f"{row['devices_per_node']} x {row['nodes']}")
-            cells.append(f"{row['intra_node_bytes_per_s'] / 1e9:,.0f}")
-            cells.append(f"{row['inter_node_bytes_per_s'] / 1e9:,.1f}")
         table.add_row(row["name"], *cells)
     console.print(table)
+    for row in rows:
+        if "groups" in row:
+            _draw_levels(row, console)
+
+
+def _by_kind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each cluster, or for each of its kinds of device where it has several."""
+    return [
+        line
+        for row in rows
+        for line in (row["groups"] if len(row.get("groups", ())) > 1 else [row])
+    ]
+
+
+def _draw_levels(row: dict[str, Any], console: Console) -> None:
+    """What joins how many neighbours; nodes of each kind first, then the network."""
+    table = Table(title=f"{row['name']}, from inner to outer", title_justify="left")
+    for column in ("level", "devices", "GB/s", "latency", "link"):
+        table.add_column(column, justify="left" if column in ("level", "link") else "right")
+    inside = len(row["groups"][0]["levels"])
+    several = len(row["groups"]) > 1
+    lines = [
+        (f"{group['device']} {_kind(level, group)}" if several else _kind(level, group), level)
+        for group in row["groups"]
+        for level in group["levels"]
+    ]
+    lines += [(level["name"], level) for level in row["levels"][inside:]]
+    for name, level in lines:
+        table.add_row(
+            name,
+            f"{level['devices']:,}",
+            f"{level['bytes_per_s'] / 1e9:,.1f}",
+            format_seconds(level["latency_ns"] / 1e9),
+            level["source"],
+        )
+    console.print(table)
+
+
+def _kind(level: dict[str, Any], group: dict[str, Any]) -> str:
+    """A level's name, a torus with its dims."""
+    if level["name"] != "torus":
+        return str(level["name"])
+    return f"torus {' x '.join(map(str, group['torus']))}"
 
 
 def _peak(row: dict[str, Any], precision: str) -> float:

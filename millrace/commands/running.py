@@ -38,7 +38,10 @@ def simulate(
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="3:2.0: rank 3 takes twice.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
-    fidelity: Annotated[str, typer.Option(help="op: every actor; block: merged.")] = "op",
+    fidelity: Annotated[
+        str | None,
+        typer.Option(help="op: every actor; block: merged; stage: whole stages. Default: by size."),
+    ] = None,
     trace: TraceOutput = None,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +70,7 @@ def simulate(
         "exposed_communication_s": found.exposed_communication_ns / 1e9,
         "memory_bytes_max": found.memory_bytes_max,
         "firings": found.firings,
+        "fidelity": found.fidelity,
         "wall_time_s": wall_time_s,
     }
     if trace is not None:

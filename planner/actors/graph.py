@@ -20,6 +20,7 @@ from planner.mesh import Axis
 SCHEMA_VERSION = 1
 
 TEMPORARY = "temporary"  # the kind of registers that share one area of the arena
+COMMUNICATION = "communication"  # the kind of boxing's buffers that have a place of their own
 
 
 class Leave(StrEnum):
@@ -47,7 +48,8 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     initial: int = 0
     offset_bytes: int = 0
     slot_bytes: int = 0
-    memory_kind: str = "activation"  # parameter, gradient, optimizer, activation, temporary
+    # parameter, gradient, optimizer, activation, communication or temporary
+    memory_kind: str = "activation"
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

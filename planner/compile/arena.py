@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from planner.actors.graph import TEMPORARY, Program, Register
-from planner.compile.draft import BOXING, DraftStage, Section
+from planner.actors.graph import COMMUNICATION, TEMPORARY, Program, Register
+from planner.compile.draft import BEGIN, BOXING, UPDATE, DraftStage, Section
 
 
 class Span(NamedTuple):
@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
 
 def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Program:
-    """Return the program with `offset_bytes` of every register set.
+    """Return the program with `offset_bytes` and `memory_kind` of every register set.
 
     Parameters
     ----------
@@ -56,15 +56,38 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
         True where the schedule runs B and W as one slot.
     """
     offsets, end = shared_places(draft, joint_backward)
+    buffers = communication_buffers(draft)
     registers: list[Register] = []
     for index, register in enumerate(program.registers):
         if index in offsets:
             at = offsets[index]
             registers.append(replace(register, offset_bytes=at, memory_kind=TEMPORARY))
             continue
-        registers.append(replace(register, offset_bytes=end))
+        kind = COMMUNICATION if index in buffers else register.memory_kind
+        registers.append(replace(register, offset_bytes=end, memory_kind=kind))
         end += register.slots * register.slot_bytes
     return replace(program, registers=tuple(registers))
+
+
+def communication_buffers(draft: DraftStage) -> frozenset[int]:
+    """Registers that boxing fills every microbatch and that no later section reads.
+
+    What boxing brings for the backward pass too is an activation like any other.
+    """
+    later = {
+        port.register
+        for actor in draft.actors
+        for port in actor.inputs
+        if port.register in draft.producer
+        and actor.section != draft.actors[draft.producer[port.register]].section
+    }
+    return frozenset(
+        register
+        for register, maker in draft.producer.items()
+        if draft.actors[maker].kind in BOXING
+        and draft.registers[register].memory_kind == "activation"
+        and register not in later
+    )
 
 
 def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, int], int]:
@@ -75,7 +98,8 @@ def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, in
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     for section, local in spans.by_section().items():
         starts = _stretches(draft, spans.ops(section))
-        places, size = _pack_section(local, starts, packed)
+        stepwise = section in (BEGIN, UPDATE)
+        places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
         area = max(area, size)
     return offsets, area
@@ -192,15 +216,19 @@ def _pack_section(
     spans: Sequence[Span],
     starts: Sequence[int],
     packed: dict[object, tuple[tuple[int, ...], int]],
+    stepwise: bool,
 ) -> tuple[dict[int, int], int]:
-    """Offsets of a section's spans, and the bytes they take; `packed` remembers stretches."""
+    """Offsets of a section's spans, and the bytes they take; `packed` remembers stretches.
+
+    Once a step (`stepwise`) what lives across stretches is left out: each adds its own.
+    """
     across: list[Span] = []
     within: dict[int, list[Span]] = {}
     for span in spans:
         first, last = bisect_right(starts, span.first), bisect_right(starts, span.last)
         if first == last:
             within.setdefault(first, []).append(span)
-        else:
+        elif not stepwise:
             across.append(span)
     offsets, area = {}, 0
     fixed: list[Placed] = []

@@ -7,7 +7,11 @@ less. `actors` prices what was compiled. Shapes are one device's own (local) sha
 """
 
 from planner.costs.actors import actor_duration_ns, durations
-from planner.costs.collectives import collective_duration_ns, collective_pieces, members_per_node
+from planner.costs.collectives import (
+    collective_duration_ns,
+    collective_durations_ns,
+    collective_pieces,
+)
 from planner.costs.measured import interpolate_ns
 from planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns, precision_of
 
@@ -15,10 +19,10 @@ __all__ = [
     "ATTENTION",
     "actor_duration_ns",
     "collective_duration_ns",
+    "collective_durations_ns",
     "collective_pieces",
     "durations",
     "interpolate_ns",
-    "members_per_node",
     "op_duration_ns",
     "op_durations_ns",
     "precision_of",

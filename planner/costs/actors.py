@@ -43,6 +43,8 @@ class _Costs:
 
     def _kinds(self, ranks: tuple[int, ...]) -> tuple[Device, ...]:
         """The kinds of device that a program's ranks lie on."""
+        if not self.cluster.others:
+            return (self.cluster.device,)
         if ranks not in self._devices:
             found = {device.name: device for device in map(self.cluster.device_of, ranks)}
             self._devices[ranks] = tuple(found.values())

@@ -4,7 +4,7 @@ A collective is the fastest of several algorithms, each a straight line over the
 message; a group inside a node uses the measured table `kind/group_size` where there is one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations, pairwise, product
 from math import ceil, log2, prod
@@ -14,17 +14,14 @@ import numpy as np
 from planner.cluster import Cluster, Device
 from planner.costs.grids import Pieces, exchange_pieces, gather_pieces, spread_pieces
 from planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
-from planner.costs.measured import interpolate_ns
+from planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
 
-# Kinds by the volume a ring moves: everything twice, once, or to each member its own.
+# Kinds for which a ring moves the message once; an all_reduce is one of each.
 GATHERS = ("all_gather", "reduce_scatter")
 TRANSFERS = ("send", "recv")
 
-
-def members_per_node(ranks: Sequence[int], cluster: Cluster) -> int:
-    """Smallest number of a group's members that share a node; rank r lies on device r."""
-    nodes = nodes_of(tuple(ranks), frame_of(cluster))
-    return int(np.unique(nodes, return_counts=True)[1].min())
+# What a reduction along trees reaches of a ring's bandwidth: NCCL 2.2x tuning.cc, read 2026-11.
+TREE_SHARE = 0.92
 
 
 def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pieces | None:
@@ -123,6 +120,12 @@ def _reductions(layout: Layout, rounds: int) -> list[tuple[int, float]]:
     it; the members of such a unit each hold a part of what it handed on, so they bring all their
     links. One stage over all levels is the flat ring; a stage per level moves the least over the
     outer ones. The last stage of an all_reduce may be a tree.
+
+    Notes
+    -----
+    Ring: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", 2009. Stages: Jia et al., "Highly scalable deep learning training system with
+    mixed-precision", 2018, section 3.3.
     """
     found = []
     top = len(layout.crossings)
@@ -142,7 +145,10 @@ def _reductions(layout: Layout, rounds: int) -> list[tuple[int, float]]:
         if rounds == 2 and low > 0:
             depth, slope = _down_a_tree(layout, low, top)
             found += [
-                (2 * (sum(f for f, _ in stages) + depth), 2 * (sum(s for _, s in stages) + slope))
+                (
+                    2 * (sum(f for f, _ in stages) + depth),
+                    2 * (sum(s for _, s in stages) + slope / TREE_SHARE),
+                )
                 for stages in product(*inner[:-1])
             ]
     return found
@@ -187,11 +193,18 @@ def _down_a_tree(layout: Layout, low: int, high: int) -> tuple[int, float]:
 
 
 def _tree(layout: Layout, rounds: int) -> list[tuple[int, float]]:
-    """Return the two-tree algorithm over all levels; a torus has only its own links."""
+    """Return the two-tree algorithm over all levels; a torus has only its own links.
+
+    Notes
+    -----
+    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+    scan", 2009.
+    """
     if layout.grid is not None:
         return []
     fixed, slope = _down_a_tree(layout, 0, len(layout.crossings))
-    return [(rounds * fixed, rounds * slope)]
+    share = TREE_SHARE if rounds == 2 else 1.0
+    return [(rounds * fixed, rounds * slope / share)]
 
 
 def _chain(layout: Layout) -> list[tuple[int, float]]:
@@ -281,3 +294,26 @@ def collective_duration_ns(
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)
     return min((fixed + ceil(slope * message_bytes) for fixed, slope in pieces), default=0)
+
+
+def collective_durations_ns(
+    kind: str, message_bytes: Ints, ranks: tuple[int, ...], cluster: Cluster
+) -> Ints:
+    """Durations of collectives of one group, for an array of messages (`collective_duration_ns`).
+
+    Examples
+    --------
+    >>> from planner.clusters import parse_cluster
+    >>> sizes = np.array([0, 10**9])
+    >>> collective_durations_ns("all_gather", sizes, (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
+    array([   2800, 2086134])
+    """
+    sizes = np.asarray(message_bytes, float)
+    pieces = collective_pieces(kind, ranks, cluster)
+    if pieces is None:
+        table = cluster.device_of(ranks[0]).collectives[_table(kind, len(ranks))]
+        return interpolated_ns(table, sizes)
+    if not pieces:
+        return np.zeros(len(sizes), np.int64)
+    lines = [fixed + whole_ns(slope * sizes) for fixed, slope in pieces]
+    return np.asarray(np.min(lines, axis=0), np.int64)

@@ -57,11 +57,15 @@ def exchange_pieces(members: int, grid: Grid) -> Pieces:
 
 
 def spread_pieces(members: int, grid: Grid) -> Pieces:
-    """Return the costs of a broadcast, or of one transfer between two members."""
+    """Return the costs of a broadcast, or of one transfer between two members.
+
+    Groups that lie between the members send at the same time, over the same links.
+    """
     if not grid.lines:
         return ((_scattered_ns(members, grid), 1 / grid.bytes_per_ns),)
     fixed = sum(_steps_ns(line, grid) for line in grid.lines)
-    return ((fixed, 1 / grid.bytes_per_ns),)
+    shared = max(line.stride / (2 if line.ring else 1) for line in grid.lines)
+    return ((fixed, max(shared, 1.0) / grid.bytes_per_ns),)
 
 
 def _scattered_ns(members: int, grid: Grid) -> int:

@@ -115,7 +115,7 @@ def _places(ranks: Ints, frame: Frame) -> _Places:
 
 
 def nodes_of(ranks: tuple[int, ...], frame: Frame) -> Ints:
-    """Return the node of each rank."""
+    """Return the node of each rank; rank r lies on device r."""
     return _places(np.array(ranks), frame).node
 
 
@@ -175,9 +175,22 @@ def _counted(units: Ints) -> tuple[Ints, Ints]:
     return index.astype(np.int64), first
 
 
-@lru_cache(maxsize=4096)
 def layout_of(ranks: tuple[int, ...], frame: Frame) -> Layout:
     """How the members of a group lie on a cluster."""
+    shift = _whole_units(min(ranks), frame)
+    return _layout(tuple(rank - shift for rank in ranks) if shift else ranks, frame)
+
+
+def _whole_units(rank: int, frame: Frame) -> int:
+    """Ranks in whole leaves (or nodes) before a rank: without them a group lies as it did."""
+    if len(frame.parts) > 1:
+        return 0
+    unit = frame.parts[0].devices_per_node * (frame.leaves.nodes if frame.leaves else 1)
+    return rank - rank % unit
+
+
+@lru_cache(maxsize=4096)
+def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
     places = _places(np.array(ranks), frame)
     crossings, kept = [], []
     latency_ns = 0
@@ -243,6 +256,8 @@ def _lines(steps: npt.NDArray[Any], torus: Torus) -> tuple[Line, ...]:
         if gaps.min() != gaps.max():
             return ()
         stride, whole = int(gaps[0]), torus.dims[dim]
+        if len(taken) == 2 and torus.wraps(dim):
+            stride = min(stride, whole - stride)  # the shorter way round
         ring = torus.wraps(dim) and stride * len(taken) == whole
         found.append(Line(len(taken), stride, ring))
     return tuple(found) if prod(line.size for line in found) == steps.shape[1] else ()

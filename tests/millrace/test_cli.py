@@ -54,7 +54,29 @@ def test_devices_are_listed_and_a_cluster_is_described(call):
     _, out, _ = call("clusters", "--json")
     assert "a100-sxm-80gb" in [row["name"] for row in json.loads(out)["rows"]]
     _, out, _ = call("clusters", "a100-sxm-80gb:8x16", "--json")
-    assert json.loads(out)["rows"][0]["devices"] == 128
+    row = json.loads(out)["rows"][0]
+    assert row["devices"] == 128
+    assert [(level["name"], level["devices"]) for level in row["levels"]] == [
+        ("node", 8),
+        ("cluster", 128),
+    ]
+    _, out, _ = call("clusters", "gb200", "--json")
+    assert json.loads(out)["rows"][0]["levels"][0]["devices"] == 72
+
+
+def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(call, tmp_path):
+    path = tmp_path / "mixed.toml"
+    path.write_text(
+        '[[groups]]\ndevice = "b200"\nnodes = 2\n[[groups]]\ndevice = "tpu-v5e"\n'
+        "devices_per_node = 32\n[leaves]\nnodes = 1\noversubscription = 2\n"
+    )
+    _, out, _ = call("clusters", str(path), "--json")
+    row = json.loads(out)["rows"][0]
+    assert row["devices"] == 2 * 8 + 32
+    assert [group["name"] for group in row["groups"]] == ["b200", "tpu-v5e"]
+    _, out, _ = call("clusters", str(path))
+    for shown in ("8 x 2", "32 x 1", "torus 4 x 8", "leaf", "oversubscribed"):
+        assert shown in out
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
         (("--straggler", "first:2"), "RANK:FACTOR"),
         (("--straggler", "9:2"), "0 to 3"),
         (("--jitter", "-1"), "jitter"),
-        (("--fidelity", "stage"), "op"),
+        (("--fidelity", "chunk"), "stage"),
     ],
 )
 def test_a_simulation_refuses_what_does_not_exist(call, plan, arguments, said):

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cluster import Device
@@ -22,6 +22,7 @@ MEASURED = msgspec.structs.replace(A100, kernels=TABLES)
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=8)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     rows=SIZES, on=st.sampled_from((A100, MEASURED)), dtype=st.sampled_from(("float32", "bfloat16"))
 )
@@ -44,6 +45,7 @@ def test_products_of_many_shapes_cost_what_each_costs_alone(
     )
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     counts=SIZES,
     on=st.sampled_from((A100, MEASURED)),
@@ -58,6 +60,7 @@ def test_ops_that_only_move_bytes_cost_what_each_costs_alone(
     assert op_durations_ns(kind, "n -> n", {}, 0 * n, 8 * n, "fp32", on).tolist() == alone
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     tokens=SIZES,
     head_size=st.sampled_from((16, 32, 48, 64, 128)),

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from planner.errors import InfeasibleError
 from planner.search.request import MemoryLimitError
+from planner.search.stages.enumeration import divided, least_excess
+from planner.search.stages.layout import Model, TooManyError
 from planner.search.stages.program import StageProgram
 from planner.search.stages.shape import Division, Pipeline, Run, stage_bytes
 
@@ -104,12 +106,27 @@ def _divide(
     runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
     """Divide where all variants may be neighbours."""
-    division = None
+    stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
+    model = Model(runs, pipeline)
+    try:
+        over, stage = least_excess(model, stage_limits)
+        if over > 0:
+            raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage])
+        division = divided(model, stage_limits, max_gap)
+    except TooManyError:
+        division = _by_program(runs, pipeline, limits, max_gap)
+    used, _ = _tightest(division, runs, pipeline, limits)
+    return replace(division, memory_bytes=used)
+
+
+def _by_program(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+) -> Division:
+    """Divide with the integer program, where there is too much to enumerate."""
     if min(limits) > 0:
         division = StageProgram(runs, pipeline, limits, False).solve(max_gap)
-    if division is not None:
-        used, _ = _tightest(division, runs, pipeline, limits)
-        return replace(division, memory_bytes=used)
+        if division is not None:
+            return division
     smallest = StageProgram(runs, pipeline, limits, True).solve(max_gap)
     assert smallest is not None, "there are enough blocks"
     raise MemoryLimitError(*_tightest(smallest, runs, pipeline, limits))

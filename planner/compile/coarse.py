@@ -1,0 +1,348 @@
+"""Coarse: a plan as an actor graph of chunks, whose size does not depend on the model's depth.
+
+Per chunk and step there are one actor per part of the schedule (F, B and W, or BW), one that
+gathers parameters before the first microbatch and one that reduces gradients after the last; per
+stage one joins the gradients' norms, one meets the world and one updates. Tensors that cross stages
+between the same two parts travel together. Slots, orders and the proof are those of
+`planner.compile.orders`, as for the graph of ops.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from models.graph import ITEMSIZE, Phase, Rate
+from models.training import STEP_TOTALS
+from planner.actors.graph import ActorGraph, Meeting, Port, Register
+from planner.actors.null_clock import run_to_completion
+from planner.actors.validate import validate
+from planner.boxing import crossing
+from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, DraftActor, DraftStage, Section
+from planner.compile.lowering import PARTS
+from planner.compile.orders import joined, unordered, with_queues, with_slots
+from planner.compile.part_times import PartTimes
+from planner.compile.slots import Timetable
+from planner.compile.wiring import Reading, Wiring
+from planner.costs import collective_duration_ns
+from planner.plan import Plan
+from planner.sbp import local_size
+
+SAMPLED_PAIRS = 16  # of the pairs of devices that join two stages, spread evenly
+
+ORDER = "FBW"  # the parts of a microbatch, as they follow one another
+
+Place = tuple[int, str]  # a chunk of the model and a part of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoarseGraph:
+    """The actor graph and the duration of every actor, per program."""
+
+    graph: ActorGraph
+    durations_ns: tuple[tuple[int, ...], ...]
+
+
+def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:
+    """Return the chunks' actor graph, proven to run to its end.
+
+    Parameters
+    ----------
+    wiring
+        The plan's.
+    table
+        The schedule's orders.
+    times
+        The times of every chunk's parts, in model order.
+
+    Raises
+    ------
+    ProtocolError
+        The schedule's orders wait for one another in a cycle.
+    """
+    plan = wiring.plan
+    drafting = _Drafting(plan, times, table.joint)
+    for key, sizes in _crossings(wiring, drafting.parts).items():
+        drafting.cross(key, sizes)
+    drafting.finish(_totals_bytes(wiring))
+    programs = [
+        unordered(draft, f"stage {stage}", stage, table.orders[stage])
+        for stage, draft in enumerate(drafting.stages)
+    ]
+    durations_ns = tuple(tuple(row) for row in drafting.durations_ns)
+    graph = joined(programs, plan.model.name, plan.mesh.axes)
+    graph = with_slots(graph, drafting.stages, table)
+    graph = validate(with_queues(graph, drafting.stages, durations_ns))
+    run_to_completion(graph)
+    return CoarseGraph(graph=graph, durations_ns=durations_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crossing:
+    """Tensors that one part makes and the same parts of another stage read."""
+
+    source: Place
+    target: int
+    readers: frozenset[Place]
+
+
+def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list[int]]:
+    """What crosses between chunks: the bytes of each tensor's shard."""
+    plan, tensors = wiring.plan, wiring.graph.tensors_by_name
+    found: dict[tuple[str, int, object], set[Place]] = {}
+    sizes: dict[tuple[str, int, object], tuple[Place, int]] = {}
+    for readings in wiring.readings.values():
+        for reading in readings:
+            here = wiring.chunk_of[reading.maker.block]
+            there = wiring.chunk_of[reading.reader.block]
+            if here == there:
+                continue
+            tensor = tensors[reading.tensor]
+            made = wiring.made_as(reading.tensor)
+            way = crossing(made, wiring.read_as(reading), plan.mesh.sizes, tensor.shape)
+            key = (reading.tensor, plan.chunks[there].stage, way.carried)
+            source, reader = _ends(reading, tensor.rate, parts)
+            found.setdefault(key, set()).add((there, reader))
+            size = local_size(tensor.shape, way.carried, plan.mesh.sizes) * ITEMSIZE[tensor.dtype]
+            sizes[key] = ((here, source), size)
+    merged: dict[_Crossing, list[int]] = {}
+    for (name, target, carried), readers in found.items():
+        maker, size = sizes[name, target, carried]
+        one = _Crossing(source=maker, target=target, readers=frozenset(readers))
+        merged.setdefault(one, []).append(size)
+    return merged
+
+
+def _ends(reading: Reading, rate: Rate, parts: Mapping[str, str]) -> tuple[str, str]:
+    """The parts that make and read a tensor."""
+    if rate is Rate.STEP:
+        begins = reading.maker.phase in (Phase.BEGIN, Phase.FORWARD)
+        return ("gather", "gather") if begins else ("reduce", "norm")
+    return parts[PARTS[reading.maker.phase]], parts[PARTS[reading.reader.phase]]
+
+
+def _totals_bytes(wiring: Wiring) -> int:
+    return wiring.graph.tensor(STEP_TOTALS).size_bytes
+
+
+class _Drafting:
+    """The stages' drafts while actors are added."""
+
+    def __init__(self, plan: Plan, times: Sequence[PartTimes], joint: bool) -> None:
+        self.plan = plan
+        self.stages = [DraftStage(plan.mesh.sizes) for _ in range(plan.stages)]
+        self.durations_ns: list[list[int]] = [[] for _ in self.stages]
+        # Ports are collected first, for a part's are known only when all crossings are.
+        self._inputs: dict[Place, list[Port]] = {}
+        self._outputs: dict[Place, list[Port]] = {}
+        self._times = times
+        self._numbers: list[int] = []
+        counts = [0] * plan.stages
+        for chunk in plan.chunks:
+            self._numbers.append(counts[chunk.stage])
+            counts[chunk.stage] += 1
+        self.parts = {
+            part: slot
+            for slot in (("F", "BW") if joint else ("F", "B", "W"))
+            for part in SLOT_PARTS[slot]
+        }
+        self._variables = [
+            self._register(stage, "variables", 0, initial=1) for stage in range(plan.stages)
+        ]
+        self._reduced: list[list[Port]] = [[] for _ in self.stages]
+        for number in range(len(plan.chunks)):
+            self._join_parts(number)
+
+    def cross(self, key: _Crossing, sizes: Sequence[int]) -> None:
+        """Join parts of two chunks by a register, or by a send and a recv."""
+        chunk, part = key.source
+        home = self.plan.chunks[chunk].stage
+        firings = 1 if part in ("gather", "reduce") else self.plan.microbatches
+        if home == key.target:
+            if part in ("F", "B", "W", "BW"):
+                self._link(home, key.source, sorted(key.readers), sum(sizes))
+            return
+        sent = self._variables[home]
+        if part != "gather":
+            sent = self._register(home, f"chunk {chunk} {part} to {key.target}", sum(sizes))
+            self._outputs.setdefault(key.source, []).append(Port(register=sent))
+        arrived = self._register(key.target, f"chunk {chunk} {part}", sum(sizes))
+        readers = sorted(key.readers, key=lambda place: (place[0], ORDER.find(place[1]), place[1]))
+        for reader in readers:
+            at = (reader[0] if reader[1] != "norm" else -1 - key.target, reader[1])
+            self._inputs.setdefault(at, []).append(Port(register=arrived))
+        name = f"chunk {chunk} {part} -> {', '.join(f'chunk {c} {p}' for c, p in readers)}"
+        section = self._section(*readers[0])
+        took = sum(self._sending_ns(home, key.target, size) for size in sizes)
+        ends = (("send", home, key.target, sent), ("recv", key.target, home, arrived))
+        for kind, stage, peer, register in ends:
+            ports = (Port(register=register),)
+            self._actor(
+                stage,
+                took,
+                DraftActor(
+                    name=f"{name}: {kind}",
+                    kind=kind,
+                    section=section,
+                    firings=firings,
+                    inputs=ports if kind == "send" else (),
+                    outputs=ports if kind == "recv" else (),
+                    meeting=Meeting(
+                        key=f"{name} on stage {key.target}",
+                        kind=kind,
+                        peer=peer,
+                        message_bytes=sum(sizes),
+                    ),
+                    lane=f"{kind} {'to' if kind == 'send' else 'from'} stage {peer}",
+                ),
+            )
+
+    def finish(self, totals_bytes: int) -> None:
+        """Add the actors of every part and stage."""
+        for number, times in enumerate(self._times):
+            self._once(number, "gather", "all_gather", times.gather_ns)
+            for part, ns in times.slots_ns.items():
+                self._part(number, part, ns)
+            self._once(number, "reduce", "reduce_scatter", times.reduce_ns)
+        for stage in range(self.plan.stages):
+            self._update(stage, totals_bytes)
+
+    def _join_parts(self, number: int) -> None:
+        """Registers between the parts of one chunk."""
+        stage, m = self.plan.chunks[number].stage, self.plan.microbatches
+        parts = list(self._times[number].slots_ns)
+        self._inputs.setdefault((number, "gather"), []).append(
+            Port(register=self._variables[stage])
+        )
+        gathered = self._register(stage, f"chunk {number} parameters", 0)
+        self._outputs.setdefault((number, "gather"), []).append(Port(register=gathered))
+        for part in parts:
+            port = Port(register=gathered, hold=m)
+            self._inputs.setdefault((number, part), []).append(port)
+        order = sorted(parts, key=ORDER.find)
+        for before, after in pairwise(order):
+            self._link(stage, (number, before), [(number, after)], 0)
+        summed = self._register(stage, f"chunk {number} gradients", 0)
+        self._outputs.setdefault((number, order[-1]), []).append(Port(register=summed, hold=m))
+        self._inputs.setdefault((number, "reduce"), []).append(Port(register=summed))
+        reduced = self._register(stage, f"chunk {number} reduced", 0)
+        self._outputs.setdefault((number, "reduce"), []).append(Port(register=reduced))
+        self._reduced[stage].append(Port(register=reduced))
+
+    def _link(self, stage: int, source: Place, readers: Sequence[Place], size: int) -> None:
+        register = self._register(stage, f"chunk {source[0]} {source[1]}", size)
+        self._outputs.setdefault(source, []).append(Port(register=register))
+        for reader in readers:
+            self._inputs.setdefault(reader, []).append(Port(register=register))
+
+    def _register(self, stage: int, name: str, size: int, initial: int = 0) -> int:
+        self.stages[stage].registers.append(
+            Register(
+                name=name,
+                tensor=name,
+                global_shape=(),
+                sbp="B",
+                shape=(),
+                dtype="float32",
+                initial=initial,
+                slot_bytes=size,
+            )
+        )
+        return len(self.stages[stage].registers) - 1
+
+    def _actor(self, stage: int, duration_ns: int, actor: DraftActor) -> None:
+        self.stages[stage].add_actor(actor)
+        self.durations_ns[stage].append(duration_ns)
+
+    def _section(self, number: int, part: str) -> Section:
+        """Where a part runs on its stage."""
+        once = {"gather": BEGIN, "reduce": UPDATE, "norm": UPDATE}
+        return once.get(part) or ("B" if part == "BW" else part, self._numbers[number])
+
+    def _part(self, number: int, part: str, duration_ns: int) -> None:
+        self._actor(
+            self.plan.chunks[number].stage,
+            duration_ns,
+            DraftActor(
+                name=f"chunk {number}: {part}",
+                kind="chunk",
+                section=self._section(number, part),
+                firings=self.plan.microbatches,
+                inputs=tuple(self._inputs.get((number, part), ())),
+                outputs=tuple(self._outputs.get((number, part), ())),
+                block=f"chunk {number}",
+            ),
+        )
+
+    def _once(self, number: int, part: str, kind: str, ns: int) -> None:
+        """Communication once a step beside the compute queue; its groups lie inside the stage."""
+        name = f"chunk {number}: {part}"
+        self._actor(
+            self.plan.chunks[number].stage,
+            ns,
+            DraftActor(
+                name=name,
+                kind=kind,
+                section=self._section(number, part),
+                firings=1,
+                inputs=tuple(self._inputs.get((number, part), ())),
+                outputs=tuple(self._outputs.get((number, part), ())),
+                block=f"chunk {number}",
+                meeting=Meeting(key=name, kind=kind),
+                lane=part,
+            ),
+        )
+
+    def _update(self, stage: int, totals_bytes: int) -> None:
+        """The gradients' norm, the meeting of the world, the optimizer."""
+        ports = (*self._reduced[stage], *self._inputs.get((-1 - stage, "norm"), ()))
+        here = self._register(stage, "norm here", totals_bytes)
+        everywhere = self._register(stage, "norm", totals_bytes)
+        took = sum(
+            times.update_ns
+            for chunk, times in zip(self.plan.chunks, self._times, strict=True)
+            if chunk.stage == stage
+        )
+        ranks = tuple(range(self.plan.ranks))
+        meeting_ns = collective_duration_ns(
+            "all_reduce", totals_bytes, len(ranks), self.plan.cluster, ranks
+        )
+        meeting = Meeting(
+            key="norm",
+            kind="all_reduce",
+            axes=self.plan.mesh.names,
+            world=True,
+            reduction="sum",
+            message_bytes=totals_bytes,
+        )
+        norm, met = (Port(register=here),), (Port(register=everywhere),)
+        variables = (Port(register=self._variables[stage]),)
+        for name, inputs, outputs, ns, met_in, lane in (
+            ("norm", ports, norm, 0, None, "compute"),
+            ("all_reduce", norm, met, meeting_ns, meeting, "world"),
+            ("update", met, variables, took, None, "compute"),
+        ):
+            self._actor(
+                stage,
+                ns,
+                DraftActor(
+                    name=f"stage {stage}: {name}",
+                    kind=name,
+                    section=UPDATE,
+                    firings=1,
+                    inputs=inputs,
+                    outputs=outputs,
+                    in_place=name == "update",
+                    meeting=met_in,
+                    lane=lane,
+                ),
+            )
+
+    def _sending_ns(self, home: int, target: int, size: int) -> int:
+        """Time of the slowest pair of counterparts on two stages."""
+        devices = self.plan.mesh.devices
+        return max(
+            collective_duration_ns(
+                "send", size, 2, self.plan.cluster, (home * devices + at, target * devices + at)
+            )
+            for at in range(0, devices, -(-devices // SAMPLED_PAIRS))
+        )

@@ -1,0 +1,235 @@
+"""Pieces: one chunk on its own with few of its equal blocks, compiled op by op.
+
+What a chunk costs is measured on pieces (`simulator.parts`) and then counted: blocks of one run
+are alike, so two and three of them tell what any number costs. What comes from other chunks
+*arrives* as often as the piece can take it and in no time, so that nothing in the piece ever waits
+for another stage; what leaves is boxed as the receiver wants it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from models.graph import GLOBAL_BLOCK, Graph, Op, Rate
+from planner.actors.graph import ActorGraph, Meeting, Port
+from planner.compile.draft import UPDATE, DraftActor, Section
+from planner.compile.lowering import PARTS, Lowering, Value
+from planner.compile.orders import joined, unordered, with_queues, with_slots
+from planner.compile.placement import place
+from planner.compile.slots import Timetable
+from planner.compile.wiring import Reading, Wiring
+from planner.costs import durations
+from planner.mesh import Mesh
+from planner.plan import BlockChoice, Chunk, Plan
+from planner.sbp import NdSbp
+from planner.schedules import Slot
+
+MICROBATCHES = 4  # of a piece's step: the second last sees nothing of the step's begin or end
+
+HERE, ELSEWHERE = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A compiled piece.
+
+    `graph` has one program; `durations_ns` lists its actors' durations, none for what arrives.
+    `sections` says in which part of the step each actor of the compute queue runs (None for the
+    actors of other queues); `slots` is the order of the parts.
+    """
+
+    graph: ActorGraph
+    durations_ns: tuple[int, ...]
+    sections: tuple[Section | None, ...]
+    slots: tuple[Slot, ...]
+
+
+class Pieces:
+    """Compiles pieces of one plan.
+
+    Parameters
+    ----------
+    wiring
+        The plan's.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        # A meeting costs the same in every piece on a stage: (stage, kind, axes, bytes) → ns.
+        self._meetings: dict[tuple[int, str, tuple[str, ...], int], int] = {}
+
+    def compile(self, chunk: int, kept: Sequence[str], schedule: str, stage: int) -> Piece:
+        """Compile some of a chunk's blocks alone.
+
+        Parameters
+        ----------
+        chunk
+            Index of the chunk.
+        kept
+            The blocks that are kept, in order; from each run its last and at least one more.
+        schedule
+            Of the piece alone, for `MICROBATCHES` microbatches.
+        stage
+            On whose devices the piece lies.
+        """
+        wiring, plan = self.wiring, self.wiring.plan
+        graph, readings = _restricted(wiring, chunk, kept)
+        lowering = _Alone(graph, plan.mesh)
+        for reading in readings:
+            lowering.arrives(reading.tensor, wiring.made_as(reading.tensor))
+        for placed in place(_plan_of(plan, kept, wiring), graph):
+            lowering.lower(placed)
+        for block in kept:
+            for reading in wiring.read_from.get(block, ()):
+                if wiring.chunk_of[reading.reader.block] != chunk:
+                    lowering.leaves(reading, wiring.read_as(reading))
+        drafts = lowering.stages[:ELSEWHERE]
+        table = Timetable(schedule, [HERE], MICROBATCHES)
+        alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
+        actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)
+        devices = plan.mesh.devices
+        ranks = tuple(range(stage * devices, (stage + 1) * devices))
+        program = replace(actors.programs[HERE], stage=stage, ranks=ranks)
+        actors = replace(actors, programs=(program,))
+        costs = self._durations(actors)
+        return Piece(
+            graph=with_queues(actors, drafts, (costs,)),
+            durations_ns=costs,
+            sections=tuple(
+                actor.section if actor.lane == "compute" else None for actor in drafts[HERE].actors
+            ),
+            slots=table.orders[HERE],
+        )
+
+    def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
+        """The durations of a piece's actors; only meetings along the mesh's axes take time."""
+        (program,) = graph.programs
+        found: list[int | None] = []
+        for actor in program.actors:
+            meeting = actor.meeting
+            if meeting is None:
+                found.append(None)
+            elif meeting.world or not meeting.axes:
+                found.append(0)
+            else:
+                found.append(self._meetings.get(_key(program.stage, meeting)))
+        missing = [index for index, ns in enumerate(found) if ns is None]
+        bare = replace(program, actors=tuple(program.actors[index] for index in missing))
+        (priced,) = durations(replace(graph, programs=(bare,)), self.wiring.plan.cluster)
+        for index, ns in zip(missing, priced, strict=True):
+            meeting = program.actors[index].meeting
+            if meeting is not None:
+                self._meetings[_key(program.stage, meeting)] = ns
+            found[index] = ns
+        return tuple(ns for ns in found if ns is not None)
+
+
+def _key(stage: int, meeting: Meeting) -> tuple[int, str, tuple[str, ...], int]:
+    return stage, meeting.kind, meeting.axes, meeting.message_bytes
+
+
+def _restricted(
+    wiring: Wiring, chunk: int, kept: Sequence[str]
+) -> tuple[Graph, tuple[Reading, ...]]:
+    """The graph of the kept blocks, and what they read from other chunks.
+
+    What was made by a block that is left out is taken from the nearest kept one of its run.
+    """
+    within = set(kept)
+    instead = _instead(wiring, chunk, kept)
+    ops: list[tuple[int, Op]] = []
+    arriving: dict[str, Reading] = {}
+    for block in kept:
+        renamed: dict[str, dict[int, str]] = {}
+        for reading in wiring.readings.get(block, ()):
+            maker = reading.maker.block
+            if wiring.chunk_of[maker] != chunk:
+                arriving.setdefault(reading.tensor, reading)
+            elif maker not in within:
+                near = instead[maker][wiring.position[block] > wiring.position[maker]]
+                name = near + reading.tensor.removeprefix(maker)
+                renamed.setdefault(reading.reader.name, {})[reading.operand] = name
+        ops.extend(
+            (number, _renamed(op, renamed[op.name]) if op.name in renamed else op)
+            for number, op in wiring.ops.get(block, ())
+        )
+    made = {name for _, op in ops for name in op.outputs}
+    for number, op in wiring.ops[GLOBAL_BLOCK]:
+        ops.append((number, replace(op, inputs=tuple(n for n in op.inputs if n in made))))
+        made.update(op.outputs)
+    ops.sort(key=lambda item: item[0])
+    tensors = wiring.graph.tensors_by_name
+    graph = replace(
+        wiring.graph,
+        ops=tuple(op for _, op in ops),
+        tensors=tuple(tensors[name] for name in sorted(made | set(arriving))),
+        blocks=tuple(kept),
+        templates={block: wiring.graph.templates[block] for block in kept},
+    )
+    return graph, tuple(arriving.values())
+
+
+def _instead(wiring: Wiring, chunk: int, kept: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Block that is left out → the nearest kept block behind it and before it."""
+    within = set(kept)
+    found: dict[str, tuple[str, str]] = {}
+    for run in wiring.runs(wiring.plan.chunks[chunk]):
+        there = [block for block in run.blocks if block in within]
+        before = there[0]
+        for block in run.blocks:
+            if block in within:
+                before = block
+            else:
+                found[block] = (there[-1], before)
+    return found
+
+
+def _renamed(op: Op, names: dict[int, str]) -> Op:
+    return replace(op, inputs=tuple(names.get(i, name) for i, name in enumerate(op.inputs)))
+
+
+def _plan_of(plan: Plan, kept: Sequence[str], wiring: Wiring) -> Plan:
+    """The plan of the kept blocks on one stage."""
+    blocks = tuple(BlockChoice(block=block, variant=wiring.variant_of[block]) for block in kept)
+    return replace(plan, stages=1, chunks=(Chunk(stage=HERE, blocks=blocks),))
+
+
+class _Alone(Lowering):
+    """Lowering of one chunk; every other one is elsewhere."""
+
+    def __init__(self, graph: Graph, mesh: Mesh) -> None:
+        super().__init__(graph, mesh, 2, MICROBATCHES)
+
+    def arrives(self, tensor: str, sbp: NdSbp) -> None:
+        """Declare a tensor that another chunk makes."""
+        register = self._register(ELSEWHERE, tensor, tensor, sbp, "activation")
+        self._made(ELSEWHERE, tensor, sbp, Value(register, self.tensors[tensor].rate))
+
+    def leaves(self, reading: Reading, sbp: NdSbp) -> None:
+        """Box a tensor as a reader of another chunk wants it sent."""
+        rate = self.tensors[reading.tensor].rate
+        section = UPDATE if rate is Rate.STEP else (PARTS[reading.reader.phase], 0)
+        self.need(ELSEWHERE, reading.tensor, sbp, section, rate)
+
+    def _transfer(
+        self, home: int, stage: int, tensor: str, sbp: NdSbp, value: Value, section: Section
+    ) -> Value:
+        """What arrives is a meeting with nobody; nothing has to be done about what leaves."""
+        kind = self.stages[home].registers[value.register].memory_kind
+        register = self._register(stage, tensor, f"{tensor} arrived", sbp, kind)
+        if stage == HERE:
+            often = value.rate is Rate.MICROBATCH
+            self.stages[HERE].add_actor(
+                DraftActor(
+                    name=f"{tensor}: arrival",
+                    kind="recv",
+                    section=section,
+                    firings=self.microbatches if often else 1,
+                    inputs=(),
+                    outputs=(Port(register=register),),
+                    meeting=Meeting(key=f"{tensor}: arrival", kind="recv"),
+                    lane=f"arrival of {tensor}",
+                )
+            )
+        return Value(register, value.rate)

@@ -1,0 +1,130 @@
+"""Wiring: which blocks of a plan are equal, where each lies, and what crosses between them.
+
+Made once per plan, in one pass over the ops. Everything else about stage fidelity looks at
+representative blocks only.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from models.graph import GLOBAL_BLOCK, Graph, Op
+from planner.mesh import Mesh
+from planner.plan import Chunk, Plan
+from planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
+
+
+class Reading(NamedTuple):
+    """One reading of a tensor by an op of another block, as its operand of that number."""
+
+    tensor: str
+    maker: Op
+    reader: Op
+    operand: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Blocks of a chunk that follow one another and run alike."""
+
+    template: str
+    variant: int
+    blocks: tuple[str, ...]
+
+    def kept(self, count: int) -> tuple[str, ...]:
+        """The first blocks and the last one, at most `count` in all."""
+        if count >= len(self.blocks):
+            return self.blocks
+        return (*self.blocks[: count - 1], self.blocks[-1])
+
+
+class Wiring:
+    """A plan's blocks and the tensors that cross between them.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    graph
+        Its training graph.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan = plan
+        self.graph = graph
+        self.ops: dict[str, list[tuple[int, Op]]] = {GLOBAL_BLOCK: []}
+        self.position = {block: index for index, block in enumerate(graph.blocks)}
+        self.chunk_of: dict[str, int] = {}
+        self.variant_of: dict[str, int] = {}
+        for number, chunk in enumerate(plan.chunks):
+            for choice in chunk.blocks:
+                self.chunk_of[choice.block] = number
+                self.variant_of[choice.block] = choice.variant
+        self.makers: dict[str, Op] = {}
+        self.readings: dict[str, list[Reading]] = {}  # by the block that reads
+        self._layouts: dict[tuple[str, str], tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]] = {}
+        for number, op in enumerate(graph.ops):
+            self.ops.setdefault(op.block, []).append((number, op))
+            self.makers.update(dict.fromkeys(op.outputs, op))
+            if op.block == GLOBAL_BLOCK:
+                continue
+            for index, name in enumerate(op.inputs):
+                maker = self.makers[name]
+                if maker.block not in (op.block, GLOBAL_BLOCK):
+                    reading = Reading(name, maker, op, index)
+                    self.readings.setdefault(op.block, []).append(reading)
+
+    @cached_property
+    def read_from(self) -> dict[str, list[Reading]]:
+        """The readings of other blocks, by the block that made the tensor."""
+        found: dict[str, list[Reading]] = {}
+        for readings in self.readings.values():
+            for reading in readings:
+                found.setdefault(reading.maker.block, []).append(reading)
+        return found
+
+    def runs(self, chunk: Chunk) -> tuple[Run, ...]:
+        """A chunk's blocks as runs of equal ones."""
+        found: list[Run] = []
+        templates = self.graph.templates
+        row: list[str] = []
+        for choice, after in zip(chunk.blocks, (*chunk.blocks[1:], None), strict=True):
+            row.append(choice.block)
+            here = (templates[choice.block], choice.variant)
+            if after is None or here != (templates[after.block], after.variant):
+                found.append(Run(template=here[0], variant=here[1], blocks=tuple(row)))
+                row = []
+        return tuple(found)
+
+    def read_as(self, reading: Reading) -> NdSbp:
+        """The SBP that the reader wants."""
+        return self._layout(reading.reader)[0][reading.operand]
+
+    def made_as(self, tensor: str) -> NdSbp:
+        """The SBP in which a tensor's op makes it."""
+        op = self.makers[tensor]
+        return self._layout(op)[1][op.outputs.index(tensor)]
+
+    def _layout(self, op: Op) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+        variant = self.variant_of[op.block]
+        inner = op.name.removeprefix(op.block + ".")
+        key = (str(variant), inner)
+        if key not in self._layouts:
+            signature = self.plan.variants[variant].signatures[inner]
+            self._layouts[key] = (
+                _parsed(signature.inputs, self.plan.mesh),
+                _parsed(signature.outputs, self.plan.mesh),
+            )
+        return self._layouts[key]
+
+
+def _parsed(texts: Iterable[str], mesh: Mesh) -> tuple[NdSbp, ...]:
+    """SBPs from a plan's text; axes of size one say B."""
+    return tuple(
+        tuple(
+            one if size > 1 else BROADCAST
+            for one, size in zip(parse_nd_sbp(text), mesh.sizes, strict=True)
+        )
+        for text in texts
+    )

@@ -1,0 +1,28 @@
+"""Memory: bytes of one device by kind, from a Plan and its Graph, before anything is compiled.
+
+`formula` says what the compiler will lay out, `device` what the device needs besides, `kinds` holds
+what the search estimates single blocks with.
+"""
+
+from planner.memory.device import reserved_bytes, slack_fraction
+from planner.memory.formula import plan_memory
+from planner.memory.kinds import (
+    LOCAL,
+    UPDATES,
+    Layout,
+    StageMemory,
+    boxing_places,
+    transient_bytes,
+)
+
+__all__ = [
+    "LOCAL",
+    "UPDATES",
+    "Layout",
+    "StageMemory",
+    "boxing_places",
+    "plan_memory",
+    "reserved_bytes",
+    "slack_fraction",
+    "transient_bytes",
+]

@@ -1,0 +1,153 @@
+"""The formula: bytes of every stage of a plan, by kind, as the compiler will lay them out.
+
+    stage = Σ over registers (slots · bytes) + the largest section's area
+
+Registers are those that lowering makes; slots follow from the schedule (`planner.compile.slots`);
+what lives within one section shares its area (`planner.compile.arena`). None of it needs a run, and
+equal blocks and equal stages are lowered once and counted (`regular`).
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from models.graph import Graph
+from planner.compile.arena import communication_buffers, shared_places
+from planner.compile.draft import DraftStage, Section
+from planner.compile.lowering import Lowering
+from planner.compile.placement import check_plan, place
+from planner.compile.slots import Lifetime, Timetable, lifetimes
+from planner.memory.device import DeviceMemory, device_memory
+from planner.memory.kinds import StageMemory
+from planner.memory.regular import Regular, regular
+from planner.plan import Plan
+
+# Bytes of one slot by kind and lifetime (None: one version a step).
+Registers = Counter[tuple[str, Lifetime | None]]
+
+
+def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
+    """Return the memory of every stage of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        As `plan_graph` gives it.
+
+    Returns
+    -------
+    tuple of StageMemory
+        One per stage; `arena_bytes` of each is what the compiled program's registers take.
+
+    Raises
+    ------
+    PlanError
+        The plan is malformed, or does not fit the model's ops.
+    InfeasibleError
+        Shards or microbatches do not divide, or the schedule cannot run the chunks.
+    """
+    check_plan(plan)
+    small = regular(plan, graph)
+    table = Timetable(plan.schedule, [chunk.stage for chunk in plan.chunks], plan.microbatches)
+    drafts = _lowered(small)
+    alive = lifetimes(drafts)
+    if small.plan.stages < plan.stages and not _all_near(alive, small):
+        small = Regular.whole(plan, graph)
+        drafts = _lowered(small)
+        alive = lifetimes(drafts)
+    makers = {name: op.block for op in small.graph.ops for name in op.outputs}
+    areas = [shared_places(draft, table.joint) for draft in drafts]
+    sums = [
+        _registers(draft, alive[stage], frozenset(areas[stage][0]), small.times, makers)
+        for stage, draft in enumerate(drafts)
+    ]
+    device = device_memory(plan.cluster)
+    found = []
+    for stage, kind in enumerate(small.stands_for):
+        sizes: Counter[str] = Counter()
+        for (name, lifetime), size in sums[kind].items():
+            if lifetime is not None and small.plan.stages < plan.stages:
+                lifetime = _moved(lifetime, stage, table)
+            sizes[name] += size * (1 if lifetime is None else table.slots(stage, lifetime))
+        found.append(_memory(sizes, areas[kind][1], device))
+    return tuple(found)
+
+
+def _lowered(small: Regular) -> list[DraftStage]:
+    plan = small.plan
+    lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches)
+    for placed in place(plan, small.graph):
+        lowering.lower(placed)
+    return lowering.stages
+
+
+def _registers(
+    draft: DraftStage,
+    alive: list[Lifetime | None],
+    shared: frozenset[int],
+    times: dict[str, int],
+    makers: dict[str, str],
+) -> Registers:
+    """Bytes of one slot of the registers with places of their own, every block counted."""
+    # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
+    inside = {
+        register: actor.block
+        for actor in draft.actors
+        for register in (*actor.state, *(port.register for port in actor.outputs))
+    }
+    buffers = communication_buffers(draft)
+    found: Registers = Counter()
+    for index, register in enumerate(draft.registers):
+        if index not in shared:
+            kind = "communication" if index in buffers else register.memory_kind
+            block = makers.get(register.tensor) or inside.get(index, "")
+            found[kind, alive[index]] += times.get(block, 1) * register.slot_bytes
+    return found
+
+
+def _neighbour(section: Section) -> int:
+    """On which side of the model a section's results are wanted: after it, or before."""
+    return 1 if section[0] == "F" else -1
+
+
+def _all_near(alive: list[list[Lifetime | None]], small: Regular) -> bool:
+    """Whether everything sent once a microbatch goes to the next chunk of the model."""
+    chunks = small.plan.chunks
+    positions = [
+        [k for k, chunk in enumerate(chunks) if chunk.stage == stage]
+        for stage in range(small.plan.stages)
+    ]
+    return all(
+        positions[peer][section[1]]
+        == positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)
+        for stage, registers in enumerate(alive)
+        for lifetime in registers
+        if lifetime is not None
+        for peer, section in lifetime.sent
+    )
+
+
+def _moved(lifetime: Lifetime, stage: int, table: Timetable) -> Lifetime:
+    """The lifetime of a register whose stage equals `stage`: it is sent to that one's neighbour."""
+    if not lifetime.sent:
+        return lifetime
+    position = table.positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)
+    peer = table.homes[position]
+    chunk = table.positions[peer].index(position)
+    sent = frozenset((peer, (section[0], chunk)) for _, section in lifetime.sent)
+    return replace(lifetime, sent=sent)
+
+
+def _memory(sizes: Counter[str], area: int, device: DeviceMemory) -> StageMemory:
+    arena = sum(sizes.values()) + area
+    return StageMemory(
+        parameter_bytes=sizes["parameter"],
+        gradient_bytes=sizes["gradient"],
+        optimizer_bytes=sizes["optimizer"],
+        activation_bytes=sizes["activation"],
+        communication_bytes=sizes["communication"],
+        transient_bytes=area,
+        workspace_bytes=device.workspace_bytes + device.communicator_bytes,
+        context_bytes=device.context_bytes,
+        slack_bytes=int(device.slack_fraction * arena),
+    )

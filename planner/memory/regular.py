@@ -1,0 +1,171 @@
+"""Regular plans: a plan with its repetitions left out, and how often what is left occurs.
+
+Blocks of one template and variant are equal, and lie between equal neighbours wherever a chunk
+repeats them; stages are equal where their chunks and the neighbours of these are. Of a run of equal
+blocks three or four are kept (the second stands for those left out, their number stays even or
+odd), of equal stages one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from models.graph import GLOBAL_BLOCK, Graph, Op
+from planner.plan import BlockChoice, Chunk, Plan
+
+KEPT = 3  # blocks of a run: its ends, and one that stands for all between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regular:
+    """A smaller plan with its graph, and what it stands for.
+
+    Attributes
+    ----------
+    times : dict of str to int
+        How many blocks of a chunk each block stands for, where it is more than one.
+    stands_for : tuple of int
+        The stage of `plan` that each stage of the whole plan equals.
+    """
+
+    plan: Plan
+    graph: Graph
+    times: dict[str, int]
+    stands_for: tuple[int, ...]
+
+    @staticmethod
+    def whole(plan: Plan, graph: Graph) -> "Regular":
+        """The plan as it is."""
+        stages = tuple(range(plan.stages))
+        return Regular(plan=plan, graph=graph, times={}, stands_for=stages)
+
+
+class _NotRegularError(Exception):
+    """A block reads further than its neighbours."""
+
+
+def regular(plan: Plan, graph: Graph) -> Regular:
+    """Return the plan without repetitions, or as it is where blocks reach beyond neighbours."""
+    kept, stands_for = _kept_stages(plan)
+    times: dict[str, int] = {}
+    chunks = []
+    for chunk in plan.chunks:
+        if chunk.stage in kept:
+            choices = tuple(_shortened(chunk.blocks, graph, times))
+            chunks.append(Chunk(stage=kept.index(chunk.stage), blocks=choices))
+    try:
+        smaller = _without(graph, {choice.block for chunk in chunks for choice in chunk.blocks})
+    except _NotRegularError:
+        return Regular.whole(plan, graph)
+    return Regular(
+        plan=replace(plan, chunks=tuple(chunks), stages=len(kept)),
+        graph=smaller,
+        times=times,
+        stands_for=stands_for,
+    )
+
+
+def _kept_stages(plan: Plan) -> tuple[list[int], tuple[int, ...]]:
+    """One stage of every kind, and the index among them that each stage equals."""
+    # Per chunk: its blocks' variants, and on either side the neighbour's, if it lies elsewhere.
+    variants = [tuple(choice.variant for choice in chunk.blocks) for chunk in plan.chunks]
+    looks: list[list[object]] = [[] for _ in range(plan.stages)]
+    for k, chunk in enumerate(plan.chunks):
+        looks[chunk.stage].append((variants[k], *_beside(plan.chunks, k)))
+    kinds = list(dict.fromkeys(tuple(look) for look in looks))
+    first = [next(s for s, look in enumerate(looks) if tuple(look) == kind) for kind in kinds]
+    left = [chunk for chunk in plan.chunks if chunk.stage in first]
+    alike = all(
+        _beside(left, k) == _beside(plan.chunks, plan.chunks.index(chunk))
+        for k, chunk in enumerate(left)
+    )
+    if not alike or len(first) == 1:
+        return list(range(plan.stages)), tuple(range(plan.stages))
+    return first, tuple(kinds.index(tuple(look)) for look in looks)
+
+
+def _beside(chunks: Sequence[Chunk], k: int) -> tuple[object, object]:
+    """What lies before and after a chunk: its nearest block's variant, and whether it is near."""
+    found: list[object] = []
+    for other, block in ((k - 1, -1), (k + 1, 0)):
+        if 0 <= other < len(chunks):
+            near = chunks[other].stage == chunks[k].stage
+            found.append((chunks[other].blocks[block].variant, near))
+        else:
+            found.append(None)
+    return found[0], found[1]
+
+
+def _shortened(
+    choices: Sequence[BlockChoice], graph: Graph, times: dict[str, int]
+) -> Iterator[BlockChoice]:
+    """The blocks of a chunk that are kept; counts what they stand for."""
+    at = 0
+    while at < len(choices):
+        end = at + 1
+        while end < len(choices) and _equal(choices[at], choices[end], graph):
+            end += 1
+        left_out = max(end - at - KEPT, 0) // 2 * 2
+        if left_out:
+            times[choices[at + 1].block] = left_out + 1
+        yield from choices[at : min(at + 2, end)]
+        yield from choices[at + 2 + left_out : end]
+        at = end
+
+
+def _equal(one: BlockChoice, other: BlockChoice, graph: Graph) -> bool:
+    alike = graph.templates[one.block] == graph.templates[other.block]
+    return alike and one.variant == other.variant
+
+
+def _without(graph: Graph, kept: set[str]) -> Graph:
+    """The graph of some blocks: who reads a neighbour left out reads the nearest one kept."""
+    if len(kept) == len(graph.blocks):
+        return graph
+    ops: dict[str, list[Op]] = {block: [] for block in graph.blocks}
+    made: dict[str, tuple[str, int, int]] = {}  # tensor → block, op of the block, output
+    for op in graph.ops:
+        if op.block != GLOBAL_BLOCK:
+            for number, name in enumerate(op.outputs):
+                made[name] = op.block, len(ops[op.block]), number
+            ops[op.block].append(op)
+    places = {block: index for index, block in enumerate(graph.blocks)}
+    nearest = _nearest(graph.blocks, kept)
+
+    def read(name: str, block: str) -> str:
+        home = made.get(name)
+        if home is None or home[0] in kept:
+            return name
+        step = places[home[0]] - places[block]
+        if abs(step) != 1:
+            raise _NotRegularError
+        instead = nearest[step][home[0]]
+        if graph.templates[instead] != graph.templates[home[0]]:
+            raise _NotRegularError
+        return ops[instead][home[1]].outputs[home[2]]
+
+    smaller = []
+    for op in graph.ops:
+        if op.kind == "step_totals":
+            names = tuple(n for n in op.inputs if n not in made or made[n][0] in kept)
+            smaller.append(replace(op, inputs=names))
+        elif op.block == GLOBAL_BLOCK:
+            smaller.append(op)
+        elif op.block in kept:
+            names = tuple(read(name, op.block) for name in op.inputs)
+            smaller.append(op if names == op.inputs else replace(op, inputs=names))
+    blocks = tuple(block for block in graph.blocks if block in kept)
+    templates = {block: graph.templates[block] for block in blocks}
+    return replace(graph, ops=tuple(smaller), blocks=blocks, templates=templates)
+
+
+def _nearest(blocks: Sequence[str], kept: set[str]) -> dict[int, dict[str, str]]:
+    """The kept block nearest to each, going back (-1) and going on (1)."""
+    found: dict[int, dict[str, str]] = {-1: {}, 1: {}}
+    for step in (-1, 1):
+        last = ""
+        for block in blocks[::-step]:
+            last = block if block in kept else last
+            found[step][block] = last
+    return found

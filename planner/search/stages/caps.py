@@ -1,0 +1,249 @@
+"""Caps: the exact division by a search over the pace and the longest update.
+
+With a cap on every stage's time and one on its update, stages meet in nothing but the blocks they
+share out, and a dynamic program over them finds the least ramp. A box of caps costs at least its
+lower corner's time and update and its upper corner's ramp; boxes are halved, the cheapest first.
+All figures are whole numbers, so that the answer is exact::
+
+    cost = pace · max time + Σ ramp + rate · max update        (step time = cost / rate)
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.search.stages.holdings import Ints, frontier
+from planner.search.stages.layout import StagePlace
+from planner.search.stages.shape import Pipeline
+
+NOWHERE = 2**60  # more than any ramp: no holding takes a stage to that state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Costs of a nanosecond of the slowest stage and of the longest update; of a ramp, one."""
+
+    pace: int
+    rate: int
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> "Prices":
+        """Prices at which the step time is the cost over `rate`."""
+        # Both in shares of a stage and a chunk: ramps count `stages` times, over `interleave`.
+        slots = pipeline.microbatches * pipeline.interleave - 1
+        return cls(pace=pipeline.stages * slots, rate=pipeline.stages * pipeline.interleave)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One row per stage, and what they cost."""
+
+    rows: tuple[int, ...]
+    time: int
+    ramp: int
+    update: int
+
+    def cost(self, prices: Prices) -> int:
+        """Cost of the choice."""
+        return prices.pace * self.time + self.ramp + prices.rate * self.update
+
+
+class Ladder:
+    """The rows of a layout that fit, and the dynamic program over its stages.
+
+    Parameters
+    ----------
+    places : list of StagePlace
+    states : int
+        The state behind the last stage.
+    limits : tuple of int
+        Bytes of each stage.
+    longest : int
+        Rows that take more time are left out.
+    """
+
+    def __init__(
+        self, places: list[StagePlace], states: int, limits: tuple[int, ...], longest: int
+    ) -> None:
+        self.states = states
+        self.rows: list[Ints] = []
+        starts: list[Ints] = []
+        spots: list[Ints] = []
+        offset = groups = 0
+        pieces: list[tuple[Ints, Ints, Ints]] = []
+        for place, limit in zip(places, limits, strict=True):
+            rows = _fitting(place, limit, longest)
+            held = place.holdings
+            pieces.append((held.time[rows], held.ramp[rows], held.update[rows]))
+            self.rows.append(rows)
+            makeup = held.makeup[rows]
+            first = np.flatnonzero(np.diff(makeup, prepend=-1))
+            starts.append(first + offset)
+            # Where in the row of least ramps a state's make-up is found; the last is nowhere.
+            group_of = np.full(int(place.makeup_at.max(initial=0)) + 2, -1)
+            group_of[makeup[first]] = np.arange(len(first)) + groups
+            spots.append(group_of[place.makeup_at])
+            offset += len(rows)
+            groups += len(first)
+        self.time, self.ramp, self.update = (
+            np.concatenate(arrays) for arrays in zip(*pieces, strict=True)
+        )
+        self.starts = np.concatenate(starts)
+        self.spots = np.stack(spots)
+        self.offsets = np.cumsum([0, *(len(rows) for rows in self.rows)])
+        self.group_ends = np.append(self.starts, offset)
+
+    def least_ramp(self, time: int, update: int) -> Choice | None:
+        """Return the choice of least ramp within caps on the time and update of every stage."""
+        if not len(self.time):
+            return None
+        fits = (self.time <= time) & (self.update <= update)
+        ramps = np.where(fits, self.ramp, NOWHERE)
+        least = np.append(np.minimum.reduceat(ramps, self.starts), NOWHERE)
+        steps = least[self.spots]
+        stages, window = steps.shape[0], steps.shape[1]
+        reached = np.full((stages + 1, window - 1 + self.states + 1), NOWHERE)
+        reached[0, window - 1] = 0
+        # Row w of the view is the states before, w units back.
+        strides = reached.strides[1]
+        for stage in range(stages):
+            before = np.lib.stride_tricks.as_strided(
+                reached[stage, window - 1 :], (window, self.states + 1), (-strides, strides)
+            )
+            reached[stage + 1, window - 1 :] = (before + steps[stage]).min(axis=0)
+            np.minimum(reached[stage + 1], NOWHERE, out=reached[stage + 1])
+        if reached[stages, -1] >= NOWHERE:
+            return None
+        return self._traced(reached, steps, ramps)
+
+    def _traced(self, reached: Ints, steps: Ints, ramps: Ints) -> Choice:
+        """Read the rows of the best way back from the last state."""
+        stages, window = steps.shape[0], steps.shape[1]
+        state = self.states
+        found = []
+        for stage in range(stages - 1, -1, -1):
+            before = reached[stage, window - 1 + state - np.arange(window)]
+            width = int((before + steps[stage, :, state]).argmin())
+            group = int(self.spots[stage, width, state])
+            start, end = int(self.group_ends[group]), int(self.group_ends[group + 1])
+            found.append(start + int(ramps[start:end].argmin()))
+            state -= width
+        found.reverse()
+        rows = tuple(
+            int(self.rows[stage][at - self.offsets[stage]]) for stage, at in enumerate(found)
+        )
+        return Choice(
+            rows=rows,
+            time=int(self.time[found].max()),
+            ramp=int(self.ramp[found].sum()),
+            update=int(self.update[found].max()),
+        )
+
+
+def _fitting(place: StagePlace, limit: int, longest: int) -> Ints:
+    """Rows within memory and time that no other row of their make-up beats."""
+    held = place.holdings
+    rows = np.flatnonzero((place.held_bytes <= limit) & (held.time <= longest))
+    return rows[frontier(held.makeup[rows], held.time[rows], held.ramp[rows], held.update[rows])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capped:
+    """The best choice found, if any is better than the one to beat, and the least cost there is."""
+
+    choice: Choice | None
+    bound: int
+
+
+def search(ladder: Ladder, prices: Prices, beat: int, max_gap: float) -> Capped:
+    """Find the choice of least cost.
+
+    Parameters
+    ----------
+    ladder : Ladder
+    prices : Prices
+    beat : int
+        A cost already had: only what is below it is of interest.
+    max_gap : float
+        Relative gap at which to stop.
+    """
+    times, updates = np.unique(ladder.time), np.unique(ladder.update)
+    best: Choice | None = None
+    if not len(times):
+        return Capped(choice=None, bound=beat)
+    heap: list[tuple[int, int, _Box]] = []
+    count = 0
+    bound = beat
+    top = _Box(0, len(times) - 1, 0, len(updates) - 1, None)
+    for box in _solved(ladder, times, updates, [top]):
+        heapq.heappush(heap, (box.bound(times, updates, prices), count, box))
+    while heap:
+        least, _, box = heapq.heappop(heap)
+        corner = box.corner
+        assert corner is not None, "boxes without one are left out"
+        if corner.cost(prices) < beat:
+            best, beat = corner, corner.cost(prices)
+            bound = beat
+        if near(least, beat, max_gap):
+            bound = min(bound, least)
+            break
+        for part in _solved(ladder, times, updates, box.halves(times, updates, prices)):
+            count += 1
+            heapq.heappush(heap, (part.bound(times, updates, prices), count, part))
+    return Capped(choice=best, bound=min(bound, beat))
+
+
+def near(bound: int, cost: int, max_gap: float) -> bool:
+    """Whether a bound proves a cost within a relative gap; exactly, where there is to be none."""
+    return bound >= cost or (max_gap > 0 and bound * (1 + max_gap) >= cost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Caps from a lower to an upper corner, and the least ramp at the upper one."""
+
+    time_from: int
+    time_to: int
+    update_from: int
+    update_to: int
+    corner: Choice | None
+
+    def bound(self, times: Ints, updates: Ints, prices: Prices) -> int:
+        assert self.corner is not None
+        time, update = int(times[self.time_from]), int(updates[self.update_from])
+        return prices.pace * time + self.corner.ramp + prices.rate * update
+
+    def halves(self, times: Ints, updates: Ints, prices: Prices) -> list["_Box"]:
+        """Two boxes for one, less what the corner's own choice makes superfluous."""
+        assert self.corner is not None
+        # Nothing in the box has less ramp than the corner's choice: it must save time or update.
+        time_at = int(np.searchsorted(times, self.corner.time))
+        update_at = int(np.searchsorted(updates, self.corner.update))
+        time_cost = prices.pace * int(times[time_at] - times[self.time_from])
+        update_cost = prices.rate * int(updates[update_at] - updates[self.update_from])
+        if time_cost >= update_cost:
+            middle = (int(times[self.time_from]) + int(times[time_at])) // 2
+            cut = int(np.searchsorted(times, middle, side="right")) - 1
+            cut = min(max(cut, self.time_from), time_at - 1)
+            lower = _Box(self.time_from, cut, self.update_from, self.update_to, None)
+            upper = _Box(cut + 1, self.time_to, self.update_from, self.update_to, self.corner)
+        else:
+            middle = (int(updates[self.update_from]) + int(updates[update_at])) // 2
+            cut = int(np.searchsorted(updates, middle, side="right")) - 1
+            cut = min(max(cut, self.update_from), update_at - 1)
+            lower = _Box(self.time_from, self.time_to, self.update_from, cut, None)
+            upper = _Box(self.time_from, self.time_to, cut + 1, self.update_to, self.corner)
+        return [lower, upper]
+
+
+def _solved(ladder: Ladder, times: Ints, updates: Ints, boxes: list[_Box]) -> Iterator[_Box]:
+    """Boxes with the choice at their upper corner; those that hold none are left out."""
+    for box in boxes:
+        if box.corner is not None:
+            yield box
+            continue
+        corner = ladder.least_ramp(int(times[box.time_to]), int(updates[box.update_to]))
+        if corner is not None:
+            yield _Box(box.time_from, box.time_to, box.update_from, box.update_to, corner)

@@ -1,0 +1,132 @@
+"""Enumeration: the exact division over every layout, with no more rows than it takes to prove it.
+
+Rows that take longer than a cap are left out at first. What they could gain is bounded by the cap
+itself; where that is not enough, the best division found says how far the cap has to go.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner.search.stages.caps import Choice, Ladder, Prices, near, search
+from planner.search.stages.holdings import DEFERRED, TIME, UPDATE, Ints
+from planner.search.stages.layout import Chunks, Layout, Model
+from planner.search.stages.shape import Division
+
+FIRST_CAP = 1.1  # of the average load, as stages of equal blocks are seldom further from it
+NEXT_CAP = 1.25  # times the last, while nothing fits
+EVERYTHING = 2**60
+
+
+def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
+    """Return the least bytes by which some stage exceeds its limit, and that stage.
+
+    Negative where everything fits.
+
+    Raises
+    ------
+    TooManyError
+        There are too many layouts.
+    """
+    found = [_excess(layout, limits) for layout in model.layouts(len(model.blocks))]
+    return min(found, default=(EVERYTHING, 0))
+
+
+def _excess(layout: Layout, limits: tuple[int, ...]) -> tuple[int, int]:
+    reached = np.full(layout.states + 1, EVERYTHING)
+    reached[0] = -EVERYTHING
+    worst = np.zeros(layout.states + 1, np.int64)
+    states = np.arange(layout.states + 1)
+    for stage, limit in enumerate(limits):
+        at = layout.makeup_at(stage)
+        over = np.append(layout.least_bytes(stage) - limit, EVERYTHING)[at]
+        before = states - np.arange(len(at))[:, None]
+        carried = np.where(before >= 0, reached[before], EVERYTHING)
+        both = np.maximum(carried, over)
+        width = both.argmin(axis=0)
+        taken, came = over[width, states], carried[width, states]
+        worst = np.where(taken >= came, stage, worst[states - width])
+        reached = both[width, states]
+    return int(reached[-1]), int(worst[-1])
+
+
+def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
+    """Return the division of least step time; there must be one that fits.
+
+    Raises
+    ------
+    TooManyError
+        There are too many layouts, or rows.
+    """
+    prices = Prices.of(model.pipeline)
+    floor = _Floor(model)
+    best: tuple[int, Callable[[], Chunks]] | None = None
+    longest = int(floor.time * FIRST_CAP)
+    while True:
+        beat, bound = best[0] if best else EVERYTHING, EVERYTHING
+        for layout in model.layouts(floor.window(longest)):
+            places = layout.places()
+            found = search(Ladder(places, layout.states, limits, longest), prices, beat, max_gap)
+            bound = min(bound, found.bound)
+            if found.choice is not None:
+                beat = found.choice.cost(prices)
+                best = (beat, _later(layout.chunks, places, found.choice))
+        # What takes longer than the cap costs so much at least.
+        beyond = floor.cost(prices, longest + 1)
+        if best is not None and (longest >= floor.longest or near(beyond, beat, max_gap)):
+            if longest < floor.longest:
+                bound = min(bound, beyond)
+            break
+        assert longest < floor.longest, "the least bytes fit"
+        if best is None:
+            longest = min(int(longest * NEXT_CAP) + 1, floor.longest)
+        else:
+            longest = min(floor.longest_below(prices, beat), floor.longest)
+    return Division(
+        chunks=best[1](),
+        step_ns=beat / prices.rate,
+        memory_bytes=0,
+        bound_ns=min(bound, beat) / prices.rate,
+    )
+
+
+def _later(chunks: Callable[..., Chunks], places: object, choice: Choice) -> Callable[[], Chunks]:
+    return lambda: chunks(places, choice.rows)
+
+
+class _Floor:
+    """What every division takes at least, block by block."""
+
+    def __init__(self, model: Model) -> None:
+        figures = [
+            np.concatenate([palette.kinds[kind][0] for kind in model.device_kinds])
+            for palette in model.palettes
+        ]
+        stages = model.pipeline.stages
+        least = np.array([one.min(axis=0) for one in figures])
+        ramps = np.array([(one[:, TIME] * stages - one[:, DEFERRED]).min() for one in figures])
+        blocks = np.array(model.blocks)
+        self.times: Ints = least[blocks, TIME]
+        self.time = max(-(-int(self.times.sum()) // stages), int(self.times.max()))
+        self.ramp = int(ramps[blocks].sum())
+        updates = least[blocks, UPDATE]
+        self.update = max(-(-int(updates.sum()) // stages), int(updates.max()))
+        # No stage takes longer than all blocks in their slowest variants.
+        most = np.array([one[:, :2].max() for one in figures])
+        self.longest = int(most[blocks].sum())
+
+    def cost(self, prices: Prices, time: int) -> int:
+        """Least cost of a division whose slowest stage takes so long."""
+        return prices.pace * time + self.ramp + prices.rate * self.update
+
+    def longest_below(self, prices: Prices, cost: int) -> int:
+        """Longest time of a stage that a division of less cost may have."""
+        if not prices.pace:
+            return self.longest
+        return (cost - self.ramp - prices.rate * self.update) // prices.pace
+
+    def window(self, longest: int) -> int:
+        """Most neighbours that fit into a time."""
+        ends = np.concatenate([[0], np.cumsum(self.times)])
+        last = np.searchsorted(ends, ends + longest, side="right") - 1
+        return int((last - np.arange(len(ends))).max())

@@ -1,0 +1,247 @@
+"""Holdings: everything one stage may hold, as counts of variants, in arrays.
+
+A *make-up* says how many blocks of each template a stage holds; its rows are all ways to give them
+variants (multisets, for equal blocks are interchangeable). Only rows that no other beats in every
+figure matter, and few of them are left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations_with_replacement
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.stages.shape import DEFERRING, Pipeline, VariantFigures
+
+Ints = NDArray[np.int64]
+
+TOO_LARGE = 2**50  # bytes that no stage has, and that many blocks still add up
+TIME, LANE, UPDATE, DEFERRED, STAYS, KEEPS = range(6)  # columns of figures
+
+
+def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tuple[Ints, Ints]:
+    """Figures of variants [V, 6], and their transient bytes [V].
+
+    What is deferred counts in shares of one stage, so that all figures are whole numbers.
+    """
+    stages = pipeline.stages
+    defers = pipeline.schedule in DEFERRING
+    rows = [
+        (
+            one.microbatch_ns,
+            one.lane_ns,
+            one.step_ns,
+            defers * min(2 * one.deferrable_ns * (stages - 1), one.microbatch_ns * stages),
+            one.persistent_bytes,
+            one.inflight_bytes,
+        )
+        for one in variants
+    ]
+    transient = [one.transient_bytes for one in variants]
+    return np.array(rows, np.int64), np.array(transient, np.int64)
+
+
+@lru_cache(maxsize=256)
+def multisets(kinds: int, most: int) -> tuple[Ints, Ints]:
+    """All counts of `kinds` things [rows, kinds], by their number up to `most`, and the starts."""
+    table = np.arange(most + 1)[:, None]
+    for _ in range(kinds - 1):
+        total = table.sum(axis=1)
+        pieces = []
+        for count in range(most + 1):
+            rows = table[total <= most - count]
+            pieces.append(np.column_stack([rows, np.full(len(rows), count)]))
+        table = np.concatenate(pieces)
+    total = table.sum(axis=1)
+    table = table[np.argsort(total, kind="stable")]
+    return table, np.searchsorted(np.sort(total), np.arange(most + 2))
+
+
+def multiset_count(kinds: int, number: int) -> int:
+    """How many multisets of so many things there are."""
+    return comb(number + kinds - 1, kinds - 1)
+
+
+class Palette:
+    """The variants of one template, and the multisets of them that may be worth holding.
+
+    Parameters
+    ----------
+    kinds : tuple
+        Figures and transient bytes of the variants per kind of device.
+    stages : int
+    exchange : bool
+        Whether two blocks may be exchanged for two others wherever they lie: one chunk a stage.
+    """
+
+    def __init__(self, kinds: tuple[tuple[Ints, Ints], ...], stages: int, exchange: bool) -> None:
+        self.kinds = kinds
+        self.stages = stages
+        self.numbers = self._undominated()
+        self.exchange = exchange
+        self._tables: dict[int, tuple[Ints, Ints]] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of variants that no other beats."""
+        return len(self.numbers)
+
+    def _strict(self, variants: Sequence[int]) -> Ints:
+        """What must not grow when blocks are exchanged, on every kind of device."""
+        pieces = []
+        for figures, transient in self.kinds:
+            sums = figures[list(variants)].sum(axis=0)
+            # A stage's ramp is the longer of computation and lane, less what is deferred.
+            ramp = sums[[TIME, LANE]] * self.stages - sums[DEFERRED]
+            section = transient[list(variants)].max(keepdims=True)
+            pieces += [sums[[TIME, LANE, UPDATE, STAYS, KEEPS]], ramp, section]
+        return np.concatenate(pieces)
+
+    def _beats(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        a, b = self._strict(one), self._strict(other)
+        return bool((a <= b).all()) and (bool((a < b).any()) or tuple(one) < tuple(other))
+
+    def _undominated(self) -> tuple[int, ...]:
+        everything = range(len(self.kinds[0][1]))
+        return tuple(
+            v for v in everything if not any(self._beats((w,), (v,)) for w in everything if w != v)
+        )
+
+    def least_bytes(self, kind: int, inflight: int, levels: Ints) -> Ints:
+        """Bytes of the smallest variant whose sections stay within each level."""
+        figures, sections = self.kinds[kind]
+        size = figures[:, STAYS] + inflight * figures[:, KEEPS]
+        fits = sections[:, None] <= levels
+        least: Ints = np.where(fits, size[:, None], TOO_LARGE).min(axis=0)
+        return least
+
+    def table(self, most: int) -> tuple[Ints, Ints]:
+        """Counts of the variants in `numbers`, and where each number of blocks starts."""
+        if most not in self._tables:
+            table, starts = multisets(self.size, most)
+            if self.exchange and self.size > 2 and most > 1:
+                keep = self._unexchanged(table)
+                starts = np.concatenate([[0], np.cumsum(keep)])[starts]
+                table = table[keep]
+            self._tables[most] = (table, starts)
+        return self._tables[most]
+
+    def _unexchanged(self, table: Ints) -> NDArray[np.bool_]:
+        """Rows that hold no two blocks for which two others are better in everything."""
+        pairs = list(combinations_with_replacement(range(self.size), 2))
+        sums = np.array([self._strict([self.numbers[v] for v in pair]) for pair in pairs])
+        keep = np.ones(len(table), bool)
+        for at, (first, second) in enumerate(pairs):
+            better = (sums <= sums[at]).all(axis=1)
+            strictly = better & (sums < sums[at]).any(axis=1)
+            if strictly.any():
+                held = table[:, second] > 0 if first != second else table[:, first] > 1
+                keep &= ~(held & (table[:, first] > 0))
+        return keep
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Holdings:
+    """Rows of figures of what a stage may hold, by make-up.
+
+    Attributes
+    ----------
+    makeup : array [rows]
+        Number of the row's make-up, ascending.
+    time, ramp, update, base : array [rows]
+        Nanoseconds (`ramp` in shares of one stage), and bytes whatever is in flight.
+    keeps : array [rows, parts]
+        Bytes per microbatch in flight of each part of the make-up.
+    picks : array [rows, parts]
+        Row of each part in its palette's table.
+    """
+
+    makeup: Ints
+    time: Ints
+    ramp: Ints
+    update: Ints
+    base: Ints
+    keeps: Ints
+    picks: Ints
+
+
+def rows_of(
+    parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, stages: int
+) -> Holdings:
+    """Every way to hold one make-up: so many blocks of each palette."""
+    sums = np.zeros((1, 6), np.int64)
+    transient = np.zeros(1, np.int64)
+    keeps = np.zeros((1, 0), np.int64)
+    picks = np.zeros((1, 0), np.int64)
+    for palette, count in parts:
+        table, starts = palette.table(max(count, most))
+        rows = np.arange(starts[count], starts[count + 1])
+        figures, sections = palette.kinds[kind]
+        numbers = list(palette.numbers)
+        here = table[rows] @ figures[numbers]
+        largest = np.where(table[rows] > 0, sections[numbers], 0).max(axis=1)
+        a, b = len(sums), len(rows)
+        sums = (sums[:, None] + here).reshape(a * b, 6)
+        transient = np.maximum(transient[:, None], largest).ravel()
+        keeps = np.column_stack([np.repeat(keeps, b, axis=0), np.tile(here[:, KEEPS], a)])
+        picks = np.column_stack([np.repeat(picks, b, axis=0), np.tile(rows, a)])
+    time = np.maximum(sums[:, TIME], sums[:, LANE])
+    return Holdings(
+        makeup=np.full(len(sums), makeup),
+        time=time,
+        ramp=stages * time - sums[:, DEFERRED],
+        update=sums[:, UPDATE],
+        base=sums[:, STAYS] + transient,
+        keeps=keeps,
+        picks=picks,
+    )
+
+
+def joined(pieces: Sequence[Holdings]) -> Holdings:
+    """Put rows of several make-ups together; parts that one has not are zero."""
+    parts = max(piece.keeps.shape[1] for piece in pieces)
+
+    def padded(array: Ints) -> Ints:
+        return np.pad(array, ((0, 0), (0, parts - array.shape[1])))
+
+    return Holdings(
+        makeup=np.concatenate([piece.makeup for piece in pieces]),
+        time=np.concatenate([piece.time for piece in pieces]),
+        ramp=np.concatenate([piece.ramp for piece in pieces]),
+        update=np.concatenate([piece.update for piece in pieces]),
+        base=np.concatenate([piece.base for piece in pieces]),
+        keeps=np.concatenate([padded(piece.keeps) for piece in pieces]),
+        picks=np.concatenate([padded(piece.picks) for piece in pieces]),
+    )
+
+
+def frontier(makeup: Ints, time: Ints, ramp: Ints, update: Ints) -> Ints:
+    """Rows, sorted by make-up and time, less those that another of their make-up beats."""
+    if not len(makeup):
+        return np.zeros(0, np.int64)
+    starts = np.flatnonzero(np.diff(makeup, prepend=-1))
+    of: Ints = np.cumsum(np.diff(makeup, prepend=makeup[0]) > 0)
+    # First everything that one fastest row of the make-up beats: it is most of them.
+    fastest = time == np.minimum.reduceat(time, starts)[of]
+    huge = np.iinfo(np.int64).max
+    least = np.minimum.reduceat(np.where(fastest, update, huge), starts)[of]
+    fastest &= update == least
+    left = np.minimum.reduceat(np.where(fastest, ramp, huge), starts)[of]
+    fastest &= ramp == left
+    rows = np.flatnonzero(fastest | (update < least) | (ramp < left))
+    rows = rows[np.lexsort((update[rows], ramp[rows], time[rows], of[rows]))]
+    of = of[rows]
+    keep = _falls(update[rows], of) | _falls(ramp[rows], of)
+    return rows[keep]
+
+
+def _falls(values: Ints, of: Ints) -> NDArray[np.bool_]:
+    """Where a value is below all before it of its group."""
+    # Groups are set so far apart that the least so far is always of one's own.
+    apart = values - of * (int(values.max()) - int(values.min()) + 1)
+    least = np.minimum.accumulate(apart)
+    first = np.diff(of, prepend=-1) > 0
+    return first | (apart < np.concatenate([[0], least[:-1]]))

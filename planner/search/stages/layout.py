@@ -1,0 +1,375 @@
+"""Layout: which make-ups every stage may hold, so that together they are the model.
+
+With one chunk a stage, stage s holds the blocks from one cut to the next; a state is the number of
+blocks before a cut. With several, the runs before and after the longest one lie at the first and
+last positions in one of a few ways, and what is left to divide are the equal blocks of the longest
+run: only how many a stage holds matters, and a state is how many the stages so far hold.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from planner.search.stages.holdings import (
+    KEEPS,
+    Holdings,
+    Ints,
+    Palette,
+    figure_table,
+    joined,
+    multiset_count,
+    rows_of,
+)
+from planner.search.stages.shape import Pipeline, Run, inflight_counts
+
+ROWS_MAX = 3_000_000  # rows over all stages beyond which nothing is enumerated
+ENDS_MAX = 6  # blocks before, and after, the longest run that are laid out in every way
+
+Chunks = tuple[tuple[tuple[str, int], ...], ...]
+Makeup = tuple[int, ...]  # blocks of each palette
+
+
+class TooManyError(Exception):
+    """There is too much to enumerate."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StagePlace:
+    """What one stage may hold, in one layout.
+
+    Attributes
+    ----------
+    holdings : Holdings
+    makeup_at : array [window, states]
+        Make-up that takes `window` units to reach a state; -1 where there is none.
+    held_bytes : array [rows]
+    """
+
+    holdings: Holdings
+    makeup_at: Ints
+    held_bytes: Ints
+
+
+class Model:
+    """The blocks of a model and the palettes of their templates, over one pipeline."""
+
+    def __init__(self, runs: tuple[Run, ...], pipeline: Pipeline) -> None:
+        self.runs = runs
+        self.pipeline = pipeline
+        self.inflight = inflight_counts(pipeline)
+        self.stages = [
+            [k for k in range(pipeline.positions) if pipeline.stage_of(k) == stage]
+            for stage in range(pipeline.stages)
+        ]
+        self.device_kinds = sorted(set(pipeline.kinds))
+        found: dict[object, int] = {}
+        self.palettes: list[Palette] = []
+        self.palette_of: list[int] = []
+        for run in runs:
+            figures = tuple(run.on(kind) for kind in range(max(self.device_kinds) + 1))
+            if figures not in found:
+                found[figures] = len(self.palettes)
+                tables = tuple(figure_table(one, pipeline) for one in figures)
+                self.palettes.append(Palette(tables, pipeline.stages, pipeline.interleave == 1))
+            self.palette_of.append(found[figures])
+        self.blocks = [
+            at for at, run in zip(self.palette_of, runs, strict=True) for _ in run.blocks
+        ]
+
+    def transient_levels(self, kind: int) -> Ints:
+        """Sizes that the largest section of a stage may have."""
+        sections = [palette.kinds[kind][1][list(palette.numbers)] for palette in self.palettes]
+        return np.unique(np.concatenate(sections))
+
+    def layouts(self, window: int) -> Iterator["Layout"]:
+        """Every way to lay the runs out, stages holding at most `window` blocks of a kind.
+
+        Raises
+        ------
+        TooManyError
+            There are too many ways, or rows.
+        """
+        if self.pipeline.interleave == 1:
+            yield Cuts(self, window)
+            return
+        main = max(range(len(self.runs)), key=lambda r: len(self.runs[r].blocks))
+        before = [r for r in range(main) for _ in self.runs[r].blocks]
+        after = [r for r in range(main + 1, len(self.runs)) for _ in self.runs[r].blocks]
+        if max(len(before), len(after)) > ENDS_MAX:
+            raise TooManyError
+        last = self.pipeline.positions - 1
+        for steps in product((0, 1), repeat=max(len(before) - 1, 0)):
+            first = np.cumsum((0, *steps)).tolist()[: len(before)]
+            for back in product((0, 1), repeat=max(len(after) - 1, 0)):
+                ends = [last - p for p in np.cumsum((0, *back)).tolist()[: len(after)][::-1]]
+                if max(first, default=0) <= min(ends, default=last):
+                    places = [*zip(before, first, strict=True), *zip(after, ends, strict=True)]
+                    yield Counts(self, window, main, places, first, ends)
+
+
+class Layout(Protocol):
+    """One way to lay the runs out: what every stage may hold, and the chunks of what it does."""
+
+    states: int
+
+    def makeup_at(self, stage: int) -> Ints:
+        """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
+
+    def least_bytes(self, stage: int) -> Ints:
+        """Bytes of the smallest holding of every make-up of a stage."""
+
+    def places(self) -> list[StagePlace]:
+        """What every stage may hold; raises TooManyError."""
+
+    def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
+        """Return blocks and variants per position, where each stage holds one row."""
+
+
+class Cuts:
+    """One chunk a stage: every piece between two cuts of the model."""
+
+    def __init__(self, model: Model, window: int) -> None:
+        self.model = model
+        blocks, stages = len(model.blocks), model.pipeline.stages
+        self.window = min(window, blocks - stages + 1)
+        self.states = blocks
+        counts = np.zeros((blocks + 1, len(model.palettes)), np.int64)
+        for at, palette in enumerate(model.blocks):
+            counts[at + 1] = counts[at]
+            counts[at + 1, palette] += 1
+        sizes, ends = np.ogrid[: self.window + 1, : blocks + 1]
+        begins = ends - sizes
+        pieces = counts[ends] - counts[np.maximum(begins, 0)]
+        key = np.zeros(begins.shape, object if len(model.palettes) > 8 else np.int64)
+        for palette in range(len(model.palettes)):
+            key = key * (blocks + 1) + pieces[..., palette]
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        self.makeups = pieces.reshape(-1, len(model.palettes))[first]
+        self.number = np.where((begins >= 0) & (sizes > 0), number.reshape(begins.shape), -1)
+        self.begins, self.ends = begins, ends
+
+    def makeup_at(self, stage: int) -> Ints:
+        """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
+        # Stages before and after need a block at least, and hold a window's at most.
+        behind = self.model.pipeline.stages - 1 - stage
+        left = self.states - self.ends
+        reached = (self.begins >= stage) & (self.begins <= stage * self.window)
+        reached &= (left >= behind) & (left <= behind * self.window)
+        return np.where(reached, self.number, -1)
+
+    def least_bytes(self, stage: int) -> Ints:
+        """Bytes of the smallest holding of every make-up of a stage."""
+        model = self.model
+        kind, inflight = model.pipeline.kinds[stage], model.inflight[stage]
+        levels = model.transient_levels(kind)
+        smallest = np.array([p.least_bytes(kind, inflight, levels) for p in model.palettes])
+        least: Ints = (self.makeups @ smallest + levels).min(axis=1)
+        return least
+
+    def places(self) -> list[StagePlace]:
+        """What every stage may hold; raises TooManyError."""
+        model = self.model
+        ways = [
+            prod(multiset_count(p.size, n) for p, n in zip(model.palettes, one, strict=True))
+            for one in self.makeups.tolist()
+        ]
+        found = []
+        cache: dict[tuple[int, tuple[int, ...]], Holdings] = {}
+        total = 0
+        for stage in range(model.pipeline.stages):
+            at = self.makeup_at(stage)
+            used = tuple(np.unique(at[at >= 0]).tolist())
+            total += sum(ways[one] for one in used)
+            if total > ROWS_MAX:
+                raise TooManyError
+            key = (model.pipeline.kinds[stage], used)
+            if key not in cache:
+                cache[key] = self._holdings(*key)
+            held = cache[key]
+            size = held.base + model.inflight[stage] * held.keeps.sum(axis=1)
+            found.append(StagePlace(holdings=held, makeup_at=at, held_bytes=size))
+        return found
+
+    def _holdings(self, kind: int, used: tuple[int, ...]) -> Holdings:
+        pieces = []
+        for one in used:
+            parts = self._parts(one)
+            pieces.append(rows_of(parts, kind, self.window, one, self.model.pipeline.stages))
+        if not pieces:
+            return rows_of((), kind, 0, 0, 1)
+        return joined(pieces)
+
+    def _parts(self, makeup: int) -> list[tuple[Palette, int]]:
+        counts = self.makeups[makeup].tolist()
+        return [(p, n) for p, n in zip(self.model.palettes, counts, strict=True) if n]
+
+    def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
+        """Return blocks and variants per position, where each stage holds one row."""
+        names = [name for run in self.model.runs for name in run.blocks]
+        found = []
+        at = 0
+        for place, row in zip(places, taken, strict=True):
+            makeup = int(place.holdings.makeup[row])
+            parts = self._parts(makeup)
+            left = {
+                id(palette): picked(palette, max(count, self.window), int(pick))
+                for (palette, count), pick in zip(parts, place.holdings.picks[row], strict=False)
+            }
+            size = sum(count for _, count in parts)
+            found.append(
+                tuple(
+                    (names[b], left[id(self.model.palettes[self.model.blocks[b]])].pop(0))
+                    for b in range(at, at + size)
+                )
+            )
+            at += size
+        return tuple(found)
+
+
+class Counts:
+    """Several chunks a stage: the ends have their positions, the longest run only has counts."""
+
+    def __init__(
+        self,
+        model: Model,
+        window: int,
+        main: int,
+        places: list[tuple[int, int]],
+        first: list[int],
+        ends: list[int],
+    ) -> None:
+        self.model = model
+        self.main = main
+        self.ends = places  # (run, position) of every block before and after the longest run
+        pipeline = model.pipeline
+        self.states = len(model.runs[main].blocks)
+        self.window = min(window, self.states)
+        taken = {position for _, position in places}
+        low, high = max(first, default=0), min(ends, default=pipeline.positions - 1)
+        # Where the longest run may lie on each stage, and where it must: no chunk is empty.
+        self.open = [[k for k in on if low <= k <= high] for on in model.stages]
+        self.due = [[k for k in on if k not in taken] for on in model.stages]
+        self.palette = model.palettes[model.palette_of[main]]
+
+    def makeup_at(self, stage: int) -> Ints:
+        """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
+        held, states = np.ogrid[: self.window + 1, : self.states + 1]
+        most = self.window if self.open[stage] else 0
+        reached = (held >= len(self.due[stage])) & (held <= most) & (held <= states)
+        return np.where(reached, held, -1)
+
+    def least_bytes(self, stage: int) -> Ints:
+        """Bytes of the smallest holding of every make-up of a stage."""
+        model = self.model
+        kind, inflight = model.pipeline.kinds[stage], model.inflight
+        levels = model.transient_levels(kind)
+        sizes = levels.copy()
+        for run, position in self.ends:
+            if position in model.stages[stage]:
+                palette = model.palettes[model.palette_of[run]]
+                sizes += palette.least_bytes(kind, inflight[position], levels)
+        for position in self.due[stage]:
+            sizes += self.palette.least_bytes(kind, inflight[position], levels)
+        freest = min((inflight[k] for k in self.open[stage]), default=0)
+        more = self.palette.least_bytes(kind, freest, levels)
+        rest = np.maximum(np.arange(self.window + 1) - len(self.due[stage]), 0)
+        least: Ints = (sizes + rest[:, None] * more).min(axis=1)
+        return least
+
+    def places(self) -> list[StagePlace]:
+        """What every stage may hold; raises TooManyError."""
+        stages = range(self.model.pipeline.stages)
+        if multiset_count(self.palette.size + 1, self.window) * len(stages) > ROWS_MAX:
+            raise TooManyError
+        return [self._place(stage) for stage in stages]
+
+    def _parts(self, stage: int, count: int) -> list[tuple[Palette, int]]:
+        on = set(self.model.stages[stage])
+        palettes, of = self.model.palettes, self.model.palette_of
+        fixed = [(palettes[of[run]], 1) for run, position in self.ends if position in on]
+        return [*fixed, (palettes[of[self.main]], count)]
+
+    def _place(self, stage: int) -> StagePlace:
+        model, pipeline = self.model, self.model.pipeline
+        makeup_at = self.makeup_at(stage)
+        kind = pipeline.kinds[stage]
+        pieces = [
+            rows_of(self._parts(stage, count), kind, self.window, count, pipeline.stages)
+            for count in np.unique(makeup_at[makeup_at >= 0]).tolist()
+        ]
+        if not pieces:
+            held = rows_of((), kind, 0, 0, 1)
+            return StagePlace(holdings=held, makeup_at=makeup_at, held_bytes=held.base)
+        held = joined(pieces)
+        fixed = [position for _, position in self.ends if position in model.stages[stage]]
+        size = held.base.copy()
+        for part, position in enumerate(fixed):
+            size += model.inflight[position] * held.keeps[:, part]
+        size += self._main_bytes(stage, held, kind)
+        return StagePlace(holdings=held, makeup_at=makeup_at, held_bytes=size)
+
+    def _due_extra(self, stage: int) -> tuple[int, list[int]]:
+        """Least in flight where blocks may lie, and how much more where one has to, descending."""
+        inflight = self.model.inflight
+        least = min((inflight[k] for k in self.open[stage]), default=0)
+        return least, sorted((inflight[k] - least for k in self.due[stage]), reverse=True)
+
+    def _main_bytes(self, stage: int, held: Holdings, kind: int) -> Ints:
+        """What the longest run keeps: where most is in flight lie only the blocks that must."""
+        least, extra = self._due_extra(stage)
+        size = least * held.keeps[:, -1]
+        palette = self.palette
+        table, _ = palette.table(self.window)
+        counts = table[held.picks[:, -1]]
+        keeps = palette.kinds[kind][0][list(palette.numbers), KEEPS]
+        order = np.argsort(keeps, kind="stable")
+        running = np.cumsum(counts[:, order], axis=1)
+        for at, more in enumerate(extra):
+            if more:
+                # The blocks that keep least lie where most is in flight.
+                size += more * keeps[order][(running > at).argmax(axis=1)]
+        return size
+
+    def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
+        """Return blocks and variants per position, where each stage holds one row."""
+        pipeline, runs = self.model.pipeline, self.model.runs
+        held: list[list[tuple[int, int]]] = [[] for _ in range(pipeline.positions)]
+        for stage, row in enumerate(taken):
+            self._fill(held, stage, places[stage].holdings, row)
+        left = [list(run.blocks) for run in runs]
+        return tuple(
+            tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in held
+        )
+
+    def _fill(
+        self, held: list[list[tuple[int, int]]], stage: int, holdings: Holdings, row: int
+    ) -> None:
+        """Lay what a stage holds at its positions, as (run, variant)."""
+        parts = self._parts(stage, int(holdings.makeup[row]))
+        picks = holdings.picks[row].tolist()
+        on = set(self.model.stages[stage])
+        ends = [one for one in self.ends if one[1] in on]
+        for (run, position), (palette, _), pick in zip(ends, parts, picks, strict=False):
+            (variant,) = picked(palette, self.window, pick)
+            held[position].append((run, variant))
+        palette = parts[-1][0]
+        kind = self.model.pipeline.kinds[stage]
+        figures = palette.kinds[kind][0]
+        variants = picked(palette, self.window, picks[-1])
+        variants.sort(key=lambda v: (int(figures[v, KEEPS]), v))
+        inflight = self.model.inflight
+        for position in sorted(self.due[stage], key=lambda k: (-inflight[k], k)):
+            held[position].append((self.main, variants.pop(0)))
+        if variants:
+            freest = min(self.open[stage], key=lambda k: (inflight[k], k))
+            held[freest] += [(self.main, variant) for variant in variants]
+
+
+def picked(palette: Palette, most: int, row: int) -> list[int]:
+    """Return the variants of one row of a palette's table."""
+    table, _ = palette.table(most)
+    return [v for v, n in zip(palette.numbers, table[row].tolist(), strict=True) for _ in range(n)]

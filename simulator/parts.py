@@ -1,0 +1,88 @@
+"""Parts: how long each part of a chunk takes, measured by simulating a piece of it op by op.
+
+All times are those of the piece's second step, in which everything is as it stays. A part's time
+runs from the end of the part before it on the compute queue to its own end, so communication counts
+as far as computation does not hide it.
+"""
+
+from collections.abc import Mapping
+
+from planner.cluster import Cluster
+from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
+from planner.compile.part_times import PartTimes
+from planner.compile.pieces import Piece
+from simulator.instances import Instance, instances_of
+from simulator.kernel import Kernel
+
+STEPS = 2
+
+
+def part_times(piece: Piece, cluster: Cluster) -> PartTimes:
+    """Simulate a piece and return the times of its parts."""
+    (program,) = piece.graph.programs
+    instances = instances_of(piece.graph, cluster, program.ranks[:1], STEPS, (piece.durations_ns,))
+    Kernel(piece.graph, instances, folded=True).run()
+    (instance,) = instances
+    by_section: dict[Section, list[int]] = {}
+    for actor, section in enumerate(piece.sections):
+        if section is not None:
+            by_section.setdefault(section, []).append(actor)
+    return _Reading(piece, instance, by_section).times()
+
+
+class _Reading:
+    """The second step of a simulated piece while it is read."""
+
+    def __init__(
+        self, piece: Piece, instance: Instance, by_section: Mapping[Section, list[int]]
+    ) -> None:
+        self.piece = piece
+        self.instance = instance
+        self.by_section = by_section
+        self.count = max(slot.microbatch for slot in piece.slots) + 1
+
+    def times(self) -> PartTimes:
+        """The times of all parts."""
+        ends: list[int] = []
+        for slot in self.piece.slots:
+            found = [self._end(actor, slot.microbatch) for actor in self._actors(slot.part)]
+            ends.append(max(found, default=ends[-1] if ends else self._update_end(0)))
+        slots_ns = {}
+        for index, slot in enumerate(self.piece.slots):
+            if slot.microbatch == self.count - 2:
+                slots_ns[slot.part] = ends[index] - ends[index - 1]
+        exposed = {part: ns - self._computing(part) for part, ns in slots_ns.items()}
+        update_end = self._update_end(1)
+        totals = self.instance.starts[self._totals()][1]
+        first = self.piece.slots[0].part
+        steady = self.count * sum(slots_ns.values()) - slots_ns[first]
+        return PartTimes(
+            slots_ns=slots_ns,
+            exposed_ns=exposed,
+            gather_ns=ends[0] - self._update_end(0) - slots_ns[first],
+            reduce_ns=totals - ends[0] - steady,
+            computing_ns=self._computing_once(),
+            update_ns=update_end - totals,
+        )
+
+    def _actors(self, part: str) -> list[int]:
+        return [a for one in SLOT_PARTS[part] for a in self.by_section.get((one, 0), ())]
+
+    def _end(self, actor: int, microbatch: int) -> int:
+        return self.instance.ends[actor][self.count + microbatch]
+
+    def _computing(self, part: str) -> int:
+        return sum(self.piece.durations_ns[actor] for actor in self._actors(part))
+
+    def _computing_once(self) -> int:
+        """What is computed before the first microbatch, and after the last up to the totals."""
+        update = self.by_section[UPDATE]
+        actors = [*self.by_section.get(BEGIN, ()), *update[: update.index(self._totals())]]
+        return sum(self.piece.durations_ns[actor] for actor in actors)
+
+    def _update_end(self, step: int) -> int:
+        return max(self.instance.ends[actor][step] for actor in self.by_section[UPDATE])
+
+    def _totals(self) -> int:
+        actors = self.piece.graph.programs[0].actors
+        return next(a for a in self.by_section[UPDATE] if actors[a].kind == "step_totals")

@@ -1,0 +1,92 @@
+"""Prediction: what a plan would do on its cluster, at the fidelity that its size allows."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from models.graph import Graph
+from planner.compile import compile_plan
+from planner.memory import plan_memory
+from planner.plan import Plan, plan_graph
+from simulator.errors import SimulationError
+from simulator.simulate import FIDELITIES, Simulated, simulate
+from simulator.stages import stage_graph
+
+STAGE = "stage"
+MOST_OP_FIRINGS = 100_000  # of a step; beyond, compiling and firing every op takes over a minute
+
+
+def predict(
+    plan: Plan,
+    *,
+    steps: int = 3,
+    jitter: float = 0.0,
+    seed: int = 0,
+    stragglers: Mapping[int, float] | None = None,
+    spans: bool = True,
+    fidelity: str | None = None,
+    graph: Graph | None = None,
+) -> Simulated:
+    """Compile a plan and simulate it on the cluster it was made for.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    steps, jitter, seed, stragglers, spans
+        As for `simulate`; at stage fidelity jitter and stragglers act on whole parts of chunks.
+    fidelity
+        `op` fires every actor, `block` merges what no other queue can tell apart, `stage` fires
+        whole parts of chunks with times measured on few blocks (`simulator.stages`); None: `op`
+        up to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
+    graph
+        The plan's graph, as `plan_graph` gives it, where it is already at hand.
+
+    Raises
+    ------
+    SimulationError
+        An option is out of its range.
+    PlanError
+        The plan does not fit its model or mesh.
+    ProtocolError
+        The graph stops before its end.
+    """
+    if fidelity not in (None, *FIDELITIES, STAGE):
+        known = ", ".join((*FIDELITIES, STAGE))
+        raise SimulationError(f"fidelity is `{fidelity}`: expected one of {known}")
+    graph = plan_graph(plan) if graph is None else graph
+    chosen = chosen_fidelity(plan) if fidelity is None else fidelity
+    run = partial(
+        simulate,
+        cluster=plan.cluster,
+        steps=steps,
+        plan_digest=plan.digest(),
+        jitter=jitter,
+        seed=seed,
+        stragglers=stragglers,
+        spans=spans,
+    )
+    if chosen != STAGE:
+        return run(compile_plan(plan, graph), fidelity=chosen)
+    coarse = stage_graph(plan, graph)
+    found = run(coarse.graph, durations_ns=coarse.durations_ns)
+    inside_ns = round(float(np.mean(coarse.exposed_ns)))
+    memory = plan_memory(plan, graph)
+    return replace(
+        found,
+        fidelity=STAGE,
+        exposed_communication_ns=max(found.exposed_communication_ns + inside_ns, 0),
+        memory_bytes_max=max(one.arena_bytes for one in memory),
+        memory_by_kind=tuple(one.by_kind for one in memory),
+    )
+
+
+def chosen_fidelity(plan: Plan) -> str:
+    """The fidelity of a plan for which none is asked: `op` while its step has few firings."""
+    sizes = [len(variant.signatures) for variant in plan.variants]
+    ops = sum(sizes[choice.variant] for chunk in plan.chunks for choice in chunk.blocks)
+    if plan.cluster.cores_per_node is not None or ops * plan.microbatches <= MOST_OP_FIRINGS:
+        return "op"
+    return STAGE

@@ -1,0 +1,173 @@
+"""Stages: a plan simulated chunk by chunk, however deep its model is.
+
+Every kind of chunk is simulated once op by op, with two blocks of each run and again with three;
+the difference is what one more block takes (`parts`). The chunks' actor graph
+(`planner.compile.coarse`) then runs with these times. What is lost: how communication inside a
+chunk shifts where the pipeline makes a stage wait, and where ranks share cores, that only the part
+which computes does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.graph import Graph
+from planner.actors.graph import ActorGraph
+from planner.compile.coarse import coarse_graph
+from planner.compile.part_times import PartTimes
+from planner.compile.pieces import Pieces
+from planner.compile.placement import check_plan
+from planner.compile.slots import Timetable
+from planner.compile.wiring import Wiring
+from planner.costs import collective_duration_ns
+from planner.plan import BlockChoice, Plan
+from simulator.parts import part_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGraph:
+    """What is simulated at stage fidelity.
+
+    `exposed_ns` is per program what a step has of communication that nothing hides beyond that of
+    the graph's meetings.
+    """
+
+    graph: ActorGraph
+    durations_ns: tuple[tuple[int, ...], ...]
+    exposed_ns: tuple[int, ...]
+
+
+def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
+    """Return the plan's chunks as an actor graph, with measured durations.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    graph
+        Its graph, as `plan_graph` gives it.
+
+    Raises
+    ------
+    PlanError
+        The plan is malformed, or does not fit the model's ops.
+    InfeasibleError
+        Shards or microbatches do not divide, or the schedule cannot run the chunks.
+    ProtocolError
+        The schedule's orders wait for one another in a cycle.
+    """
+    check_plan(plan)
+    wiring = Wiring(plan, graph)
+    homes = [chunk.stage for chunk in plan.chunks]
+    table = Timetable(plan.schedule, homes, plan.microbatches)
+    times = _Measured(wiring, table).times()
+    coarse = coarse_graph(wiring, table, times)
+    exposed = [0] * plan.stages
+    for chunk, one in zip(plan.chunks, times, strict=True):
+        # Gathering and reducing are meetings here, though a part of them is computation.
+        exposed[chunk.stage] += plan.microbatches * sum(one.exposed_ns.values())
+        exposed[chunk.stage] -= one.computing_ns
+    return StageGraph(
+        graph=coarse.graph, durations_ns=coarse.durations_ns, exposed_ns=tuple(exposed)
+    )
+
+
+class _Measured:
+    """Times of chunks' parts; chunks that run alike are measured once."""
+
+    def __init__(self, wiring: Wiring, table: Timetable) -> None:
+        self.wiring = wiring
+        self.table = table
+        self._found: dict[object, PartTimes] = {}
+        self._pieces = Pieces(wiring)
+        # Stages whose devices lie alike are measured on the first of them.
+        first: dict[object, int] = {}
+        self._lies = [
+            first.setdefault(_surroundings(wiring.plan, stage), stage)
+            for stage in range(wiring.plan.stages)
+        ]
+
+    def times(self) -> tuple[PartTimes, ...]:
+        """The times of every chunk, in model order."""
+        chunks = self.wiring.plan.chunks
+        # What one more block adds is measured where the fewest kinds of block are.
+        kinds = [len(self.wiring.runs(chunk)) for chunk in chunks]
+        found = {
+            number: self._chunk(number)
+            for number in sorted(range(len(chunks)), key=kinds.__getitem__)
+        }
+        return tuple(found[number] for number in range(len(chunks)))
+
+    def _chunk(self, number: int) -> PartTimes:
+        """Two blocks of every run, measured, and what each further block adds."""
+        runs = self.wiring.runs(self.wiring.plan.chunks[number])
+        counts = [min(len(run.blocks), 2) for run in runs]
+        found = self._measured(number, counts)
+        for index, run in enumerate(runs):
+            if len(run.blocks) > 2:
+                found = found.plus(self._one_more(number, index), len(run.blocks) - 2)
+        return found.at_least_zero()
+
+    def _one_more(self, number: int, index: int) -> PartTimes:
+        """What one more block of a run adds, wherever such a run lies."""
+        runs = self.wiring.runs(self.wiring.plan.chunks[number])
+        key = ("one more", runs[index].template, runs[index].variant, *self._where(number))
+        if key not in self._found:
+            counts = [min(len(run.blocks), 2) for run in runs]
+            two = self._measured(number, counts)
+            counts[index] += 1
+            self._found[key] = self._measured(number, counts).plus(two, -1)
+        return self._found[key]
+
+    def _measured(self, number: int, counts: Sequence[int]) -> PartTimes:
+        plan = self.wiring.plan
+        runs = self.wiring.runs(plan.chunks[number])
+        before = plan.chunks[number - 1].blocks[-1:] if number else ()
+        after = plan.chunks[number + 1].blocks[:1] if number + 1 < len(plan.chunks) else ()
+        key = (
+            tuple((run.template, run.variant, n) for run, n in zip(runs, counts, strict=True)),
+            self._kinds(before),
+            self._kinds(after),
+            *self._where(number),
+        )
+        if key not in self._found:
+            kept = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
+            piece = self._pieces.compile(number, kept, *self._where(number))
+            self._found[key] = part_times(piece, plan.cluster)
+        return self._found[key]
+
+    def _where(self, number: int) -> tuple[str, int]:
+        """What else the times of a chunk depend on: its order and its devices."""
+        return self._schedule(number), self._lies[self.wiring.plan.chunks[number].stage]
+
+    def _kinds(self, blocks: Sequence[BlockChoice]) -> tuple[tuple[str, int], ...]:
+        templates = self.wiring.graph.templates
+        return tuple((templates[choice.block], choice.variant) for choice in blocks)
+
+    def _schedule(self, number: int) -> str:
+        """How a chunk runs alone: all forwards first where its stage does so, else in turn."""
+        if not self.table.joint:
+            return "zb-h1"
+        stage = self.wiring.plan.chunks[number].stage
+        mine = self.table.positions[stage].index(number)
+        parts = [slot.part for slot in self.table.orders[stage] if slot.chunk == mine]
+        together = len(parts) > 2 and "F" not in parts[parts.index("BW") :]
+        return "gpipe" if together else "1f1b"
+
+
+def _surroundings(plan: Plan, stage: int) -> object:
+    """What tells apart stages whose devices lie differently.
+
+    Kinds of device, and what groups along the mesh's axes cost at the stage's two ends.
+    """
+    devices, cluster = plan.mesh.devices, plan.cluster
+    begin = stage * devices
+    costs = []
+    step = devices
+    for axis in plan.mesh.axes:
+        step //= axis.size
+        for first in (begin, begin + devices - 1 - (axis.size - 1) * step):
+            ranks = tuple(range(first, first + axis.size * step, step))
+            costs.append(collective_duration_ns("all_gather", 0, len(ranks), cluster, ranks))
+            costs.append(collective_duration_ns("all_gather", 2**24, len(ranks), cluster, ranks))
+    kinds = {cluster.device_of(rank).name for rank in range(begin, begin + devices)}
+    return (tuple(costs), tuple(sorted(kinds)))

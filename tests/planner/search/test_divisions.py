@@ -1,0 +1,178 @@
+"""Divisions against brute force: every cut, every variant of every block, on random instances."""
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import InfeasibleError
+from planner.search.request import MemoryLimitError
+from planner.search.stages import (
+    Pipeline,
+    Run,
+    VariantFigures,
+    divide,
+    inflight_counts,
+    lower_bound_ns,
+)
+from planner.search.stages.division import _by_program
+
+Blocks = list[tuple[str, Run]]
+
+
+def evaluated(
+    blocks: Blocks, edges: tuple[int, ...], choice: tuple[int, ...], pipe: Pipeline
+) -> tuple[float, list[int]]:
+    """Step time and bytes of each stage, by the formulas of the package's documentation."""
+    p, v, m = pipe.stages, pipe.interleave, pipe.microbatches
+    inflight = inflight_counts(pipe)
+    compute, lane, update, used, section = ([0] * p for _ in range(5))
+    deferred = 0.0
+    for position in range(p * v):
+        stage = position % p
+        if pipe.schedule == "zb-v" and position >= p:
+            stage = 2 * p - 1 - position
+        kind = pipe.kind_of_stage[stage] if pipe.kind_of_stage else 0
+        for at in range(edges[position], edges[position + 1]):
+            run = blocks[at][1]
+            f = (run.variants, *run.elsewhere)[kind][choice[at]]
+            compute[stage] += f.microbatch_ns
+            lane[stage] += f.lane_ns
+            update[stage] += f.step_ns
+            used[stage] += f.persistent_bytes + inflight[position] * f.inflight_bytes
+            section[stage] = max(section[stage], f.transient_bytes)
+            if pipe.schedule.startswith("zb"):
+                deferred += min(2 * f.deferrable_ns * (1 - 1 / p), f.microbatch_ns)
+    times = [max(pair) for pair in zip(compute, lane, strict=True)]
+    step = (m - 1 / v) * max(times) + (sum(times) - deferred) / v + max(update)
+    return step, [a + b for a, b in zip(used, section, strict=True)]
+
+
+def brute_force(runs: tuple[Run, ...], pipe: Pipeline) -> list[tuple[float, list[int]]]:
+    """Step time and bytes of every division there is."""
+    blocks = [(block, one) for one in runs for block in one.blocks]
+    handovers = [[f.handover for f in one.variants] for _, one in blocks]
+    found = []
+    for choice in product(*(range(len(one.variants)) for _, one in blocks)):
+        if len({names[v] for names, v in zip(handovers, choice, strict=True)}) > 1:
+            continue
+        for cuts in combinations(range(1, len(blocks)), pipe.positions - 1):
+            found.append(evaluated(blocks, (0, *cuts, len(blocks)), choice, pipe))
+    return found
+
+
+NUMBER = st.integers(0, 12)
+
+
+def figures(handovers: int) -> st.SearchStrategy[VariantFigures]:
+    return st.builds(
+        lambda t, d, u, p, k, x, lane, h: VariantFigures(
+            microbatch_ns=t,
+            deferrable_ns=min(d, t),
+            step_ns=u,
+            persistent_bytes=p,
+            inflight_bytes=k,
+            transient_bytes=x,
+            lane_ns=lane,
+            handover=h,
+        ),
+        st.integers(1, 12),
+        *[NUMBER] * 4,
+        st.one_of(st.just(0), NUMBER),
+        st.one_of(st.just(0), st.integers(0, 20)),
+        st.integers(1, handovers),
+    )
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ...]]:
+    schedule = draw(st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]))
+    stages = draw(st.integers(1, 3))
+    interleave = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
+    kinds = draw(st.integers(1, 2))
+    handovers = draw(st.sampled_from([1, 1, 2]))
+    sizes = draw(
+        st.sampled_from([(6,), (1, 4, 1), (1, 3, 2), (2, 3, 1), (3, 3), (1, 2, 1, 1), (1, 5)])
+    )
+    shared = {}
+    runs = []
+    for number, size in enumerate(sizes):
+        # Templates may come again later in a model.
+        template = draw(st.integers(0, number))
+        if template not in shared:
+            count = draw(st.integers(1, 3 if template == 1 else 2))
+            drawn = [draw(figures(handovers)) for _ in range(count)]
+            other = [draw(figures(handovers)) for _ in range(count)]
+            shared[template] = (tuple(drawn), (tuple(other),) if kinds > 1 else ())
+        variants, elsewhere = shared[template]
+        names = tuple(f"{number}.{i}" for i in range(size))
+        runs.append(
+            Run(template=str(template), blocks=names, variants=variants, elsewhere=elsewhere)
+        )
+    pipe = Pipeline(
+        schedule=schedule,
+        stages=stages,
+        interleave=interleave,
+        microbatches=draw(st.integers(1, 9)),
+        kind_of_stage=tuple(draw(st.integers(0, 1)) for _ in range(stages)) if kinds > 1 else (),
+    )
+    limits = tuple(draw(st.integers(1, 200)) for _ in range(kinds))
+    return tuple(runs), pipe, limits
+
+
+def names_of(runs: tuple[Run, ...]) -> list[str]:
+    return [block for run in runs for block in run.blocks]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(instances())
+def test_divisions_equal_brute_force(
+    instance: tuple[tuple[Run, ...], Pipeline, tuple[int, ...]],
+) -> None:
+    runs, pipe, limits = instance
+    kinds = pipe.kind_of_stage or (0,) * pipe.stages
+    everything = brute_force(runs, pipe)
+    if not everything:
+        with pytest.raises(InfeasibleError):
+            divide(runs, pipe, limits)
+        return
+    over = [max(b - limits[k] for b, k in zip(u, kinds, strict=True)) for _, u in everything]
+    fitting = [step for (step, _), more in zip(everything, over, strict=True) if more <= 0]
+    if not fitting:
+        with pytest.raises(MemoryLimitError) as caught:
+            divide(runs, pipe, limits)
+        assert caught.value.needed_bytes - caught.value.limit_bytes == min(over)
+        return
+    found = divide(runs, pipe, limits)
+    assert found.step_ns == pytest.approx(min(fitting), rel=1e-12)
+    assert found.bound_ns == pytest.approx(found.step_ns, rel=1e-12)
+    assert lower_bound_ns(runs, pipe) <= min(step for step, _ in everything) * (1 + 1e-12)
+    # What was found is a division of this cost that fits.
+    assert [block for chunk in found.chunks for block, _ in chunk] == names_of(runs)
+    edges = [0]
+    for chunk in found.chunks:
+        edges.append(edges[-1] + len(chunk))
+    choice = tuple(v for chunk in found.chunks for _, v in chunk)
+    blocks = [(block, one) for one in runs for block in one.blocks]
+    step, used = evaluated(blocks, tuple(edges), choice, pipe)
+    assert step == pytest.approx(found.step_ns, rel=1e-12)
+    assert all(size <= limits[kind] for size, kind in zip(used, kinds, strict=True))
+    assert found.memory_bytes in used
+    assert divide(runs, pipe, limits) == found
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(instances())
+def test_the_integer_program_agrees(
+    instance: tuple[tuple[Run, ...], Pipeline, tuple[int, ...]],
+) -> None:
+    runs, pipe, limits = instance
+    try:
+        found = divide(runs, pipe, limits)
+    except InfeasibleError:
+        return
+    if len({f.handover for run in runs for f in run.variants}) == 1:
+        other = _by_program(runs, pipe, limits, 0.0)
+        assert other.step_ns == pytest.approx(found.step_ns, rel=1e-6)
+        assert other.bound_ns <= other.step_ns
