@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import numpy as np
+
 from models.graph import Graph
 from planner.errors import InfeasibleError
 from planner.plan import Variant
@@ -98,23 +100,17 @@ class Evaluator:
     def lower_bounds_ns(self, candidates: Sequence[Candidate]) -> list[float | InfeasibleError]:
         """Bounds without solving: every op at its fastest, no boxing, stages in balance."""
         shapes = [self.shape(candidate) for candidate in candidates]
-        found: list[float | InfeasibleError] = []
-        first: InfeasibleError | None = None
+        vectors = [prices(candidate.pipeline).vector.tolist() for candidate in candidates]
         try:
-            self.programs.price(shapes, self.modes[0])
+            costs = self.programs.cheapest(shapes, self.modes[0], vectors)
         except InfeasibleError as error:
-            first = error
-        for candidate, shape in zip(candidates, shapes, strict=True):
-            if first is not None:
-                found.append(first)
-                continue
-            pipeline = candidate.pipeline
-            try:
-                cost = self.programs.cheapest(shape, self.modes[0], prices(pipeline).vector)
-                found.append(cost / pipeline.stages)
-            except InfeasibleError as error:
-                found.append(error)
-        return found
+            return [error] * len(candidates)
+        return [
+            float(cost) / candidate.pipeline.stages
+            if np.isfinite(cost)
+            else self.programs.refusal(shape, self.modes[0])
+            for candidate, shape, cost in zip(candidates, shapes, costs, strict=True)
+        ]
 
     def shape(self, candidate: Candidate) -> Shape:
         """What the tables of a candidate depend on."""
@@ -133,25 +129,28 @@ class Evaluator:
 
     # -- asking ------------------------------------------------------------------------------
 
-    def _ask(
-        self, candidate: Candidate, mode: str, share: float, limit_bytes: int, cutoff: float
-    ) -> Ask:
-        """The program of a candidate where all memory together costs a share of its time."""
-        price = self._price(candidate, share, limit_bytes)
-        return Ask(
-            shape=self.shape(candidate),
-            mode=mode,
-            prices=tuple(
-                priced(candidate.pipeline, price, share > TIE_BREAKER).vector.tolist()
-            ),
-            cutoff=cutoff,
-        )
-
-    def _price(self, candidate: Candidate, share: float, limit_bytes: int) -> float:
-        shape = self.shape(candidate)
-        vector = shared_prices(candidate.pipeline).vector
-        cost = self.programs.cheapest(shape, self.modes[0], vector)
-        return share * cost / (limit_bytes * candidate.pipeline.stages)
+    def _asks(
+        self,
+        candidates: Sequence[Candidate],
+        limits: Sequence[int],
+        mode: str,
+        share: float,
+        cutoffs: Sequence[float],
+    ) -> list[Ask]:
+        """The programs of candidates where all memory together costs a share of their time."""
+        shapes = [self.shape(candidate) for candidate in candidates]
+        vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
+        costs = self.programs.cheapest(shapes, self.modes[0], vectors)
+        found = []
+        for candidate, shape, limit, cost, cutoff in zip(
+            candidates, shapes, limits, costs, cutoffs, strict=True
+        ):
+            price = share * float(cost) / (limit * candidate.pipeline.stages)
+            vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
+            found.append(
+                Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff)
+            )
+        return found
 
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[int], best_ns: float
@@ -163,10 +162,8 @@ class Evaluator:
         list
             Per candidate what came of it; a candidate with its bound where memory does matter.
         """
-        asks = [
-            self._ask(c, self.modes[0], TIE_BREAKER, limit, self._cutoff(c, best_ns))
-            for c, limit in zip(candidates, limits, strict=True)
-        ]
+        cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
+        asks = self._asks(candidates, limits, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
         found: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
@@ -195,19 +192,16 @@ class Evaluator:
         self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[int], best_ns: float
     ) -> list[Outcome]:
         """Solve candidates in every mode of recomputation and at every price of memory."""
-        asks: list[Ask] = []
-        owner: list[tuple[int, str]] = []
-        for at, ((candidate, _), limit) in enumerate(zip(tight, limits, strict=True)):
-            for mode in self.modes:
-                for share in (TIE_BREAKER, *LADDER):
-                    asks.append(self._ask(candidate, mode, share, limit, float("inf")))
-                    owner.append((at, mode))
-        self.programs.price([ask.shape for ask in asks], self.modes[0])
-        solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
+        candidates = [candidate for candidate, _ in tight]
+        endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
-        for (at, mode), solution in zip(owner, solutions, strict=True):
-            if solution is not None:
-                groups[at].append(Solved(mode, solution))
+        for mode in self.modes:
+            for share in (TIE_BREAKER, *LADDER):
+                asks = self._asks(candidates, limits, mode, share, endless)
+                solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
+                for group, solution in zip(groups, solutions, strict=True):
+                    if solution is not None:
+                        group.append(Solved(mode, solution))
         found: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
             if bound >= best_ns:

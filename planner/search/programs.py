@@ -25,7 +25,7 @@ from planner.search.pricing import Pricing
 from planner.search.request import SearchRequest
 from planner.search.space import Space, build_space
 from planner.search.stages import VariantFigures
-from planner.search.tables import FIGURES, Tables, net_figures, single, take, totals
+from planner.search.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables, net_figures, single, take, totals
 from planner.search.variants import handover
 
 Floats = NDArray[np.float64]
@@ -136,27 +136,49 @@ class Programs:
                 self._priced[mode, shape] = pricing, row
         return found
 
-    def cheapest(self, shape: Shape, mode: str, prices: Sequence[float]) -> float:
-        """Bound without solving: every choice at its cheapest option, and no boxing."""
-        self.price([shape], mode)
+    def cheapest(
+        self, shapes: Sequence[Shape], mode: str, prices: Sequence[Sequence[float]]
+    ) -> Floats:
+        """Bounds without solving: every choice at its cheapest option, and no boxing.
+
+        Infinite where an op has no legal option (`refusal` says which).
+        """
+        self.price(shapes, mode)
+        found = np.zeros(len(shapes))
+        together: dict[int, list[int]] = {}
+        for place, shape in enumerate(shapes):
+            together.setdefault(id(self._priced[mode, shape][0]), []).append(place)
+        for places in together.values():
+            pricing = self._priced[mode, shapes[places[0]]][0]
+            rows = np.array([self._priced[mode, shapes[place]][1] for place in places])
+            vectors = np.array([prices[place] for place in places]).T
+            times = [MICROBATCH, STEP, DEFERRABLE]
+            for choice, figures, legal in zip(
+                pricing.space.choices, pricing.figures, pricing.legal, strict=True
+            ):
+                cost = np.zeros((choice.size, len(rows)))
+                for column in times:
+                    mine = figures[column]
+                    if mine.any():
+                        cost += mine[:, rows] * vectors[column]
+                cost[~legal[:, rows]] = np.inf
+                found[places] += choice.count * cost.min(axis=0)
+        return found
+
+    def refusal(self, shape: Shape, mode: str) -> InfeasibleError:
+        """Say which op has no legal option."""
         pricing, row = self._priced[mode, shape]
-        vector = np.array(prices)
-        total = 0.0
-        for choice, figures, legal in zip(
-            pricing.space.choices, pricing.figures, pricing.legal, strict=True
-        ):
-            fits = legal[:, row]
-            if not fits.any():
+        for choice, legal in zip(pricing.space.choices, pricing.legal, strict=True):
+            if not legal[:, row].any():
                 op = choice.ops[0].op
                 shapes = [pricing.tensors[name].shape for name in (*op.inputs, *op.outputs)]
-                raise InfeasibleError(
+                return InfeasibleError(
                     f"op `{op.name}` ({op.labels}, shapes {shapes} for {self.graph.batch} samples) "
                     f"has no legal signature on a mesh of {shape.sizes} with microbatches of "
                     f"{shape.batch}: no label that it may split divides; change the degrees, the "
                     f"micro batch or the pins"
                 )
-            total += choice.count * float((vector @ figures[:, fits, row]).min())
-        return total
+        raise AssertionError("asked only where there is one")
 
     # -- solving -----------------------------------------------------------------------------
 
