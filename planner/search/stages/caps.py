@@ -68,32 +68,35 @@ class Ladder:
         self, places: list[StagePlace], states: int, limits: tuple[int, ...], longest: int
     ) -> None:
         self.states = states
-        self.rows: list[Ints] = []
-        starts: list[Ints] = []
-        spots: list[Ints] = []
-        offset = groups = 0
-        pieces: list[tuple[Ints, Ints, Ints]] = []
-        for place, limit in zip(places, limits, strict=True):
-            rows = _fitting(place, limit, longest)
-            held = place.holdings
-            pieces.append((held.time[rows], held.ramp[rows], held.update[rows]))
-            self.rows.append(rows)
-            makeup = held.makeup[rows]
-            first = np.flatnonzero(np.diff(makeup, prepend=-1))
-            starts.append(first + offset)
-            # Where in the row of least ramps a state's make-up is found; the last is nowhere.
-            group_of = np.full(int(place.makeup_at.max(initial=0)) + 2, -1)
-            group_of[makeup[first]] = np.arange(len(first)) + groups
-            spots.append(group_of[place.makeup_at])
-            offset += len(rows)
-            groups += len(first)
+        stages = len(places)
+        rows, makeups, of, pieces = [], [], [], []
+        for alike in _alike(places):
+            held = places[alike[0]].holdings
+            inflight = np.array([places[stage].inflight for stage in alike])
+            size = held.base + inflight @ held.keeps.T
+            fits = size <= np.array([limits[stage] for stage in alike])[:, None]
+            fits &= held.time <= longest
+            which, row = np.nonzero(fits)
+            makeup = held.makeup[row] + which * (int(held.makeup.max(initial=0)) + 1)
+            figures = held.time[row], held.ramp[row], held.update[row]
+            best = frontier(makeup, *figures)
+            rows.append(row[best])
+            makeups.append(held.makeup[row[best]])
+            of.append(np.array(alike)[which[best]])
+            pieces.append([one[best] for one in figures])
+        self.rows, makeup, stage = (np.concatenate(one) for one in (rows, makeups, of))
         self.time, self.ramp, self.update = (
             np.concatenate(arrays) for arrays in zip(*pieces, strict=True)
         )
-        self.starts = np.concatenate(starts)
-        self.spots = np.stack(spots)
-        self.offsets = np.cumsum([0, *(len(rows) for rows in self.rows)])
-        self.group_ends = np.append(self.starts, offset)
+        new = np.ones(len(stage), bool)
+        new[1:] = (stage[1:] != stage[:-1]) | (makeup[1:] != makeup[:-1])
+        self.starts = np.flatnonzero(new)
+        self.ends = np.append(self.starts[1:], len(stage))
+        # Where among the least ramps of make-ups a state's is found; the last is nowhere.
+        at = np.stack([place.makeup_at for place in places])
+        group = np.full((stages, int(at.max(initial=0)) + 2), -1)
+        group[stage[self.starts], makeup[self.starts]] = np.arange(len(self.starts))
+        self.spots = group[np.arange(stages)[:, None, None], at]
 
     def least_ramp(self, time: int, update: int) -> Choice | None:
         """Return the choice of least ramp within caps on the time and update of every stage."""
@@ -127,26 +130,24 @@ class Ladder:
             before = reached[stage, window - 1 + state - np.arange(window)]
             width = int((before + steps[stage, :, state]).argmin())
             group = int(self.spots[stage, width, state])
-            start, end = int(self.group_ends[group]), int(self.group_ends[group + 1])
+            start, end = int(self.starts[group]), int(self.ends[group])
             found.append(start + int(ramps[start:end].argmin()))
             state -= width
         found.reverse()
-        rows = tuple(
-            int(self.rows[stage][at - self.offsets[stage]]) for stage, at in enumerate(found)
-        )
         return Choice(
-            rows=rows,
+            rows=tuple(self.rows[found].tolist()),
             time=int(self.time[found].max()),
             ramp=int(self.ramp[found].sum()),
             update=int(self.update[found].max()),
         )
 
 
-def _fitting(place: StagePlace, limit: int, longest: int) -> Ints:
-    """Rows within memory and time that no other row of their make-up beats."""
-    held = place.holdings
-    rows = np.flatnonzero((place.held_bytes <= limit) & (held.time <= longest))
-    return rows[frontier(held.makeup[rows], held.time[rows], held.ramp[rows], held.update[rows])]
+def _alike(places: list[StagePlace]) -> list[list[int]]:
+    """Stages that share their holdings."""
+    found: dict[int, list[int]] = {}
+    for stage, place in enumerate(places):
+        found.setdefault(id(place.holdings), []).append(stage)
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,18 @@ itself; where that is not enough, the best division found says how far the cap h
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.search.stages.caps import Choice, Ladder, Prices, near, search
-from planner.search.stages.holdings import DEFERRED, TIME, UPDATE, Ints
+from planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
 from planner.search.stages.layout import Chunks, Layout, Model
 from planner.search.stages.shape import Division
 
-FIRST_CAP = 1.1  # of the average load, as stages of equal blocks are seldom further from it
-NEXT_CAP = 1.25  # times the last, while nothing fits
+FIRST_CAP = 1.03  # of what stages would take if blocks could be mixed of variants
+NEXT_CAP = 1.15  # times the last, while nothing fits
 EVERYTHING = 2**60
+
+Floats = NDArray[np.float64]
 
 
 def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
@@ -33,21 +36,29 @@ def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _excess(layout: Layout, limits: tuple[int, ...]) -> tuple[int, int]:
-    reached = np.full(layout.states + 1, EVERYTHING)
-    reached[0] = -EVERYTHING
-    worst = np.zeros(layout.states + 1, np.int64)
-    states = np.arange(layout.states + 1)
+    at = layout.makeup_at(0)
+    window, states = at.shape
+    # Row w of the view is the states before, w units back.
+    padded = np.full(window - 1 + states, EVERYTHING)
+    stride = padded.strides[0]
+    before = np.lib.stride_tricks.as_strided(
+        padded[window - 1 :], (window, states), (-stride, stride)
+    )
+    padded[window - 1] = -EVERYTHING
+    history = []
     for stage, limit in enumerate(limits):
-        at = layout.makeup_at(stage)
-        over = np.append(layout.least_bytes(stage) - limit, EVERYTHING)[at]
-        before = states - np.arange(len(at))[:, None]
-        carried = np.where(before >= 0, reached[before], EVERYTHING)
-        both = np.maximum(carried, over)
-        width = both.argmin(axis=0)
-        taken, came = over[width, states], carried[width, states]
-        worst = np.where(taken >= came, stage, worst[states - width])
-        reached = both[width, states]
-    return int(reached[-1]), int(worst[-1])
+        over = np.append(layout.least_bytes(stage) - limit, EVERYTHING)[layout.makeup_at(stage)]
+        both = np.maximum(before, over)
+        history.append((over, both))
+        padded[window - 1 :] = both.min(axis=0)
+    # The fullest stage, on the way back from the last state.
+    least, state, worst = int(padded[-1]), states - 1, 0
+    for stage in range(len(limits) - 1, -1, -1):
+        over, both = history[stage]
+        width = int(both[:, state].argmin())
+        worst = stage if over[width, state] == least else worst
+        state -= width
+    return least, worst
 
 
 def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
@@ -61,11 +72,11 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
     prices = Prices.of(model.pipeline)
     floor = _Floor(model)
     best: tuple[int, Callable[[], Chunks]] | None = None
-    longest = int(floor.time * FIRST_CAP)
+    longest = int(max(floor.time, _typical_ns(model, limits)) * FIRST_CAP)
     while True:
         beat, bound = best[0] if best else EVERYTHING, EVERYTHING
         for layout in model.layouts(floor.window(longest)):
-            places = layout.places()
+            places = layout.places(longest, limits)
             found = search(Ladder(places, layout.states, limits, longest), prices, beat, max_gap)
             bound = min(bound, found.bound)
             if found.choice is not None:
@@ -92,6 +103,44 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
 
 def _later(chunks: Callable[..., Chunks], places: object, choice: Choice) -> Callable[[], Chunks]:
     return lambda: chunks(places, choice.rows)
+
+
+def _typical_ns(model: Model, limits: tuple[int, ...]) -> int:
+    """About how long the slowest stage takes, if blocks could be mixed of variants to fill memory.
+
+    A stage of n blocks takes n times the least time of a mix of an n-th of its bytes.
+    """
+    palette = max(model.palettes, key=lambda one: model.blocks.count(model.palettes.index(one)))
+    blocks = np.arange(1, len(model.blocks) + 1)
+    times = []
+    for stage, limit in enumerate(limits):
+        figures, sections = palette.kinds[model.pipeline.kinds[stage]]
+        inflight = min(model.inflight[position] for position in model.stages[stage])
+        size = figures[:, STAYS] + inflight * figures[:, KEEPS]
+        corners = _hull(size.astype(np.float64), figures[:, TIME].astype(np.float64))
+        room = (limit - int(sections.max())) / blocks
+        time = np.interp(room, size[corners], figures[corners, TIME])
+        times.append(np.where(room < size[corners[0]], np.inf, blocks * time))
+    # As many stages and numbers of blocks are faster as blocks find a place.
+    found = float(np.sort(np.concatenate(times))[len(blocks) - 1])
+    return int(found) if np.isfinite(found) else 0
+
+
+def _hull(size: Floats, time: Floats) -> list[int]:
+    """Corners of the lower left hull of points, by ascending size."""
+    corners: list[int] = []
+    for at in np.lexsort((time, size)).tolist():
+        if corners and time[at] >= time[corners[-1]]:
+            continue
+        while len(corners) > 1:
+            a, b = corners[-2], corners[-1]
+            if (time[b] - time[a]) * (size[at] - size[a]) < (time[at] - time[a]) * (
+                size[b] - size[a]
+            ):
+                break
+            corners.pop()
+        corners.append(at)
+    return corners
 
 
 class _Floor:

@@ -80,6 +80,8 @@ class Palette:
     def __init__(self, kinds: tuple[tuple[Ints, Ints], ...], stages: int, exchange: bool) -> None:
         self.kinds = kinds
         self.stages = stages
+        self._figures = np.concatenate([figures for figures, _ in kinds], axis=1)
+        self._sections = np.column_stack([sections for _, sections in kinds])
         self.numbers = self._undominated()
         self.exchange = exchange
         self._tables: dict[int, tuple[Ints, Ints]] = {}
@@ -89,26 +91,22 @@ class Palette:
         """Number of variants that no other beats."""
         return len(self.numbers)
 
-    def _strict(self, variants: Sequence[int]) -> Ints:
-        """What must not grow when blocks are exchanged, on every kind of device."""
-        pieces = []
-        for figures, transient in self.kinds:
-            sums = figures[list(variants)].sum(axis=0)
-            # A stage's ramp is the longer of computation and lane, less what is deferred.
-            ramp = sums[[TIME, LANE]] * self.stages - sums[DEFERRED]
-            section = transient[list(variants)].max(keepdims=True)
-            pieces += [sums[[TIME, LANE, UPDATE, STAYS, KEEPS]], ramp, section]
-        return np.concatenate(pieces)
-
-    def _beats(self, one: Sequence[int], other: Sequence[int]) -> bool:
-        a, b = self._strict(one), self._strict(other)
-        return bool((a <= b).all()) and (bool((a < b).any()) or tuple(one) < tuple(other))
+    def _strict(self, groups: Ints) -> Ints:
+        """What must not grow when groups of blocks [G, blocks] are exchanged, on every kind."""
+        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), 6)
+        # A stage's ramp is the longer of computation and lane, less what is deferred.
+        ramp = sums[..., [TIME, LANE]] * self.stages - sums[..., [DEFERRED]]
+        plain = sums[..., [TIME, LANE, UPDATE, STAYS, KEEPS]]
+        pieces = [plain.reshape(len(groups), -1), ramp.reshape(len(groups), -1)]
+        return np.concatenate([*pieces, self._sections[groups].max(axis=1)], axis=1)
 
     def _undominated(self) -> tuple[int, ...]:
-        everything = range(len(self.kinds[0][1]))
-        return tuple(
-            v for v in everything if not any(self._beats((w,), (v,)) for w in everything if w != v)
-        )
+        """Variants that no other beats; of those alike the first."""
+        figures = self._strict(np.arange(len(self._figures))[:, None])
+        no_more = (figures[:, None] <= figures).all(axis=2)
+        first = np.triu(np.ones_like(no_more), 1)
+        beats = no_more & (~no_more.T | first)
+        return tuple(np.flatnonzero(~beats.any(axis=0)).tolist())
 
     def least_bytes(self, kind: int, inflight: int, levels: Ints) -> Ints:
         """Bytes of the smallest variant whose sections stay within each level."""
@@ -132,7 +130,7 @@ class Palette:
     def _unexchanged(self, table: Ints) -> NDArray[np.bool_]:
         """Rows that hold no two blocks for which two others are better in everything."""
         pairs = list(combinations_with_replacement(range(self.size), 2))
-        sums = np.array([self._strict([self.numbers[v] for v in pair]) for pair in pairs])
+        sums = self._strict(np.array(self.numbers)[np.array(pairs)])
         keep = np.ones(len(table), bool)
         for at, (first, second) in enumerate(pairs):
             better = (sums <= sums[at]).all(axis=1)
@@ -153,8 +151,8 @@ class Holdings:
         Number of the row's make-up, ascending.
     time, ramp, update, base : array [rows]
         Nanoseconds (`ramp` in shares of one stage), and bytes whatever is in flight.
-    keeps : array [rows, parts]
-        Bytes per microbatch in flight of each part of the make-up.
+    keeps : array [rows, K]
+        Bytes that count as often as microbatches are in flight, which each stage says of each.
     picks : array [rows, parts]
         Row of each part in its palette's table.
     """
@@ -168,27 +166,46 @@ class Holdings:
     picks: Ints
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a stage has at most: time, bytes, and the fewest microbatches in flight by part."""
+
+    time_ns: int
+    memory_bytes: int
+    inflight: tuple[int, ...]
+
+
 def rows_of(
-    parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, stages: int
+    parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, room: Room
 ) -> Holdings:
-    """Every way to hold one make-up: so many blocks of each palette."""
+    """Every way to hold one make-up, so many blocks of each palette, that there is room for."""
     sums = np.zeros((1, 6), np.int64)
     transient = np.zeros(1, np.int64)
+    kept = np.zeros(1, np.int64)
     keeps = np.zeros((1, 0), np.int64)
     picks = np.zeros((1, 0), np.int64)
-    for palette, count in parts:
-        table, starts = palette.table(max(count, most))
-        rows = np.arange(starts[count], starts[count + 1])
+    stages = 1
+    for (palette, count), inflight in zip(parts, room.inflight, strict=True):
+        stages = palette.stages
+        table, starts = palette.table(most)
         figures, sections = palette.kinds[kind]
         numbers = list(palette.numbers)
-        here = table[rows] @ figures[numbers]
-        largest = np.where(table[rows] > 0, sections[numbers], 0).max(axis=1)
-        a, b = len(sums), len(rows)
+        counts = table[starts[count] : starts[count + 1]]
+        here = counts @ figures[numbers]
+        largest = np.where(counts > 0, sections[numbers], 0).max(axis=1)
+        a, b = len(sums), len(counts)
         sums = (sums[:, None] + here).reshape(a * b, 6)
         transient = np.maximum(transient[:, None], largest).ravel()
-        keeps = np.column_stack([np.repeat(keeps, b, axis=0), np.tile(here[:, KEEPS], a)])
-        picks = np.column_stack([np.repeat(picks, b, axis=0), np.tile(rows, a)])
-    time = np.maximum(sums[:, TIME], sums[:, LANE])
+        kept = (kept[:, None] + inflight * here[:, KEEPS]).ravel()
+        # Parts only add to what the others take.
+        fits = sums[:, :2].max(axis=1) <= room.time_ns
+        fits &= sums[:, STAYS] + transient + kept <= room.memory_bytes
+        rows = np.flatnonzero(fits)
+        before, mine = np.divmod(rows, max(b, 1))
+        sums, transient, kept = sums[rows], transient[rows], kept[rows]
+        keeps = np.column_stack([keeps[before], here[mine, KEEPS]])
+        picks = np.column_stack([picks[before], mine + starts[count]])
+    time = sums[:, :2].max(axis=1)
     return Holdings(
         makeup=np.full(len(sums), makeup),
         time=time,
@@ -205,7 +222,8 @@ def joined(pieces: Sequence[Holdings]) -> Holdings:
     parts = max(piece.keeps.shape[1] for piece in pieces)
 
     def padded(array: Ints) -> Ints:
-        return np.pad(array, ((0, 0), (0, parts - array.shape[1])))
+        missing = parts - array.shape[1]
+        return np.column_stack([array, np.zeros((len(array), missing), np.int64)])
 
     return Holdings(
         makeup=np.concatenate([piece.makeup for piece in pieces]),
@@ -222,14 +240,16 @@ def frontier(makeup: Ints, time: Ints, ramp: Ints, update: Ints) -> Ints:
     """Rows, sorted by make-up and time, less those that another of their make-up beats."""
     if not len(makeup):
         return np.zeros(0, np.int64)
-    starts = np.flatnonzero(np.diff(makeup, prepend=-1))
-    of: Ints = np.cumsum(np.diff(makeup, prepend=makeup[0]) > 0)
+    new = np.ones(len(makeup), bool)
+    np.not_equal(makeup[1:], makeup[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    of: Ints = np.cumsum(new)
     # First everything that one fastest row of the make-up beats: it is most of them.
-    fastest = time == np.minimum.reduceat(time, starts)[of]
+    fastest = time == np.minimum.reduceat(time, starts)[of - 1]
     huge = np.iinfo(np.int64).max
-    least = np.minimum.reduceat(np.where(fastest, update, huge), starts)[of]
+    least = np.minimum.reduceat(np.where(fastest, update, huge), starts)[of - 1]
     fastest &= update == least
-    left = np.minimum.reduceat(np.where(fastest, ramp, huge), starts)[of]
+    left = np.minimum.reduceat(np.where(fastest, ramp, huge), starts)[of - 1]
     fastest &= ramp == left
     rows = np.flatnonzero(fastest | (update < least) | (ramp < left))
     rows = rows[np.lexsort((update[rows], ramp[rows], time[rows], of[rows]))]
@@ -243,5 +263,6 @@ def _falls(values: Ints, of: Ints) -> NDArray[np.bool_]:
     # Groups are set so far apart that the least so far is always of one's own.
     apart = values - of * (int(values.max()) - int(values.min()) + 1)
     least = np.minimum.accumulate(apart)
-    first = np.diff(of, prepend=-1) > 0
-    return first | (apart < np.concatenate([[0], least[:-1]]))
+    falls = np.ones(len(values), bool)
+    falls[1:] = (of[1:] != of[:-1]) | (apart[1:] < least[:-1])
+    return falls

@@ -7,7 +7,7 @@ run: only how many a stage holds matters, and a state is how many the stages so 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Protocol
@@ -19,6 +19,7 @@ from planner.search.stages.holdings import (
     Holdings,
     Ints,
     Palette,
+    Room,
     figure_table,
     joined,
     multiset_count,
@@ -31,6 +32,9 @@ ENDS_MAX = 6  # blocks before, and after, the longest run that are laid out in e
 
 Chunks = tuple[tuple[tuple[str, int], ...], ...]
 Makeup = tuple[int, ...]  # blocks of each palette
+
+
+NOTHING = rows_of((), 0, 0, 0, Room(time_ns=0, memory_bytes=-1, inflight=()))
 
 
 class TooManyError(Exception):
@@ -46,12 +50,13 @@ class StagePlace:
     holdings : Holdings
     makeup_at : array [window, states]
         Make-up that takes `window` units to reach a state; -1 where there is none.
-    held_bytes : array [rows]
+    inflight : tuple of int
+        How often each of the holdings' `keeps` counts.
     """
 
     holdings: Holdings
     makeup_at: Ints
-    held_bytes: Ints
+    inflight: tuple[int, ...]
 
 
 class Model:
@@ -61,10 +66,9 @@ class Model:
         self.runs = runs
         self.pipeline = pipeline
         self.inflight = inflight_counts(pipeline)
-        self.stages = [
-            [k for k in range(pipeline.positions) if pipeline.stage_of(k) == stage]
-            for stage in range(pipeline.stages)
-        ]
+        self.stages: list[list[int]] = [[] for _ in range(pipeline.stages)]
+        for position in range(pipeline.positions):
+            self.stages[pipeline.stage_of(position)].append(position)
         self.device_kinds = sorted(set(pipeline.kinds))
         found: dict[object, int] = {}
         self.palettes: list[Palette] = []
@@ -122,8 +126,8 @@ class Layout(Protocol):
     def least_bytes(self, stage: int) -> Ints:
         """Bytes of the smallest holding of every make-up of a stage."""
 
-    def places(self) -> list[StagePlace]:
-        """What every stage may hold; raises TooManyError."""
+    def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
+        """What every stage may hold within a time and its bytes; raises TooManyError."""
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
         """Return blocks and variants per position, where each stage holds one row."""
@@ -154,12 +158,15 @@ class Cuts:
 
     def makeup_at(self, stage: int) -> Ints:
         """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
-        # Stages before and after need a block at least, and hold a window's at most.
+        return self.number
+
+    def _reached(self, stage: int) -> Ints:
+        """The same, less states that leave the stages before or after too few or many blocks."""
         behind = self.model.pipeline.stages - 1 - stage
         left = self.states - self.ends
-        reached = (self.begins >= stage) & (self.begins <= stage * self.window)
-        reached &= (left >= behind) & (left <= behind * self.window)
-        return np.where(reached, self.number, -1)
+        ends = (left >= behind) & (left <= behind * self.window)
+        begins = (self.begins >= stage) & (self.begins <= stage * self.window)
+        return np.where(ends & begins, self.number, -1)
 
     def least_bytes(self, stage: int) -> Ints:
         """Bytes of the smallest holding of every make-up of a stage."""
@@ -170,38 +177,48 @@ class Cuts:
         least: Ints = (self.makeups @ smallest + levels).min(axis=1)
         return least
 
-    def places(self) -> list[StagePlace]:
-        """What every stage may hold; raises TooManyError."""
+    def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
+        """What every stage may hold within a time and its bytes; raises TooManyError."""
         model = self.model
         ways = [
             prod(multiset_count(p.size, n) for p, n in zip(model.palettes, one, strict=True))
             for one in self.makeups.tolist()
         ]
-        found = []
-        cache: dict[tuple[int, tuple[int, ...]], Holdings] = {}
+        stages = range(model.pipeline.stages)
+        at = [self._reached(stage) for stage in stages]
+        keys = []
         total = 0
-        for stage in range(model.pipeline.stages):
-            at = self.makeup_at(stage)
-            used = tuple(np.unique(at[at >= 0]).tolist())
+        for stage in stages:
+            used = tuple(np.flatnonzero(np.bincount(at[stage].ravel() + 1)[1:]).tolist())
             total += sum(ways[one] for one in used)
             if total > ROWS_MAX:
                 raise TooManyError
-            key = (model.pipeline.kinds[stage], used)
-            if key not in cache:
-                cache[key] = self._holdings(*key)
-            held = cache[key]
-            size = held.base + model.inflight[stage] * held.keeps.sum(axis=1)
-            found.append(StagePlace(holdings=held, makeup_at=at, held_bytes=size))
-        return found
+            keys.append((model.pipeline.kinds[stage], used))
+        held = {}
+        for key in dict.fromkeys(keys):
+            alike = [stage for stage in stages if keys[stage] == key]
+            inflight = min(model.inflight[stage] for stage in alike)
+            held[key] = self._holdings(
+                *key, longest, max(limits[stage] for stage in alike), inflight
+            )
+        return [
+            StagePlace(
+                holdings=held[keys[stage]],
+                makeup_at=at[stage],
+                inflight=(model.inflight[stage],) * held[keys[stage]].keeps.shape[1],
+            )
+            for stage in stages
+        ]
 
-    def _holdings(self, kind: int, used: tuple[int, ...]) -> Holdings:
+    def _holdings(
+        self, kind: int, used: tuple[int, ...], longest: int, limit: int, inflight: int
+    ) -> Holdings:
         pieces = []
         for one in used:
             parts = self._parts(one)
-            pieces.append(rows_of(parts, kind, self.window, one, self.model.pipeline.stages))
-        if not pieces:
-            return rows_of((), kind, 0, 0, 1)
-        return joined(pieces)
+            room = Room(time_ns=longest, memory_bytes=limit, inflight=(inflight,) * len(parts))
+            pieces.append(rows_of(parts, kind, self.window, one, room))
+        return joined(pieces) if pieces else NOTHING
 
     def _parts(self, makeup: int) -> list[tuple[Palette, int]]:
         counts = self.makeups[makeup].tolist()
@@ -216,7 +233,7 @@ class Cuts:
             makeup = int(place.holdings.makeup[row])
             parts = self._parts(makeup)
             left = {
-                id(palette): picked(palette, max(count, self.window), int(pick))
+                id(palette): picked(palette, self.window, int(pick))
                 for (palette, count), pick in zip(parts, place.holdings.picks[row], strict=False)
             }
             size = sum(count for _, count in parts)
@@ -280,12 +297,38 @@ class Counts:
         least: Ints = (sizes + rest[:, None] * more).min(axis=1)
         return least
 
-    def places(self) -> list[StagePlace]:
-        """What every stage may hold; raises TooManyError."""
-        stages = range(self.model.pipeline.stages)
+    def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
+        """What every stage may hold within a time and its bytes; raises TooManyError."""
+        model = self.model
+        stages = range(model.pipeline.stages)
         if multiset_count(self.palette.size + 1, self.window) * len(stages) > ROWS_MAX:
             raise TooManyError
-        return [self._place(stage) for stage in stages]
+        found = []
+        cache: dict[object, Holdings] = {}
+        for stage in stages:
+            at = self.makeup_at(stage)
+            counts = tuple(np.unique(at[at >= 0]).tolist())
+            ends = tuple(one for one in self.ends if one[1] in model.stages[stage])
+            least, extra = self._due_extra(stage)
+            inflight = (*(model.inflight[position] for _, position in ends), least, *extra)
+            # Stages without ends hold the same, those with them are few.
+            key = (model.pipeline.kinds[stage], counts, len(extra)) if not ends else stage
+            if key not in cache:
+                room = Room(
+                    time_ns=longest,
+                    memory_bytes=limits[stage] if ends else max(limits),
+                    inflight=inflight[: len(ends) + 1] if ends else (min(model.inflight),),
+                )
+                cache[key] = self._holdings(stage, counts, len(extra), room)
+            found.append(StagePlace(holdings=cache[key], makeup_at=at, inflight=inflight))
+        return found
+
+    def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: Room) -> Holdings:
+        kind = self.model.pipeline.kinds[stage]
+        if not counts:
+            return NOTHING
+        held = joined([rows_of(self._parts(stage, n), kind, self.window, n, room) for n in counts])
+        return replace(held, keeps=np.column_stack([held.keeps, self._lightest(held, kind, due)]))
 
     def _parts(self, stage: int, count: int) -> list[tuple[Palette, int]]:
         on = set(self.model.stages[stage])
@@ -293,46 +336,23 @@ class Counts:
         fixed = [(palettes[of[run]], 1) for run, position in self.ends if position in on]
         return [*fixed, (palettes[of[self.main]], count)]
 
-    def _place(self, stage: int) -> StagePlace:
-        model, pipeline = self.model, self.model.pipeline
-        makeup_at = self.makeup_at(stage)
-        kind = pipeline.kinds[stage]
-        pieces = [
-            rows_of(self._parts(stage, count), kind, self.window, count, pipeline.stages)
-            for count in np.unique(makeup_at[makeup_at >= 0]).tolist()
-        ]
-        if not pieces:
-            held = rows_of((), kind, 0, 0, 1)
-            return StagePlace(holdings=held, makeup_at=makeup_at, held_bytes=held.base)
-        held = joined(pieces)
-        fixed = [position for _, position in self.ends if position in model.stages[stage]]
-        size = held.base.copy()
-        for part, position in enumerate(fixed):
-            size += model.inflight[position] * held.keeps[:, part]
-        size += self._main_bytes(stage, held, kind)
-        return StagePlace(holdings=held, makeup_at=makeup_at, held_bytes=size)
-
     def _due_extra(self, stage: int) -> tuple[int, list[int]]:
         """Least in flight where blocks may lie, and how much more where one has to, descending."""
         inflight = self.model.inflight
         least = min((inflight[k] for k in self.open[stage]), default=0)
         return least, sorted((inflight[k] - least for k in self.due[stage]), reverse=True)
 
-    def _main_bytes(self, stage: int, held: Holdings, kind: int) -> Ints:
-        """What the longest run keeps: where most is in flight lie only the blocks that must."""
-        least, extra = self._due_extra(stage)
-        size = least * held.keeps[:, -1]
+    def _lightest(self, held: Holdings, kind: int, due: int) -> Ints:
+        """What the lightest blocks keep: they lie where most is in flight, as far as some must."""
         palette = self.palette
-        table, _ = palette.table(self.window)
-        counts = table[held.picks[:, -1]]
+        counts = palette.table(self.window)[0][held.picks[:, -1]]
         keeps = palette.kinds[kind][0][list(palette.numbers), KEEPS]
         order = np.argsort(keeps, kind="stable")
         running = np.cumsum(counts[:, order], axis=1)
-        for at, more in enumerate(extra):
-            if more:
-                # The blocks that keep least lie where most is in flight.
-                size += more * keeps[order][(running > at).argmax(axis=1)]
-        return size
+        found = np.zeros((len(counts), due), np.int64)
+        for at in range(due):
+            found[:, at] = keeps[order][(running > at).argmax(axis=1)]
+        return found
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
         """Return blocks and variants per position, where each stage holds one row."""
