@@ -246,7 +246,7 @@ class Ascent:
                 going &= ~(np.isfinite(gap) & (risen < STALE * gap))
             if not going[self.places].any():
                 break
-            if number % 4 == 3 and going[self.places].mean() < 0.6:
+            if number % 2 == 1 and going[self.places].mean() < 0.6:
                 self.keep(going[self.places])
             self.reshare()
 

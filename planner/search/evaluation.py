@@ -28,10 +28,12 @@ from planner.search.stages import (
     VariantFigures,
     divide,
     inflight_counts,
+    lower_bound_ns,
 )
 from planner.search.variants import variants
 
 MODES = ("none", "selective", "full")
+NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
@@ -178,14 +180,16 @@ class Evaluator:
                 found.append(Pruned(candidate, bound, NO_GAIN))
                 continue
             try:
-                one = self._found(candidate, [Solved(self.modes[0], solution)], limit, bound)
+                one = self._found(
+                    candidate, [Solved(self.modes[0], solution)], limit, bound, best_ns
+                )
             except MemoryLimitError:
                 found.append((candidate, bound))
             except InfeasibleError as error:
                 found.append(Refused(candidate, error))
             else:
                 found.append(one)
-                best_ns = min(best_ns, one.division.step_ns * 1.05)
+                best_ns = _lowered(best_ns, one)
         return found
 
     def squeeze_many(
@@ -196,24 +200,28 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            for share in (TIE_BREAKER, *LADDER):
-                asks = self._asks(candidates, limits, mode, share, endless)
-                solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
-                for group, solution in zip(groups, solutions, strict=True):
-                    if solution is not None:
-                        group.append(Solved(mode, solution))
+            asks = [
+                self._asks(candidates, limits, mode, share, endless)
+                for share in (TIE_BREAKER, *LADDER)
+            ]
+            solutions = self.programs.solve_many(
+                [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
+            )
+            for at, solution in enumerate(solutions):
+                if solution is not None:
+                    groups[at % len(groups)].append(Solved(mode, solution))
         found: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
             if bound >= best_ns:
                 found.append(Pruned(candidate, bound, NO_GAIN))
                 continue
             try:
-                one = self._found(candidate, _distinct(group), limit, bound)
+                one = self._found(candidate, _distinct(group), limit, bound, best_ns)
             except InfeasibleError as error:
                 found.append(Refused(candidate, error, bound))
             else:
                 found.append(one)
-                best_ns = min(best_ns, one.division.step_ns * 1.05)
+                best_ns = _lowered(best_ns, one)
         return found
 
     def refine(self, outcome: Outcome, limit_bytes: int, best_ns: float) -> Outcome:
@@ -247,6 +255,7 @@ class Evaluator:
             one = self._found(candidate, found, limit_bytes, bound)
         except InfeasibleError as error:
             return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
+        assert isinstance(one, Found), "without a cutoff nothing is pruned"
         if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
             return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
         return one
@@ -273,16 +282,22 @@ class Evaluator:
         return max(0.0, solution.bound - paid) * self.unit(candidate)
 
     def _found(
-        self, candidate: Candidate, group: list[Solved], limit_bytes: int, bound_ns: float
-    ) -> Found:
-        """Divide the blocks with these solutions."""
+        self,
+        candidate: Candidate,
+        group: list[Solved],
+        limit_bytes: int,
+        bound_ns: float,
+        best_ns: float = float("inf"),
+    ) -> Found | Pruned:
+        """Divide the blocks with these solutions, unless no division gains anything."""
         shape = self.shape(candidate)
         figures = [
             self.programs.block_figures(shape, one.mode, one.solution.options) for one in group
         ]
-        division = divide(
-            self._runs(figures), candidate.pipeline, limit_bytes, 0, self.request.max_gap / 4
-        )
+        runs = self._runs(figures)
+        if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
+            return Pruned(candidate, bound_ns, "its stages cannot be even enough")
+        division = divide(runs, candidate.pipeline, limit_bytes, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,
@@ -308,6 +323,11 @@ class Evaluator:
                 runs.append(Run(template=template, blocks=(), variants=kinds))
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
+
+
+def _lowered(best_ns: float, one: Found | Pruned) -> float:
+    """The cutoff once a plan is known; others somewhat slower are wanted for the simulator."""
+    return min(best_ns, one.division.step_ns * NEAR) if isinstance(one, Found) else best_ns
 
 
 def _distinct(group: list[Solved]) -> list[Solved]:
@@ -338,9 +358,10 @@ def shared_prices(pipeline: Pipeline) -> Prices:
 
 def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
     """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
-    counts = inflight_counts(pipeline)
+    plain = replace(pipeline, schedule="1f1b", interleave=1)
+    counts = inflight_counts(plain)
     kept = sum(counts) / len(counts) if average else min(counts)
-    shared = shared_prices(pipeline)
+    shared = shared_prices(plain if average else pipeline)
     return replace(shared, persistent_byte=price, inflight_byte=price * kept)
 
 

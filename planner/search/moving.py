@@ -175,35 +175,18 @@ class Moving:
         duration = np.zeros(shape)
         buffers = np.zeros(shape, np.int64)
         following = np.zeros((len(graph.states),) * 2, np.int64)
-        following[graph.before, graph.after] = np.arange(len(graph.before)) + 1
-        reachable = np.ones(shape, np.bool_)
-        first = True
-        moved = np.zeros(shape, np.bool_)  # the step before
+        following[graph.before, graph.after] = np.arange(len(graph.before))
+        reachable = nexts[at, goal, rows] >= 0
         while True:
-            going = at != goal
+            going = (at != goal) & reachable
             if not going.any():
                 break
-            then = nexts[at, goal, rows]
-            reachable &= then >= 0
-            then = np.where(going & reachable, then, at)
-            edge = following[at, then] - 1
-            takes = edge >= 0
-            edge = np.maximum(edge, 0)
-            moves_data = takes & ~graph.local[edge]
-            duration += np.where(takes, step_ns[edge, rows], 0.0)
-            if first:
-                if not keeps_source:
-                    buffers += np.where(moves_data, local[at, rows], 0)
-            else:
-                # What a local step made has a place where a move reads it, or it is kept anyway.
-                counted = moved | moves_data | keeps_source
-                buffers += np.where(takes & counted, local[at, rows], 0)
-            moved = moves_data
-            last = takes & (then == goal)
-            ends = last & (moves_data | keeps_source) & ~kept[None, :, None]
-            buffers += np.where(ends, local[then, rows], 0)
-            at = np.where(takes, then, goal)
-            first = False
+            then = np.where(going, nexts[at, goal, rows], at)
+            duration += np.where(going, step_ns[following[at, then], rows], 0.0)
+            if keeps_source:
+                counted = going & ~((then == goal) & kept[None, :, None])
+                buffers += np.where(counted, local[then, rows], 0)
+            at = then
         return Boxed(reachable, np.round(duration).astype(np.int64), buffers)
 
     def _paths(self, graph: Edges, dims: Ints) -> NDArray[np.int16]:

@@ -19,6 +19,7 @@ from planner.errors import InfeasibleError, ProtocolError
 from planner.plan import Evidence, Plan
 from planner.search.candidates import Candidate, candidates
 from planner.search.evaluation import (
+    NEAR,
     NO_GAIN,
     Evaluator,
     Found,
@@ -34,7 +35,6 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph, with_batch
+from models.graph import Graph, Op, Tensor, scaled
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.memory import Layout, transient_bytes
@@ -82,6 +82,7 @@ class Programs:
         self._priced: dict[tuple[str, Shape], tuple[Pricing, int]] = {}
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
         self._solved: dict[Ask, Solution | None] = {}
+        self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
         self._exact: dict[object, Solution] = {}
         self._forced: frozenset[str] | None = None
 
@@ -217,8 +218,8 @@ class Programs:
                 rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
                 ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
                 ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in mine]))
-                for column, ask in enumerate(mine):
-                    self._solved[ask] = _solution(ascent, column)
+                for ask, solution in zip(mine, _solutions(ascent), strict=True):
+                    self._solved[ask] = solution
         return [self._solved[ask] for ask in asks]
 
     def solve_one(
@@ -298,35 +299,46 @@ class Programs:
     ) -> dict[str, int]:
         """Bytes of the largest section of every template's block."""
         space = self.space(shape, mode)
-        graph = with_batch(space.folded.graph, shape.batch)
         layouts = {}
         for choice, option in zip(space.choices, options, strict=True):
             for one in choice.ops:
                 signature = one.signature(option)
                 layouts[one.op.name] = Layout(signature.inputs, signature.outputs)
+        tensors = self._tensors(mode, shape.batch)
         found: dict[str, int] = {}
-        by_block: dict[str, list[object]] = {}
+        by_block: dict[str, list[Op]] = {}
         for op in space.folded.ops:
             by_block.setdefault(op.block, []).append(op)
         for block, ops in by_block.items():
             template = self.graph.templates[block]
-            size = transient_bytes(ops, layouts, graph.tensors_by_name, shape.sizes)
+            size = transient_bytes(ops, layouts, tensors, shape.sizes)
             found[template] = max(found.get(template, 0), size)
         return found
 
+    def _tensors(self, mode: str, batch: int) -> dict[str, Tensor]:
+        """Tensors of the representative blocks for one microbatch."""
+        if (mode, batch) not in self._sized:
+            folded = self.folded(mode)
+            wanted = {name for op in folded.ops for name in (*op.inputs, *op.outputs)}
+            self._sized[mode, batch] = {
+                name: scaled(tensor, folded.graph.batch, batch)
+                for name, tensor in folded.graph.tensors_by_name.items()
+                if name in wanted
+            }
+        return self._sized[mode, batch]
 
-def _solution(ascent: Ascent, row: int) -> Solution | None:
-    """The best solution of one row, with its figures; None where there is none."""
-    cost = float(ascent.costs[row])
-    bound = float(ascent.bounds[row])
-    if not np.isfinite(cost):
-        return None
-    options = ascent.options[:, row]
-    figures, _ = totals(ascent.tables, options.reshape(-1, 1), np.array([row]))
-    return Solution(
-        options=tuple(int(o) for o in options),
-        figures=tuple(int(f) for f in figures[:, 0]),
-        cost=cost,
-        bound=min(bound, cost),
-    )
 
+def _solutions(ascent: Ascent) -> list[Solution | None]:
+    """The best solution of every row, with its figures; None where there is none."""
+    figures, _ = totals(ascent.tables, ascent.options)
+    return [
+        Solution(
+            options=tuple(ascent.options[:, row].tolist()),
+            figures=tuple(figures[:, row].tolist()),
+            cost=float(cost),
+            bound=min(float(bound), float(cost)),
+        )
+        if np.isfinite(cost)
+        else None
+        for row, (cost, bound) in enumerate(zip(ascent.costs, ascent.bounds, strict=True))
+    ]

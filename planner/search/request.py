@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from models.spec import ModelSpec, TrainingSpec
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError, PlanError
+from planner.memory import reserved_bytes, slack_fraction
 from planner.search.pins import Pins
 
 
@@ -64,7 +65,8 @@ class SearchRequest:
     @property
     def usable_bytes(self) -> int:
         """Bytes of one device that are left for what a plan lays out."""
-        return self.limit_bytes
+        slack = 1 + slack_fraction(self.cluster)
+        return int((self.limit_bytes - reserved_bytes(self.cluster)) / slack)
 
     @property
     def limit_bytes(self) -> int:
