@@ -1,6 +1,6 @@
 """Stages: a plan simulated chunk by chunk, however deep its model is.
 
-Every kind of chunk is simulated once op by op, with two blocks of each run and again with three;
+Every kind of chunk is simulated once op by op, with three blocks of each run and again with four;
 the difference is what one more block takes (`parts`). The chunks' actor graph
 (`planner.compile.coarse`) then runs with these times. What is lost: how communication inside a
 chunk shifts where the pipeline makes a stage wait, and where ranks share cores, that only the part
@@ -21,6 +21,8 @@ from planner.compile.wiring import Wiring
 from planner.costs import collective_duration_ns
 from planner.plan import BlockChoice, Plan
 from simulator.parts import part_times
+
+BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run ahead of more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,24 +100,24 @@ class _Measured:
         return tuple(found[number] for number in range(len(chunks)))
 
     def _chunk(self, number: int) -> PartTimes:
-        """Two blocks of every run, measured, and what each further block adds."""
+        """A few blocks of every run, measured, and what each further block adds."""
         runs = self.wiring.runs(self.wiring.plan.chunks[number])
-        counts = [min(len(run.blocks), 2) for run in runs]
+        counts = [min(len(run.blocks), BLOCKS) for run in runs]
         found = self._measured(number, counts)
         for index, run in enumerate(runs):
-            if len(run.blocks) > 2:
-                found = found.plus(self._one_more(number, index), len(run.blocks) - 2)
-        return found.at_least_zero()
+            if len(run.blocks) > BLOCKS:
+                found = found.plus(self._one_more(number, index), len(run.blocks) - BLOCKS)
+        return found.settled()
 
     def _one_more(self, number: int, index: int) -> PartTimes:
         """What one more block of a run adds, wherever such a run lies."""
         runs = self.wiring.runs(self.wiring.plan.chunks[number])
         key = ("one more", runs[index].template, runs[index].variant, *self._where(number))
         if key not in self._found:
-            counts = [min(len(run.blocks), 2) for run in runs]
-            two = self._measured(number, counts)
+            counts = [min(len(run.blocks), BLOCKS) for run in runs]
+            fewer = self._measured(number, counts)
             counts[index] += 1
-            self._found[key] = self._measured(number, counts).plus(two, -1)
+            self._found[key] = self._measured(number, counts).plus(fewer, -1)
         return self._found[key]
 
     def _measured(self, number: int, counts: Sequence[int]) -> PartTimes:

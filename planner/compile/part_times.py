@@ -42,15 +42,20 @@ class PartTimes:
             update_ns=self.update_ns + times * other.update_ns,
         )
 
-    def at_least_zero(self) -> "PartTimes":
-        """The same without negative times, which differences of measured times can give."""
+    def settled(self) -> "PartTimes":
+        """The same without negative times.
+
+        Differences of measured times can be negative. Where lanes run ahead between steps, the
+        first forward even takes less than the others: the later times then lend what is missing.
+        """
+        reduce = self.reduce_ns + min(self.gather_ns, 0)
         return PartTimes(
             slots_ns={part: max(ns, 0) for part, ns in self.slots_ns.items()},
             exposed_ns={part: max(ns, 0) for part, ns in self.exposed_ns.items()},
             gather_ns=max(self.gather_ns, 0),
-            reduce_ns=max(self.reduce_ns, 0),
+            reduce_ns=max(reduce, 0),
             computing_ns=max(self.computing_ns, 0),
-            update_ns=max(self.update_ns, 0),
+            update_ns=max(self.update_ns + min(reduce, 0), 0),
         )
 
 

@@ -1,7 +1,7 @@
 """Pieces: one chunk on its own with few of its equal blocks, compiled op by op.
 
 What a chunk costs is measured on pieces (`simulator.parts`) and then counted: blocks of one run
-are alike, so two and three of them tell what any number costs. What comes from other chunks
+are alike, so a few of them and one more tell what any number costs. What comes from other chunks
 *arrives* as often as the piece can take it and in no time, so that nothing in the piece ever waits
 for another stage; what leaves is boxed as the receiver wants it.
 """
