@@ -62,7 +62,6 @@ class Side:
 class Pair:
     """One use of a net as a term over the states of its producer and its reader."""
 
-    net: int
     first: int  # the choice that comes earlier in the order
     second: int
     sides: tuple[Side, Side]
@@ -106,7 +105,6 @@ class Ascent:
         self.before: list[list[Pair]] = [[] for _ in tables.choices]
         self.after: list[list[Pair]] = [[] for _ in tables.choices]
         self.shared: list[list[Pair]] = []
-        self._shares: list[tuple[Net, Floats]] = []
         self.unit = self._unit()
         self.own = self._own(self.prices)
         for own, choice in zip(self.own, tables.choices, strict=True):
@@ -132,9 +130,7 @@ class Ascent:
     def _own(self, prices: Floats) -> list[Floats]:
         """What every option costs at these prices, kept bytes included."""
         scaled = prices / self.unit
-        found = [
-            c.count * np.einsum("fok,fk->ok", c.figures, scaled) for c in self.tables.choices
-        ]
+        found = [c.count * np.einsum("fok,fk->ok", c.figures, scaled) for c in self.tables.choices]
         if scaled[INFLIGHT].any():
             for net in self.tables.nets:
                 holders = [use for use in net.uses if use.holds]
@@ -146,7 +142,7 @@ class Ascent:
     def _boxing(self, net: Net, prices: Floats) -> Floats:
         """What every boxing of a net costs at these prices: [A, B, K]."""
         scaled = net.count * prices / self.unit
-        cost = net.duration_ns * scaled[STEP if net.step else MICROBATCH]
+        cost: Floats = net.duration_ns * scaled[STEP if net.step else MICROBATCH]
         if scaled[PERSISTENT].any():
             cost = cost + net.buffer_bytes * scaled[PERSISTENT]
         return cost
@@ -167,7 +163,6 @@ class Ascent:
                 made.append(self._pair(net, use.choice, use.wants, share))
         if len(made) > 1:
             self.shared.append(made)
-        self._shares.append((net, wanted))
 
     def _pair(self, net: Net, reader: int, wants: Ints, cost: Floats) -> Pair:
         columns, back = np.unique(wants, return_inverse=True)
@@ -178,7 +173,6 @@ class Ascent:
         if swapped:
             mine, sides, ends = mine.swapaxes(0, 1), (sides[1], sides[0]), (ends[1], ends[0])
         pair = Pair(
-            net=net.number,
             first=ends[0],
             second=ends[1],
             sides=sides,
@@ -191,34 +185,7 @@ class Ascent:
         self.before[ends[1]].append(pair)
         return pair
 
-    def reprice(self, prices: Floats) -> None:
-        """Go on at other prices from where the sweeps have come; all rows are swept again.
-
-        Bounds and solutions start anew. Not after `keep`.
-        """
-        assert len(self.places) == self.tables.rows, "every row is still there"
-        change = prices - self.prices
-        for own, more in zip(self.own, self._own(change), strict=True):
-            own += more
-        pairs: dict[int, list[Pair]] = {}
-        for mine in self.after:
-            for pair in mine:
-                pairs.setdefault(pair.net, []).append(pair)
-        for net, wanted in self._shares:
-            more = self._boxing(net, change) / wanted[None, :, None]
-            for use in net.uses:
-                if use.choice == net.producer:
-                    self.own[use.choice] += more[net.makes, use.wants]
-            for pair in pairs.get(net.number, []):
-                mine = more[:, pair.columns]
-                pair.cost += mine.swapaxes(0, 1) if pair.swapped else mine
-        self.prices = prices.astype(np.float64)
-        self.bounds[:] = -np.inf
-        self.costs[:] = np.inf
-
-    def ascend(
-        self, sweeps: int, max_gap: float = 0.0, cutoffs: Floats | None = None
-    ) -> None:
+    def ascend(self, sweeps: int, max_gap: float = 0.0, cutoffs: Floats | None = None) -> None:
         """Sweep until every row is settled, or its bound has stopped rising.
 
         Parameters

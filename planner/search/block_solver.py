@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.block_program import Floats, MemoryRow, Prices, solve_program
 from planner.search.ascent import SETTLED, Ascent
+from planner.search.block_program import Floats, MemoryRow, Prices, solve_program
 from planner.search.integer_program import NODE_LIMIT
 from planner.search.request import MemoryLimitError
 from planner.search.states import Ints

@@ -17,8 +17,8 @@ from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
-from planner.search.durations import core_share
 from planner.search.programs import Ask, Programs, Shape
+from planner.search.ranks import core_share
 from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.stages import (
     DEFERRING,
@@ -149,9 +149,7 @@ class Evaluator:
         ):
             price = share * float(cost) / (limit * candidate.pipeline.stages)
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
-            found.append(
-                Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff)
-            )
+            found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
 
     def evaluate_many(

@@ -17,7 +17,7 @@ from planner.cluster import Cluster
 from planner.costs import collective_duration_ns, collective_pieces, op_durations_ns
 from planner.memory import LOCAL
 from planner.sbp import NdSbp
-from planner.search.durations import group_ranks
+from planner.search.ranks import group_ranks
 from planner.search.states import (
     MAX,
     SUM,
@@ -192,9 +192,7 @@ class Moving:
     def _paths(self, graph: Edges, dims: Ints) -> NDArray[np.int16]:
         """The next state from every state towards every other: [U, U, K]; -1 where no path is."""
         fits = divisible(graph.states, dims, self.sizes)
-        keys = [
-            (len(dims), mesh, fits[:, row].tobytes()) for row, mesh in enumerate(self.meshes)
-        ]
+        keys = [(len(dims), mesh, fits[:, row].tobytes()) for row, mesh in enumerate(self.meshes)]
         missing = {key: row for row, key in enumerate(keys) if key not in self.known.paths}
         if missing:
             rows = list(missing.values())
@@ -242,9 +240,10 @@ class Moving:
                     )
             return found
         fixed, slope = pieces
-        return np.min(
+        fastest: Floats = np.min(
             [f + np.ceil(s * message_bytes) for f, s in zip(fixed, slope, strict=True)], axis=0
         )
+        return fastest
 
     def _alternatives(self, kind: str, mesh: Key, axes: tuple[int, ...]) -> Pieces | None:
         key = kind, mesh, axes

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
-from planner.compile import compile_plan
 from planner.errors import InfeasibleError, ProtocolError
-from planner.plan import Evidence, Plan
+from planner.memory import plan_memory
+from planner.plan import Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate, candidates
 from planner.search.evaluation import (
     NEAR,
@@ -64,8 +64,12 @@ class Ranking:
     @property
     def bound_ns(self) -> float:
         """The lowest bound over every candidate that could be a plan."""
-        everything = (*self.found, *self.pruned, *self.refused)
-        return min(one.bound_ns for one in everything)
+        return min(one.bound_ns for one in self.everything)
+
+    @property
+    def everything(self) -> list[Outcome]:
+        """All outcomes."""
+        return [*self.found, *self.pruned, *self.refused]
 
     @property
     def best_ns(self) -> float:
@@ -139,8 +143,8 @@ def search(
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.
             estimate = one.found.division.memory_bytes
-            limits[candidate] = estimate * request.limit_bytes // size * 99 // 100
-            tried.append(Refused(candidate, MemoryLimitError(size, request.limit_bytes)))
+            limits[candidate] = estimate * request.usable_bytes // size * 99 // 100
+            tried.append(Refused(candidate, MemoryLimitError(size, request.usable_bytes)))
     raise unfit(tried or ranking.refused)
 
 
@@ -217,16 +221,16 @@ def _refine(
     for _ in range(REFINED if request.max_gap else len(ranking.found) + len(ranking.pruned)):
         if ranking.best_ns <= ranking.bound_ns * (1 + request.max_gap):
             return
-        everything: list[Outcome] = [*ranking.found, *ranking.pruned, *ranking.refused]
-        lowest = min(everything, key=lambda one: one.bound_ns)
+        lowest = min(ranking.everything, key=lambda one: one.bound_ns)
         if lowest.candidate in done or lowest.bound_ns == float("inf"):
             return
         done.add(lowest.candidate)
         tell(f"refining: {lowest.candidate.text}")
         better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
-        for kind in (ranking.found, ranking.pruned, ranking.refused):
-            kind[:] = [one for one in kind if one is not lowest]  # type: ignore[assignment]
-        ranking.add(better)
+        others = [one for one in ranking.everything if one is not lowest]
+        ranking.found, ranking.pruned, ranking.refused = [], [], []
+        for one in (*others, better):
+            ranking.add(one)
 
 
 def _check(
@@ -236,20 +240,20 @@ def _check(
     simulate: Simulate | None,
     tell: Progress,
 ) -> list[Checked]:
-    """Simulate the best few; without a simulator compile them in turn until one fits."""
+    """Simulate the best few; without a simulator lay them out in turn until one fits."""
     checked: list[Checked] = []
     for one in (_varied(found) if simulate else found)[:TRIED]:
         plan = write_plan(request, one, graph)
-        tell(f"{'simulating' if simulate else 'compiling'}: {one.candidate.text}")
+        tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
         if differs := disobeyed(plan, graph, request.pins):
             checked.append(Checked(one, plan, {}, differs))
             continue
         try:
-            figures = (simulate or _compiled)(plan)
+            figures = (simulate or _laid_out)(plan)
         except ProtocolError as error:
             checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
             continue
-        over = figures["memory_bytes_max"] - request.limit_bytes
+        over = figures["memory_bytes_max"] - request.usable_bytes
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
@@ -265,10 +269,10 @@ def _varied(found: list[Found]) -> list[Found]:
     return [*first.values(), *(one for one in found if one not in first.values())]
 
 
-def _compiled(plan: Plan) -> Figures:
-    """What the compiler alone says of a plan."""
-    programs = compile_plan(plan).programs
-    return {"memory_bytes_max": max(program.memory_bytes for program in programs)}
+def _laid_out(plan: Plan) -> Figures:
+    """What the memory formula alone says of a plan."""
+    stages = plan_memory(plan, plan_graph(plan))
+    return {"memory_bytes_max": max(one.arena_bytes for one in stages)}
 
 
 def _best(

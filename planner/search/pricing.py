@@ -228,7 +228,8 @@ class Pricing:
         )
         if self.stretch == 1.0:
             return found
-        return np.ceil(found * self.stretch).astype(np.int64)
+        stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
+        return stretched
 
     def _flops(
         self,
@@ -315,7 +316,8 @@ class Pricing:
             keeps_source=False,
             kept=np.zeros(1, np.bool_),
         )
-        return boxed.duration_ns[0, 0]
+        found: Ints = boxed.duration_ns[0, 0]
+        return found
 
     # -- nets --------------------------------------------------------------------------------
 

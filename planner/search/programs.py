@@ -25,7 +25,17 @@ from planner.search.pricing import Pricing
 from planner.search.request import SearchRequest
 from planner.search.space import Space, build_space
 from planner.search.stages import VariantFigures
-from planner.search.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables, net_figures, single, take, totals
+from planner.search.tables import (
+    DEFERRABLE,
+    FIGURES,
+    MICROBATCH,
+    STEP,
+    Tables,
+    net_figures,
+    single,
+    take,
+    totals,
+)
 from planner.search.variants import handover
 
 Floats = NDArray[np.float64]
@@ -125,11 +135,9 @@ class Programs:
             pricing = Pricing(
                 self.space(members[0], mode),
                 self.request.cluster,
-                np.array([shape.sizes for shape in members], np.int64).reshape(
-                    len(members), -1
-                ).T,
+                np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
-                stretch=members[0].stretch,
+                stretch=float(members[0].stretch),
                 crossing_partial=not members[0].chunked,
             )
             found.append((pricing, members))
@@ -294,9 +302,7 @@ class Programs:
             )
         return found
 
-    def working_bytes(
-        self, shape: Shape, mode: str, options: tuple[int, ...]
-    ) -> dict[str, int]:
+    def working_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> dict[str, int]:
         """Bytes of the largest section of every template's block."""
         space = self.space(shape, mode)
         layouts = {}

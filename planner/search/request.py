@@ -9,6 +9,9 @@ from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
 from planner.search.pins import Pins
 
+# Relative gap at which the search stops by default: finer than any cost is known.
+MAX_GAP = 0.02
+
 
 class MemoryLimitError(InfeasibleError):
     """No choice fits the memory of a device: the bytes that the least of them needs."""
@@ -50,7 +53,7 @@ class SearchRequest:
     global_batch: int
     pins: Pins = field(default_factory=Pins)
     memory_limit_bytes: int | None = None
-    max_gap: float = 0.0
+    max_gap: float = MAX_GAP
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
 

@@ -77,7 +77,7 @@ class OpOptions:
     def expanded(self) -> Bools:
         """Options that are extra signatures."""
         extra = np.array([bool(one.expansion) for one in self.base])
-        found: Bools = extra[self.taken].any(axis=0)
+        found: Bools = np.any(extra[self.taken], axis=0)
         return found
 
 
@@ -91,7 +91,7 @@ class Choice:
     @property
     def size(self) -> int:
         """Number of options."""
-        return self.ops[0].states.shape[1]
+        return int(self.ops[0].states.shape[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -245,16 +245,15 @@ class _Builder:
             ids += [i for i, name in enumerate(op.inputs) if name in self.values]
         base = axis_signatures(op.kind, op.labels, ids)
         kept: list[tuple[Ints, bool]] = []
-        for at, allowed in enumerate(self.filters):
+        for at, allowed in enumerate(self.filters if self.axes else ()):
             lists = [
                 [n for n, one in enumerate(base) if allowed is None or allowed(op, axis, one)]
                 for axis in range(self.axes)
             ]
-            grid = np.meshgrid(*map(np.array, lists), indexing="ij") if lists else []
-            taken = np.array([one.ravel() for one in grid], np.int64).reshape(self.axes, -1)
-            if not lists:
-                taken = np.zeros((0, 1), np.int64)
-            kept.append((taken, at == 0))
+            grid = np.meshgrid(*(np.array(one, np.int64) for one in lists), indexing="ij")
+            kept.append((np.array([one.ravel() for one in grid]), at == 0))
+        if not self.axes:
+            kept.append((np.zeros((0, 1), np.int64), True))
         taken = np.concatenate([one for one, _ in kept], axis=1)
         primary = np.concatenate([np.full(one.shape[1], first) for one, first in kept])
         return self._distinct(op, base, taken, primary)

@@ -81,7 +81,8 @@ def divisible(states: Ints, dims: Ints, sizes: Ints) -> Bools:
         if here.any():
             cut = np.where(here[:, :, None], sizes[:, None, :], 1).prod(axis=0)
             fits &= dims[dim] % cut == 0
-    fits &= (by_axis < FIRST_DIM + len(dims)).all(axis=0)[:, None]
+    known: Bools = np.all(by_axis < FIRST_DIM + len(dims), axis=0)
+    fits &= known[:, None]
     return fits
 
 

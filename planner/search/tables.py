@@ -58,7 +58,7 @@ class Tables:
     @property
     def rows(self) -> int:
         """Number of block programs."""
-        return self.choices[0].figures.shape[2]
+        return int(self.choices[0].figures.shape[2])
 
     @property
     def size(self) -> int:
@@ -133,7 +133,7 @@ def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     figures[STEP if net.step else MICROBATCH] = (duration * wanted).sum(axis=0)
     figures[PERSISTENT] = (net.buffer_bytes[source, :, places].T * wanted).sum(axis=0)
     figures[INFLIGHT] = (net.held_bytes[:, places] * kept).sum(axis=0)
-    fine: Bools = (net.reachable[source, :, places].T | ~wanted).all(axis=0)
+    fine: Bools = np.all(net.reachable[source, :, places].T | ~wanted, axis=0)
     return figures, fine
 
 
