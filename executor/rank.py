@@ -54,6 +54,8 @@ class RankMemory:
         if found is None:
             actor, views = self.program.actors[fire.actor], self.arena.views
             reads = [views[p.register][s] for p, s in zip(actor.inputs, fire.reads, strict=True)]
+            if actor.meeting is not None:
+                reads = reads[:1]  # a further input is only waited for
             writes = [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)]
             found = known[slots] = ([writes[0], *reads] if actor.in_place else reads, writes)
         return found

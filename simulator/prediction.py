@@ -78,7 +78,7 @@ def predict(
         found,
         fidelity=STAGE,
         exposed_communication_ns=max(found.exposed_communication_ns + inside_ns, 0),
-        memory_bytes_max=max(one.arena_bytes for one in memory),
+        memory_bytes_max=max(one.total_bytes for one in memory),
         memory_by_kind=tuple(one.by_kind for one in memory),
     )
 

@@ -11,6 +11,7 @@ from planner.actors.lanes import lane_of
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.costs import durations
+from planner.memory import beside
 from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
@@ -182,13 +183,17 @@ def _simulated(
         step_end_ns=ends,
         spans=tuple(_spans(instances)) if spans else (),
     )
+    memory = tuple(
+        program.memory_bytes_by_kind | beside(program.memory_bytes, cluster)
+        for program in graph.programs
+    )
     return Simulated(
         trace=trace,
         step_time_ns=end_ns - begin_ns,
         bubble_fraction=bubble_ns / (end_ns - begin_ns) if end_ns > begin_ns else 0.0,
         exposed_communication_ns=round(exposed_ns),
-        memory_bytes_max=max(program.memory_bytes for program in graph.programs),
-        memory_by_kind=tuple(program.memory_bytes_by_kind for program in graph.programs),
+        memory_bytes_max=max(sum(kinds.values()) for kinds in memory),
+        memory_by_kind=memory,
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
     )

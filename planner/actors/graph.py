@@ -83,7 +83,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `state` are registers that only this actor touches and updates in place (Adam's moments).
     `in_place`: the op's first operand is the version before the one it writes, found in the same
-    slot (a variable under its optimizer), so no input port reads it.
+    slot (a variable under its optimizer), so no input port reads it. A collective sends its first
+    input; a second one only says what it waits for.
     """
 
     name: str

@@ -7,9 +7,10 @@ before the op that makes its input, and is over when the first op that reads its
 other registers have their own places: what lives from one section to another, and what is sent or
 received, for no order on this rank says when that happens.
 
-Within a section the ops of one block form a *stretch*. What lives from one stretch to another is
-placed first, largest first; what lives within one fits around it. So equal stretches between equal
-neighbours look alike, and are packed once.
+Within a section the ops of one block form a *stretch*. What lives from one stretch to the next is
+placed first, in turns in two parts of the area; what lives within one fits around it. So equal
+stretches between equal neighbours look alike, are packed once, and take the same room however many
+there are.
 """
 
 from bisect import bisect_right, insort
@@ -92,12 +93,12 @@ def communication_buffers(draft: DraftStage) -> frozenset[int]:
 
 def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, int], int]:
     """Offsets of the registers that share the area, and the area's size."""
-    spans = _Spans(draft, joint_backward)
+    spans = Spans(draft, joint_backward)
     offsets: dict[int, int] = {}
     area = 0
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     for section, local in spans.by_section().items():
-        starts = _stretches(draft, spans.ops(section))
+        starts = stretches(draft, spans.ops(section))
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
@@ -105,7 +106,7 @@ def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, in
     return offsets, area
 
 
-class _Spans:
+class Spans:
     """Finds the registers of a draft that never outlive one section."""
 
     def __init__(self, draft: DraftStage, joint_backward: bool) -> None:
@@ -144,19 +145,19 @@ class _Spans:
         """Per section, the spans of the registers that share the area."""
         found: dict[Section, list[Span]] = {}
         for register in self._candidates:
-            begin = self._begin(register)
-            end = self._end(register, begin[0]) if begin else None
+            begin = self.begin(register)
+            end = self.end(register, begin[0]) if begin else None
             if begin and end is not None:
                 size = self.draft.registers[register].slot_bytes
                 found.setdefault(begin[0], []).append(Span(register, size, begin[1], end))
         return found
 
-    def _local(self, index: int) -> bool:
+    def local(self, index: int) -> bool:
         """Whether an actor is a collective of this stage alone."""
         meeting = self.draft.actors[index].meeting
         return meeting is not None and meeting.peer is None and not meeting.world
 
-    def _begin(self, register: int) -> tuple[Section, int] | None:
+    def begin(self, register: int) -> tuple[Section, int] | None:
         """Section and time from which a register may be written; None if no order tells."""
         index = self.draft.producer.get(register)
         if index is None or self.draft.registers[register].initial:
@@ -164,36 +165,38 @@ class _Spans:
         actor = self.draft.actors[index]
         if actor.lane == "compute":
             return self.section(index), 2 * index
-        if not self._local(index):
+        if not self.local(index):
             return None
-        before = self._begin(actor.inputs[0].register)
-        return (before[0], before[1] | 1) if before else None
+        section = self.section(index)
+        before = [self.begin(port.register) for port in actor.inputs]
+        known = [one[1] for one in before if one is not None and one[0] == section]
+        return (section, max(known) | 1) if known else None
 
-    def _end(self, register: int, section: Section) -> int | None:
+    def end(self, register: int, section: Section) -> int | None:
         """Time after which a register is free; None unless that is within the section."""
         readers = self.readers.get(register, ())
         maker = self.draft.producer[register]
         if not readers:
             return 2 * maker if self.draft.actors[maker].lane == "compute" else None
-        ends = [self._done(index, section) for index in readers]
+        ends = [self.done(index, section) for index in readers]
         return None if None in ends else max(end for end in ends if end is not None)
 
-    def _done(self, index: int, section: Section) -> int | None:
+    def done(self, index: int, section: Section) -> int | None:
         """Time at which an actor is known to be done, within a section."""
         if self.draft.actors[index].lane == "compute":
             return 2 * index if self.section(index) == section else None
-        if not self._local(index):
+        if not self.local(index):
             return None
         known = [
             done
             for port in self.draft.actors[index].outputs
             for reader in self.readers.get(port.register, ())
-            if (done := self._done(reader, section)) is not None
+            if (done := self.done(reader, section)) is not None
         ]
         return min(known, default=None)
 
 
-def _stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
+def stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
     """Times at which the stretches of a section start; boxing belongs to the op it is for."""
     starts: list[int] = []
     block: str | None = None
@@ -222,19 +225,16 @@ def _pack_section(
 
     Once a step (`stepwise`) what lives across stretches is left out: each adds its own.
     """
-    across: list[Span] = []
+    across: dict[int, list[Span]] = {}
     within: dict[int, list[Span]] = {}
     for span in spans:
         first, last = bisect_right(starts, span.first), bisect_right(starts, span.last)
         if first == last:
             within.setdefault(first, []).append(span)
         elif not stepwise:
-            across.append(span)
-    offsets, area = {}, 0
-    fixed: list[Placed] = []
-    for span, offset in _fitted(across, fixed):
-        offsets[span.register] = offset
-        area = max(area, offset + span.size)
+            across.setdefault(last if first == last - 1 else 0, []).append(span)
+    fixed, offsets = _pack_across(across)
+    area = max((one.offset + one.size for one in fixed), default=0)
     for stretch, local in within.items():
         begin = starts[stretch - 1]
         end = starts[stretch] - 1 if stretch < len(starts) else max(span.last for span in local)
@@ -253,6 +253,28 @@ def _pack_section(
         offsets |= {span.register: place for span, place in zip(local, places, strict=True)}
         area = max(area, size)
     return offsets, area
+
+
+def _pack_across(across: dict[int, list[Span]]) -> tuple[list[Placed], dict[int, int]]:
+    """Places of what lives across stretches, by the last one where that is next to the first.
+
+    What ends in even stretches and what ends in odd ones have a part each, so that however many
+    stretches there are, those two parts are as large as the largest pair of neighbours needs. What
+    lives longer (0) lies below.
+    """
+    found: list[Placed] = []
+    offsets: dict[int, int] = {}
+    base = 0
+    for part in ([0], *(sorted(k for k in across if k and k % 2 == odd) for odd in (0, 1))):
+        end = base
+        for stretch in part:
+            placed: list[Placed] = []
+            for span, offset in _fitted(across.get(stretch, ()), placed):
+                offsets[span.register] = base + offset
+                end = max(end, base + offset + span.size)
+            found += (one._replace(offset=base + one.offset) for one in placed)
+        base = end
+    return found, offsets
 
 
 def _fitted(spans: Sequence[Span], placed: list[Placed]) -> Iterator[tuple[Span, int]]:

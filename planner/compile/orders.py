@@ -8,6 +8,7 @@ went to its end, so with it the net still does.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from math import prod
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from planner.actors.graph import ActorGraph, Leave, Program, Queue
 from planner.actors.protocol import Fire, Protocol
-from planner.actors.rendezvous import Rendezvous
+from planner.actors.rendezvous import Arrival, Rendezvous
 from planner.compile.draft import SLOT_PARTS, DraftStage
 from planner.compile.slots import OVERLAP_DEPTH, Timetable, lifetimes
 from planner.errors import ProtocolError
@@ -25,6 +26,7 @@ from planner.schedules import Slot
 COMPUTE = 0  # index of the compute queue in every program
 
 Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
+Lane = tuple[int, str]  # a program and a lane of it
 
 
 def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
@@ -216,35 +218,66 @@ class _LatestRun:
         return True
 
 
-def launch_order(graph: ActorGraph, durations: Durations) -> list[list[int]]:
-    """Run one step as early as durations allow; return each program's meetings as they started."""
-    protocols = [Protocol(program) for program in graph.programs]
-    rendezvous = Rendezvous(graph, folded=True)
-    started: list[list[int]] = [[] for _ in protocols]
-    events: list[tuple[int, int, int, int]] = []  # time, sequence, instance, actor
-    count = 0
+class _EarliestRun:
+    """A run of one step as early as durations allow, in which a lane moves one meeting at a time.
 
-    def begin(now: int, instance: int, fires: list[Fire]) -> None:
-        nonlocal count
-        todo = [(instance, fire) for fire in fires]
-        while todo:
-            at, fire = todo.pop(0)
-            parties: list[tuple[int, int]] | None = [(at, fire.actor)]
-            if graph.programs[at].actors[fire.actor].meeting is not None:
-                parties = rendezvous.arrive(at, fire.actor, fire.firing)
-                for other, actor in parties or ():
-                    started[other].append(actor)
-            todo.extend((at, f) for f in protocols[at].issued(fire.actor))
-            for other, actor in parties or ():
-                count += 1
-                heapq.heappush(events, (now + durations[other][actor], count, other, actor))
+    Of meetings that wait for one lane, the first to be ready is the first to start.
+    """
 
-    for instance, protocol in enumerate(protocols):
-        begin(0, instance, protocol.start())
-    while events:
-        now, _, instance, actor = heapq.heappop(events)
-        begin(now, instance, protocols[instance].completed(actor))
-    return started
+    def __init__(
+        self, graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations
+    ) -> None:
+        self.drafts = drafts
+        self.durations = durations
+        self.protocols = [Protocol(program) for program in graph.programs]
+        self.rendezvous = Rendezvous(graph, folded=True)
+        self.started: list[list[int]] = [[] for _ in self.protocols]
+        self.events: list[tuple[int, int, int, int]] = []  # time, sequence, instance, actor
+        # Meetings that are ready, by lane; the first of them is under way. The ends of a transfer
+        # always have the same two lanes, so one of them tells.
+        self.lanes: dict[Lane, deque[list[Arrival]]] = {}
+        self.count = 0
+
+    def order(self) -> list[list[int]]:
+        """Each program's meetings as they started."""
+        for instance, protocol in enumerate(self.protocols):
+            self._fire(0, instance, protocol.start())
+        while self.events:
+            now, _, instance, actor = heapq.heappop(self.events)
+            meets = self.drafts[instance].actors[actor].meeting is not None
+            waiting = self.lanes.get(self._lane(instance, actor)) if meets else None
+            if waiting and waiting[0][0] == (instance, actor):
+                waiting.popleft()
+                if waiting:
+                    self._start(now, waiting[0])
+            self._fire(now, instance, self.protocols[instance].completed(actor))
+        return self.started
+
+    def _fire(self, now: int, instance: int, fires: list[Fire]) -> None:
+        for fire in fires:
+            if self.drafts[instance].actors[fire.actor].meeting is None:
+                self._end_later(now, instance, fire.actor)
+                continue
+            parties = self.rendezvous.arrive(instance, fire.actor, fire.firing)
+            if parties is not None:
+                parties = sorted(parties)
+                waiting = self.lanes.setdefault(self._lane(*parties[0]), deque())
+                waiting.append(parties)
+                if len(waiting) == 1:
+                    self._start(now, parties)
+
+    def _lane(self, instance: int, actor: int) -> Lane:
+        return instance, self.drafts[instance].actors[actor].lane
+
+    def _start(self, now: int, parties: Sequence[Arrival]) -> None:
+        for instance, actor in parties:
+            self.started[instance].append(actor)
+            self._end_later(now, instance, actor)
+
+    def _end_later(self, now: int, instance: int, actor: int) -> None:
+        self.count += 1
+        end = now + self.durations[instance][actor]
+        heapq.heappush(self.events, (end, self.count, instance, actor))
 
 
 def with_queues(
@@ -253,7 +286,7 @@ def with_queues(
     """Put every meeting into its lane and the launch queue, in the one total order."""
     programs = []
     for program, draft, started in zip(
-        graph.programs, drafts, launch_order(graph, durations), strict=True
+        graph.programs, drafts, _EarliestRun(graph, drafts, durations).order(), strict=True
     ):
         lanes = sorted({actor.lane for actor in draft.actors if actor.lane != "compute"})
         queues = [program.queues[0]]

@@ -45,17 +45,23 @@ class PartTimes:
     def settled(self) -> "PartTimes":
         """The same without negative times.
 
-        Differences of measured times can be negative. Where lanes run ahead between steps, the
-        first forward even takes less than the others: the later times then lend what is missing.
+        Differences of measured times can be negative, and lanes that run ahead or behind let a
+        step begin late and end early, or the other way round: what one lacks the others give.
         """
-        reduce = self.reduce_ns + min(self.gather_ns, 0)
+        gather, reduce, update = self.gather_ns, self.reduce_ns, self.update_ns
+        if reduce < 0:
+            gather, reduce = gather + reduce, 0
+        if gather < 0:
+            gather, reduce = 0, reduce + gather
+        if reduce < 0:
+            reduce, update = 0, update + reduce
         return PartTimes(
             slots_ns={part: max(ns, 0) for part, ns in self.slots_ns.items()},
             exposed_ns={part: max(ns, 0) for part, ns in self.exposed_ns.items()},
-            gather_ns=max(self.gather_ns, 0),
-            reduce_ns=max(reduce, 0),
+            gather_ns=gather,
+            reduce_ns=reduce,
             computing_ns=max(self.computing_ns, 0),
-            update_ns=max(self.update_ns + min(reduce, 0), 0),
+            update_ns=max(update, 0),
         )
 
 

@@ -17,6 +17,7 @@ from planner.compile.draft import UPDATE, DraftActor, Section
 from planner.compile.lowering import PARTS, Lowering, Value
 from planner.compile.orders import joined, unordered, with_queues, with_slots
 from planner.compile.placement import place
+from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable
 from planner.compile.wiring import Reading, Wiring
 from planner.costs import durations
@@ -86,6 +87,7 @@ class Pieces:
                     lowering.leaves(reading, wiring.read_as(reading))
         drafts = lowering.stages[:ELSEWHERE]
         table = Timetable(schedule, [HERE], MICROBATCHES)
+        hold_back(drafts[HERE], table.joint)
         alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
         actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)
         devices = plan.mesh.devices

@@ -8,6 +8,7 @@ from planner.compile.arena import lay_out
 from planner.compile.lowering import Lowering
 from planner.compile.orders import joined, unordered, with_queues, with_slots
 from planner.compile.placement import check_plan, place
+from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable
 from planner.costs import durations
 from planner.plan import Plan, plan_graph
@@ -41,6 +42,8 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     drafts = lowering.stages
     homes = [chunk.stage for chunk in plan.chunks]
     table = Timetable(plan.schedule, homes, plan.microbatches)
+    for draft in drafts:
+        hold_back(draft, table.joint)
     programs = [
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafts)

@@ -4,7 +4,7 @@
 what the search estimates single blocks with.
 """
 
-from planner.memory.device import reserved_bytes, slack_fraction
+from planner.memory.device import beside, reserved_bytes, slack_fraction
 from planner.memory.formula import plan_memory
 from planner.memory.kinds import (
     LOCAL,
@@ -20,6 +20,7 @@ __all__ = [
     "UPDATES",
     "Layout",
     "StageMemory",
+    "beside",
     "boxing_places",
     "plan_memory",
     "reserved_bytes",

@@ -70,3 +70,14 @@ def reserved_bytes(cluster: Cluster) -> int:
 def slack_fraction(cluster: Cluster) -> float:
     """What an allocator reserves beyond what is allocated, as a fraction of it."""
     return device_memory(cluster).slack_fraction
+
+
+def beside(arena_bytes: int, cluster: Cluster) -> dict[str, int]:
+    """Bytes by kind of what a device holds besides an arena: none on the ranks of a CPU."""
+    device = device_memory(cluster)
+    kinds = {
+        "workspace": device.workspace_bytes + device.communicator_bytes,
+        "context": device.context_bytes,
+        "slack": int(device.slack_fraction * arena_bytes),
+    }
+    return {kind: size for kind, size in kinds.items() if size}

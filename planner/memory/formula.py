@@ -11,13 +11,16 @@ from collections import Counter
 from dataclasses import replace
 
 from models.graph import Graph
+from planner.actors.graph import TEMPORARY
+from planner.cluster import Cluster
 from planner.compile.arena import communication_buffers, shared_places
 from planner.compile.draft import DraftStage, Section
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
+from planner.compile.prefetch import hold_back
 from planner.compile.slots import Lifetime, Timetable, lifetimes
-from planner.memory.device import DeviceMemory, device_memory
-from planner.memory.kinds import StageMemory
+from planner.memory.device import beside
+from planner.memory.kinds import KINDS, StageMemory
 from planner.memory.regular import Regular, regular
 from planner.plan import Plan
 
@@ -49,11 +52,11 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     check_plan(plan)
     small = regular(plan, graph)
     table = Timetable(plan.schedule, [chunk.stage for chunk in plan.chunks], plan.microbatches)
-    drafts = _lowered(small)
+    drafts = _lowered(small, table.joint)
     alive = lifetimes(drafts)
     if small.plan.stages < plan.stages and not _all_near(alive, small):
         small = Regular.whole(plan, graph)
-        drafts = _lowered(small)
+        drafts = _lowered(small, table.joint)
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     areas = [shared_places(draft, table.joint) for draft in drafts]
@@ -61,7 +64,6 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
         _registers(draft, alive[stage], frozenset(areas[stage][0]), small.times, makers)
         for stage, draft in enumerate(drafts)
     ]
-    device = device_memory(plan.cluster)
     found = []
     for stage, kind in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
@@ -69,15 +71,17 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
             if lifetime is not None and small.plan.stages < plan.stages:
                 lifetime = _moved(lifetime, stage, table)
             sizes[name] += size * (1 if lifetime is None else table.slots(stage, lifetime))
-        found.append(_memory(sizes, areas[kind][1], device))
+        found.append(_memory(sizes, areas[kind][1], plan.cluster))
     return tuple(found)
 
 
-def _lowered(small: Regular) -> list[DraftStage]:
+def _lowered(small: Regular, joint_backward: bool) -> list[DraftStage]:
     plan = small.plan
     lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches)
     for placed in place(plan, small.graph):
         lowering.lower(placed)
+    for draft in lowering.stages:
+        hold_back(draft, joint_backward)
     return lowering.stages
 
 
@@ -138,16 +142,8 @@ def _moved(lifetime: Lifetime, stage: int, table: Timetable) -> Lifetime:
     return replace(lifetime, sent=sent)
 
 
-def _memory(sizes: Counter[str], area: int, device: DeviceMemory) -> StageMemory:
-    arena = sum(sizes.values()) + area
-    return StageMemory(
-        parameter_bytes=sizes["parameter"],
-        gradient_bytes=sizes["gradient"],
-        optimizer_bytes=sizes["optimizer"],
-        activation_bytes=sizes["activation"],
-        communication_bytes=sizes["communication"],
-        transient_bytes=area,
-        workspace_bytes=device.workspace_bytes + device.communicator_bytes,
-        context_bytes=device.context_bytes,
-        slack_bytes=int(device.slack_fraction * arena),
-    )
+def _memory(sizes: Counter[str], area: int, cluster: Cluster) -> StageMemory:
+    kinds = Counter(sizes)
+    kinds[TEMPORARY] = area
+    kinds.update(beside(sum(kinds.values()), cluster))
+    return StageMemory(**{f"{kind}_bytes": kinds[kind] for kind in KINDS})

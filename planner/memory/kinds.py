@@ -5,16 +5,15 @@ whole of a plan is `formula`'s.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from planner.boxing import Step
-from planner.plan import OpSignature
-from planner.sbp import NdSbp, local_size, parse_nd_sbp
+from planner.boxing import Step, boxing_path
+from planner.sbp import NdSbp, local_size
 
 LOCAL = ("slice", "pad")
 UPDATES = ("adamw", "sgd")
-BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
+LATER = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)  # in the backward section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +21,8 @@ class StageMemory:
     """Bytes that every device of one stage holds at its peak, by kind.
 
     The first six are the arena's. Activations are what another section of the schedule reads,
-    once per microbatch in flight, and what is sent; communication is what boxing brings; transient
-    bytes are those of the area that the sections share.
+    once per microbatch in flight, and what is sent; communication is what boxing brings; temporary
+    is the area that the sections share.
     """
 
     parameter_bytes: int
@@ -31,7 +30,7 @@ class StageMemory:
     optimizer_bytes: int
     activation_bytes: int
     communication_bytes: int
-    transient_bytes: int
+    temporary_bytes: int
     workspace_bytes: int = 0  # of kernel libraries, and buffers of communicators
     context_bytes: int = 0
     slack_bytes: int = 0  # what an allocator reserves beyond the arena
@@ -45,7 +44,7 @@ class StageMemory:
             + self.optimizer_bytes
             + self.activation_bytes
             + self.communication_bytes
-            + self.transient_bytes
+            + self.temporary_bytes
         )
 
     @property
@@ -55,9 +54,11 @@ class StageMemory:
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Every kind's bytes by name, in the order above."""
-        names = (name for name in self.__slots__ if name.endswith("_bytes"))
-        return {name.removesuffix("_bytes"): getattr(self, name) for name in names}
+        """Bytes of the kinds there are, by their names in compiled programs."""
+        return {kind: size for kind in KINDS if (size := getattr(self, f"{kind}_bytes"))}
+
+
+KINDS = tuple(field.name.removesuffix("_bytes") for field in fields(StageMemory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,6 @@ class Layout:
 
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
-
-
-def read_layout(signature: OpSignature) -> Layout:
-    """Parse the signature that a Plan holds."""
-    return Layout(
-        tuple(map(parse_nd_sbp, signature.inputs)), tuple(map(parse_nd_sbp, signature.outputs))
-    )
 
 
 def boxing_places(
@@ -90,19 +84,12 @@ def boxing_places(
 
     Notes
     -----
-    Local steps within a microbatch reuse the memory of their section; collectives run beside it,
-    so what they read and write has a place of its own while the step lasts.
+    What is boxed every microbatch shares the area of its section (`transient_bytes`).
     """
-    moves = [step.kind not in LOCAL for step in path]
-    found: list[NdSbp] = []
-    for index, step in enumerate(path):
-        last = index == len(path) - 1
-        follows = not last and moves[index + 1]
-        if (moves[index] or follows or keeps_source) and not (last and keeps_target):
-            found.append(step.after)
-    if path and moves[0] and not keeps_source:
-        found.append(path[0].before)
-    return tuple(found)
+    if not keeps_source:
+        return ()
+    places = tuple(step.after for step in path)
+    return places[:-1] if keeps_target else places
 
 
 def transient_bytes(
@@ -114,29 +101,76 @@ def transient_bytes(
     """Return the most bytes of a microbatch that live at once within one section.
 
     Forward is one section, backward another. A tensor counts from the op that makes it to its last
-    reader in the section; what another section reads too is counted as an activation instead.
+    reader in the section, what boxing makes of it likewise; what another section reads too is
+    counted as an activation instead. Boxing of what is there before the section (weights,
+    activations) may begin a block early, so a block holds its own results and the next one's.
     """
-    kept = list(ops)
-    section = {op.name: op.phase in BACKWARD for op in kept}
-    makers = {name: op for op in kept for name in op.outputs}
-    last: dict[str, int] = {}
-    crossing: set[str] = set()
-    for position, op in enumerate(kept):
-        for name in op.inputs:
-            last[name] = position
-            if name in makers and section[makers[name].name] != section[op.name]:
-                crossing.add(name)
-    live = most = 0
-    leaves: dict[int, int] = {}
-    for position, op in enumerate(kept):
-        for name, sbp in zip(op.outputs, layouts[op.name].outputs, strict=True):
-            tensor = tensors[name]
-            if tensor.rate is Rate.STEP or name in crossing or op.kind == "repeat":
-                continue
-            size = local_size(tensor.shape, sbp, axis_sizes) * ITEMSIZE[tensor.dtype]
-            live += size
-            end = last.get(name, position)
-            leaves[end] = leaves.get(end, 0) + size
-        most = max(most, live)
-        live -= leaves.pop(position, 0)
-    return most
+    area = _Area(list(ops), layouts, tensors, axis_sizes)
+    return area.most()
+
+
+class _Area:
+    """What lives within the sections of one microbatch, as intervals of ops."""
+
+    def __init__(
+        self,
+        ops: list[Op],
+        layouts: Mapping[str, Layout],
+        tensors: Mapping[str, Tensor],
+        axis_sizes: tuple[int, ...],
+    ) -> None:
+        self.ops = ops
+        self.layouts = layouts
+        self.tensors = tensors
+        self.sizes = axis_sizes
+        self.makers = {name: at for at, op in enumerate(ops) for name in op.outputs}
+        self.later = [op.phase in LATER for op in ops]
+        self.first: dict[tuple[str, bool], int] = {}  # of a block in a section
+        self.ahead: dict[tuple[str, bool], int] = {}  # bytes boxed a block early
+        self.live = [0] * (len(ops) + 1)  # changes from op to op
+        for at, op in enumerate(ops):
+            self.first.setdefault((op.block, self.later[at]), at)
+
+    def most(self) -> int:
+        readings: dict[str, list[tuple[int, NdSbp]]] = {}
+        for at, op in enumerate(self.ops):
+            for name, sbp in zip(op.inputs, self.layouts[op.name].inputs, strict=True):
+                if name in self.makers and self.tensors[name].rate is Rate.MICROBATCH:
+                    readings.setdefault(name, []).append((at, sbp))
+        for name, maker in self.makers.items():
+            if self.tensors[name].rate is Rate.MICROBATCH:
+                self._tensor(name, maker, readings.get(name, []))
+        most = total = 0
+        for at, op in enumerate(self.ops):
+            total += self.live[at]
+            most = max(most, total + self.ahead.get((op.block, self.later[at]), 0))
+        return most
+
+    def _tensor(self, name: str, maker: int, readings: list[tuple[int, NdSbp]]) -> None:
+        op = self.ops[maker]
+        source = self.layouts[op.name].outputs[op.outputs.index(name)]
+        home, repeats = self.later[maker], op.kind == "repeat"
+        if not repeats and all(self.later[at] == home for at, _ in readings):
+            self._add(name, source, maker, max((at for at, _ in readings), default=maker))
+        for later in (False, True):
+            here = [(at, sbp) for at, sbp in readings if self.later[at] == later]
+            elsewhere = {sbp for at, sbp in readings if self.later[at] != later}
+            ends: dict[NdSbp, int] = {}
+            for at, sbp in here:
+                if repeats or sbp not in elsewhere:
+                    for step in boxing_path(source, sbp, self.sizes, self.tensors[name].shape):
+                        ends[step.after] = max(at, ends.get(step.after, 0))
+            for place, end in ends.items():
+                block = self.ops[end].block, later
+                early = repeats or later != home
+                self._add(name, place, self.first[block] if early else maker, end)
+                if early:
+                    self.ahead[block] = self.ahead.get(block, 0) + self._bytes(name, place)
+
+    def _add(self, name: str, sbp: NdSbp, first: int, last: int) -> None:
+        self.live[first] += self._bytes(name, sbp)
+        self.live[last + 1] -= self._bytes(name, sbp)
+
+    def _bytes(self, name: str, sbp: NdSbp) -> int:
+        tensor = self.tensors[name]
+        return local_size(tensor.shape, sbp, self.sizes) * ITEMSIZE[tensor.dtype]

@@ -18,8 +18,6 @@ from planner.search.stages.holdings import Ints, frontier
 from planner.search.stages.layout import StagePlace
 from planner.search.stages.shape import Pipeline
 
-NOWHERE = 2**60  # more than any ramp: no holding takes a stage to that state
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
@@ -69,6 +67,8 @@ class Ladder:
     ) -> None:
         self.states = states
         stages = len(places)
+        # More than any ramp, and a sum of one a stage is no overflow: there is no way to a state.
+        self.nowhere = 2**62 // (stages + 1)
         rows, makeups, of, pieces = [], [], [], []
         for alike in _alike(places):
             held = places[alike[0]].holdings
@@ -103,21 +103,20 @@ class Ladder:
         if not len(self.time):
             return None
         fits = (self.time <= time) & (self.update <= update)
-        ramps = np.where(fits, self.ramp, NOWHERE)
-        least = np.append(np.minimum.reduceat(ramps, self.starts), NOWHERE)
+        ramps = np.where(fits, self.ramp, self.nowhere)
+        least = np.append(np.minimum.reduceat(ramps, self.starts), self.nowhere)
         steps = least[self.spots]
-        stages, window = steps.shape[0], steps.shape[1]
-        reached = np.full((stages + 1, window - 1 + self.states + 1), NOWHERE)
+        stages, window, states = steps.shape
+        reached = np.full((stages + 1, window - 1 + states), self.nowhere)
         reached[0, window - 1] = 0
-        # Row w of the view is the states before, w units back.
-        strides = reached.strides[1]
+        # Row w of a stage's view is the states before it, w units back.
+        row, column = reached.strides
+        before = np.lib.stride_tricks.as_strided(
+            reached[:, window - 1 :], (stages, window, states), (row, -column, column)
+        )
         for stage in range(stages):
-            before = np.lib.stride_tricks.as_strided(
-                reached[stage, window - 1 :], (window, self.states + 1), (-strides, strides)
-            )
-            reached[stage + 1, window - 1 :] = (before + steps[stage]).min(axis=0)
-            np.minimum(reached[stage + 1], NOWHERE, out=reached[stage + 1])
-        if reached[stages, -1] >= NOWHERE:
+            np.add(before[stage], steps[stage]).min(axis=0, out=reached[stage + 1, window - 1 :])
+        if reached[stages, -1] >= self.nowhere:
             return None
         return self._traced(reached, steps, ramps)
 

@@ -7,7 +7,13 @@ from planner.search.request import MemoryLimitError
 from planner.search.stages.enumeration import divided, least_excess
 from planner.search.stages.layout import Model, TooManyError
 from planner.search.stages.program import StageProgram
+from planner.search.stages.relaxation import relaxed_bound_ns
 from planner.search.stages.shape import Division, Pipeline, Run, stage_bytes
+
+# Where there are too many mixtures of variants to try all: mixtures of fewer, and the gap at which
+# they are good enough.
+MIXED = (3, 2)
+RESOLUTION = 1e-2
 
 
 def divide(
@@ -18,6 +24,9 @@ def divide(
     max_gap: float = 0.0,
 ) -> Division:
     """Divide the blocks over the positions at the least predicted step time.
+
+    Exactly, but where stages of many blocks and variants have more mixtures than can be tried:
+    then within one percent, and `bound_ns` says how far.
 
     Parameters
     ----------
@@ -107,19 +116,52 @@ def _divide(
 ) -> Division:
     """Divide where all variants may be neighbours."""
     stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
-    model = Model(runs, pipeline)
+    everything = max(len(run.variants) for run in runs)
+    model = Model(runs, pipeline, everything)
     try:
         over, stage = least_excess(model, stage_limits)
-        if over > 0:
-            raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage])
+    except TooManyError:
+        division = by_program(runs, pipeline, limits, max_gap)
+        return _measured(division, runs, pipeline, limits)
+    if over > 0:
+        raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage])
+    try:
         division = divided(model, stage_limits, max_gap)
     except TooManyError:
-        division = _by_program(runs, pipeline, limits, max_gap)
+        division = _nearly(runs, pipeline, limits, max_gap)
+    return _measured(division, runs, pipeline, limits)
+
+
+def _nearly(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+) -> Division:
+    """Divide where there are too many rows: fewer variants are mixed on a stage.
+
+    What more of them could gain is bounded by mixing parts of blocks.
+    """
+    stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
+    gap = max(max_gap, RESOLUTION)
+    for mixed in MIXED:
+        model = Model(runs, pipeline, mixed)
+        try:
+            division = divided(model, stage_limits, max_gap)
+        except TooManyError:
+            continue
+        bound_ns = min(relaxed_bound_ns(model, stage_limits), division.step_ns)
+        if bound_ns * (1 + gap) >= division.step_ns:
+            return replace(division, bound_ns=bound_ns)
+        break
+    return by_program(runs, pipeline, limits, gap)
+
+
+def _measured(
+    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
+) -> Division:
     used, _ = _tightest(division, runs, pipeline, limits)
     return replace(division, memory_bytes=used)
 
 
-def _by_program(
+def by_program(
     runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
 ) -> Division:
     """Divide with the integer program, where there is too much to enumerate."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from planner.search.stages.caps import Choice, Ladder, Prices, near, search
 from planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
-from planner.search.stages.layout import Chunks, Layout, Model
+from planner.search.stages.layout import Chunks, Layout, Model, TooManyError
 from planner.search.stages.shape import Division
 
-FIRST_CAP = 1.03  # of what stages would take if blocks could be mixed of variants
+FIRST_CAP = 1.08  # of what stages would take if blocks could be mixed of variants
 NEXT_CAP = 1.15  # times the last, while nothing fits
 EVERYTHING = 2**60
 
@@ -31,11 +31,11 @@ def least_excess(model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
     TooManyError
         There are too many layouts.
     """
-    found = [_excess(layout, limits) for layout in model.layouts(len(model.blocks))]
+    found = [_excess(layout, model, limits) for layout in model.layouts(len(model.blocks))]
     return min(found, default=(EVERYTHING, 0))
 
 
-def _excess(layout: Layout, limits: tuple[int, ...]) -> tuple[int, int]:
+def _excess(layout: Layout, model: Model, limits: tuple[int, ...]) -> tuple[int, int]:
     at = layout.makeup_at(0)
     window, states = at.shape
     # Row w of the view is the states before, w units back.
@@ -47,7 +47,9 @@ def _excess(layout: Layout, limits: tuple[int, ...]) -> tuple[int, int]:
     padded[window - 1] = -EVERYTHING
     history = []
     for stage, limit in enumerate(limits):
-        over = np.append(layout.least_bytes(stage) - limit, EVERYTHING)[layout.makeup_at(stage)]
+        over = np.append(least_bytes(layout, model, stage) - limit, EVERYTHING)[
+            layout.makeup_at(stage)
+        ]
         both = np.maximum(before, over)
         history.append((over, both))
         padded[window - 1 :] = both.min(axis=0)
@@ -59,6 +61,17 @@ def _excess(layout: Layout, limits: tuple[int, ...]) -> tuple[int, int]:
         worst = stage if over[width, state] == least else worst
         state -= width
     return least, worst
+
+
+def least_bytes(layout: Layout, model: Model, stage: int) -> Ints:
+    """Bytes of the smallest holding of every make-up of a stage."""
+    kind = model.pipeline.kinds[stage]
+    levels = model.transient_levels(kind)
+    least: Ints = levels
+    for palette, inflight, counts in layout.pieces(stage):
+        least = least + counts[:, None] * palette.least_bytes(kind, inflight, levels)
+    smallest: Ints = least.min(axis=1)
+    return smallest
 
 
 def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
@@ -88,7 +101,8 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
             if longest < floor.longest:
                 bound = min(bound, beyond)
             break
-        assert longest < floor.longest, "the least bytes fit"
+        if longest >= floor.longest:
+            raise TooManyError  # what fits mixes more variants than are tried
         if best is None:
             longest = min(int(longest * NEXT_CAP) + 1, floor.longest)
         else:

@@ -45,14 +45,17 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
 
 
 @lru_cache(maxsize=256)
-def multisets(kinds: int, most: int) -> tuple[Ints, Ints]:
-    """All counts of `kinds` things [rows, kinds], by their number up to `most`, and the starts."""
+def multisets(kinds: int, most: int, mixed: int) -> tuple[Ints, Ints]:
+    """All counts of `kinds` things [rows, kinds], by their number up to `most`, and the starts.
+
+    At most `mixed` of the kinds come together.
+    """
     table = np.arange(most + 1)[:, None]
     for _ in range(kinds - 1):
-        total = table.sum(axis=1)
+        total, held = table.sum(axis=1), (table > 0).sum(axis=1)
         pieces = []
         for count in range(most + 1):
-            rows = table[total <= most - count]
+            rows = table[(total <= most - count) & (held < mixed + (count == 0))]
             pieces.append(np.column_stack([rows, np.full(len(rows), count)]))
         table = np.concatenate(pieces)
     total = table.sum(axis=1)
@@ -60,9 +63,12 @@ def multisets(kinds: int, most: int) -> tuple[Ints, Ints]:
     return table, np.searchsorted(np.sort(total), np.arange(most + 2))
 
 
-def multiset_count(kinds: int, number: int) -> int:
+def multiset_count(kinds: int, number: int, mixed: int) -> int:
     """How many multisets of so many things there are."""
-    return comb(number + kinds - 1, kinds - 1)
+    if not number:
+        return 1
+    most = min(kinds, number, mixed)
+    return sum(comb(kinds, held) * comb(number - 1, held - 1) for held in range(1, most + 1))
 
 
 class Palette:
@@ -75,15 +81,21 @@ class Palette:
     stages : int
     exchange : bool
         Whether two blocks may be exchanged for two others wherever they lie: one chunk a stage.
+    mixed : int
+        Variants that a stage may mix.
     """
 
-    def __init__(self, kinds: tuple[tuple[Ints, Ints], ...], stages: int, exchange: bool) -> None:
+    def __init__(
+        self, kinds: tuple[tuple[Ints, Ints], ...], stages: int, exchange: bool, mixed: int
+    ) -> None:
         self.kinds = kinds
         self.stages = stages
         self._figures = np.concatenate([figures for figures, _ in kinds], axis=1)
         self._sections = np.column_stack([sections for _, sections in kinds])
         self.numbers = self._undominated()
-        self.exchange = exchange
+        # Two of one kind may have to be exchanged for two that are not held yet.
+        self.exchange = exchange and mixed >= self.size
+        self.mixed = mixed
         self._tables: dict[int, tuple[Ints, Ints]] = {}
 
     @property
@@ -108,6 +120,10 @@ class Palette:
         beats = no_more & (~no_more.T | first)
         return tuple(np.flatnonzero(~beats.any(axis=0)).tolist())
 
+    def count(self, number: int) -> int:
+        """How many ways there are to hold so many blocks."""
+        return multiset_count(self.size, number, self.mixed)
+
     def least_bytes(self, kind: int, inflight: int, levels: Ints) -> Ints:
         """Bytes of the smallest variant whose sections stay within each level."""
         figures, sections = self.kinds[kind]
@@ -119,7 +135,7 @@ class Palette:
     def table(self, most: int) -> tuple[Ints, Ints]:
         """Counts of the variants in `numbers`, and where each number of blocks starts."""
         if most not in self._tables:
-            table, starts = multisets(self.size, most)
+            table, starts = multisets(self.size, most, self.mixed)
             if self.exchange and self.size > 2 and most > 1:
                 keep = self._unexchanged(table)
                 starts = np.concatenate([[0], np.cumsum(keep)])[starts]

@@ -22,16 +22,16 @@ from planner.search.stages.holdings import (
     Room,
     figure_table,
     joined,
-    multiset_count,
     rows_of,
 )
 from planner.search.stages.shape import Pipeline, Run, inflight_counts
 
-ROWS_MAX = 3_000_000  # rows over all stages beyond which nothing is enumerated
+ROWS_MAX = 1_500_000  # rows over all stages beyond which nothing is enumerated
 ENDS_MAX = 6  # blocks before, and after, the longest run that are laid out in every way
 
 Chunks = tuple[tuple[tuple[str, int], ...], ...]
-Makeup = tuple[int, ...]  # blocks of each palette
+# A palette, microbatches in flight, and how many such blocks every make-up has.
+Piece = tuple[Palette, int, Ints]
 
 
 NOTHING = rows_of((), 0, 0, 0, Room(time_ns=0, memory_bytes=-1, inflight=()))
@@ -60,9 +60,17 @@ class StagePlace:
 
 
 class Model:
-    """The blocks of a model and the palettes of their templates, over one pipeline."""
+    """The blocks of a model and the palettes of their templates, over one pipeline.
 
-    def __init__(self, runs: tuple[Run, ...], pipeline: Pipeline) -> None:
+    Parameters
+    ----------
+    runs : tuple of Run
+    pipeline : Pipeline
+    mixed : int
+        Variants of one template that a stage may mix.
+    """
+
+    def __init__(self, runs: tuple[Run, ...], pipeline: Pipeline, mixed: int) -> None:
         self.runs = runs
         self.pipeline = pipeline
         self.inflight = inflight_counts(pipeline)
@@ -78,7 +86,9 @@ class Model:
             if figures not in found:
                 found[figures] = len(self.palettes)
                 tables = tuple(figure_table(one, pipeline) for one in figures)
-                self.palettes.append(Palette(tables, pipeline.stages, pipeline.interleave == 1))
+                self.palettes.append(
+                    Palette(tables, pipeline.stages, pipeline.interleave == 1, mixed)
+                )
             self.palette_of.append(found[figures])
         self.blocks = [
             at for at, run in zip(self.palette_of, runs, strict=True) for _ in run.blocks
@@ -123,8 +133,8 @@ class Layout(Protocol):
     def makeup_at(self, stage: int) -> Ints:
         """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
 
-    def least_bytes(self, stage: int) -> Ints:
-        """Bytes of the smallest holding of every make-up of a stage."""
+    def pieces(self, stage: int) -> list[Piece]:
+        """What the make-ups of a stage consist of."""
 
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
         """What every stage may hold within a time and its bytes; raises TooManyError."""
@@ -168,20 +178,17 @@ class Cuts:
         begins = (self.begins >= stage) & (self.begins <= stage * self.window)
         return np.where(ends & begins, self.number, -1)
 
-    def least_bytes(self, stage: int) -> Ints:
-        """Bytes of the smallest holding of every make-up of a stage."""
-        model = self.model
-        kind, inflight = model.pipeline.kinds[stage], model.inflight[stage]
-        levels = model.transient_levels(kind)
-        smallest = np.array([p.least_bytes(kind, inflight, levels) for p in model.palettes])
-        least: Ints = (self.makeups @ smallest + levels).min(axis=1)
-        return least
+    def pieces(self, stage: int) -> list[Piece]:
+        """What the make-ups of a stage consist of."""
+        inflight = self.model.inflight[stage]
+        counts = self.makeups.T
+        return [(p, inflight, n) for p, n in zip(self.model.palettes, counts, strict=True)]
 
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
         """What every stage may hold within a time and its bytes; raises TooManyError."""
         model = self.model
         ways = [
-            prod(multiset_count(p.size, n) for p, n in zip(model.palettes, one, strict=True))
+            prod(p.count(n) for p, n in zip(model.palettes, one, strict=True))
             for one in self.makeups.tolist()
         ]
         stages = range(model.pipeline.stages)
@@ -279,30 +286,31 @@ class Counts:
         reached = (held >= len(self.due[stage])) & (held <= most) & (held <= states)
         return np.where(reached, held, -1)
 
-    def least_bytes(self, stage: int) -> Ints:
-        """Bytes of the smallest holding of every make-up of a stage."""
-        model = self.model
-        kind, inflight = model.pipeline.kinds[stage], model.inflight
-        levels = model.transient_levels(kind)
-        sizes = levels.copy()
-        for run, position in self.ends:
-            if position in model.stages[stage]:
-                palette = model.palettes[model.palette_of[run]]
-                sizes += palette.least_bytes(kind, inflight[position], levels)
+    def pieces(self, stage: int) -> list[Piece]:
+        """What the make-ups of a stage consist of."""
+        model, main = self.model, self.palette
+        held = np.arange(self.window + 1)
+        found: list[Piece] = [
+            (model.palettes[model.palette_of[run]], model.inflight[position], np.ones_like(held))
+            for run, position in self.ends
+            if position in model.stages[stage]
+        ]
         for position in self.due[stage]:
-            sizes += self.palette.least_bytes(kind, inflight[position], levels)
-        freest = min((inflight[k] for k in self.open[stage]), default=0)
-        more = self.palette.least_bytes(kind, freest, levels)
-        rest = np.maximum(np.arange(self.window + 1) - len(self.due[stage]), 0)
-        least: Ints = (sizes + rest[:, None] * more).min(axis=1)
-        return least
+            found.append((main, model.inflight[position], np.ones_like(held)))
+        least, _ = self._due_extra(stage)
+        return [*found, (main, least, np.maximum(held - len(self.due[stage]), 0))]
 
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
         """What every stage may hold within a time and its bytes; raises TooManyError."""
         model = self.model
         stages = range(model.pipeline.stages)
-        if multiset_count(self.palette.size + 1, self.window) * len(stages) > ROWS_MAX:
-            raise TooManyError
+        ways = sum(self.palette.count(n) for n in range(self.window + 1))
+        of = model.palette_of
+        for stage in stages:
+            on = [run for run, position in self.ends if position in model.stages[stage]]
+            total = ways * prod(model.palettes[of[run]].size for run in on)
+            if total * (1 if on else len(stages)) > ROWS_MAX:
+                raise TooManyError
         found = []
         cache: dict[object, Holdings] = {}
         for stage in stages:

@@ -16,7 +16,9 @@ from planner.search.stages import (
     inflight_counts,
     lower_bound_ns,
 )
-from planner.search.stages.division import _by_program
+from planner.search.stages.division import by_program
+from planner.search.stages.layout import Model
+from planner.search.stages.relaxation import relaxed_bound_ns
 
 Blocks = list[tuple[str, Run]]
 
@@ -173,6 +175,40 @@ def test_the_integer_program_agrees(
     except InfeasibleError:
         return
     if len({f.handover for run in runs for f in run.variants}) == 1:
-        other = _by_program(runs, pipe, limits, 0.0)
+        other = by_program(runs, pipe, limits, 0.0)
         assert other.step_ns == pytest.approx(found.step_ns, rel=1e-6)
         assert other.bound_ns <= other.step_ns
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(instances())
+def test_parts_of_blocks_bound_whole_ones(
+    instance: tuple[tuple[Run, ...], Pipeline, tuple[int, ...]],
+) -> None:
+    runs, pipe, limits = instance
+    if len({f.handover for run in runs for f in run.variants}) > 1:
+        return
+    try:
+        found = divide(runs, pipe, limits)
+    except InfeasibleError:
+        return
+    stage_limits = tuple(limits[kind] for kind in pipe.kinds)
+    assert relaxed_bound_ns(Model(runs, pipe, 3), stage_limits) <= found.step_ns * (1 + 1e-12)
+
+
+def test_many_blocks_in_many_variants_are_divided_within_a_proven_percent() -> None:
+    variants = tuple(
+        VariantFigures(
+            microbatch_ns=1000 + 70 * v + v * v,
+            deferrable_ns=300,
+            step_ns=2000 + 31 * (v * v % 7),
+            persistent_bytes=9000 - 11 * (v % 3),
+            inflight_bytes=2000 // (v + 1),
+        )
+        for v in range(6)
+    )
+    runs = (Run(template="h", blocks=tuple(map(str, range(120))), variants=variants),)
+    pipe = Pipeline(schedule="1f1b", stages=4, interleave=1, microbatches=32)
+    found = divide(runs, pipe, 300_000)
+    assert found.memory_bytes <= 300_000
+    assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns <= 1.01 * found.bound_ns

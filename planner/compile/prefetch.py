@@ -1,0 +1,53 @@
+"""Prefetch: how early a collective may begin whose input is there long before it is wanted.
+
+Weights that every microbatch gathers (ZeRO-3) and activations that the backward pass gathers again
+could be gathered at any time: each result would need a place of its own all step long, which is
+what such plans are there to avoid. So these collectives wait for an op of the block before: the
+results of two neighbouring blocks at most are held at once, and one block's ops hide them. The
+first block of a section has none before it and its results keep their places.
+
+What is waited for is a second input port of the collective: a register that it does not send.
+"""
+
+from planner.actors.graph import Port
+from planner.compile.arena import Spans, stretches
+from planner.compile.draft import BEGIN, UPDATE, DraftStage, Section
+
+
+def hold_back(draft: DraftStage, joint_backward: bool) -> None:
+    """Let early collectives of a stage wait for the block before the one that wants them."""
+    spans = Spans(draft, joint_backward)
+    triggers: dict[Section, list[tuple[int, int | None]]] = {}
+    for index, actor in enumerate(draft.actors):
+        section = spans.section(index)
+        if section in (BEGIN, UPDATE) or not spans.local(index):
+            continue
+        (output,) = (port.register for port in actor.outputs)
+        wanted = spans.end(output, section)
+        if wanted is None or spans.begin(output) is not None:
+            continue
+        if section not in triggers:
+            triggers[section] = _triggers(draft, spans, section)
+        first = min(spans.done(reader, section) or 0 for reader in spans.readers[output])
+        before = [at for at in triggers[section] if at[0] <= first]
+        if len(before) > 1 and (register := before[-2][1]) is not None:
+            actor.inputs = (*actor.inputs, Port(register=register))
+            spans.readers[register].append(index)
+
+
+def _triggers(draft: DraftStage, spans: Spans, section: Section) -> list[tuple[int, int | None]]:
+    """Start of every stretch of a section, and the smallest register that its ops fill."""
+    ops = spans.ops(section)
+    starts = stretches(draft, ops)
+    found: list[tuple[int, int | None]] = []
+    for start, end in zip(starts, [*starts[1:], 2 * len(draft.actors)], strict=True):
+        made = [
+            port.register
+            for index in ops
+            if start <= 2 * index < end
+            for port in draft.actors[index].outputs
+            if port.hold == 1 and port.register in spans.readers
+        ]
+        smallest = min(made, key=lambda r: (draft.registers[r].slot_bytes, r), default=None)
+        found.append((start, smallest))
+    return found

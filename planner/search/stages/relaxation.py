@@ -1,0 +1,92 @@
+"""A bound on the division where blocks may be parts of several variants.
+
+For a stage and a make-up, any price of memory bounds the least of a figure within its bytes: the
+sum over its blocks of the least figure plus priced bytes, less the price of all there is. Each
+figure (time, ramp, update) is bounded by itself, and the stages put together as rows always are.
+"""
+
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.stages.caps import Ladder, Prices, search
+from planner.search.stages.enumeration import EVERYTHING, least_bytes
+from planner.search.stages.holdings import (
+    DEFERRED,
+    KEEPS,
+    LANE,
+    STAYS,
+    TIME,
+    UPDATE,
+    Holdings,
+    Ints,
+)
+from planner.search.stages.layout import Layout, Model, Piece, StagePlace
+
+Floats = NDArray[np.float64]
+
+
+def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
+    """Return a step time that no division undercuts, however many variants a stage mixes."""
+    prices = Prices.of(model.pipeline)
+    bound = EVERYTHING
+    for layout in model.layouts(len(model.blocks)):
+        places = [_place(layout, model, stage, limit) for stage, limit in enumerate(limits)]
+        ladder = Ladder(places, layout.states, limits, EVERYTHING)
+        bound = min(bound, search(ladder, prices, EVERYTHING, 0.0).bound)
+    return bound / prices.rate
+
+
+def _place(layout: Layout, model: Model, stage: int, limit: int) -> StagePlace:
+    """One row for every make-up: less than any that fits of each figure."""
+    kind, stages = model.pipeline.kinds[stage], model.pipeline.stages
+    pieces = layout.pieces(stage)
+    room = limit - int(model.transient_levels(kind).min())
+    time, lane, update = (_least(pieces, kind, room, (row,)) for row in (TIME, LANE, UPDATE))
+    deferring = [_least(pieces, kind, room, (row, DEFERRED), stages) for row in (TIME, LANE)]
+    size = least_bytes(layout, model, stage)
+    held = Holdings(
+        makeup=np.arange(len(size)),
+        time=np.maximum(time, lane),
+        ramp=np.maximum(*deferring),
+        update=update,
+        base=size,
+        keeps=np.zeros((len(size), 0), np.int64),
+        picks=np.zeros((len(size), 0), np.int64),
+    )
+    return StagePlace(holdings=held, makeup_at=layout.makeup_at(stage), inflight=())
+
+
+def _least(
+    pieces: list[Piece], kind: int, room: int, columns: tuple[int, ...], times: int = 1
+) -> Ints:
+    """Least of a figure over mixtures that fit, for every make-up; whole, and no higher."""
+    figures: list[Floats] = []
+    sizes: list[Floats] = []
+    for palette, inflight, _ in pieces:
+        rows = palette.kinds[kind][0][list(palette.numbers)].astype(np.float64)
+        less = rows[:, columns[1]] if len(columns) > 1 else 0.0
+        figures.append(rows[:, columns[0]] * times - less)
+        sizes.append(rows[:, STAYS] + inflight * rows[:, KEEPS])
+    prices = np.unique(
+        [0.0, *(p for x, b in zip(figures, sizes, strict=True) for p in _slopes(x, b))]
+    )
+    total: Floats = np.zeros((len(prices), len(pieces[0][2])))
+    for (_, _, counts), x, size in zip(pieces, figures, sizes, strict=True):
+        least = (x + prices[:, None] * size).min(axis=1)
+        total += least[:, None] * counts
+    found = (total - prices[:, None] * room).max(axis=0)
+    # Rounding may not lift a bound.
+    whole: Ints = np.floor(found - 1e-9 * np.abs(found)).astype(np.int64)
+    return whole
+
+
+def _slopes(figures: Floats, sizes: Floats) -> list[float]:
+    """Prices of a byte at which two variants are equally good."""
+    found = []
+    for a, b in combinations(range(len(figures)), 2):
+        more = sizes[b] - sizes[a]
+        if more and (figures[a] - figures[b]) / more > 0:
+            found.append(float((figures[a] - figures[b]) / more))
+    return found

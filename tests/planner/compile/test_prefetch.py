@@ -1,0 +1,50 @@
+"""Gathers that could happen at any time wait for the block before, and their results share room."""
+
+from msgspec.structs import replace
+
+from models.spec import TrainingSpec
+from planner.actors.graph import ActorGraph
+from planner.clusters import local_cluster
+from planner.compile import compile_plan
+from planner.search import Pins, SearchRequest, search
+from tests.small_models import small
+
+
+def sharded(layers: int) -> ActorGraph:
+    """The weights of every layer split over two ranks and gathered every microbatch."""
+    model = small("llama")
+    return compile_plan(
+        search(
+            SearchRequest(
+                model=replace(model, config={**model.config, "layers": layers}),
+                training=TrainingSpec(),
+                cluster=local_cluster(2, cores=2, memory_bytes=2**33),
+                global_batch=8,
+                pins=Pins(dp=2, tp=1, pp=1, zero=3, micro_batch=2),
+            )
+        )
+    )
+
+
+def test_room_for_gathered_weights_does_not_grow_with_the_layers() -> None:
+    few, many = (sharded(n).programs[0].memory_bytes_by_kind for n in (5, 9))
+    for kind in ("communication", "temporary"):
+        assert few[kind] == many[kind]
+
+
+def test_a_gather_waits_for_an_op_of_the_block_before_its_reader() -> None:
+    (program,) = sharded(4).programs
+    makers = {port.register: actor for actor in program.actors for port in actor.outputs}
+    ops = [actor for actor in program.actors if actor.meeting is None and actor.block]
+    blocks = list(dict.fromkeys(actor.block for actor in ops if actor.phase == "forward"))
+    waited: set[str] = set()
+    for gather in program.actors:
+        if gather.meeting is None or len(gather.inputs) == 1:
+            continue
+        (result,) = (port.register for port in gather.outputs)
+        before = makers[gather.inputs[1].register]
+        reader = next(op for op in ops if result in {port.register for port in op.inputs})
+        step = 1 if reader.phase == "forward" else -1
+        assert blocks.index(reader.block) - blocks.index(before.block) == step
+        waited.add(reader.block)
+    assert len(waited) >= 4, "every layer but the first has one before it"
