@@ -142,19 +142,21 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 GLOBAL_BLOCK = "global"
 
 
+def scaled(tensor: Tensor, before: int, batch: int) -> Tensor:
+    """Return a tensor of a graph for microbatches of `before` samples as it is for `batch`."""
+    if tensor.batch_dim is None:
+        return tensor
+    shape = list(tensor.shape)
+    shape[tensor.batch_dim] = shape[tensor.batch_dim] // before * batch
+    return msgspec.structs.replace(tensor, shape=tuple(shape))
+
+
 def with_batch(graph: Graph, batch: int) -> Graph:
     """Return the same graph for microbatches of `batch` samples."""
     if batch <= 0:
         raise ModelError(f"batch is {batch}: a microbatch holds at least one sample")
 
-    def scaled(tensor: Tensor) -> Tensor:
-        if tensor.batch_dim is None:
-            return tensor
-        shape = list(tensor.shape)
-        shape[tensor.batch_dim] = shape[tensor.batch_dim] // graph.batch * batch
-        return msgspec.structs.replace(tensor, shape=tuple(shape))
-
-    tensors = tuple(scaled(tensor) for tensor in graph.tensors)
+    tensors = tuple(scaled(tensor, graph.batch, batch) for tensor in graph.tensors)
     return msgspec.structs.replace(graph, batch=batch, tensors=tensors)
 
 

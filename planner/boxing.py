@@ -82,7 +82,7 @@ def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tupl
     return max(before, local_size(shape, step.after, sizes)) * itemsize
 
 
-def _moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
+def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
     """Every legal single step from `state`."""
     found: list[Step] = []
     for axis, one in enumerate(state):
@@ -185,7 +185,7 @@ def _paths(
         if state in found:
             continue
         found[state] = path
-        for step in _moves(state, len(shape), sizes):
+        for step in moves(state, len(shape), sizes):
             if step.after in found:
                 continue
             try:

@@ -265,13 +265,13 @@ def op_signatures(
     shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
     found: dict[tuple[tuple[NdSbp, ...], str], Signature] = {}
     for choice in product(*per_axis):
-        one = _joined(choice, len(op.inputs), len(op.outputs))
+        one = joined(choice, len(op.inputs), len(op.outputs))
         if one and _divides(one, shapes, tuple(axis_sizes)):
             found.setdefault(((*one.inputs, *one.outputs), one.expansion), one)
     return tuple(found.values())
 
 
-def _joined(choice: tuple[AxisSignature, ...], inputs: int, outputs: int) -> Signature | None:
+def joined(choice: tuple[AxisSignature, ...], inputs: int, outputs: int) -> Signature | None:
     """One signature per axis as one nd-signature; None where P(sum) and P(max) would mix."""
     signature = Signature(
         inputs=tuple(tuple(one.inputs[i] for one in choice) for i in range(inputs)),
@@ -349,7 +349,7 @@ def sub_signatures(
             known = label is not None and label in expression.labels
             one = split_signature(op.kind, expression, label) if label and known else None
             choice.append(one or axis_signatures(op.kind, op.labels)[0])
-        joined = _joined(tuple(choice), len(expression.inputs), len(expression.outputs))
-        assert joined is not None, "one reduction per op"
-        found.append((op, joined.document))
+        whole = joined(tuple(choice), len(expression.inputs), len(expression.outputs))
+        assert whole is not None, "one reduction per op"
+        found.append((op, whole.document))
     return tuple(found)

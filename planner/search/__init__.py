@@ -2,9 +2,9 @@
 
 Comes in: a `SearchRequest`. Goes out: a `Plan` (or an InfeasibleError that names what binds).
 
-Read first `outer.py` (the candidates and how they are compared), then `folding.py` and `tables.py`
-(what there is to choose, and what it costs), `block_program.py` (one signature per op) and
-`stages.py` (blocks over pipeline stages).
+Read first `outer.py` (candidates, and how they are compared), then `space.py` and `pricing.py`
+(what there is to choose, and what it costs), `ascent.py` and `block_program.py` (one signature per
+op) and `stages/` (blocks over pipeline stages).
 """
 
 from planner.search.outer import search

@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.integer_program import NODE_LIMIT, IntegerProgram
-from planner.search.tables import FIGURES, Ints, Net, Tables
+from planner.search.states import Ints
+from planner.search.tables import FIGURES, INFLIGHT, MICROBATCH, PERSISTENT, STEP, Net, Tables
 
 Floats = NDArray[np.float64]
 
@@ -78,6 +79,7 @@ def solve_program(
     Parameters
     ----------
     tables : Tables
+        With one row.
     prices : Prices
     memory : MemoryRow, optional
         A hard limit besides the prices.
@@ -101,13 +103,14 @@ class _Program:
         if memory is not None:
             self.memory_row = self.program.add_rows(1, upper=1.0)
         self.first = [
-            self._columns(choice.count * choice.figures, integer=True) for choice in tables.choices
+            self._columns(choice.count * choice.figures[:, :, 0].T, integer=True)
+            for choice in tables.choices
         ]
         for first, choice in zip(self.first, tables.choices, strict=True):
             row = self.program.add_rows(1, 1.0, 1.0)
             self.program.enter(row, first + np.arange(len(choice.options)), 1.0)
         for net in tables.nets:
-            if net.count * net.figures.any() or not net.reachable.all():
+            if net.duration_ns.any() or net.buffer_bytes.any() or not net.reachable.all():
                 self._add_boxing(net)
             if self.keeping:
                 self._add_held(net)
@@ -132,22 +135,25 @@ class _Program:
     def _add_boxing(self, net: Net) -> None:
         """Add `w` for every use and, where several may share a boxing, `W` over them."""
         program = self.program
-        figures = net.count * net.figures
+        reachable = net.reachable[:, :, 0]
+        figures = np.zeros((*reachable.shape, len(FIGURES)), np.int64)
+        figures[:, :, STEP if net.step else MICROBATCH] = net.count * net.duration_ns[:, :, 0]
+        figures[:, :, PERSISTENT] = net.count * net.buffer_bytes[:, :, 0]
         shared = len(net.uses) > 1
-        whole = np.full(net.reachable.shape, -1, np.int64)
+        whole = np.full(reachable.shape, -1, np.int64)
         if shared:
-            a, b = np.nonzero(net.reachable & figures.any(axis=2))
+            a, b = np.nonzero(reachable & figures.any(axis=2))
             whole[a, b] = self._columns(figures[a, b]) + np.arange(len(a))
         for use in net.uses:
-            mine = np.zeros(len(net.targets), np.bool_)
+            mine = np.zeros(reachable.shape[1], np.bool_)
             mine[use.wants] = True
-            a, b = np.nonzero(net.reachable & mine)
+            a, b = np.nonzero(reachable & mine)
             own = np.zeros((len(a), len(FIGURES)), np.int64) if shared else figures[a, b]
             columns = self._columns(own) + np.arange(len(a))
-            leaves = program.add_rows(len(net.sources), 0.0, 0.0)
+            leaves = program.add_rows(reachable.shape[0], 0.0, 0.0)
             program.enter(leaves + a, columns, 1.0)
             self._taken(net.producer, leaves + net.makes)
-            arrives = program.add_rows(len(net.targets), 0.0, 0.0)
+            arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
             self._taken(use.choice, arrives + use.wants)
             paid = whole[a, b] >= 0
@@ -161,12 +167,13 @@ class _Program:
         holders = [use for use in net.uses if use.holds]
         if not holders:
             return
-        columns = self._columns(net.count * net.held)
+        targets = np.arange(len(net.held_bytes))
+        held = np.zeros((len(targets), len(FIGURES)), np.int64)
+        held[:, INFLIGHT] = net.count * net.held_bytes[:, 0]
+        columns = self._columns(held)
         for use in holders:
-            rows = self.program.add_rows(len(net.targets), lower=0.0)
-            self.program.enter(
-                rows + np.arange(len(net.targets)), columns + np.arange(len(net.targets)), 1.0
-            )
+            rows = self.program.add_rows(len(targets), lower=0.0)
+            self.program.enter(rows + targets, columns + targets, 1.0)
             self._taken(use.choice, rows + use.wants)
 
     def solve(self, max_gap: float, node_limit: int) -> tuple[tuple[int, ...], float] | None:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.block_program import MemoryRow, Prices, solve_program
-from planner.search.dual_ascent import SETTLED, Ascent, DualAscent
+from planner.search.ascent import SETTLED, Ascent
+from planner.search.block_program import Floats, MemoryRow, Prices, solve_program
 from planner.search.integer_program import NODE_LIMIT
 from planner.search.request import MemoryLimitError
-from planner.search.tables import Choice, Tables, compact, evaluate, reachable_options
+from planner.search.states import Ints
+from planner.search.tables import Tables, compact, reachable_options, totals
 
 # Above this many options a memory row is priced only: its relaxation is fractional, and the branch
 # and bound too long for what it gains.
 ROW_OPTIONS = 1_200
 ROW_NODES = 5_000
 
+SWEEPS = 300
 PRICES = 10  # of memory, tried one after the other
 
 
@@ -113,20 +115,19 @@ class BeyondCutoff(Exception):  # noqa: N818 - an outcome, not a fault
         self.bound = bound
 
 
-def least_bytes(tables: Tables, inflight: int) -> int:
-    """Bound on memory without solving: every choice and every kept tensor at its smallest."""
-    weights = MemoryRow(inflight=inflight, limit_bytes=0).weights
-    total = sum(c.count * float((c.figures @ weights).min()) for c in tables.choices)
-    for net in tables.nets:
-        held = [net.held[np.unique(use.wants)] @ weights for use in net.uses if use.holds]
-        if held:
-            total += net.count * max(float(one.min()) for one in held)
-    return int(total)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ascended:
+    """What an ascent came to: the best solution that was read off (None: none), and the bound."""
+
+    options: tuple[int, ...] | None
+    cost: float
+    bound: float
 
 
-def cheapest(choices: tuple[Choice, ...], prices: Prices) -> float:
-    """Bound without solving: every choice at its cheapest option, and no boxing."""
-    return sum(choice.count * float((choice.figures @ prices.vector).min()) for choice in choices)
+def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
+    """Figures of a solution of tables with one row."""
+    figures: Ints = totals(tables, np.array(options).reshape(-1, 1))[0][:, 0]
+    return figures
 
 
 class _Solver:
@@ -150,8 +151,7 @@ class _Solver:
 
     def free(self) -> Solution:
         """Solve without a memory row."""
-        ascent = DualAscent(self.tables, self.prices.vector)
-        found = ascent.ascend(self.max_gap, self.cutoff)
+        found, ascent = self._ascended(self.prices.vector, self.cutoff)
         if found.bound >= self.cutoff:
             raise BeyondCutoff(found.bound)
         if self._proven(found.cost, found.bound):
@@ -173,11 +173,19 @@ class _Solver:
             return self.solution(best.options, best.bound)
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
 
+    def _ascended(self, prices: Floats, cutoff: float = np.inf) -> tuple[Ascended, Ascent]:
+        ascent = Ascent(self.tables, prices.reshape(-1, 1))
+        ascent.ascend(SWEEPS, self.max_gap, np.array([cutoff]))
+        cost = float(ascent.costs[0])
+        options = tuple(int(o) for o in ascent.options[:, 0]) if np.isfinite(cost) else None
+        bound = min(float(ascent.bounds[0]), cost)
+        return Ascended(options=options, cost=cost, bound=bound), ascent
+
     def _proven(self, cost: float, bound: float) -> bool:
         return np.isfinite(cost) and cost - bound <= max(self.max_gap, SETTLED) * abs(cost)
 
     def _decided(
-        self, found: Ascent, ascent: DualAscent, memory: MemoryRow | None, nodes: int
+        self, found: Ascended, ascent: Ascent, memory: MemoryRow | None, nodes: int
     ) -> Solution:
         """Ask the integer program for anything better than what was found."""
         room = found.cost - found.bound
@@ -196,7 +204,7 @@ class _Solver:
             return self.solution(found.options, bound)
         return self.solution(options, bound)
 
-    def priced(self, memory: MemoryRow, first: Solution) -> tuple[Ascent, DualAscent]:
+    def priced(self, memory: MemoryRow, first: Solution) -> tuple[Ascended, Ascent]:
         """The best solution that fits at any price of memory, and the highest bound.
 
         With price y the cost is at least min (cost + y bytes) - y limit. The next price is where
@@ -223,12 +231,11 @@ class _Solver:
             low, high = (low, point) if fits else (point, high)
         assert ascent is not None, "one price at least is tried"
         bound = min(max(bound, first.bound), best[0])
-        return Ascent(options=options, cost=best[0], bound=bound), ascent
+        return Ascended(options=options, cost=best[0], bound=bound), ascent
 
-    def _at(self, price: float, memory: MemoryRow) -> tuple[Ascent, DualAscent]:
+    def _at(self, price: float, memory: MemoryRow) -> tuple[Ascended, Ascent]:
         """Solve at a price of memory; the bound is that of the program with the row."""
-        ascent = DualAscent(self.tables, self.prices.vector + price * memory.weights)
-        found = ascent.ascend(self.max_gap)
+        found, ascent = self._ascended(self.prices.vector + price * memory.weights)
         bound = found.bound - price * memory.limit_bytes
         return replace(found, bound=bound), ascent
 
@@ -242,8 +249,7 @@ class _Solver:
         """Options of the least bytes; raises MemoryLimitError where even these do not fit."""
         bare = Prices(microbatch=0, step=0, persistent_byte=1, inflight_byte=memory.inflight)
         solver = _Solver(self.tables, bare, self.max_gap, self.node_limit)
-        ascent = DualAscent(solver.tables, bare.vector)
-        found = ascent.ascend(self.max_gap)
+        found, ascent = solver._ascended(bare.vector)
         if found.options is not None and found.cost <= memory.limit_bytes:
             return found.options
         options = sum(len(choice.options) for choice in self.tables.choices)

@@ -1,42 +1,43 @@
-"""Evaluation: the best plan of one candidate shape, and what such a plan costs at least.
+"""Evaluation: the best plan of each candidate shape, and what such a plan costs at least.
 
-The block program is solved once per mesh, microbatch and price, without regard to memory. Only
-where its answer does not fit are others sought, with an ever tighter memory row.
+Candidates are taken many at a time. Their block programs are first solved at a price of memory so
+small that it only breaks ties; where the answer does not fit, they are solved again in every mode
+of recomputation and at a ladder of prices, and the stages mix what comes of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
-from models.graph import Graph, with_batch
+from models.graph import Graph
 from planner.errors import InfeasibleError
-from planner.memory import Layout, transient_bytes
 from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
-from planner.search.block_solver import (
-    BeyondCutoff,
-    Solution,
-    cheapest,
-    frontier,
-    least_bytes,
-    solve,
-)
+from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
-from planner.search.durations import Durations, core_share
-from planner.search.folding import Folded, fold
-from planner.search.pins import AxisRules, filters, forced_ops
+from planner.search.programs import Ask, Programs, Shape
+from planner.search.ranks import core_share
 from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.stages import (
     DEFERRING,
     Division,
     Pipeline,
     Run,
+    VariantFigures,
     divide,
     inflight_counts,
+    lower_bound_ns,
 )
-from planner.search.tables import Rules, TableBuilder, Tables
-from planner.search.variants import block_figures, handover, variants
+from planner.search.variants import variants
+
+MODES = ("none", "selective", "full")
+NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
+SWEEPS = 12  # of the ascent per program, at first
+# Prices of all the memory there is, in shares of the step time without memory.
+TIE_BREAKER = 0.002
+LADDER = (0.03, 0.3, 3.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,27 @@ class Pruned:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A candidate without a plan; `bound_ns` where that is not proven."""
+
+    candidate: Candidate
+    error: InfeasibleError
+    bound_ns: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A solution of a candidate's block program in one mode of recomputation."""
+
+    mode: str
+    solution: Solution
+
+
+Outcome = Found | Pruned | Refused
+NO_GAIN = "its lower bound leaves nothing to gain"
+
+
 class Evaluator:
     """Evaluates candidates; graphs, tables and solutions are made once and shared.
 
@@ -71,237 +93,250 @@ class Evaluator:
     def __init__(self, request: SearchRequest, graph: Graph) -> None:
         self.request = request
         self.graph = graph
-        self._folded = fold(graph)
-        self._durations: dict[object, Durations] = {}
-        self._builders: dict[object, TableBuilder] = {}
-        self._tables: dict[object, Tables] = {}
-        self._solutions: dict[object, Solution] = {}
-        self._frontiers: dict[object, tuple[Solution, ...]] = {}
+        self.programs = Programs(request, graph)
+        pinned = request.pins.recompute
+        self.modes = MODES if pinned is None else (pinned,)
 
-    def lower_bound_ns(self, candidate: Candidate) -> float:
-        """Bound without solving: every op at its fastest, no boxing, stages in perfect balance."""
-        choices = tuple(self._builder(candidate).choices)
-        pipeline = candidate.pipeline
-        return cheapest(choices, exact_prices(pipeline)) / pipeline.stages
+    # -- bounds ------------------------------------------------------------------------------
 
-    def evaluate(
-        self, candidate: Candidate, limit_bytes: int, best_ns: float = float("inf")
-    ) -> Found | Pruned:
-        """Return the best plan of a candidate, or why it is no better than `best_ns`.
-
-        Raises
-        ------
-        MemoryLimitError
-            Nothing found fits the limit; holds the least bytes found.
-        InfeasibleError
-            An op has no legal signature, or the blocks do not divide over the stages.
-        """
-        pipeline, unit = candidate.pipeline, self._unit(candidate)
-        prices = shared_prices(pipeline)
-        counts = inflight_counts(pipeline)
-        needed = -(-least_bytes(self.tables(candidate), min(counts)) // pipeline.stages)
-        if needed > limit_bytes:
-            raise MemoryLimitError(needed, limit_bytes)
+    def lower_bounds_ns(self, candidates: Sequence[Candidate]) -> list[float | InfeasibleError]:
+        """Bounds without solving: every op at its fastest, no boxing, stages in balance."""
+        shapes = [self.shape(candidate) for candidate in candidates]
+        vectors = [prices(candidate.pipeline).vector.tolist() for candidate in candidates]
         try:
-            first = self._solve(candidate, prices, best_ns / unit)
-        except BeyondCutoff as beyond:
-            return Pruned(candidate, beyond.bound * unit, "its lower bound leaves nothing to gain")
-        try:
-            return self._found(candidate, [first], [first], limit_bytes)
-        except MemoryLimitError as error:
-            over = error.needed_bytes
-        row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
-        used = float(np.array(first.figures) @ row.weights)
-        room = (limit_bytes - self._transient(candidate, first)) * pipeline.stages
-        # Less than now in any case: by as much as the fullest stage has to lose.
-        row = replace(row, limit_bytes=max(1, int(min(room, used * limit_bytes / over))))
-        try:
-            if pipeline.stages == 1:
-                others = [self._within(candidate, prices, row, first, best_ns / unit)]
-            else:
-                others = list(self._frontier(candidate, prices, row, first))
-        except BeyondCutoff as beyond:
-            reason = "what fits its memory is no faster than the best plan"
-            return Pruned(candidate, beyond.bound * unit, reason)
-        except MemoryLimitError as error:
-            short = -(-(error.needed_bytes - row.limit_bytes) // pipeline.stages)
-            raise MemoryLimitError(limit_bytes + short, limit_bytes) from None
-        return self._best_of(candidate, [first, *others], limit_bytes)
+            costs = self.programs.cheapest(shapes, self.modes[0], vectors)
+        except InfeasibleError as error:
+            return [error] * len(candidates)
+        return [
+            float(cost) / candidate.pipeline.stages
+            if np.isfinite(cost)
+            else self.programs.refusal(shape, self.modes[0])
+            for candidate, shape, cost in zip(candidates, shapes, costs, strict=True)
+        ]
 
-    def _best_of(self, candidate: Candidate, solutions: list[Solution], limit_bytes: int) -> Found:
-        """Divide with each solution alone, and with those that can be mixed."""
-        groups = [[one] for one in solutions]
-        # One stage has one memory row, so that the bound within it holds for the candidate.
-        proof = solutions if candidate.pipeline.stages == 1 else solutions[:1]
-        tables = self.tables(candidate)
-        alike: dict[object, list[Solution]] = {}
-        for one in solutions:
-            alike.setdefault(handover(tables, self.graph, one.options), []).append(one)
-        if candidate.pipeline.positions > 1:
-            groups += [group for group in alike.values() if len(group) > 1]
-        found: list[Found] = []
-        short: list[MemoryLimitError] = []
-        for group in groups:
-            try:
-                found.append(self._found(candidate, proof, group, limit_bytes))
-            except MemoryLimitError as error:
-                short.append(error)
-        if not found:
-            raise min(short, key=lambda error: error.needed_bytes)
-        return min(found, key=lambda one: one.division.step_ns)
-
-    def _unit(self, candidate: Candidate) -> float:
-        """Step time per unit of a block program's cost.
-
-        The cost counts every stage; it was solved at the prices that pipelines share.
-        """
-        pipeline = candidate.pipeline
-        share = exact_prices(pipeline).microbatch / shared_prices(pipeline).microbatch
-        return share / pipeline.stages
-
-    def _found(
-        self,
-        candidate: Candidate,
-        proof: list[Solution],
-        group: list[Solution],
-        limit_bytes: int,
-    ) -> Found:
-        """Divide the blocks with these solutions; the bounds of those in `proof` hold for all."""
-        division = self._divide(candidate, group, limit_bytes)
-        tables = self.tables(candidate)
-        return Found(
-            candidate=candidate,
-            division=division,
-            variants=tuple(
-                variant
-                for solution in group
-                for variant in variants(tables, self.graph, solution.options)
-            ),
-            bound_ns=min(max(one.bound for one in proof) * self._unit(candidate), division.step_ns),
-        )
-
-    def _builder(self, candidate: Candidate) -> TableBuilder:
-        key = self._shape(candidate)
-        if key not in self._builders:
-            # Folding looks at names only, so one folding serves every batch.
-            graph = with_batch(self.graph, candidate.batch)
-            folded = replace(self._folded, graph=graph)
-            place = candidate.sizes, self._stretch(candidate)
-            if place not in self._durations:
-                self._durations[place] = Durations(self.request.cluster, *place)
-            rules = AxisRules(
-                axes=candidate.axes,
-                pins=self.request.pins,
-                forced=forced_ops(graph, folded.counts),
-                required=self.request.required,
-            )
-            must, may = filters(rules)
-            self._builders[key] = TableBuilder(
-                folded,
-                self._durations[place],
-                Rules(
-                    allowed=must,
-                    otherwise=may,
-                    crossing_partial=candidate.pipeline.positions == 1,
-                ),
-            )
-        return self._builders[key]
-
-    def _stretch(self, candidate: Candidate) -> Fraction:
+    def shape(self, candidate: Candidate) -> Shape:
+        """What the tables of a candidate depend on."""
         pipeline = candidate.pipeline
         ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
         if pipeline.schedule in DEFERRING:
             ramp /= 3  # forward, input and weight gradients taken as equally long
         busy = pipeline.microbatches / (pipeline.microbatches + ramp)
-        return core_share(self.request.cluster, self.request.cluster.devices, busy)
-
-    def _shape(self, candidate: Candidate) -> tuple[object, ...]:
-        """What the tables of a candidate depend on."""
-        chunked = candidate.pipeline.positions > 1
-        return candidate.axes, candidate.batch, chunked, self._stretch(candidate)
-
-    def tables(self, candidate: Candidate) -> Tables:
-        """Tables of a candidate's mesh and microbatch."""
-        key = self._shape(candidate)
-        if key not in self._tables:
-            self._tables[key] = self._builder(candidate).tables()
-        return self._tables[key]
-
-    def _solve(self, candidate: Candidate, prices: Prices, cutoff: float) -> Solution:
-        key = (self._shape(candidate), prices)
-        if key not in self._solutions:
-            self._solutions[key] = solve(
-                self.tables(candidate),
-                prices,
-                max_gap=self.request.max_gap,
-                cutoff=cutoff,
-            )
-        return self._solutions[key]
-
-    def _within(
-        self,
-        candidate: Candidate,
-        prices: Prices,
-        row: MemoryRow,
-        first: Solution,
-        cutoff: float,
-    ) -> Solution:
-        """The best solution within a memory row; exact for one stage."""
-        return solve(
-            self.tables(candidate),
-            prices,
-            row,
-            max_gap=self.request.max_gap,
-            cutoff=cutoff,
-            start=first,
+        cluster = self.request.cluster
+        return Shape(
+            axes=candidate.axes,
+            batch=candidate.batch,
+            chunked=pipeline.positions > 1,
+            stretch=core_share(cluster, cluster.devices, busy),
         )
 
-    def _frontier(
-        self, candidate: Candidate, prices: Prices, row: MemoryRow, first: Solution
-    ) -> tuple[Solution, ...]:
-        """Ever smaller solutions, around a row for all stages together."""
-        key = (self._shape(candidate), prices, row)
-        if key not in self._frontiers:
-            self._frontiers[key] = frontier(
-                self.tables(candidate), prices, row, first, self.request.max_gap
-            )
-        return self._frontiers[key]
+    # -- asking ------------------------------------------------------------------------------
 
-    def _divide(
-        self, candidate: Candidate, solutions: list[Solution], limit_bytes: int
-    ) -> Division:
-        tables = self.tables(candidate)
-        figures = [block_figures(tables, self.graph, one.options) for one in solutions]
+    def _asks(
+        self,
+        candidates: Sequence[Candidate],
+        limits: Sequence[int],
+        mode: str,
+        share: float,
+        cutoffs: Sequence[float],
+    ) -> list[Ask]:
+        """The programs of candidates where all memory together costs a share of their time."""
+        shapes = [self.shape(candidate) for candidate in candidates]
+        vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
+        costs = self.programs.cheapest(shapes, self.modes[0], vectors)
+        found = []
+        for candidate, shape, limit, cost, cutoff in zip(
+            candidates, shapes, limits, costs, cutoffs, strict=True
+        ):
+            price = share * float(cost) / (limit * candidate.pipeline.stages)
+            vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
+            found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
+        return found
+
+    def evaluate_many(
+        self, candidates: Sequence[Candidate], limits: Sequence[int], best_ns: float
+    ) -> list[Outcome | tuple[Candidate, float]]:
+        """Solve each candidate as if memory hardly mattered.
+
+        Returns
+        -------
+        list
+            Per candidate what came of it; a candidate with its bound where memory does matter.
+        """
+        cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
+        asks = self._asks(candidates, limits, self.modes[0], TIE_BREAKER, cutoffs)
+        solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
+        found: list[Outcome | tuple[Candidate, float]] = []
+        for candidate, limit, ask, solution in zip(
+            candidates, limits, asks, solutions, strict=True
+        ):
+            if solution is None:
+                error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
+                found.append(Refused(candidate, error))
+                continue
+            bound = self._bound(candidate, solution, ask, limit)
+            if bound >= best_ns:
+                found.append(Pruned(candidate, bound, NO_GAIN))
+                continue
+            try:
+                one = self._found(
+                    candidate, [Solved(self.modes[0], solution)], limit, bound, best_ns
+                )
+            except MemoryLimitError:
+                found.append((candidate, bound))
+            except InfeasibleError as error:
+                found.append(Refused(candidate, error))
+            else:
+                found.append(one)
+                best_ns = _lowered(best_ns, one)
+        return found
+
+    def squeeze_many(
+        self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[int], best_ns: float
+    ) -> list[Outcome]:
+        """Solve candidates in every mode of recomputation and at every price of memory."""
+        candidates = [candidate for candidate, _ in tight]
+        endless = [float("inf")] * len(tight)
+        groups: list[list[Solved]] = [[] for _ in tight]
+        for mode in self.modes:
+            asks = [
+                self._asks(candidates, limits, mode, share, endless)
+                for share in (TIE_BREAKER, *LADDER)
+            ]
+            solutions = self.programs.solve_many(
+                [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
+            )
+            for at, solution in enumerate(solutions):
+                if solution is not None:
+                    groups[at % len(groups)].append(Solved(mode, solution))
+        found: list[Outcome] = []
+        for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
+            if bound >= best_ns:
+                found.append(Pruned(candidate, bound, NO_GAIN))
+                continue
+            try:
+                one = self._found(candidate, _distinct(group), limit, bound, best_ns)
+            except InfeasibleError as error:
+                found.append(Refused(candidate, error, bound))
+            else:
+                found.append(one)
+                best_ns = _lowered(best_ns, one)
+        return found
+
+    def refine(self, outcome: Outcome, limit_bytes: int, best_ns: float) -> Outcome:
+        """Solve a candidate's program to the request's gap and return what is then known of it."""
+        candidate = outcome.candidate
+        pipeline, shape = candidate.pipeline, self.shape(outcome.candidate)
+        counts = inflight_counts(pipeline)
+        bound = 0.0 if isinstance(outcome, Refused) else outcome.bound_ns
+        found: list[Solved] = []
+        bounds: list[float] = []
+        for mode in self.modes:
+            try:
+                free = self.programs.solve_one(shape, mode, shared_prices(pipeline), None)
+            except BeyondCutoff as beyond:
+                bounds.append(beyond.bound * self.unit(candidate))
+                continue
+            found.append(Solved(mode, free))
+            bounds.append(free.bound * self.unit(candidate))
+            row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
+            row = replace(row, limit_bytes=limit_bytes * pipeline.stages)
+            try:
+                within = self.programs.solve_one(shape, mode, shared_prices(pipeline), row)
+                found.append(Solved(mode, within))
+                if pipeline.stages == 1:
+                    bounds[-1] = within.bound * self.unit(candidate)
+            except MemoryLimitError:
+                if pipeline.stages == 1:
+                    bounds.pop()
+        bound = max(bound, min(bounds, default=float("inf")))
+        try:
+            one = self._found(candidate, found, limit_bytes, bound)
+        except InfeasibleError as error:
+            return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
+        assert isinstance(one, Found), "without a cutoff nothing is pruned"
+        if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
+            return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
+        return one
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def unit(self, candidate: Candidate) -> float:
+        """Step time per unit of a block program's cost.
+
+        The cost counts every stage; it was solved at the prices that pipelines share.
+        """
+        pipeline = candidate.pipeline
+        share = prices(pipeline).microbatch / shared_prices(pipeline).microbatch
+        return share / pipeline.stages
+
+    def _cutoff(self, candidate: Candidate, best_ns: float) -> float:
+        """The bound of a program, its memory included, at which a candidate has nothing to gain."""
+        return best_ns / self.unit(candidate) * (1 + TIE_BREAKER)
+
+    def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limit: int) -> float:
+        """Bound of every plan of a candidate: memory that is all used up has been paid for."""
+        price = ask.prices[2]
+        paid = price * limit * candidate.pipeline.stages
+        return max(0.0, solution.bound - paid) * self.unit(candidate)
+
+    def _found(
+        self,
+        candidate: Candidate,
+        group: list[Solved],
+        limit_bytes: int,
+        bound_ns: float,
+        best_ns: float = float("inf"),
+    ) -> Found | Pruned:
+        """Divide the blocks with these solutions, unless no division gains anything."""
+        shape = self.shape(candidate)
+        figures = [
+            self.programs.block_figures(shape, one.mode, one.solution.options) for one in group
+        ]
+        runs = self._runs(figures)
+        if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
+            return Pruned(candidate, bound_ns, "its stages cannot be even enough")
+        division = divide(runs, candidate.pipeline, limit_bytes, 0, self.request.max_gap / 4)
+        return Found(
+            candidate=candidate,
+            division=division,
+            variants=tuple(
+                variant
+                for one in group
+                for variant in variants(
+                    self.programs.space(shape, one.mode),
+                    self.graph,
+                    one.solution.options,
+                    one.mode,
+                )
+            ),
+            bound_ns=min(bound_ns, division.step_ns),
+        )
+
+    def _runs(self, figures: list[dict[str, VariantFigures]]) -> tuple[Run, ...]:
         runs: list[Run] = []
         for block in self.graph.blocks:
             template = self.graph.templates[block]
             if not runs or runs[-1].template != template:
                 kinds = tuple(one[template] for one in figures)
                 runs.append(Run(template=template, blocks=(), variants=kinds))
-            blocks = (*runs[-1].blocks, block)
-            runs[-1] = Run(template=template, blocks=blocks, variants=runs[-1].variants)
-        return divide(
-            tuple(runs),
-            candidate.pipeline,
-            limit_bytes,
-            max(self._transient(candidate, one) for one in solutions),
-            self.request.max_gap,
-        )
-
-    def _transient(self, candidate: Candidate, solution: Solution) -> int:
-        """Bytes of the largest section of the representative blocks."""
-        tables = self.tables(candidate)
-        folded: Folded = self._builder(candidate).folded
-        layouts = {
-            op.name: Layout(signature.inputs, signature.outputs)
-            for choice, option in zip(tables.choices, solution.options, strict=True)
-            for op, signature in zip(choice.ops, choice.options[option], strict=False)
-        }
-        tensors = folded.graph.tensors_by_name
-        return transient_bytes(folded.ops, layouts, tensors, candidate.sizes)
+            runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
+        return tuple(runs)
 
 
-def exact_prices(pipeline: Pipeline) -> Prices:
+def _lowered(best_ns: float, one: Found | Pruned) -> float:
+    """The cutoff once a plan is known; others somewhat slower are wanted for the simulator."""
+    return min(best_ns, one.division.step_ns * NEAR) if isinstance(one, Found) else best_ns
+
+
+def _distinct(group: list[Solved]) -> list[Solved]:
+    """Each solution once."""
+    found: dict[tuple[str, tuple[int, ...]], Solved] = {}
+    for one in group:
+        found.setdefault((one.mode, one.solution.options), one)
+    return list(found.values())
+
+
+def prices(pipeline: Pipeline) -> Prices:
     """Prices at which a block program's optimum, over the stages, bounds the step time.
 
     A stage's time counts for every microbatch and for the ramp: `stages.divide`'s objective, with
@@ -311,21 +346,28 @@ def exact_prices(pipeline: Pipeline) -> Prices:
     weight = pipeline.microbatches + ramp
     if pipeline.schedule not in DEFERRING:
         return Prices(microbatch=weight)
-    assert pipeline.microbatches >= pipeline.stages, "candidates see to it"
-    return Prices(microbatch=weight, deferrable=weight - 2 * ramp)
+    return Prices(microbatch=weight, deferrable=max(weight - 2 * ramp, 0.0))
 
 
 def shared_prices(pipeline: Pipeline) -> Prices:
     """Prices at which the program is solved: one solution serves however many chunks."""
-    return exact_prices(replace(pipeline, interleave=1))
+    return prices(replace(pipeline, interleave=1))
 
 
-def unfit(found: list[tuple[Candidate, InfeasibleError]]) -> InfeasibleError:
+def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
+    """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
+    plain = replace(pipeline, schedule="1f1b", interleave=1)
+    counts = inflight_counts(plain)
+    kept = sum(counts) / len(counts) if average else min(counts)
+    shared = shared_prices(plain if average else pipeline)
+    return replace(shared, persistent_byte=price, inflight_byte=price * kept)
+
+
+def unfit(found: list[Refused]) -> InfeasibleError:
     """Join the reasons of all candidates: the nearest to fitting, or the first refusal."""
-    close = [(c, e) for c, e in found if isinstance(e, MemoryLimitError)]
+    close = [(one.candidate, one.error) for one in found if isinstance(one.error, MemoryLimitError)]
     if not close:
-        candidate, error = found[0]
-        return InfeasibleError(f"{candidate.text}: {error}")
+        return InfeasibleError(f"{found[0].candidate.text}: {found[0].error}")
     candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
     return InfeasibleError(
         f"no plan fits the memory. Nearest: {candidate.text}; {nearest}. Raise --memory-limit, use "

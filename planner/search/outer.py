@@ -14,11 +14,20 @@ from msgspec.structs import replace
 from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
-from planner.compile import compile_plan
 from planner.errors import InfeasibleError, ProtocolError
-from planner.plan import Evidence, Plan
+from planner.memory import plan_memory
+from planner.plan import Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate, candidates
-from planner.search.evaluation import Evaluator, Found, Pruned, unfit
+from planner.search.evaluation import (
+    NEAR,
+    NO_GAIN,
+    Evaluator,
+    Found,
+    Outcome,
+    Pruned,
+    Refused,
+    unfit,
+)
 from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.writing import disobeyed, write_plan
 
@@ -26,10 +35,12 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
+FIRST, MANY = 24, 64  # candidates solved together: few before there is a plan to prune by
+SQUEEZED = 8  # likewise where memory is tight
+REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
 
@@ -38,15 +49,32 @@ class Ranking:
     """What one round over the candidates found."""
 
     found: list[Found] = field(default_factory=list)
-    refused: list[tuple[Candidate, InfeasibleError]] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """File an outcome under what it is."""
+        if isinstance(outcome, Found):
+            self.found.append(outcome)
+        elif isinstance(outcome, Pruned):
+            self.pruned.append(outcome)
+        else:
+            self.refused.append(outcome)
 
     @property
     def bound_ns(self) -> float:
         """The lowest bound over every candidate that could be a plan."""
-        return min(
-            [one.bound_ns for one in self.found] + [one.bound_ns for one in self.pruned],
-        )
+        return min(one.bound_ns for one in self.everything)
+
+    @property
+    def everything(self) -> list[Outcome]:
+        """All outcomes."""
+        return [*self.found, *self.pruned, *self.refused]
+
+    @property
+    def best_ns(self) -> float:
+        """Step time of the best plan so far."""
+        return min((one.division.step_ns for one in self.found), default=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +127,7 @@ def search(
     tell = progress or (lambda line: None)
     evaluator = Evaluator(request, graph)
     limits: dict[Candidate, int] = {}
-    tried: list[tuple[Candidate, InfeasibleError]] = []
+    tried: list[Refused] = []
     for _ in range(ROUNDS):
         ranking = _rank(request, evaluator, everything, limits, tell)
         if not ranking.found:
@@ -111,12 +139,12 @@ def search(
             candidate, size = one.found.candidate, one.figures.get("memory_bytes_max")
             if size is None:
                 everything = tuple(other for other in everything if other != candidate)
-                tried.append((candidate, InfeasibleError(one.reason)))
+                tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.
             estimate = one.found.division.memory_bytes
-            limits[candidate] = estimate * request.limit_bytes // size * 99 // 100
-            tried.append((candidate, MemoryLimitError(size, request.limit_bytes)))
+            limits[candidate] = estimate * request.usable_bytes // size * 99 // 100
+            tried.append(Refused(candidate, MemoryLimitError(size, request.usable_bytes)))
     raise unfit(tried or ranking.refused)
 
 
@@ -129,35 +157,80 @@ def _rank(
 ) -> Ranking:
     """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
     ranking = Ranking()
-    bounds: list[tuple[float, int]] = []
-    for number, candidate in enumerate(everything):
-        tell(f"bound {number + 1} of {len(everything)}: {candidate.text}")
-        try:
-            bounds.append((evaluator.lower_bound_ns(candidate), number))
-        except InfeasibleError as error:
-            ranking.refused.append((candidate, error))
-    best_ns = float("inf")
-    for place, (bound, number) in enumerate(sorted(bounds)):
-        candidate = everything[number]
-        cutoff = best_ns * NEAR / (1 + request.max_gap)
-        if bound >= cutoff:
-            reason = "its lower bound leaves nothing to gain"
-            ranking.pruned.append(Pruned(candidate, bound, reason))
-            continue
-        tell(f"solving {place + 1} of {len(bounds)}: {candidate.text}")
-        try:
-            limit = limits.get(candidate, request.limit_bytes)
-            found = evaluator.evaluate(candidate, limit, cutoff)
-        except InfeasibleError as error:
-            ranking.refused.append((candidate, error))
-            continue
-        if isinstance(found, Pruned):
-            ranking.pruned.append(found)
-            continue
-        ranking.found.append(found)
-        best_ns = min(best_ns, found.division.step_ns)
+    tell(f"bounding {len(everything)} candidates")
+    waiting: list[tuple[float, int, Candidate]] = []
+    for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
+        if isinstance(bound, InfeasibleError):
+            ranking.refused.append(Refused(everything[number], bound))
+        else:
+            waiting.append((bound, number, everything[number]))
+    waiting.sort(key=lambda one: one[:2])
+    tight: list[tuple[Candidate, float]] = []
+
+    def cutoff() -> float:
+        return ranking.best_ns * NEAR / (1 + request.max_gap)
+
+    def limit(candidate: Candidate) -> int:
+        return limits.get(candidate, request.usable_bytes)
+
+    at, count = 0, FIRST
+    while at < len(waiting) or tight:
+        group = waiting[at : at + count]
+        at, count = at + len(group), MANY
+        open_ones = []
+        for bound, _, candidate in group:
+            if bound >= cutoff():
+                ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
+            else:
+                open_ones.append(candidate)
+        if open_ones:
+            tell(f"solving {at} of {len(waiting)}: {open_ones[0].text}")
+            for outcome in evaluator.evaluate_many(
+                open_ones, [limit(one) for one in open_ones], cutoff()
+            ):
+                if isinstance(outcome, tuple):
+                    tight.append(outcome)
+                else:
+                    ranking.add(outcome)
+        tight.sort(key=lambda one: one[1])
+        # Few at a time while a good plan would prune the rest; all that is left at the end.
+        now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
+        for candidate, bound in [one for one in now if one[1] >= cutoff()]:
+            ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
+        now = [one for one in now if one[1] < cutoff()]
+        if now:
+            tell(f"making room in {len(now)} candidates: {now[0][0].text}")
+            for outcome in evaluator.squeeze_many(
+                now, [limit(candidate) for candidate, _ in now], cutoff()
+            ):
+                ranking.add(outcome)
+    _refine(request, evaluator, ranking, limit, tell)
     ranking.found.sort(key=lambda one: one.division.step_ns)
     return ranking
+
+
+def _refine(
+    request: SearchRequest,
+    evaluator: Evaluator,
+    ranking: Ranking,
+    limit: Callable[[Candidate], int],
+    tell: Progress,
+) -> None:
+    """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
+    done: set[Candidate] = set()
+    for _ in range(REFINED if request.max_gap else len(ranking.found) + len(ranking.pruned)):
+        if ranking.best_ns <= ranking.bound_ns * (1 + request.max_gap):
+            return
+        lowest = min(ranking.everything, key=lambda one: one.bound_ns)
+        if lowest.candidate in done or lowest.bound_ns == float("inf"):
+            return
+        done.add(lowest.candidate)
+        tell(f"refining: {lowest.candidate.text}")
+        better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
+        others = [one for one in ranking.everything if one is not lowest]
+        ranking.found, ranking.pruned, ranking.refused = [], [], []
+        for one in (*others, better):
+            ranking.add(one)
 
 
 def _check(
@@ -167,20 +240,20 @@ def _check(
     simulate: Simulate | None,
     tell: Progress,
 ) -> list[Checked]:
-    """Simulate the best few; without a simulator compile them in turn until one fits."""
+    """Simulate the best few; without a simulator lay them out in turn until one fits."""
     checked: list[Checked] = []
     for one in (_varied(found) if simulate else found)[:TRIED]:
         plan = write_plan(request, one, graph)
-        tell(f"{'simulating' if simulate else 'compiling'}: {one.candidate.text}")
+        tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
         if differs := disobeyed(plan, graph, request.pins):
             checked.append(Checked(one, plan, {}, differs))
             continue
         try:
-            figures = (simulate or _compiled)(plan)
+            figures = (simulate or _laid_out)(plan)
         except ProtocolError as error:
             checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
             continue
-        over = figures["memory_bytes_max"] - request.limit_bytes
+        over = figures["memory_bytes_max"] - request.usable_bytes
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
@@ -196,10 +269,10 @@ def _varied(found: list[Found]) -> list[Found]:
     return [*first.values(), *(one for one in found if one not in first.values())]
 
 
-def _compiled(plan: Plan) -> Figures:
-    """What the compiler alone says of a plan."""
-    programs = compile_plan(plan).programs
-    return {"memory_bytes_max": max(program.memory_bytes for program in programs)}
+def _laid_out(plan: Plan) -> Figures:
+    """What the memory formula alone says of a plan."""
+    stages = plan_memory(plan, plan_graph(plan))
+    return {"memory_bytes_max": max(one.arena_bytes for one in stages)}
 
 
 def _best(
@@ -227,8 +300,8 @@ def _best(
     for pruned in sorted(ranking.pruned, key=lambda one: one.bound_ns):
         bound_s = pruned.bound_ns / 1e9
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
-    for candidate, error in ranking.refused:
-        others.append({"plan": candidate.text, "reason": str(error)})
+    for refused in ranking.refused:
+        others.append({"plan": refused.candidate.text, "reason": str(refused.error)})
     bound_ns = min(ranking.bound_ns, objective_ns)
     evidence = Evidence(
         objective_s=objective_ns / 1e9,

@@ -57,7 +57,7 @@ class Pins:
         PlanError
             A degree or micro batch below one, or an unknown schedule, recompute or zero.
         InfeasibleError
-            Recomputation, hybrid ZeRO, or pins that contradict each other.
+            Hybrid ZeRO, or pins that contradict each other.
         """
         for name in (*DEGREES, "micro_batch", "interleave"):
             value = getattr(self, name)
@@ -71,11 +71,6 @@ class Pins:
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
         if str(self.zero) not in ("None", "0", "1", "2", "3", "3-hybrid"):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
-        if self.recompute in ("selective", "full"):
-            raise InfeasibleError(
-                f"--recompute {self.recompute}: this version keeps every activation; leave it out, "
-                f"or make room with a smaller --micro-batch, --tp or --zero"
-            )
         if self.zero_level and self.dp == 1:
             raise InfeasibleError(
                 f"--zero {self.zero} splits storage over data-parallel ranks, and --dp is 1: raise "

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from models.spec import ModelSpec, TrainingSpec
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError, PlanError
+from planner.memory import reserved_bytes, slack_fraction
 from planner.search.pins import Pins
+
+# Relative gap at which the search stops by default: finer than any cost is known.
+MAX_GAP = 0.02
 
 
 class MemoryLimitError(InfeasibleError):
@@ -49,7 +53,7 @@ class SearchRequest:
     global_batch: int
     pins: Pins = field(default_factory=Pins)
     memory_limit_bytes: int | None = None
-    max_gap: float = 0.0
+    max_gap: float = MAX_GAP
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,6 +64,12 @@ class SearchRequest:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of one device that are left for what a plan lays out."""
+        slack = 1 + slack_fraction(self.cluster)
+        return int((self.limit_bytes - reserved_bytes(self.cluster)) / slack)
 
     @property
     def limit_bytes(self) -> int:

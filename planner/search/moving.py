@@ -1,0 +1,319 @@
+"""Moving: the boxing of one tensor on many meshes at once: paths, durations and buffers.
+
+States (nd-SBPs) are the nodes of a graph whose edges are single steps (`planner.boxing`). Which
+path takes the fewest bytes depends on the sizes of the axes and on which states divide, not on the
+size of the tensor: it is found once per such column (Floyd and Warshall), then walked for every
+tensor. Shapes: U states of the graph, A sources, B targets, K rows, N axes.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.boxing import moves
+from planner.cluster import Cluster
+from planner.costs import collective_duration_ns, collective_pieces, op_durations_ns
+from planner.memory import LOCAL
+from planner.sbp import NdSbp
+from planner.search.ranks import group_ranks
+from planner.search.states import (
+    MAX,
+    SUM,
+    Bools,
+    Ints,
+    digits,
+    divisible,
+    number_of,
+    numbers,
+    sbp_of,
+    shards,
+)
+
+Floats = NDArray[np.float64]
+Key = tuple[int, ...]
+Pieces = tuple[tuple[int, float], ...]
+
+
+class Boxed(NamedTuple):
+    """Every boxing of a net: whether there is one, nanoseconds, and bytes of its buffers."""
+
+    reachable: Bools  # [A, B, K]
+    duration_ns: Ints  # [A, B, K]
+    buffer_bytes: Ints  # [A, B, K]
+
+
+class Edges(NamedTuple):
+    """Single steps between the states of one graph."""
+
+    states: Ints  # [U]
+    before: Ints  # [E] places in `states`
+    after: Ints  # [E]
+    kinds: tuple[tuple[str, tuple[int, ...]], ...]  # what a step is, over which axes
+    kind: Ints  # [E] place in `kinds`
+    local: Bools  # [E] moves nothing between devices
+
+
+@lru_cache(maxsize=256)
+def edges(ndim: int, alphabets: tuple[Key, ...]) -> Edges:
+    """Every step between the states that the digits per axis make, for a tensor of `ndim` dims."""
+    axes = len(alphabets)
+    grid = np.meshgrid(*map(np.array, alphabets), indexing="ij")
+    states = numbers([one.ravel() for one in grid])
+    by_axis = digits(states, axes)
+    states = np.sort(states[~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))])
+    place = {int(state): at for at, state in enumerate(states)}
+    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
+    rows: list[tuple[int, int, int, bool]] = []
+    for at, state in enumerate(states.tolist()):
+        for step in moves(_sbp(state, axes), ndim, (2,) * axes):
+            after = place.get(number_of(step.after))
+            if after is not None:
+                number = kinds.setdefault((step.kind, step.axes), len(kinds))
+                rows.append((at, after, number, step.kind in LOCAL))
+    table = np.array(rows, np.int64).reshape(-1, 4)
+    return Edges(
+        states=states,
+        before=table[:, 0],
+        after=table[:, 1],
+        kinds=tuple(kinds),
+        kind=table[:, 2],
+        local=table[:, 3].astype(np.bool_),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _sbp(state: int, axes: int) -> NdSbp:
+    return sbp_of(state, axes)
+
+
+class Moving:
+    """Boxing on K rows of meshes with the same number of axes.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    sizes : array [N, K]
+        Axis sizes of every row; the devices of a mesh are the cluster's first.
+    alphabets : dict
+        Per number of dims, the digits that may occur on each axis.
+    stretch : float
+        By how much sharing cores slows local work down.
+    known : Known, optional
+        What other rows have asked already, of the same cluster and alphabets.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sizes: Ints,
+        alphabets: dict[int, tuple[Key, ...]],
+        stretch: float = 1.0,
+        known: "Known | None" = None,
+    ) -> None:
+        self.known = known if known is not None else Known()
+        self.cluster = cluster
+        self.sizes = sizes
+        self.alphabets = alphabets
+        self.stretch = stretch
+        self.meshes = [tuple(column) for column in sizes.T.tolist()]
+        self._groups: dict[tuple[str, tuple[int, ...]], tuple[Floats, Floats] | None] = {}
+        self._boxed: dict[object, Boxed] = {}
+        self._steps: dict[object, Floats] = {}
+
+    def boxed(
+        self,
+        dims: Ints,
+        itemsize: int,
+        sources: Ints,
+        targets: Ints,
+        *,
+        keeps_source: bool,
+        kept: Bools,
+    ) -> Boxed:
+        """Box a tensor of `dims` [D, K] from every source to every target.
+
+        Parameters
+        ----------
+        dims : array [D, K]
+        itemsize : int
+        sources, targets : arrays
+            States.
+        keeps_source : bool
+            The source is counted where it is made (`planner.memory.boxing_places`).
+        kept : array [B]
+            Targets that are counted where they are kept.
+        """
+        key = (dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), keeps_source)
+        full = (*key, kept.tobytes())
+        if full not in self._boxed:
+            self._boxed[full] = self._box(dims, itemsize, sources, targets, keeps_source, kept)
+        return self._boxed[full]
+
+    def _box(
+        self,
+        dims: Ints,
+        itemsize: int,
+        sources: Ints,
+        targets: Ints,
+        keeps_source: bool,
+        kept: Bools,
+    ) -> Boxed:
+        graph = edges(len(dims), self.alphabets[len(dims)])
+        nexts = self._paths(graph, dims)
+        size = dims.prod(axis=0) * itemsize
+        local = size[None, :] // shards(graph.states, self.sizes)
+        step_ns = self._step_ns(graph, size, local)
+        count = len(self.meshes)
+        rows = np.arange(count)[None, None, :]
+        goal = np.searchsorted(graph.states, targets)[None, :, None]
+        start = np.searchsorted(graph.states, sources)[:, None, None]
+        shape = (len(sources), len(targets), count)
+        at = np.broadcast_to(start, shape)
+        goal = np.broadcast_to(goal, shape)
+        duration = np.zeros(shape)
+        buffers = np.zeros(shape, np.int64)
+        following = np.zeros((len(graph.states),) * 2, np.int64)
+        following[graph.before, graph.after] = np.arange(len(graph.before))
+        reachable = nexts[at, goal, rows] >= 0
+        while True:
+            going = (at != goal) & reachable
+            if not going.any():
+                break
+            then = np.where(going, nexts[at, goal, rows], at)
+            duration += np.where(going, step_ns[following[at, then], rows], 0.0)
+            if keeps_source:
+                counted = going & ~((then == goal) & kept[None, :, None])
+                buffers += np.where(counted, local[then, rows], 0)
+            at = then
+        return Boxed(reachable, np.round(duration).astype(np.int64), buffers)
+
+    def _paths(self, graph: Edges, dims: Ints) -> NDArray[np.int16]:
+        """The next state from every state towards every other: [U, U, K]; -1 where no path is."""
+        fits = divisible(graph.states, dims, self.sizes)
+        keys = [(len(dims), mesh, fits[:, row].tobytes()) for row, mesh in enumerate(self.meshes)]
+        missing = {key: row for row, key in enumerate(keys) if key not in self.known.paths}
+        if missing:
+            rows = list(missing.values())
+            found = shortest(graph, self.sizes[:, rows], fits[:, rows])
+            for at, key in enumerate(missing):
+                self.known.paths[key] = found[:, :, at]
+        unique = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        stacked = np.stack([self.known.paths[key] for key in unique], axis=2)
+        return stacked[:, :, [unique[key] for key in keys]]
+
+    def _step_ns(self, graph: Edges, size: Ints, local: Ints) -> Floats:
+        """Durations of every edge for a tensor of `size` bytes: [E, K]."""
+        key = (id(graph), size.tobytes())
+        if key in self._steps:
+            return self._steps[key]
+        found = np.zeros((len(graph.before), len(self.meshes)))
+        before, after = local[graph.before], local[graph.after]
+        for number, (kind, axes) in enumerate(graph.kinds):
+            mine = graph.kind == number
+            if kind in LOCAL:
+                # As much is read as lands in the smaller side.
+                touched = after[mine] + np.minimum(before[mine], after[mine])
+                found[mine] = np.ceil(
+                    op_durations_ns(
+                        kind, "", {}, np.zeros_like(touched), touched, "fp32", self.cluster.device
+                    )
+                    * self.stretch
+                )
+            else:
+                message = np.maximum(before[mine], after[mine])
+                found[mine] = self.collective_ns(kind, axes, message)
+        self._steps[key] = found
+        return found
+
+    def collective_ns(self, kind: str, axes: tuple[int, ...], message_bytes: Ints) -> Floats:
+        """One collective over these mesh axes: [..., K] for messages [..., K]."""
+        pieces = self._group(kind, axes)
+        if pieces is None:
+            found = np.zeros(message_bytes.shape)
+            for row, mesh in enumerate(self.meshes):
+                ranks = group_ranks(mesh, axes)
+                for size in np.unique(message_bytes[..., row]).tolist():
+                    found[..., row][message_bytes[..., row] == size] = collective_duration_ns(
+                        kind, size, len(ranks), self.cluster, ranks
+                    )
+            return found
+        fixed, slope = pieces
+        fastest: Floats = np.min(
+            [f + np.ceil(s * message_bytes) for f, s in zip(fixed, slope, strict=True)], axis=0
+        )
+        return fastest
+
+    def _alternatives(self, kind: str, mesh: Key, axes: tuple[int, ...]) -> Pieces | None:
+        key = kind, mesh, axes
+        if key not in self.known.pieces:
+            ranks = group_ranks(mesh, axes)
+            self.known.pieces[key] = collective_pieces(kind, ranks, self.cluster)
+        return self.known.pieces[key]
+
+    def _group(self, kind: str, axes: tuple[int, ...]) -> tuple[Floats, Floats] | None:
+        """Alternatives of a collective on every row: [alternatives, K] each; None: measured."""
+        key = kind, axes
+        if key not in self._groups:
+            found = [self._alternatives(kind, mesh, axes) for mesh in self.meshes]
+            if any(one is None for one in found):
+                self._groups[key] = None
+            else:
+                most = max(len(one or ()) for one in found)
+                table = np.full((2, max(most, 1), len(found)), np.inf)
+                for row, one in enumerate(found):
+                    for at, piece in enumerate(one or ()):
+                        table[:, at, row] = piece
+                    if not one:
+                        table[:, 0, row] = 0.0
+                table[1][~np.isfinite(table[1])] = 0.0
+                self._groups[key] = table[0], table[1]
+        return self._groups[key]
+
+
+class Known:
+    """Paths and collectives that were looked up once."""
+
+    def __init__(self) -> None:
+        self.paths: dict[tuple[int, Key, bytes], NDArray[np.int16]] = {}
+        self.pieces: dict[tuple[str, Key, tuple[int, ...]], Pieces | None] = {}
+
+
+def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
+    """Next states on the paths of fewest bytes, then of fewest steps: [U, U, rows].
+
+    Bytes are those that a device receives on a ring, in shares of the tensor.
+    """
+    count, rows = len(graph.states), sizes.shape[1]
+    held = 1.0 / shards(graph.states, sizes)
+    cost = np.full((count, count, rows), np.inf)
+    diagonal = np.arange(count)
+    cost[diagonal, diagonal] = 0.0
+    following = np.full((count, count, rows), -1, np.int16)
+    following[diagonal, diagonal] = diagonal[:, None]
+    for number, (kind, axes) in enumerate(graph.kinds):
+        mine = np.flatnonzero(graph.kind == number)
+        before, after = graph.before[mine], graph.after[mine]
+        group = sizes[list(axes)].prod(axis=0)
+        share = (group - 1) / group
+        received = {
+            "all_gather": held[after] * share,
+            "all_reduce": 2 * held[before] * share,
+            "reduce_scatter": held[before] * share,
+            "all_to_all": held[before] * share,
+        }.get(kind, np.zeros((len(mine), rows)))
+        legal = fits[before] & fits[after]
+        cost[before, after] = np.where(legal, received + STEP, np.inf)
+        following[before, after] = np.where(legal, after[:, None], -1)
+    for over in range(count):
+        through = cost[:, over, None, :] + cost[None, over, :, :]
+        better = through < cost - TIE
+        if better.any():
+            cost = np.where(better, through, cost)
+            following = np.where(better, following[:, over, None, :], following)
+    return following
+
+
+STEP = 1e-9  # what a step counts beside its share of the tensor: fewest steps among equal bytes
+TIE = 1e-13

@@ -1,0 +1,350 @@
+"""Programs: the block programs of a search, solved many at a time and never twice.
+
+A program is a shape (mesh, microbatch) in a mode of recomputation at given prices. Spaces are built
+once per kind of mesh and mode, priced once per set of shapes, and boxing is only looked up for
+shapes that are solved.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.graph import Graph, Op, Tensor, scaled
+from models.recompute import with_recompute
+from planner.errors import InfeasibleError
+from planner.memory import Layout, transient_bytes
+from planner.search.ascent import Ascent
+from planner.search.block_program import MemoryRow, Prices
+from planner.search.block_solver import Solution, solve
+from planner.search.folding import Folded, fold
+from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
+from planner.search.pricing import Pricing
+from planner.search.request import SearchRequest
+from planner.search.space import Space, build_space
+from planner.search.stages import VariantFigures
+from planner.search.tables import (
+    DEFERRABLE,
+    FIGURES,
+    MICROBATCH,
+    STEP,
+    Tables,
+    net_figures,
+    single,
+    take,
+    totals,
+)
+from planner.search.variants import handover
+
+Floats = NDArray[np.float64]
+
+GROUP = 64  # programs that are swept together: enough that NumPy's own time is small
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the tables of a program depend on, besides the mode."""
+
+    axes: tuple[RoledAxis, ...]
+    batch: int
+    chunked: bool  # tensors cross stages, so that they are not partial there
+    stretch: Fraction
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """Shapes of one family are priced together."""
+        roles = tuple((axis.role, axis.experts) for axis in self.axes)
+        return roles, self.chunked, self.stretch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One program to solve: no solution that costs `cutoff` or more is wanted."""
+
+    shape: Shape
+    mode: str
+    prices: tuple[float, ...]
+    cutoff: float = float("inf")
+
+
+class Programs:
+    """The block programs of one request.
+
+    Parameters
+    ----------
+    request : SearchRequest
+    graph : Graph
+        The training graph, of any batch.
+    """
+
+    def __init__(self, request: SearchRequest, graph: Graph) -> None:
+        self.request = request
+        self.graph = graph
+        self._folded: dict[str, Folded] = {}
+        self._spaces: dict[object, Space] = {}
+        self._priced: dict[tuple[str, Shape], tuple[Pricing, int]] = {}
+        self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
+        self._solved: dict[Ask, Solution | None] = {}
+        self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
+        self._exact: dict[object, Solution] = {}
+        self._forced: frozenset[str] | None = None
+
+    # -- what there is -----------------------------------------------------------------------
+
+    def folded(self, mode: str) -> Folded:
+        """The graph folded, every block in one mode of recomputation."""
+        if mode not in self._folded:
+            graph = self.graph
+            if mode != "none":
+                graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
+            self._folded[mode] = fold(graph)
+        return self._folded[mode]
+
+    def space(self, shape: Shape, mode: str) -> Space:
+        """What there is to choose on meshes of a shape's kind."""
+        roles = tuple((axis.role, axis.experts) for axis in shape.axes)
+        if (roles, mode) not in self._spaces:
+            folded = self.folded(mode)
+            if self._forced is None:
+                plain = self.folded("none")
+                self._forced = forced_ops(plain.graph, plain.counts)
+            rules = AxisRules(
+                axes=shape.axes,
+                pins=self.request.pins,
+                forced=self._forced,
+                required=self.request.required,
+            )
+            self._spaces[roles, mode] = build_space(folded, len(shape.axes), *filters(rules))
+        return self._spaces[roles, mode]
+
+    def price(self, shapes: Iterable[Shape], mode: str) -> list[tuple[Pricing, list[Shape]]]:
+        """Price the options of all shapes; return the pricings with the shapes of their rows."""
+        families: dict[object, list[Shape]] = {}
+        for shape in dict.fromkeys(shapes):
+            if (mode, shape) not in self._priced:
+                families.setdefault(shape.family, []).append(shape)
+        found = []
+        for members in families.values():
+            pricing = Pricing(
+                self.space(members[0], mode),
+                self.request.cluster,
+                np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
+                np.array([shape.batch for shape in members], np.int64),
+                stretch=float(members[0].stretch),
+                crossing_partial=not members[0].chunked,
+            )
+            found.append((pricing, members))
+            for row, shape in enumerate(members):
+                self._priced[mode, shape] = pricing, row
+        return found
+
+    def cheapest(
+        self, shapes: Sequence[Shape], mode: str, prices: Sequence[Sequence[float]]
+    ) -> Floats:
+        """Bounds without solving: every choice at its cheapest option, and no boxing.
+
+        Infinite where an op has no legal option (`refusal` says which).
+        """
+        self.price(shapes, mode)
+        found = np.zeros(len(shapes))
+        together: dict[int, list[int]] = {}
+        for place, shape in enumerate(shapes):
+            together.setdefault(id(self._priced[mode, shape][0]), []).append(place)
+        for places in together.values():
+            pricing = self._priced[mode, shapes[places[0]]][0]
+            rows = np.array([self._priced[mode, shapes[place]][1] for place in places])
+            vectors = np.array([prices[place] for place in places]).T
+            times = [MICROBATCH, STEP, DEFERRABLE]
+            for choice, figures, legal in zip(
+                pricing.space.choices, pricing.figures, pricing.legal, strict=True
+            ):
+                cost = np.zeros((choice.size, len(rows)))
+                for column in times:
+                    mine = figures[column]
+                    if mine.any():
+                        cost += mine[:, rows] * vectors[column]
+                cost[~legal[:, rows]] = np.inf
+                found[places] += choice.count * cost.min(axis=0)
+        return found
+
+    def refusal(self, shape: Shape, mode: str) -> InfeasibleError:
+        """Say which op has no legal option."""
+        pricing, row = self._priced[mode, shape]
+        for choice, legal in zip(pricing.space.choices, pricing.legal, strict=True):
+            if not legal[:, row].any():
+                op = choice.ops[0].op
+                shapes = [pricing.tensors[name].shape for name in (*op.inputs, *op.outputs)]
+                return InfeasibleError(
+                    f"op `{op.name}` ({op.labels}, shapes {shapes} for {self.graph.batch} samples) "
+                    f"has no legal signature on a mesh of {shape.sizes} with microbatches of "
+                    f"{shape.batch}: no label that it may split divides; change the degrees, the "
+                    f"micro batch or the pins"
+                )
+        raise AssertionError("asked only where there is one")
+
+    # -- solving -----------------------------------------------------------------------------
+
+    def _rows(self, asks: list[tuple[str, Shape]]) -> dict[int, tuple[Tables, list[int]]]:
+        """Tables with the places, in `asks`, of the programs that are rows of them."""
+        missing: dict[object, list[tuple[str, Shape]]] = {}
+        for mode, shape in dict.fromkeys(asks):
+            if (mode, shape) not in self._tables:
+                self.price([shape], mode)
+                pricing, _ = self._priced[mode, shape]
+                missing.setdefault((mode, id(pricing)), []).append((mode, shape))
+        for keys in missing.values():
+            for first in range(0, len(keys), GROUP):
+                group = keys[first : first + GROUP]
+                pricing = self._priced[group[0]][0]
+                rows = np.array([self._priced[key][1] for key in group])
+                tables = pricing.take(rows).tables()
+                for row, key in enumerate(group):
+                    self._tables[key] = tables, row
+        found: dict[int, tuple[Tables, list[int]]] = {}
+        for place, key in enumerate(asks):
+            tables, _ = self._tables[key]
+            found.setdefault(id(tables), (tables, []))[1].append(place)
+        return found
+
+    def solve_many(self, asks: Sequence[Ask], sweeps: int, max_gap: float) -> list[Solution | None]:
+        """Solve programs together; None where no legal solution was found.
+
+        A solution's bound is proven even where it is not the best; a program whose bound reaches
+        its cutoff is left as it is then.
+        """
+        new = [ask for ask in dict.fromkeys(asks) if ask not in self._solved]
+        for tables, places in self._rows([(ask.mode, ask.shape) for ask in new]).values():
+            for first in range(0, len(places), GROUP):
+                mine = [new[place] for place in places[first : first + GROUP]]
+                rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
+                ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
+                ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in mine]))
+                for ask, solution in zip(mine, _solutions(ascent), strict=True):
+                    self._solved[ask] = solution
+        return [self._solved[ask] for ask in asks]
+
+    def solve_one(
+        self,
+        shape: Shape,
+        mode: str,
+        prices: Prices,
+        memory: MemoryRow | None = None,
+        cutoff: float = float("inf"),
+    ) -> Solution:
+        """Solve one program to the request's gap, by integer programming where that is needed."""
+        one = self.tables(shape, mode)
+        key = shape, mode, prices, memory
+        if key not in self._exact:
+            found = solve(one, prices, memory, max_gap=self.request.max_gap, cutoff=cutoff)
+            options = (
+                int(choice.options[option])
+                for choice, option in zip(one.choices, found.options, strict=True)
+            )
+            self._exact[key] = replace(found, options=tuple(options))
+        return self._exact[key]
+
+    def tables(self, shape: Shape, mode: str) -> Tables:
+        """The tables of one program: options that divide and can be boxed.
+
+        Raises
+        ------
+        InfeasibleError
+            Nothing is left.
+        """
+        self._rows([(mode, shape)])
+        found = single(*self._tables[mode, shape])
+        if found is None:
+            raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
+        return found
+
+    # -- reading solutions -------------------------------------------------------------------
+
+    def block_figures(
+        self, shape: Shape, mode: str, options: tuple[int, ...]
+    ) -> dict[str, VariantFigures]:
+        """Figures of one block per template; boxing between blocks counts where it is read."""
+        tables, row = self._tables[mode, shape]
+        space = self.space(shape, mode)
+        graph = self.graph
+        counts: dict[str, int] = {}
+        sums: dict[str, NDArray[np.int64]] = {}
+        chosen = np.array(options).reshape(-1, 1)
+        places = np.array([row])
+        home = [graph.templates[choice.ops[0].op.block] for choice in space.choices]
+        for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
+            mine = choice.count * choice.figures[:, options[at], row]
+            sums[template] = sums.get(template, np.zeros(len(FIGURES), np.int64)) + mine
+            counts[template] = max(counts.get(template, 0), choice.count)
+        for net in tables.nets:
+            template = home[net.uses[0].choice]
+            figures, _ = net_figures(net, chosen, places)
+            sums[template] = sums[template] + net.count * figures[:, 0]
+        working = self.working_bytes(shape, mode, options)
+        shared = handover(space, options)
+        found: dict[str, VariantFigures] = {}
+        for template, total in sums.items():
+            one = [-(-int(figure) // counts[template]) for figure in total]
+            found[template] = VariantFigures(
+                microbatch_ns=one[0] + one[4],
+                deferrable_ns=one[4],
+                step_ns=one[1],
+                persistent_bytes=one[2],
+                inflight_bytes=one[3],
+                transient_bytes=working[template],
+                handover=shared,
+            )
+        return found
+
+    def working_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> dict[str, int]:
+        """Bytes of the largest section of every template's block."""
+        space = self.space(shape, mode)
+        layouts = {}
+        for choice, option in zip(space.choices, options, strict=True):
+            for one in choice.ops:
+                signature = one.signature(option)
+                layouts[one.op.name] = Layout(signature.inputs, signature.outputs)
+        tensors = self._tensors(mode, shape.batch)
+        found: dict[str, int] = {}
+        by_block: dict[str, list[Op]] = {}
+        for op in space.folded.ops:
+            by_block.setdefault(op.block, []).append(op)
+        for block, ops in by_block.items():
+            template = self.graph.templates[block]
+            size = transient_bytes(ops, layouts, tensors, shape.sizes)
+            found[template] = max(found.get(template, 0), size)
+        return found
+
+    def _tensors(self, mode: str, batch: int) -> dict[str, Tensor]:
+        """Tensors of the representative blocks for one microbatch."""
+        if (mode, batch) not in self._sized:
+            folded = self.folded(mode)
+            wanted = {name for op in folded.ops for name in (*op.inputs, *op.outputs)}
+            self._sized[mode, batch] = {
+                name: scaled(tensor, folded.graph.batch, batch)
+                for name, tensor in folded.graph.tensors_by_name.items()
+                if name in wanted
+            }
+        return self._sized[mode, batch]
+
+
+def _solutions(ascent: Ascent) -> list[Solution | None]:
+    """The best solution of every row, with its figures; None where there is none."""
+    figures, _ = totals(ascent.tables, ascent.options)
+    return [
+        Solution(
+            options=tuple(ascent.options[:, row].tolist()),
+            figures=tuple(figures[:, row].tolist()),
+            cost=float(cost),
+            bound=min(float(bound), float(cost)),
+        )
+        if np.isfinite(cost)
+        else None
+        for row, (cost, bound) in enumerate(zip(ascent.costs, ascent.bounds, strict=True))
+    ]

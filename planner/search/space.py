@@ -1,0 +1,328 @@
+"""Space: what there is to choose for one kind of mesh, whatever the sizes of its axes.
+
+A *choice* is an op, or a variable tied to its update, or an op tied to its clones; its *options*
+are signatures. A *net* is a tensor with its producer and its readers: where the SBP a reader wants
+is not the one that is made, boxing is paid, once per (tensor, target SBP) whoever reads it. All of
+this follows from labels and the roles of the axes, so that one space serves every mesh with as many
+axes of the same roles, and every microbatch; which options divide is decided row by row in
+`pricing.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.graph import Op, Phase
+from models.ops import op_kind
+from planner.errors import InfeasibleError
+from planner.memory import UPDATES
+from planner.search.folding import Folded, FoldedNet
+from planner.search.states import FIRST_DIM, MAX, SUM, Bools, Ints, digit, digits, numbers
+from planner.signatures import (
+    Allowed,
+    AxisSignature,
+    Signature,
+    axis_signatures,
+    joined,
+    variable_values,
+)
+
+BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, Phase.RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OpOptions:
+    """The options of one op: O of them, on N axes.
+
+    Attributes
+    ----------
+    base : tuple of AxisSignature
+        What the op may do on one axis.
+    taken : array [N, O]
+        Which of `base` each option takes on each axis.
+    states : array [operands, O]
+        The state of every operand, inputs first.
+    primary : array [O]
+        False: only where no primary option divides.
+    """
+
+    op: Op
+    base: tuple[AxisSignature, ...]
+    taken: Ints
+    states: Ints
+    primary: Bools
+
+    def picked(self, options: Ints) -> "OpOptions":
+        """Only these options, in this order."""
+        return OpOptions(
+            op=self.op,
+            base=self.base,
+            taken=self.taken[:, options],
+            states=self.states[:, options],
+            primary=self.primary[options],
+        )
+
+    def signature(self, option: int) -> Signature:
+        """One option as a signature."""
+        one = joined(
+            tuple(self.base[at] for at in self.taken[:, option]),
+            len(self.op.inputs),
+            len(self.op.outputs),
+        )
+        assert one is not None, "enumerated, so it exists"
+        return one
+
+    @property
+    def expanded(self) -> Bools:
+        """Options that are extra signatures."""
+        extra = np.array([bool(one.expansion) for one in self.base])
+        found: Bools = np.any(extra[self.taken], axis=0)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Choice:
+    """Ops that choose together; option o of every op is taken at once. Occurs `count` times."""
+
+    ops: tuple[OpOptions, ...]
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Number of options."""
+        return int(self.ops[0].states.shape[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Use:
+    """A choice that reads a net: `wants` gives the target that each of its options takes."""
+
+    choice: int
+    wants: Ints  # [options]
+    holds: bool  # reads in the backward pass what the forward pass made
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Net:
+    """A tensor between its producer and its readers, `count` times.
+
+    `sources` and `targets` are states; `makes` says which source each option of the producer makes.
+    """
+
+    tensor: str
+    side: str
+    producer: int
+    sources: Ints
+    makes: Ints  # [options of the producer]
+    targets: Ints
+    uses: tuple[Use, ...]
+    count: int
+    crossing: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Space:
+    """All choices and nets for meshes of `axes` axes."""
+
+    folded: Folded
+    axes: int
+    choices: tuple[Choice, ...]
+    nets: tuple[Net, ...]
+    values: frozenset[str]
+
+
+def build_space(
+    folded: Folded,
+    axes: int,
+    allowed: Allowed | None = None,
+    otherwise: Allowed | None = None,
+) -> Space:
+    """Enumerate the options of every op and the nets between them.
+
+    Parameters
+    ----------
+    folded : Folded
+    axes : int
+        Axes of the mesh.
+    allowed, otherwise : callable, optional
+        A filter per op and axis (pins), and the one for ops that it leaves with nothing.
+
+    Raises
+    ------
+    InfeasibleError
+        The filters leave an op with nothing; names it.
+    """
+    builder = _Builder(folded, axes, allowed, otherwise)
+    tied = _tied(folded)
+    for op in folded.ops:
+        if op.name not in tied:
+            builder.add(op, [one for one in folded.ops if tied.get(one.name) == op.name])
+    nets = tuple(net for one in folded.nets if (net := builder.net(one)))
+    return Space(
+        folded=folded,
+        axes=axes,
+        choices=tuple(builder.choices),
+        nets=nets,
+        values=builder.values,
+    )
+
+
+def _tied(folded: Folded) -> dict[str, str]:
+    """Ops that choose with another: updates with their variable's op, clones with their op."""
+    variables = {op.outputs[0]: op.name for op in folded.ops if op.kind == "variable"}
+    found: dict[str, str] = {}
+    gradients: dict[str, str] = {}
+    for op in folded.ops:
+        if op.phase == Phase.RECOMPUTE:
+            found[op.name] = op.name.removesuffix(".recompute")
+        if op.kind in UPDATES and op.inputs[0] in variables:
+            found[op.name] = variables[op.inputs[0]]
+            gradients[op.inputs[1]] = variables[op.inputs[0]]
+    for op in folded.ops:
+        if op.kind == "squared_sum" and op.inputs[0] in gradients:
+            found[op.name] = gradients[op.inputs[0]]
+    return found
+
+
+class _Builder:
+    """A space while it is put together."""
+
+    def __init__(
+        self, folded: Folded, axes: int, allowed: Allowed | None, otherwise: Allowed | None
+    ) -> None:
+        self.folded = folded
+        self.axes = axes
+        self.filters = tuple(dict.fromkeys((allowed, otherwise)))
+        self.tensors = folded.graph.tensors_by_name
+        self.values = variable_values(folded.graph)
+        self.choices: list[Choice] = []
+        self._phases = {name: op.phase for op in folded.graph.ops for name in op.outputs}
+        self._made: dict[str, tuple[int, Ints]] = {}  # tensor → choice, state per option
+        self._read: dict[tuple[str, int], tuple[int, Ints, Op]] = {}
+
+    def add(self, op: Op, tied: Sequence[Op]) -> None:
+        """Add the choice of one op and those that follow it."""
+        options = [self._options(op)]
+        for other in tied:
+            if other.phase == Phase.RECOMPUTE:
+                first = options[0]
+                options.append(
+                    OpOptions(
+                        op=other,
+                        base=first.base,
+                        taken=first.taken,
+                        states=first.states,
+                        primary=first.primary,
+                    )
+                )
+                continue
+            mine = self._options(other)
+            storage = options[0].states[-1]
+            gradient = 0 if other.kind == "squared_sum" else 1
+            fits = storage[:, None] == mine.states[gradient][None, :]
+            if other.kind != "squared_sum":
+                fits &= storage[:, None] == mine.states[0][None, :]
+            before, now = np.nonzero(fits)
+            options = [*(one.picked(before) for one in options), mine.picked(now)]
+        if not options[0].states.shape[1]:
+            raise InfeasibleError(
+                f"op `{op.name}` ({op.labels}) has no legal signature under these pins: change "
+                f"the pins"
+            )
+        index = len(self.choices)
+        self.choices.append(Choice(ops=tuple(options), count=self.folded.counts[op.name]))
+        for one in options:
+            inputs = len(one.op.inputs)
+            for number, name in enumerate(one.op.outputs):
+                self._made[name] = index, one.states[inputs + number]
+            for number in range(inputs):
+                self._read[one.op.name, number] = index, one.states[number], one.op
+
+    def _options(self, op: Op) -> OpOptions:
+        ids = [i for i, name in enumerate(op.inputs) if self.tensors[name].dtype.startswith("int")]
+        if op_kind(op.kind).linear != "joint" or op.outputs[0] in self.values:
+            ids += [i for i, name in enumerate(op.inputs) if name in self.values]
+        base = axis_signatures(op.kind, op.labels, ids)
+        kept: list[tuple[Ints, bool]] = []
+        for at, allowed in enumerate(self.filters if self.axes else ()):
+            lists = [
+                [n for n, one in enumerate(base) if allowed is None or allowed(op, axis, one)]
+                for axis in range(self.axes)
+            ]
+            grid = np.meshgrid(*(np.array(one, np.int64) for one in lists), indexing="ij")
+            kept.append((np.array([one.ravel() for one in grid]), at == 0))
+        if not self.axes:
+            kept.append((np.zeros((0, 1), np.int64), True))
+        taken = np.concatenate([one for one, _ in kept], axis=1)
+        primary = np.concatenate([np.full(one.shape[1], first) for one, first in kept])
+        return self._distinct(op, base, taken, primary)
+
+    def _distinct(
+        self, op: Op, base: tuple[AxisSignature, ...], taken: Ints, primary: Bools
+    ) -> OpOptions:
+        """Leave out mixed partial values, and what says the same as an option before."""
+        per_base = [
+            np.array([digit((*one.inputs, *one.outputs)[operand]) for one in base])
+            for operand in range(len(op.inputs) + len(op.outputs))
+        ]
+        states = np.array([numbers(list(row[taken])) for row in per_base], np.int64)
+        if not self.axes:
+            states = np.zeros((len(per_base), 1), np.int64)
+        fine = np.ones(states.shape[1], np.bool_)
+        for row in states:
+            by_axis = digits(row, self.axes)
+            fine &= ~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))
+        extra = np.array([bool(one.expansion) for one in base])
+        marked = np.vstack([states, extra[taken].any(axis=0) if self.axes else np.zeros(1)])
+        _, first = np.unique(marked, axis=1, return_index=True)
+        keep = np.sort(first)
+        keep = keep[fine[keep]]
+        return OpOptions(
+            op=op, base=base, taken=taken[:, keep], states=states[:, keep], primary=primary[keep]
+        )
+
+    def net(self, net: FoldedNet) -> Net | None:
+        """The net of a tensor; None where nobody needs it boxed."""
+        found: list[tuple[int, Ints, bool]] = []
+        for reader in net.readers:
+            choice, states, op = self._read[reader.op, reader.index]
+            if op.kind in UPDATES and reader.index == 0 and len(self.choices[choice].ops) > 1:
+                continue  # the variable under its own update: tied, not boxed
+            kept = self._phases[net.tensor] == Phase.FORWARD and op.phase in BACKWARD
+            found.append((choice, states, kept and net.tensor not in self.values))
+        if not found:
+            return None
+        producer, made = self._made[net.tensor]
+        sources, makes = np.unique(made, return_inverse=True)
+        targets = np.unique(np.concatenate([states for _, states, _ in found]))
+        uses: list[Use] = []
+        for choice, states, holds in found:
+            wants = np.searchsorted(targets, states)
+            same = [u for u in uses if u.choice == choice and np.array_equal(u.wants, wants)]
+            if any(one.holds == holds for one in same):
+                continue
+            uses.append(Use(choice=choice, wants=wants, holds=holds))
+        return Net(
+            tensor=net.tensor,
+            side=net.side,
+            producer=producer,
+            sources=sources,
+            makes=makes.astype(np.int64),
+            targets=targets,
+            uses=tuple(uses),
+            count=net.count,
+            crossing=net.crossing,
+        )
+
+
+def options_of(space: Space, options: Sequence[int]) -> Mapping[str, Signature]:
+    """The signature of every op under one option per choice."""
+    return {
+        one.op.name: one.signature(option)
+        for choice, option in zip(space.choices, options, strict=True)
+        for one in choice.ops
+    }
+
+
+DIMS_MAX = 16 - FIRST_DIM
