@@ -5,7 +5,7 @@ runs from the end of the part before it on the compute queue to its own end, so 
 as far as computation does not hide it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from planner.cluster import Cluster
 from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
@@ -51,18 +51,23 @@ class _Reading:
         for index, slot in enumerate(self.piece.slots):
             if slot.microbatch == self.count - 2:
                 slots_ns[slot.part] = ends[index] - ends[index - 1]
-        exposed = {part: ns - self._computing(part) for part, ns in slots_ns.items()}
-        update_end = self._update_end(1)
-        totals = self.instance.starts[self._totals()][1]
+        exposed = {part: ns - self._ns(self._actors(part)) for part, ns in slots_ns.items()}
+        totals = self._totals()
+        totals_start, totals_ns = self.instance.starts[totals][1], self._ns([totals])
         first = self.piece.slots[0].part
         steady = self.count * sum(slots_ns.values()) - slots_ns[first]
+        update = self.by_section[UPDATE]
+        begin_ns = self._ns(self.by_section.get(BEGIN, ()))
+        norm_ns = self._ns(update[: update.index(totals)])
         return PartTimes(
             slots_ns=slots_ns,
             exposed_ns=exposed,
-            gather_ns=ends[0] - self._update_end(0) - slots_ns[first],
-            reduce_ns=totals - ends[0] - steady,
-            computing_ns=self._computing_once(),
-            update_ns=update_end - totals,
+            begin_ns=begin_ns,
+            gather_ns=ends[0] - self._update_end(0) - slots_ns[first] - begin_ns,
+            reduce_ns=totals_start - ends[0] - steady - norm_ns,
+            norm_ns=norm_ns,
+            totals_ns=totals_ns,
+            update_ns=self._update_end(1) - totals_start - totals_ns,
         )
 
     def _actors(self, part: str) -> list[int]:
@@ -71,13 +76,7 @@ class _Reading:
     def _end(self, actor: int, microbatch: int) -> int:
         return self.instance.ends[actor][self.count + microbatch]
 
-    def _computing(self, part: str) -> int:
-        return sum(self.piece.durations_ns[actor] for actor in self._actors(part))
-
-    def _computing_once(self) -> int:
-        """What is computed before the first microbatch, and after the last up to the totals."""
-        update = self.by_section[UPDATE]
-        actors = [*self.by_section.get(BEGIN, ()), *update[: update.index(self._totals())]]
+    def _ns(self, actors: Iterable[int]) -> int:
         return sum(self.piece.durations_ns[actor] for actor in actors)
 
     def _update_end(self, step: int) -> int:

@@ -77,7 +77,7 @@ def predict(
     return replace(
         found,
         fidelity=STAGE,
-        exposed_communication_ns=max(found.exposed_communication_ns + inside_ns, 0),
+        exposed_communication_ns=found.exposed_communication_ns + inside_ns,
         memory_bytes_max=max(one.total_bytes for one in memory),
         memory_by_kind=tuple(one.by_kind for one in memory),
     )

@@ -29,8 +29,7 @@ BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run 
 class StageGraph:
     """What is simulated at stage fidelity.
 
-    `exposed_ns` is per program what a step has of communication that nothing hides beyond that of
-    the graph's meetings.
+    `exposed_ns` is per program the communication that nothing hides inside parts of one step.
     """
 
     graph: ActorGraph
@@ -65,9 +64,7 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages
     for chunk, one in zip(plan.chunks, times, strict=True):
-        # Gathering and reducing are meetings here, though a part of them is computation.
         exposed[chunk.stage] += plan.microbatches * sum(one.exposed_ns.values())
-        exposed[chunk.stage] -= one.computing_ns
     return StageGraph(
         graph=coarse.graph, durations_ns=coarse.durations_ns, exposed_ns=tuple(exposed)
     )

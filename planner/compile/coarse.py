@@ -145,9 +145,9 @@ class _Drafting:
             for slot in (("F", "BW") if joint else ("F", "B", "W"))
             for part in SLOT_PARTS[slot]
         }
-        self._variables = [
-            self._register(stage, "variables", 0, initial=1) for stage in range(plan.stages)
-        ]
+        stages = range(plan.stages)
+        self._variables = [self._register(at, "variables", 0, initial=1) for at in stages]
+        self._begun = [self._register(at, "parameters", 0) for at in stages]
         self._reduced: list[list[Port]] = [[] for _ in self.stages]
         for number in range(len(plan.chunks)):
             self._join_parts(number)
@@ -161,7 +161,7 @@ class _Drafting:
             if part in ("F", "B", "W", "BW"):
                 self._link(home, key.source, sorted(key.readers), sum(sizes))
             return
-        sent = self._variables[home]
+        sent = self._begun[home]
         if part != "gather":
             sent = self._register(home, f"chunk {chunk} {part} to {key.target}", sum(sizes))
             self._outputs.setdefault(key.source, []).append(Port(register=sent))
@@ -210,9 +210,7 @@ class _Drafting:
         """Registers between the parts of one chunk."""
         stage, m = self.plan.chunks[number].stage, self.plan.microbatches
         parts = list(self._times[number].slots_ns)
-        self._inputs.setdefault((number, "gather"), []).append(
-            Port(register=self._variables[stage])
-        )
+        self._inputs.setdefault((number, "gather"), []).append(Port(register=self._begun[stage]))
         gathered = self._register(stage, f"chunk {number} parameters", 0)
         self._outputs.setdefault((number, "gather"), []).append(Port(register=gathered))
         for part in parts:
@@ -293,49 +291,56 @@ class _Drafting:
         )
 
     def _update(self, stage: int, totals_bytes: int) -> None:
-        """The gradients' norm, the meeting of the world, the optimizer."""
-        ports = (*self._reduced[stage], *self._inputs.get((-1 - stage, "norm"), ()))
+        """What a stage does once a step: begin, the gradients' norm, meet the world, update."""
         here = self._register(stage, "norm here", totals_bytes)
         everywhere = self._register(stage, "norm", totals_bytes)
-        took = sum(
-            times.update_ns
-            for chunk, times in zip(self.plan.chunks, self._times, strict=True)
+        times = [
+            one
+            for chunk, one in zip(self.plan.chunks, self._times, strict=True)
             if chunk.stage == stage
+        ]
+        norm_ns = sum(one.norm_ns for one in times) + max(one.totals_ns for one in times)
+        reduced = (*self._reduced[stage], *self._inputs.get((-1 - stage, "norm"), ()))
+        variables, begun = (
+            (Port(register=rows[stage]),) for rows in (self._variables, self._begun)
         )
+        norm, met = (Port(register=here),), (Port(register=everywhere),)
+        meeting_ns, meeting = self._world(totals_bytes)
+        update_ns = sum(one.update_ns for one in times)
+        begin_ns = sum(one.begin_ns for one in times)
+        for name, section, inputs, outputs, ns in (
+            ("begin", BEGIN, variables, begun, begin_ns),
+            ("norm", UPDATE, reduced, norm, norm_ns),
+            ("all_reduce", UPDATE, norm, met, meeting_ns),
+            ("update", UPDATE, met, variables, update_ns),
+        ):
+            meets = name == meeting.kind
+            actor = DraftActor(
+                name=f"stage {stage}: {name}",
+                kind=name,
+                section=section,
+                firings=1,
+                inputs=inputs,
+                outputs=outputs,
+                in_place=name == "update",
+                meeting=meeting if meets else None,
+                lane="world" if meets else "compute",
+            )
+            self._actor(stage, ns, actor)
+
+    def _world(self, size: int) -> tuple[int, Meeting]:
+        """The meeting in which every rank's part of the totals is added up, and its duration."""
         ranks = tuple(range(self.plan.ranks))
-        meeting_ns = collective_duration_ns(
-            "all_reduce", totals_bytes, len(ranks), self.plan.cluster, ranks
-        )
         meeting = Meeting(
             key="norm",
             kind="all_reduce",
             axes=self.plan.mesh.names,
             world=True,
             reduction="sum",
-            message_bytes=totals_bytes,
+            message_bytes=size,
         )
-        norm, met = (Port(register=here),), (Port(register=everywhere),)
-        variables = (Port(register=self._variables[stage]),)
-        for name, inputs, outputs, ns, met_in, lane in (
-            ("norm", ports, norm, 0, None, "compute"),
-            ("all_reduce", norm, met, meeting_ns, meeting, "world"),
-            ("update", met, variables, took, None, "compute"),
-        ):
-            self._actor(
-                stage,
-                ns,
-                DraftActor(
-                    name=f"stage {stage}: {name}",
-                    kind=name,
-                    section=UPDATE,
-                    firings=1,
-                    inputs=inputs,
-                    outputs=outputs,
-                    in_place=name == "update",
-                    meeting=met_in,
-                    lane=lane,
-                ),
-            )
+        cluster = self.plan.cluster
+        return collective_duration_ns(meeting.kind, size, len(ranks), cluster, ranks), meeting
 
     def _sending_ns(self, home: int, target: int, size: int) -> int:
         """Time of the slowest pair of counterparts on two stages."""

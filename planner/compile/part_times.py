@@ -14,21 +14,27 @@ class PartTimes:
         Per part of the schedule (F, B, W or BW): one microbatch's time.
     exposed_ns
         Per part, how much of that is communication that nothing hides.
+    begin_ns
+        Computation before the first microbatch of a step.
     gather_ns
-        How much later than it could the first forward of a step ends: gathering parameters.
+        How much later than after that the first forward ends than it could: gathering parameters.
     reduce_ns
-        From the end of the last backward to when every gradient is reduced and squared.
-    computing_ns
-        How much of those two is computation.
+        From the end of the last backward until every gradient is reduced, less `norm_ns`.
+    norm_ns
+        Computation after the last microbatch up to the step's totals.
+    totals_ns
+        Adding up the totals; once a stage.
     update_ns
-        The step's totals and the optimizer.
+        The optimizer.
     """
 
     slots_ns: Mapping[str, int]
     exposed_ns: Mapping[str, int]
+    begin_ns: int
     gather_ns: int
     reduce_ns: int
-    computing_ns: int
+    norm_ns: int
+    totals_ns: int
     update_ns: int
 
     def plus(self, other: "PartTimes", times: int) -> "PartTimes":
@@ -36,9 +42,11 @@ class PartTimes:
         return PartTimes(
             slots_ns=_plus(self.slots_ns, other.slots_ns, times),
             exposed_ns=_plus(self.exposed_ns, other.exposed_ns, times),
+            begin_ns=self.begin_ns + times * other.begin_ns,
             gather_ns=self.gather_ns + times * other.gather_ns,
             reduce_ns=self.reduce_ns + times * other.reduce_ns,
-            computing_ns=self.computing_ns + times * other.computing_ns,
+            norm_ns=self.norm_ns + times * other.norm_ns,
+            totals_ns=self.totals_ns + times * other.totals_ns,
             update_ns=self.update_ns + times * other.update_ns,
         )
 
@@ -58,9 +66,11 @@ class PartTimes:
         return PartTimes(
             slots_ns={part: max(ns, 0) for part, ns in self.slots_ns.items()},
             exposed_ns={part: max(ns, 0) for part, ns in self.exposed_ns.items()},
+            begin_ns=max(self.begin_ns, 0),
             gather_ns=gather,
             reduce_ns=reduce,
-            computing_ns=max(self.computing_ns, 0),
+            norm_ns=max(self.norm_ns, 0),
+            totals_ns=max(self.totals_ns, 0),
             update_ns=max(update, 0),
         )
 

@@ -73,15 +73,13 @@ CASES = {
     case.name: case
     for case in (
         Case("one device", "gpt", pinned()),
-        Case("dp", "gpt", pinned(dp=4)),
-        Case("dp and tp", "gpt", pinned(dp=2, tp=2)),
+        Case("tp", "gpt", pinned(tp=2)),
         Case("ZeRO 1", "gpt", pinned(dp=4, zero=1)),
         Case("ZeRO 2", "gpt", pinned(dp=2, pp=2, zero=2)),
         Case("ZeRO 3", "gpt", pinned(dp=4, zero=3)),
         Case("ZeRO 3 on stages", "gpt", pinned(dp=2, pp=2, zero=3)),
         Case("1f1b on two stages", "gpt", pinned(dp=2, pp=2)),
-        Case("1f1b on four stages", "gpt", pinned(tp=2, pp=4)),
-        Case("as many microbatches as stages", "gpt", pinned(pp=4), microbatches=4),
+        Case("1f1b on four stages", "gpt", pinned(pp=4)),
         Case("gpipe", "gpt", pinned(dp=2, pp=2, schedule="gpipe")),
         Case("zb-h1", "gpt", pinned(pp=4, schedule="zb-h1")),
         Case("interleaved", "gpt", pinned(pp=2, schedule="interleaved-1f1b", interleave=3)),
@@ -91,9 +89,10 @@ CASES = {
     )
 }
 
-# Of all plans here and of 22 larger ones the worst was off by 1.7 % (GPT-2 large with ZeRO 3 on one
-# stage, where lanes run ahead of more blocks than a piece has).
-TOLERANCE = 0.03
+# Of the plans here the worst is off by 0.7 % (recompute: clones hide gathering elsewhere), of 21
+# larger ones by 0.4 %. Where a transfer takes a third of a stage's forward, as in toys of some
+# microseconds an op, 12 % were seen: sends begin before their part ends.
+TOLERANCE = 0.02
 
 
 @cache
@@ -172,16 +171,21 @@ def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
     assert coarse.memory_bytes_max == fine.memory_bytes_max
 
 
-@pytest.mark.parametrize("microbatches", [1, 3, 8])
 @pytest.mark.parametrize(
-    ("schedule", "stages", "rows"),
-    [("zb-v", 2, 2), ("zb-v", 4, 2), ("gpipe", 2, 2), ("interleaved-1f1b", 3, 3), ("1f1b", 5, 1)],
+    ("schedule", "stages", "rows", "microbatches"),
+    [
+        ("zb-v", 2, 2, 1),
+        ("zb-v", 4, 2, 8),
+        ("gpipe", 2, 2, 3),
+        ("interleaved-1f1b", 3, 3, 3),
+        ("interleaved-1f1b", 3, 3, 6),
+        ("1f1b", 5, 1, 3),
+        ("zb-h1", 9, 1, 2),
+    ],
 )
 def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
     schedule: str, stages: int, rows: int, microbatches: int
 ) -> None:
-    if schedule == "interleaved-1f1b" and microbatches % stages:
-        microbatches = stages
     plan = cut(planned("one device"), schedule, stages, rows, microbatches)
     plan = replace(plan, cluster=GPU)
     fine = predict(plan, fidelity="op", spans=False)
@@ -190,7 +194,7 @@ def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
 
 def test_the_depth_of_a_model_enters_only_as_counts() -> None:
     plan = planned("1f1b on two stages")
-    shallow, deep = deeper(plan, 8), deeper(plan, 32)
+    shallow, deep = deeper(plan, 8), deeper(plan, 20)
     sizes = [graph_size(one) for one in (shallow, deep)]
     assert sizes[0] == sizes[1]
     fine = predict(deep, fidelity="op", spans=False)
@@ -203,9 +207,9 @@ def graph_size(plan: Plan) -> list[tuple[int, int]]:
 
 
 def test_more_blocks_or_microbatches_never_take_less_time() -> None:
-    plan = planned("ZeRO 2")
-    by_depth = [step_time_ns(deeper(plan, layers)) for layers in (4, 5, 8, 12)]
-    by_count = [step_time_ns(cut(plan, "1f1b", 2, 1, count)) for count in (1, 2, 4, 5, 9)]
+    plan = planned("1f1b on two stages")
+    by_depth = [step_time_ns(deeper(plan, layers)) for layers in (4, 5, 8)]
+    by_count = [step_time_ns(cut(plan, "1f1b", 2, 1, count)) for count in (1, 4, 5)]
     assert by_depth == sorted(by_depth)
     assert by_count == sorted(by_count)
 
