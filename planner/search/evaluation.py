@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.graph import Graph
 from planner.errors import InfeasibleError
@@ -32,8 +33,12 @@ from planner.search.stages import (
 )
 from planner.search.variants import variants
 
+Floats = NDArray[np.float64]
+
 MODES = ("none", "selective", "full")
 NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
+MESHED = 50  # candidates from which meshes are bounded first
+MESH_SWEEPS = 6
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
@@ -107,12 +112,41 @@ class Evaluator:
             costs = self.programs.cheapest(shapes, self.modes[0], vectors)
         except InfeasibleError as error:
             return [error] * len(candidates)
+        floors = self._mesh_bounds(candidates, shapes)
         return [
-            float(cost) / candidate.pipeline.stages
+            max(float(cost), floor) / candidate.pipeline.stages
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
-            for candidate, shape, cost in zip(candidates, shapes, costs, strict=True)
+            for candidate, shape, cost, floor in zip(
+                candidates, shapes, costs, floors, strict=True
+            )
         ]
+
+    def _mesh_bounds(self, candidates: Sequence[Candidate], shapes: Sequence[Shape]) -> Floats:
+        """Bounds with boxing, from one program a mesh: its step as one microbatch.
+
+        Launches, latencies and weights that are read are paid once a microbatch, so that a sample
+        costs no less in a smaller one: m microbatches cost at least what all samples cost as one.
+        What the ramp adds is bounded without boxing. Measured tables need not obey, so that there
+        is no such bound with them.
+        """
+        if self.request.cluster.device.kernels or len(candidates) < MESHED:
+            return np.zeros(len(candidates))
+        whole = [replace(shape, batch=self.request.global_batch) for shape in shapes]
+        prices = Prices().vector
+        asks = [Ask(shape=shape, mode=self.modes[0], prices=tuple(prices)) for shape in whole]
+        bounds = self.programs.bounds(asks, MESH_SWEEPS)
+        pipelines = [candidate.pipeline for candidate in candidates]
+        deferring = np.array([one.schedule in DEFERRING for one in pipelines])
+        ramp = np.array([(one.stages - 1) / one.interleave for one in pipelines])
+        count = np.array([one.microbatches for one in pipelines])
+        alone = Prices(step=0.0, deferrable=0.0).vector
+        both = Prices(step=0.0).vector
+        rest = self.programs.cheapest(
+            shapes, self.modes[0], [alone if one else both for one in deferring]
+        )
+        kept = np.where(deferring, np.maximum(1 - ramp / count, 0), 1.0)
+        return np.array(bounds) * kept + np.where(deferring, 2, 1) * ramp * rest
 
     def shape(self, candidate: Candidate) -> Shape:
         """What the tables of a candidate depend on."""
