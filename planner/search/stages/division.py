@@ -1,5 +1,6 @@
 """Dividing: the blocks of a model over the chunks of a pipeline, at the least step time."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from planner.errors import InfeasibleError
@@ -9,11 +10,13 @@ from planner.search.stages.layout import Model, TooManyError
 from planner.search.stages.program import StageProgram
 from planner.search.stages.relaxation import relaxed_bound_ns
 from planner.search.stages.shape import Division, Pipeline, Run, stage_bytes
+from planner.search.stages.splitting import divided_by_positions
 
 # Where there are too many mixtures of variants to try all: mixtures of fewer, and the gap at which
 # they are good enough.
 MIXED = (3, 2)
 RESOLUTION = 1e-2
+PROGRAM_BLOCKS = 16  # up to so many blocks the integer program is quick, whatever the runs
 
 
 def divide(
@@ -25,8 +28,9 @@ def divide(
 ) -> Division:
     """Divide the blocks over the positions at the least predicted step time.
 
-    Exactly, but where stages of many blocks and variants have more mixtures than can be tried:
-    then within one percent, and `bound_ns` says how far.
+    Exactly, but for two cases, in which `bound_ns` says how far it may be: stages of many blocks
+    and variants have more mixtures than can be tried (about one percent), and several long runs
+    on several chunks a stage are divided chunk by chunk.
 
     Parameters
     ----------
@@ -121,7 +125,7 @@ def _divide(
     try:
         over, stage = least_excess(model, stage_limits)
     except TooManyError:
-        division = by_program(runs, pipeline, limits, max_gap)
+        division = _apart(runs, pipeline, limits, max_gap)
         return _measured(division, runs, pipeline, limits)
     if over > 0:
         raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage])
@@ -130,6 +134,17 @@ def _divide(
     except TooManyError:
         division = _nearly(runs, pipeline, limits, max_gap)
     return _measured(division, runs, pipeline, limits)
+
+
+def _apart(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+) -> Division:
+    """Divide where several runs lie on several chunks a stage: few blocks exactly."""
+    if sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS:
+        stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
+        with suppress(TooManyError):
+            return divided_by_positions(runs, pipeline, stage_limits, max_gap)
+    return by_program(runs, pipeline, limits, max_gap)
 
 
 def _nearly(
@@ -148,7 +163,8 @@ def _nearly(
         except TooManyError:
             continue
         bound_ns = min(relaxed_bound_ns(model, stage_limits), division.step_ns)
-        if bound_ns * (1 + gap) >= division.step_ns:
+        many = sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS
+        if many or bound_ns * (1 + gap) >= division.step_ns:
             return replace(division, bound_ns=bound_ns)
         break
     return by_program(runs, pipeline, limits, gap)
