@@ -36,13 +36,16 @@ from planner.search.variants import variants
 Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
-NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
-MESHED = 50  # candidates from which meshes are bounded first
-MESH_SWEEPS = 6
+NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
+SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
-LADDER = (0.03, 0.3, 3.0)
+LADDER = {
+    "none": (TIE_BREAKER, 0.03, 0.3, 3.0),
+    "selective": (TIE_BREAKER, 0.3),
+    "full": (TIE_BREAKER, 0.3, 3.0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class Evaluator:
             costs = self.programs.cheapest(shapes, self.modes[0], vectors)
         except InfeasibleError as error:
             return [error] * len(candidates)
-        floors = self._mesh_bounds(candidates, shapes)
+        floors = self._floors(candidates, shapes, costs)
         return [
             max(float(cost), floor) / candidate.pipeline.stages
             if np.isfinite(cost)
@@ -122,31 +125,37 @@ class Evaluator:
             )
         ]
 
-    def _mesh_bounds(self, candidates: Sequence[Candidate], shapes: Sequence[Shape]) -> Floats:
-        """Bounds with boxing, from one program a mesh: its step as one microbatch.
+    def _floors(
+        self, candidates: Sequence[Candidate], shapes: Sequence[Shape], costs: Floats
+    ) -> Floats:
+        """Bounds with boxing, from a few sweeps over one program per mesh and microbatch.
 
-        Launches, latencies and weights that are read are paid once a microbatch, so that a sample
-        costs no less in a smaller one: m microbatches cost at least what all samples cost as one.
-        What the ramp adds is bounded without boxing. Measured tables need not obey, so that there
-        is no such bound with them.
+        The program has the prices of 1F1B. Another schedule pays less for the ramp, at most by as
+        much as the weights of a microbatch differ.
         """
-        if self.request.cluster.device.kernels or len(candidates) < MESHED:
-            return np.zeros(len(candidates))
-        whole = [replace(shape, batch=self.request.global_batch) for shape in shapes]
-        prices = Prices().vector
-        asks = [Ask(shape=shape, mode=self.modes[0], prices=tuple(prices)) for shape in whole]
-        bounds = self.programs.bounds(asks, MESH_SWEEPS)
-        pipelines = [candidate.pipeline for candidate in candidates]
-        deferring = np.array([one.schedule in DEFERRING for one in pipelines])
-        ramp = np.array([(one.stages - 1) / one.interleave for one in pipelines])
-        count = np.array([one.microbatches for one in pipelines])
-        alone = Prices(step=0.0, deferrable=0.0).vector
-        both = Prices(step=0.0).vector
-        rest = self.programs.cheapest(
-            shapes, self.modes[0], [alone if one else both for one in deferring]
+        found = np.zeros(len(candidates))
+        if len(candidates) < SWEPT_FIRST:
+            return found
+        legal = np.flatnonzero(np.isfinite(costs)).tolist()
+        plain = [
+            replace(c, pipeline=replace(c.pipeline, schedule="1f1b", interleave=1))
+            for c in candidates
+        ]
+        limit = self.request.usable_bytes
+        asks = self._asks(
+            [plain[at] for at in legal],
+            [limit] * len(legal),
+            self.modes[0],
+            TIE_BREAKER,
+            [float("inf")] * len(legal),
         )
-        kept = np.where(deferring, np.maximum(1 - ramp / count, 0), 1.0)
-        return np.array(bounds) * kept + np.where(deferring, 2, 1) * ramp * rest
+        for at, ask, bound in zip(legal, asks, self.programs.bounds(asks, 3), strict=True):
+            mine = prices(candidates[at].pipeline)
+            lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
+            share = lightest / prices(plain[at].pipeline).microbatch
+            paid = ask.prices[2] * limit * plain[at].pipeline.stages
+            found[at] = share * max(0.0, bound - paid)
+        return found
 
     def shape(self, candidate: Candidate) -> Shape:
         """What the tables of a candidate depend on."""
@@ -234,7 +243,7 @@ class Evaluator:
         for mode in self.modes:
             asks = [
                 self._asks(candidates, limits, mode, share, endless)
-                for share in (TIE_BREAKER, *LADDER)
+                for share in LADDER[mode]
             ]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4

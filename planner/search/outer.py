@@ -143,8 +143,8 @@ def search(
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.
             estimate = one.found.division.memory_bytes
-            limits[candidate] = estimate * request.usable_bytes // size * 99 // 100
-            tried.append(Refused(candidate, MemoryLimitError(size, request.usable_bytes)))
+            limits[candidate] = estimate * request.limit_bytes // size * 99 // 100
+            tried.append(Refused(candidate, MemoryLimitError(size, request.limit_bytes)))
     raise unfit(tried or ranking.refused)
 
 
@@ -253,7 +253,7 @@ def _check(
         except ProtocolError as error:
             checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
             continue
-        over = figures["memory_bytes_max"] - request.usable_bytes
+        over = figures["memory_bytes_max"] - request.limit_bytes
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
@@ -272,7 +272,7 @@ def _varied(found: list[Found]) -> list[Found]:
 def _laid_out(plan: Plan) -> Figures:
     """What the memory formula alone says of a plan."""
     stages = plan_memory(plan, plan_graph(plan))
-    return {"memory_bytes_max": max(one.arena_bytes for one in stages)}
+    return {"memory_bytes_max": max(one.total_bytes for one in stages)}
 
 
 def _best(

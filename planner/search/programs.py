@@ -40,7 +40,7 @@ from planner.search.variants import handover
 
 Floats = NDArray[np.float64]
 
-GROUP = 64  # programs that are swept together: enough that NumPy's own time is small
+GROUP = 96  # programs that are swept together: enough that NumPy's own time is small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,9 +238,10 @@ class Programs:
             mine = [new[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
             ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
-            for _ in range(sweeps):
+            ascent.sweep()
+            ascent.reshare()
+            for _ in range(sweeps - 1):
                 ascent.sweep()
-                ascent.reshare()
             known.update(zip(mine, ascent.bounds.tolist(), strict=True))
         return [known[ask] for ask in asks]
 
