@@ -5,11 +5,18 @@ from dataclasses import replace
 
 from planner.errors import InfeasibleError
 from planner.search.request import MemoryLimitError
+from planner.search.stages.bounds import lower_bound_ns
 from planner.search.stages.enumeration import divided, least_excess
 from planner.search.stages.layout import Model, TooManyError
 from planner.search.stages.program import StageProgram
 from planner.search.stages.relaxation import relaxed_bound_ns
-from planner.search.stages.shape import Division, Pipeline, Run, stage_bytes
+from planner.search.stages.shape import (
+    Division,
+    Pipeline,
+    Run,
+    inflight_counts,
+    stage_bytes,
+)
 from planner.search.stages.splitting import divided_by_positions
 
 # Where there are too many mixtures of variants to try all: mixtures of fewer, and the gap at which
@@ -90,18 +97,22 @@ def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]
             [v for v, one in enumerate(run.variants) if one.handover == handover] for run in runs
         ]
         if all(numbers):
-            group = tuple(
-                replace(
-                    run,
-                    variants=tuple(run.variants[v] for v in mine),
-                    elsewhere=tuple(tuple(one[v] for v in mine) for one in run.elsewhere),
-                )
-                for run, mine in zip(runs, numbers, strict=True)
-            )
-            groups.append((group, numbers))
+            groups.append((_kept(runs, numbers), numbers))
     if not groups:
         raise InfeasibleError("no handover between blocks is common to variants of every template")
     return groups
+
+
+def _kept(runs: tuple[Run, ...], numbers: list[list[int]]) -> tuple[Run, ...]:
+    """Runs with some of their variants only."""
+    return tuple(
+        replace(
+            run,
+            variants=tuple(run.variants[v] for v in mine),
+            elsewhere=tuple(tuple(one[v] for v in mine) for one in run.elsewhere),
+        )
+        for run, mine in zip(runs, numbers, strict=True)
+    )
 
 
 def _renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
@@ -144,7 +155,29 @@ def _apart(
         stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
         with suppress(TooManyError):
             return divided_by_positions(runs, pipeline, stage_limits, max_gap)
+        return _smallest(runs, pipeline, limits)
     return by_program(runs, pipeline, limits, max_gap)
+
+
+def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]) -> Division:
+    """Divide at about the least bytes, every block in the variant that usually needs least."""
+    inflight = inflight_counts(pipeline)
+    mean = sum(inflight) // len(inflight)
+    numbers = []
+    for run in runs:
+        sizes = [
+            one.persistent_bytes + mean * one.inflight_bytes + one.transient_bytes
+            for one in run.variants
+        ]
+        numbers.append([sizes.index(min(sizes))])
+    group = _kept(runs, numbers)
+    smallest = StageProgram(group, pipeline, limits, True).solve(RESOLUTION)
+    assert smallest is not None, "there are enough blocks"
+    used, limit = _tightest(smallest, group, pipeline, limits)
+    if used > limit:
+        raise MemoryLimitError(used, limit)
+    bound_ns = min(lower_bound_ns(runs, pipeline), smallest.step_ns)
+    return replace(_renumbered(smallest, group, numbers), bound_ns=bound_ns)
 
 
 def _nearly(
