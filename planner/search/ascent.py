@@ -206,7 +206,7 @@ class Ascent:
                 self.keep(self.bounds[self.places] < limit[self.places])
                 if not len(self.places):
                     break
-            if number == 2 or number % 3 == 1 or number == sweeps - 1:
+            if number % 4 == 2 or number == sweeps - 1:
                 self.decode()
             history.append(self.bounds.copy())
             gap = self.costs - self.bounds
@@ -219,7 +219,8 @@ class Ascent:
                 break
             if number % 2 == 1 and going[self.places].mean() < 0.6:
                 self.keep(going[self.places])
-            self.reshare()
+            if number % 2 == 0:
+                self.reshare()
 
     # -- sweeping ----------------------------------------------------------------------------
 

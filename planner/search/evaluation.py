@@ -120,9 +120,7 @@ class Evaluator:
             max(float(cost), floor) / candidate.pipeline.stages
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
-            for candidate, shape, cost, floor in zip(
-                candidates, shapes, costs, floors, strict=True
-            )
+            for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
         ]
 
     def _floors(
@@ -241,10 +239,7 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            asks = [
-                self._asks(candidates, limits, mode, share, endless)
-                for share in LADDER[mode]
-            ]
+            asks = [self._asks(candidates, limits, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
             )
@@ -264,6 +259,11 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def options(self, candidate: Candidate) -> int:
+        """Size of a candidate's block program."""
+        space = self.programs.space(self.shape(candidate), self.modes[0])
+        return sum(choice.size for choice in space.choices)
 
     def refine(self, outcome: Outcome, limit_bytes: int, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it."""

@@ -41,6 +41,7 @@ SHOWN = 6  # alternatives in the evidence
 FIRST, MANY = 24, 64  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 8  # likewise where memory is tight
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
+REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
 
@@ -225,6 +226,8 @@ def _refine(
         if lowest.candidate in done or lowest.bound_ns == float("inf"):
             return
         done.add(lowest.candidate)
+        if request.max_gap and evaluator.options(lowest.candidate) > REFINED_OPTIONS:
+            return
         tell(f"refining: {lowest.candidate.text}")
         better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
         others = [one for one in ranking.everything if one is not lowest]
