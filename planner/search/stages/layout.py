@@ -68,12 +68,20 @@ class Model:
     pipeline : Pipeline
     mixed : int
         Variants of one template that a stage may mix.
+    inflight : tuple of int, optional
+        Microbatches in flight at each position, where not by the pipeline's schedule.
     """
 
-    def __init__(self, runs: tuple[Run, ...], pipeline: Pipeline, mixed: int) -> None:
+    def __init__(
+        self,
+        runs: tuple[Run, ...],
+        pipeline: Pipeline,
+        mixed: int,
+        inflight: tuple[int, ...] | None = None,
+    ) -> None:
         self.runs = runs
         self.pipeline = pipeline
-        self.inflight = inflight_counts(pipeline)
+        self.inflight = inflight or inflight_counts(pipeline)
         self.stages: list[list[int]] = [[] for _ in range(pipeline.stages)]
         for position in range(pipeline.positions):
             self.stages[pipeline.stage_of(position)].append(position)
