@@ -7,7 +7,7 @@ on a site of share α adds to the step time at least::
     ((m - r) · α + r) · time          r: 1 / chunks a stage, m: microbatches
 
 Of every figure the least over the sites is taken, so that a program's bound stays one whatever
-stages its blocks come to lie on. Shares in proportion to the sites' speed make it tight.
+stages its blocks come to lie on. It is tight where a block costs the same on every site.
 """
 
 from collections.abc import Sequence
@@ -89,30 +89,49 @@ def _least(found: Sequence[Floats]) -> Ints:
 
 def _scales(parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> list[Floats]:
     """What a figure of each site counts as in a program of equal stages: [F, K]."""
-    sites = range(len(parts))
     stages = np.array([one.stages for one in pipelines], np.float64)
-    on = np.array([[one.kinds.count(site) for one in pipelines] for site in sites], np.float64)
+    on = np.array([[one.kinds.count(at) for one in pipelines] for at in range(len(parts))], float)
     m = np.array([one.microbatches for one in pipelines], np.float64)
     r = np.array([one.ramp for one in pipelines])
     whole = m - r + r * stages  # the weight of a time where all stages are alike
-    ramp = r * (stages - 1)
-    deferring = np.array([one.schedule in DEFERRING for one in pipelines])
-    deferred = np.where(deferring, np.maximum(whole - 2 * ramp, 0.0), whole)
-    paces = _shares(parts, (MICROBATCH, DEFERRABLE), on) * stages
-    updates = _shares(parts, (STEP,), on) * stages
+    filled = np.array([2 * (one.schedule in DEFERRING) for one in pipelines]) * r * (stages - 1)
+    later = np.maximum(whole - filled, 0.0)  # that of a time which fills the ramp
+    times = _times(parts, (MICROBATCH, DEFERRABLE))
+    # What is left of a ramp, in shares of a stage's time.
+    ramp = r - filled / stages * (_times(parts, (DEFERRABLE,)) / times).mean(axis=0)
+    shares = _shares(1 / times, on, ramp, m - r)
+    speed = 1 / _times(parts, (STEP,))
+    updates = speed / (on * speed).sum(axis=0)
     found = []
-    for pace, update in zip(paces, updates, strict=True):
+    for share, update in zip(shares, updates, strict=True):
         scale = np.ones((len(FIGURES), len(pipelines)))
-        scale[MICROBATCH] = ((m - r) * pace + r * stages) / whole
-        left = np.where(deferring, scale[MICROBATCH] * whole - 2 * ramp, scale[MICROBATCH] * whole)
-        scale[DEFERRABLE] = np.maximum(left, 0.0) / np.maximum(deferred, 1e-9)
-        scale[STEP] = update
+        weight = ((m - r) * share + r) * stages
+        scale[MICROBATCH] = weight / whole
+        scale[DEFERRABLE] = np.maximum(weight - filled, 0.0) / np.maximum(later, 1e-9)
+        scale[STEP] = update * stages
         found.append(scale)
     return found
 
 
-def _shares(parts: Sequence[Pricing], columns: tuple[int, ...], on: Floats) -> Floats:
-    """What a stage of each site does of the work, in proportion to its speed: [sites, K]."""
+def _shares(speed: Floats, on: Floats, ramp: Floats, pace: Floats) -> Floats:
+    """Return the share α of a stage on each site at which a block costs the same on every site.
+
+    That is where `(pace · α + ramp) / speed` is equal; a site so slow that its ramps alone cost
+    more has none.
+    """
+    has = np.ones(speed.shape, np.bool_)
+    while True:
+        mine = on * has
+        level = (pace + (mine * ramp).sum(axis=0)) / (mine * speed).sum(axis=0)
+        shares: Floats = np.where(has, (level * speed - ramp) / np.maximum(pace, 1e-9), 0.0)
+        if (shares >= 0).all():
+            # Without a pace any shares will do.
+            return np.where(pace > 1e-9, shares, 1 / on.sum(axis=0))
+        has &= shares >= 0
+
+
+def _times(parts: Sequence[Pricing], columns: tuple[int, ...]) -> Floats:
+    """Time of all work at the cheapest options of each site, one at least: [sites, K]."""
     times = []
     for part in parts:
         total = np.zeros(part.rows)
@@ -123,6 +142,4 @@ def _shares(parts: Sequence[Pricing], columns: tuple[int, ...], on: Floats) -> F
             least = np.where(legal, cost, np.iinfo(np.int64).max).min(axis=0)
             total += choice.count * np.where(legal.any(axis=0), least, 0)
         times.append(np.maximum(total, 1.0))
-    speed = 1.0 / np.array(times)
-    shares: Floats = speed / (on * speed).sum(axis=0)
-    return shares
+    return np.array(times)
