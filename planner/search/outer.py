@@ -7,6 +7,7 @@ which is handed in as a function, and checked against the memory that the compil
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
-from planner.memory import plan_memory
+from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate, candidates
 from planner.search.evaluation import (
@@ -23,12 +24,14 @@ from planner.search.evaluation import (
     NO_GAIN,
     Evaluator,
     Found,
+    Limits,
     Outcome,
     Pruned,
     Refused,
     unfit,
 )
 from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.sites import placed, usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
@@ -116,18 +119,21 @@ def search(
     """
     graph = build_training(request.model, request.training, request.global_batch)
     can = splits(graph)
-    everything = candidates(
-        request.pins,
+    everything = placed(
+        candidates(
+            request.pins,
+            request.cluster,
+            request.global_batch,
+            len(graph.blocks),
+            sequence=bool(can["sequence"] or can["sequence_parallel"]),
+            experts=int(can["experts"]),
+        ),
         request.cluster,
-        request.global_batch,
-        len(graph.blocks),
-        sequence=bool(can["sequence"] or can["sequence_parallel"]),
-        experts=int(can["experts"]),
     )
     count = len(everything)
     tell = progress or (lambda line: None)
     evaluator = Evaluator(request, graph)
-    limits: dict[Candidate, int] = {}
+    limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
     for _ in range(ROUNDS):
         ranking = _rank(request, evaluator, everything, limits, tell)
@@ -137,15 +143,17 @@ def search(
         if fitting := [one for one in checked if not one.reason]:
             return _best(fitting, checked, ranking, count, simulate is not None)
         for one in checked:
-            candidate, size = one.found.candidate, one.figures.get("memory_bytes_max")
-            if size is None:
+            candidate = one.found.candidate
+            if not one.figures:
                 everything = tuple(other for other in everything if other != candidate)
                 tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.
             estimate = one.found.division.memory_bytes
-            limits[candidate] = estimate * request.limit_bytes // size * 99 // 100
-            tried.append(Refused(candidate, MemoryLimitError(size, request.limit_bytes)))
+            size, most = _fullest(request, candidate, one.figures)
+            usable = usable_bytes(request, candidate)
+            limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
+            tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
 
 
@@ -153,27 +161,56 @@ def _rank(
     request: SearchRequest,
     evaluator: Evaluator,
     everything: tuple[Candidate, ...],
-    limits: dict[Candidate, int],
+    limits: dict[Candidate, Limits],
     tell: Progress,
 ) -> Ranking:
     """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
     ranking = Ranking()
-    tell(f"bounding {len(everything)} candidates")
-    waiting: list[tuple[float, int, Candidate]] = []
-    for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
-        if isinstance(bound, InfeasibleError):
-            ranking.refused.append(Refused(everything[number], bound))
-        else:
-            waiting.append((bound, number, everything[number]))
-    waiting.sort(key=lambda one: one[:2])
-    tight: list[tuple[Candidate, float]] = []
+    node = request.cluster.devices_per_node
+    first = [one for one in everything if _usual(one, node)]
+    rest = [one for one in everything if not _usual(one, node)]
+
+    def limit(candidate: Candidate) -> Limits:
+        return limits.get(candidate) or usable_bytes(request, candidate)
+
+    for part in (first, rest):
+        _rank_part(request, evaluator, part, limit, ranking, tell)
+    _refine(request, evaluator, ranking, limit, tell)
+    ranking.found.sort(key=lambda one: one.division.step_ns)
+    return ranking
+
+
+def _usual(candidate: Candidate, node: int) -> bool:
+    """Whether a candidate is of the kind that is often best: a good plan early prunes the rest."""
+    inner = candidate.sizes[-1] if candidate.sizes else 1
+    outer = prod(candidate.sizes[:-1]) if len(candidate.sizes) > 1 else inner
+    return inner <= node and candidate.batch <= 4 * outer
+
+
+def _rank_part(
+    request: SearchRequest,
+    evaluator: Evaluator,
+    part: list[Candidate],
+    limit: Callable[[Candidate], Limits],
+    ranking: Ranking,
+    tell: Progress,
+) -> None:
+    """Evaluate some of the candidates, beside what is known of others."""
+    if not part:
+        return
 
     def cutoff() -> float:
         return ranking.best_ns * NEAR / (1 + request.max_gap)
 
-    def limit(candidate: Candidate) -> int:
-        return limits.get(candidate, request.usable_bytes)
-
+    tell(f"bounding {len(part)} candidates")
+    waiting: list[tuple[float, int, Candidate]] = []
+    for number, bound in enumerate(evaluator.lower_bounds_ns(part, cutoff())):
+        if isinstance(bound, InfeasibleError):
+            ranking.refused.append(Refused(part[number], bound))
+        else:
+            waiting.append((bound, number, part[number]))
+    waiting.sort(key=lambda one: one[:2])
+    tight: list[tuple[Candidate, float]] = []
     at, count = 0, FIRST
     while at < len(waiting) or tight:
         group = waiting[at : at + count]
@@ -194,7 +231,7 @@ def _rank(
                 else:
                     ranking.add(outcome)
         tight.sort(key=lambda one: one[1])
-        # Few at a time while a good plan would prune the rest; all that is left at the end.
+        # Few at a time while a good plan would prune the rest.
         now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
         for candidate, bound in [one for one in now if one[1] >= cutoff()]:
             ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
@@ -205,16 +242,13 @@ def _rank(
                 now, [limit(candidate) for candidate, _ in now], cutoff()
             ):
                 ranking.add(outcome)
-    _refine(request, evaluator, ranking, limit, tell)
-    ranking.found.sort(key=lambda one: one.division.step_ns)
-    return ranking
 
 
 def _refine(
     request: SearchRequest,
     evaluator: Evaluator,
     ranking: Ranking,
-    limit: Callable[[Candidate], int],
+    limit: Callable[[Candidate], Limits],
     tell: Progress,
 ) -> None:
     """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
@@ -256,7 +290,8 @@ def _check(
         except ProtocolError as error:
             checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
             continue
-        over = figures["memory_bytes_max"] - request.limit_bytes
+        size, most = _fullest(request, one.candidate, figures)
+        over = size - most
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
@@ -274,8 +309,24 @@ def _varied(found: list[Found]) -> list[Found]:
 
 def _laid_out(plan: Plan) -> Figures:
     """What the memory formula alone says of a plan."""
-    stages = plan_memory(plan, plan_graph(plan))
-    return {"memory_bytes_max": max(one.total_bytes for one in stages)}
+    arenas = [one.arena_bytes for one in plan_memory(plan, plan_graph(plan))]
+    held = [{"arena": size, **beside(size, plan.cluster)} for size in arenas]
+    most = max(sum(kinds.values()) for kinds in held)
+    return {"memory_bytes_max": most, "memory_by_kind": held}
+
+
+def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> tuple[int, int]:
+    """Bytes laid out on the stage with the least room left, and what it may lay out."""
+    stages = candidate.pipeline.stages
+    held = [sum(kinds.values()) for kinds in figures.get("memory_by_kind", ())]
+    sizes = [request.laid_out_bytes(size) for size in held or [figures["memory_bytes_max"]]]
+    limits = usable_bytes(request, candidate)
+    pairs = zip(
+        sizes * (stages if len(sizes) == 1 else 1),
+        (limits[kind] for kind in candidate.pipeline.kinds),
+        strict=True,
+    )
+    return max(pairs, key=lambda pair: pair[0] - pair[1])
 
 
 def _best(
