@@ -108,6 +108,7 @@ class Evaluator:
         self.programs = Programs(request, graph)
         pinned = request.pins.recompute
         self._everywhere: dict[int, Site] = {}
+        self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
         self.modes = MODES if pinned is None else (pinned,)
 
     # -- bounds ------------------------------------------------------------------------------
@@ -210,12 +211,18 @@ class Evaluator:
         """The programs of candidates where all memory together costs a share of their time."""
         shapes = [self.shape(candidate) for candidate in candidates]
         vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
-        costs = self.programs.cheapest(shapes, self.modes[0], vectors)
+        keys = [(shape, tuple(vector)) for shape, vector in zip(shapes, vectors, strict=True)]
+        new = [key for key in dict.fromkeys(keys) if key not in self._cheapest]
+        found_costs = self.programs.cheapest(
+            [shape for shape, _ in new], self.modes[0], [vector for _, vector in new]
+        )
+        self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
+        costs = [self._cheapest[key] for key in keys]
         found = []
         for candidate, shape, limit, cost, cutoff in zip(
             candidates, shapes, limits, costs, cutoffs, strict=True
         ):
-            price = share * float(cost) / room(candidate, limit)
+            price = share * cost / room(candidate, limit)
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
