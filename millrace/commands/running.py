@@ -185,7 +185,8 @@ def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
         "exposed communication": format_seconds(document["exposed_communication_s"]),
         "memory of the fullest device": format_bytes(document["memory_bytes_max"]),
         "simulated": f"{document['firings']:,} firings in "
-        f"{format_seconds(document['wall_time_s'])}",
+        f"{format_seconds(document['wall_time_s'])}"
+        + ("" if document["fidelity"] == "op" else f" at {document['fidelity']} fidelity"),
     }
     for name, value in lines.items():
         console.print(f"{name:<30}{value}", markup=False)

@@ -6,6 +6,7 @@ are alike, so a few of them and one more tell what any number costs. What comes 
 for another stage; what leaves is boxed as the receiver wants it.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -156,10 +157,8 @@ def _restricted(
             (number, _renamed(op, renamed[op.name]) if op.name in renamed else op)
             for number, op in wiring.ops.get(block, ())
         )
+    ops.extend(wiring.ops[GLOBAL_BLOCK])
     made = {name for _, op in ops for name in op.outputs}
-    for number, op in wiring.ops[GLOBAL_BLOCK]:
-        ops.append((number, replace(op, inputs=tuple(n for n in op.inputs if n in made))))
-        made.update(op.outputs)
     ops.sort(key=lambda item: item[0])
     tensors = wiring.graph.tensors_by_name
     graph = replace(
@@ -202,6 +201,8 @@ class _Alone(Lowering):
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
         super().__init__(graph, mesh, 2, MICROBATCHES)
+        # The step's totals ask for what every block of the model has: most of it is nowhere here.
+        self._homes = defaultdict(dict)
 
     def arrives(self, tensor: str, sbp: NdSbp) -> None:
         """Declare a tensor that another chunk makes."""

@@ -7,6 +7,7 @@ representative blocks only.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import NamedTuple
 
 from models.graph import GLOBAL_BLOCK, Graph, Op
@@ -89,7 +90,7 @@ class Wiring:
         found: list[Run] = []
         templates = self.graph.templates
         row: list[str] = []
-        for choice, after in zip(chunk.blocks, (*chunk.blocks[1:], None), strict=True):
+        for choice, after in zip_longest(chunk.blocks, chunk.blocks[1:]):
             row.append(choice.block)
             here = (templates[choice.block], choice.variant)
             if after is None or here != (templates[after.block], after.variant):

@@ -16,9 +16,10 @@ from planner.memory import (
     slack_fraction,
 )
 from planner.memory.regular import regular
-from planner.plan import Plan, plan_graph
+from planner.plan import Chunk, Plan, plan_graph
 from planner.recomputed import recomputed
 from planner.sbp import format_nd_sbp, parse_nd_sbp
+from planner.schedules import stage_of
 from planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
@@ -88,7 +89,7 @@ PIPELINES = [
     ("bert", 9, 2, degrees(pp=2, schedule="zb-h1")),
     ("t5", 4, 4, degrees(pp=4, schedule="1f1b")),
     ("t5", 2, 2, degrees(pp=2)),
-    ("resnet", None, 2, degrees(pp=2)),
+    ("resnet", None, 2, degrees(pp=2, schedule="1f1b")),
 ]
 
 
@@ -111,6 +112,19 @@ def test_the_formula_knows_what_is_recomputed(mode: str) -> None:
     less = assert_laid_out_as_said(again, plan_graph(again))
     more = assert_laid_out_as_said(plan, plan_graph(plan))
     assert less[0].activation_bytes < more[0].activation_bytes
+
+
+def test_the_formula_knows_chunks_that_lie_in_a_v() -> None:
+    plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    chunks = tuple(
+        Chunk(
+            stage=stage_of("zb-v", k, 2), blocks=tuple(blocks[k:] if k == 3 else blocks[k : k + 1])
+        )
+        for k in range(4)
+    )
+    folded = replace(plan, schedule="zb-v", interleave=2, chunks=chunks)
+    assert_laid_out_as_said(folded, graph)
 
 
 def test_the_work_depends_on_kinds_of_blocks_not_on_how_many_there_are() -> None:

@@ -20,7 +20,7 @@ from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.graphs import GPU
 
 GPT: Config = {
-    "layers": 7,
+    "layers": 6,
     "hidden": 1024,
     "heads": 16,
     "ffn_hidden": 4096,
@@ -61,7 +61,7 @@ class Case:
     name: str
     model: str
     pins: dict[str, object]
-    microbatches: int = 8
+    microbatches: int = 6
     recompute: str = "none"
 
 
@@ -177,10 +177,10 @@ def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
         ("zb-v", 2, 2, 1),
         ("zb-v", 4, 2, 8),
         ("gpipe", 2, 2, 3),
-        ("interleaved-1f1b", 3, 3, 3),
-        ("interleaved-1f1b", 3, 3, 6),
+        ("interleaved-1f1b", 2, 3, 2),
+        ("interleaved-1f1b", 4, 2, 8),
         ("1f1b", 5, 1, 3),
-        ("zb-h1", 9, 1, 2),
+        ("zb-h1", 8, 1, 2),
     ],
 )
 def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
@@ -194,7 +194,7 @@ def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
 
 def test_the_depth_of_a_model_enters_only_as_counts() -> None:
     plan = planned("1f1b on two stages")
-    shallow, deep = deeper(plan, 8), deeper(plan, 20)
+    shallow, deep = deeper(plan, 8), deeper(plan, 14)
     sizes = [graph_size(one) for one in (shallow, deep)]
     assert sizes[0] == sizes[1]
     fine = predict(deep, fidelity="op", spans=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.search.candidates import Candidate
-from planner.search.evaluation import Evaluator, Found, Pruned, Refused
+from planner.search.evaluation import Evaluator, Found, Limits, Pruned, Refused
 from planner.search.request import MemoryLimitError
 
 # In the order in which they are reported.
@@ -25,7 +25,7 @@ class Answer:
     evaluator: Evaluator
     chosen: Found
     found: tuple[Found, ...]
-    limits: dict[Candidate, int]
+    limits: dict[Candidate, Limits]
 
 
 @dataclass(slots=True, kw_only=True)

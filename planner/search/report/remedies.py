@@ -21,6 +21,7 @@ from planner.search.candidates import Candidate, candidates, divisors
 from planner.search.evaluation import Evaluator, Found
 from planner.search.pins import DEGREES
 from planner.search.request import NoPlanError, SearchRequest
+from planner.search.sites import placed, usable_bytes
 from planner.search.writing import write_plan
 from planner.wording import limit_option, one_of
 
@@ -35,7 +36,7 @@ ORDER = ("recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
 def shapes(request: SearchRequest, graph: Graph) -> tuple[Candidate, ...]:
     """Return the candidates of a request."""
     can = splits(graph)
-    return candidates(
+    found = candidates(
         request.pins,
         request.cluster,
         request.global_batch,
@@ -43,6 +44,7 @@ def shapes(request: SearchRequest, graph: Graph) -> tuple[Candidate, ...]:
         sequence=bool(can["sequence"] or can["sequence_parallel"]),
         experts=int(can["experts"]),
     )
+    return placed(found, request.cluster)
 
 
 # -- what shapes allow -------------------------------------------------------------------------
@@ -139,12 +141,14 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
     """
     devices = request.cluster.devices
     needed = -(-storage_bytes(graph) // devices)
-    if needed > request.usable_bytes:
+    groups = request.cluster.groups
+    room = sum(group.devices * request.usable_on((group.device,)) for group in groups)
+    if needed * devices > room:
         raise NoPlanError(
             f"weights, gradients and optimizer state, spread over "
             f"{'all ' if devices > 1 else ''}{devices} device{'s' * (devices > 1)}",
             needed,
-            request.usable_bytes,
+            room // devices,
         )
 
 
@@ -227,7 +231,7 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
     if request.pins.recompute is None:
         evaluator.modes = ("full",)
     best: Room | None = None
-    limits = [request.usable_bytes] * len(few)
+    limits = [usable_bytes(request, one) for one in few]
     for outcome in evaluator.squeeze_many([(one, 0.0) for one in few], limits, float("inf")):
         least = outcome
         if not isinstance(outcome, Found):
@@ -235,7 +239,10 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
             if needed is None or (best is not None and best.fits):
                 continue
             # Divided again with what it needs, to lay it out.
-            again = evaluator.squeeze_many([(outcome.candidate, 0.0)], [needed], float("inf"))
+            kinds = len(usable_bytes(request, outcome.candidate))
+            again = evaluator.squeeze_many(
+                [(outcome.candidate, 0.0)], [(needed,) * kinds], float("inf")
+            )
             least = again[0]
         if not isinstance(least, Found):
             continue

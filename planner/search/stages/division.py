@@ -1,19 +1,29 @@
 """Dividing: the blocks of a model over the chunks of a pipeline, at the least step time."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from planner.errors import InfeasibleError
 from planner.search.request import MemoryLimitError
+from planner.search.stages.bounds import lower_bound_ns
 from planner.search.stages.enumeration import divided, least_excess
 from planner.search.stages.layout import Model, TooManyError
 from planner.search.stages.program import StageProgram
 from planner.search.stages.relaxation import relaxed_bound_ns
-from planner.search.stages.shape import Division, Pipeline, Run, stage_bytes
+from planner.search.stages.shape import (
+    Division,
+    Pipeline,
+    Run,
+    inflight_counts,
+    stage_bytes,
+)
+from planner.search.stages.splitting import divided_by_positions
 
 # Where there are too many mixtures of variants to try all: mixtures of fewer, and the gap at which
 # they are good enough.
 MIXED = (3, 2)
 RESOLUTION = 1e-2
+PROGRAM_BLOCKS = 16  # up to so many blocks the integer program is quick, whatever the runs
 
 
 def divide(
@@ -25,8 +35,9 @@ def divide(
 ) -> Division:
     """Divide the blocks over the positions at the least predicted step time.
 
-    Exactly, but where stages of many blocks and variants have more mixtures than can be tried:
-    then within one percent, and `bound_ns` says how far.
+    Exactly, but for two cases, in which `bound_ns` says how far it may be: stages of many blocks
+    and variants have more mixtures than can be tried (about one percent), and several long runs
+    on several chunks a stage are divided chunk by chunk.
 
     Parameters
     ----------
@@ -88,18 +99,22 @@ def _alike(runs: tuple[Run, ...]) -> list[tuple[tuple[Run, ...], list[list[int]]
             [v for v, one in enumerate(run.variants) if one.handover == handover] for run in runs
         ]
         if all(numbers):
-            group = tuple(
-                replace(
-                    run,
-                    variants=tuple(run.variants[v] for v in mine),
-                    elsewhere=tuple(tuple(one[v] for v in mine) for one in run.elsewhere),
-                )
-                for run, mine in zip(runs, numbers, strict=True)
-            )
-            groups.append((group, numbers))
+            groups.append((_kept(runs, numbers), numbers))
     if not groups:
         raise InfeasibleError("no handover between blocks is common to variants of every template")
     return groups
+
+
+def _kept(runs: tuple[Run, ...], numbers: list[list[int]]) -> tuple[Run, ...]:
+    """Runs with some of their variants only."""
+    return tuple(
+        replace(
+            run,
+            variants=tuple(run.variants[v] for v in mine),
+            elsewhere=tuple(tuple(one[v] for v in mine) for one in run.elsewhere),
+        )
+        for run, mine in zip(runs, numbers, strict=True)
+    )
 
 
 def _renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]) -> Division:
@@ -123,7 +138,7 @@ def _divide(
     try:
         over, stage = least_excess(model, stage_limits)
     except TooManyError:
-        division = by_program(runs, pipeline, limits, max_gap)
+        division = _apart(runs, pipeline, limits, max_gap)
         return _measured(division, runs, pipeline, limits)
     if over > 0:
         raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage], stage)
@@ -132,6 +147,39 @@ def _divide(
     except TooManyError:
         division = _nearly(runs, pipeline, limits, max_gap)
     return _measured(division, runs, pipeline, limits)
+
+
+def _apart(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+) -> Division:
+    """Divide where several runs lie on several chunks a stage: few blocks exactly."""
+    if sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS:
+        stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
+        with suppress(TooManyError):
+            return divided_by_positions(runs, pipeline, stage_limits, max_gap)
+        return _smallest(runs, pipeline, limits)
+    return by_program(runs, pipeline, limits, max_gap)
+
+
+def _smallest(runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]) -> Division:
+    """Divide at about the least bytes, every block in the variant that usually needs least."""
+    inflight = inflight_counts(pipeline)
+    mean = sum(inflight) // len(inflight)
+    numbers = []
+    for run in runs:
+        sizes = [
+            one.persistent_bytes + mean * one.inflight_bytes + one.transient_bytes
+            for one in run.variants
+        ]
+        numbers.append([sizes.index(min(sizes))])
+    group = _kept(runs, numbers)
+    smallest = StageProgram(group, pipeline, limits, True).solve(RESOLUTION)
+    assert smallest is not None, "there are enough blocks"
+    used, limit = _tightest(smallest, group, pipeline, limits)
+    if used > limit:
+        raise MemoryLimitError(used, limit)
+    bound_ns = min(lower_bound_ns(runs, pipeline), smallest.step_ns)
+    return replace(_renumbered(smallest, group, numbers), bound_ns=bound_ns)
 
 
 def _nearly(
@@ -150,7 +198,8 @@ def _nearly(
         except TooManyError:
             continue
         bound_ns = min(relaxed_bound_ns(model, stage_limits), division.step_ns)
-        if bound_ns * (1 + gap) >= division.step_ns:
+        many = sum(len(run.blocks) for run in runs) > PROGRAM_BLOCKS
+        if many or bound_ns * (1 + gap) >= division.step_ns:
             return replace(division, bound_ns=bound_ns)
         break
     return by_program(runs, pipeline, limits, gap)

@@ -55,7 +55,8 @@ class StageProgram:
         self.time_unit = max(
             sum(len(run.blocks) * min(v.microbatch_ns for v in run.variants) for run in runs), 1
         )
-        self.byte_unit = float(max(*limits, 1))
+        largest = max(f.persistent_bytes + f.inflight_bytes for f in self.figures[0])
+        self.byte_unit = float(max(*limits, largest, 1))
         self._counts(least_memory)
         self._contiguous()
         weight = 0.0 if least_memory else 1.0

@@ -212,3 +212,28 @@ def test_many_blocks_in_many_variants_are_divided_within_a_proven_percent() -> N
     found = divide(runs, pipe, 300_000)
     assert found.memory_bytes <= 300_000
     assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns <= 1.01 * found.bound_ns
+
+
+def test_long_runs_on_several_chunks_are_divided_within_their_memory() -> None:
+    def variants(time: int) -> tuple[VariantFigures, ...]:
+        return tuple(
+            VariantFigures(
+                microbatch_ns=time + 90 * v,
+                deferrable_ns=0,
+                step_ns=500,
+                persistent_bytes=1000,
+                inflight_bytes=300 // (v + 1),
+            )
+            for v in range(2)
+        )
+
+    runs = tuple(
+        Run(template=name, blocks=tuple(f"{name}.{i}" for i in range(24)), variants=variants(time))
+        for name, time in (("encoder", 1000), ("decoder", 1500))
+    )
+    pipe = Pipeline(schedule="interleaved-1f1b", stages=4, interleave=2, microbatches=16)
+    found = divide(runs, pipe, 60_000)
+    assert found.memory_bytes <= 60_000
+    assert [block for chunk in found.chunks for block, _ in chunk] == names_of(runs)
+    assert lower_bound_ns(runs, pipe) <= found.bound_ns <= found.step_ns
+    assert found.step_ns <= 1.25 * found.bound_ns

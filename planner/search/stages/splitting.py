@@ -1,0 +1,67 @@
+"""Splitting stages: each chunk for itself, where chunks of one stage cannot be divided together.
+
+Every position is taken for a stage with its share of the stage's memory, in proportion to what a
+typical block needs there. What is found fits; how good it is, a bound without memory says.
+"""
+
+from planner.search.stages.bounds import lower_bound_ns
+from planner.search.stages.enumeration import divided
+from planner.search.stages.layout import Model
+from planner.search.stages.shape import (
+    Division,
+    Pipeline,
+    Run,
+    inflight_counts,
+    step_time_ns,
+)
+
+
+def divided_by_positions(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+) -> Division:
+    """Return a division that fits, with every chunk as large as any other in time.
+
+    Parameters
+    ----------
+    runs : tuple of Run
+    pipeline : Pipeline
+    limits : tuple of int
+        Bytes of each stage.
+    max_gap : float
+        Relative gap at which the chunks are good enough.
+
+    Raises
+    ------
+    TooManyError
+        There are too many rows, or nothing fits the shares.
+    """
+    stage_of = [pipeline.stage_of(k) for k in range(pipeline.positions)]
+    chunks = Pipeline(
+        schedule="1f1b",
+        stages=pipeline.positions,
+        interleave=1,
+        microbatches=pipeline.microbatches,
+        kind_of_stage=tuple(pipeline.kinds[stage] for stage in stage_of),
+    )
+    inflight = inflight_counts(pipeline)
+    mixed = min(2, max(len(run.variants) for run in runs))
+    model = Model(runs, chunks, mixed, inflight)
+    needs = _typical_bytes(runs, inflight)
+    shares = [0] * pipeline.stages
+    for stage, need in zip(stage_of, needs, strict=True):
+        shares[stage] += need
+    positions = zip(stage_of, needs, strict=True)
+    found = divided(
+        model, tuple(limits[s] * need // max(shares[s], 1) for s, need in positions), max_gap
+    )
+    step_ns = step_time_ns(found.chunks, runs, pipeline)
+    bound_ns = min(lower_bound_ns(runs, pipeline), step_ns)
+    return Division(chunks=found.chunks, step_ns=step_ns, memory_bytes=0, bound_ns=bound_ns)
+
+
+def _typical_bytes(runs: tuple[Run, ...], inflight: tuple[int, ...]) -> list[int]:
+    """What a block of the longest run needs at every position, over its variants."""
+    longest = max(runs, key=lambda run: len(run.blocks))
+    stays = sum(figures.persistent_bytes for figures in longest.variants)
+    keeps = sum(figures.inflight_bytes for figures in longest.variants)
+    return [stays + count * keeps for count in inflight]

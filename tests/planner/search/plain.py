@@ -1,0 +1,166 @@
+"""Plain prices: every figure of the search again, one signature and one boxing at a time.
+
+Nothing here is taken from the arrays of the search: shapes are cut by `planner.sbp`, durations come
+from the scalar functions of `planner.costs`, paths from `planner.boxing`.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+
+from models.graph import ITEMSIZE, Graph, Op, Phase, Rate, Tensor, scaled
+from models.labels import parse
+from models.ops import state_of
+from planner.boxing import Step, boxing_path, message_bytes
+from planner.cluster import Cluster
+from planner.costs import collective_duration_ns, op_duration_ns
+from planner.memory import LOCAL, UPDATES, boxing_places
+from planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
+from planner.search.ranks import group_ranks
+from planner.signatures import EXPANSIONS, Signature, sub_signatures
+
+Figures = tuple[int, int, int, int, int]  # in the order of tables.FIGURES
+Operand = tuple[tuple[int, ...], str]  # local shape and dtype
+
+
+def sized(graph: Graph, batch: int) -> dict[str, Tensor]:
+    """The graph's tensors for a microbatch of so many samples."""
+    return {
+        name: scaled(tensor, graph.batch, batch) for name, tensor in graph.tensors_by_name.items()
+    }
+
+
+class Plain:
+    """Prices on one mesh; `stretch` says by how much sharing cores slows local work down."""
+
+    def __init__(self, cluster: Cluster, sizes: tuple[int, ...], stretch: float = 1.0) -> None:
+        self.cluster = cluster
+        self.sizes = sizes
+        self.stretch = stretch
+        self._steps: dict[object, int] = {}
+
+    def kernel_ns(
+        self,
+        kind: str,
+        labels: str,
+        attributes: Mapping[str, int | float | str | bool],
+        inputs: list[Operand],
+        outputs: list[Operand],
+    ) -> int:
+        """One firing on local operands."""
+        found = op_duration_ns(
+            kind,
+            labels,
+            attributes,
+            [shape for shape, _ in inputs],
+            [shape for shape, _ in outputs],
+            [dtype for _, dtype in inputs],
+            [dtype for _, dtype in outputs],
+            self.cluster.device,
+        )
+        return ceil(found * self.stretch)
+
+    def local(self, shape: tuple[int, ...], dtype: str, sbp: NdSbp) -> Operand:
+        """One device's shard."""
+        return local_shape(shape, sbp, self.sizes), dtype
+
+    def local_bytes(self, tensor: Tensor, sbp: NdSbp) -> int:
+        """Bytes of one device's shard."""
+        return local_size(tensor.shape, sbp, self.sizes) * ITEMSIZE[tensor.dtype]
+
+    # -- boxing ------------------------------------------------------------------------------
+
+    def step_ns(self, step: Step, shape: tuple[int, ...], dtype: str) -> int:
+        """One step of a boxing."""
+        key = step, shape, dtype
+        if key not in self._steps:
+            if step.kind in LOCAL:
+                before, after = (self.local(shape, dtype, s) for s in (step.before, step.after))
+                self._steps[key] = self.kernel_ns(step.kind, "", {}, [before], [after])
+            else:
+                ranks = group_ranks(self.sizes, step.axes)
+                size = message_bytes(step, shape, ITEMSIZE[dtype], self.sizes)
+                self._steps[key] = collective_duration_ns(
+                    step.kind, size, len(ranks), self.cluster, ranks
+                )
+        return self._steps[key]
+
+    def boxing_ns(self, source: NdSbp, target: NdSbp, shape: tuple[int, ...], dtype: str) -> int:
+        """The whole of a boxing; raises InfeasibleError where there is none."""
+        path = boxing_path(source, target, self.sizes, shape)
+        return sum(self.step_ns(step, shape, dtype) for step in path)
+
+    def buffer_bytes(
+        self, source: NdSbp, target: NdSbp, tensor: Tensor, *, step: bool, kept: bool
+    ) -> int:
+        """What a boxing adds to what stays on a device."""
+        path = boxing_path(source, target, self.sizes, tensor.shape)
+        places = boxing_places(path, keeps_source=step, keeps_target=kept)
+        return sum(self.local_bytes(tensor, place) for place in places)
+
+    # -- ops ---------------------------------------------------------------------------------
+
+    def duration_ns(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> int:
+        """One firing of an op under a signature."""
+        if op.kind in ("variable", "repeat"):  # registers, without an actor
+            return 0
+        if signature.expansion:
+            return self._expanded_ns(op, signature, tensors)
+        inputs, outputs = (
+            [
+                self.local(tensors[name].shape, tensors[name].dtype, sbp)
+                for name, sbp in zip(names, sbps, strict=True)
+            ]
+            for names, sbps in ((op.inputs, signature.inputs), (op.outputs, signature.outputs))
+        )
+        return self.kernel_ns(op.kind, op.labels, op.attributes, inputs, outputs)
+
+    def _expanded_ns(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> int:
+        """The primitive ops of an extra signature; what they hand one another is boxed once."""
+        known = {
+            f"in{at}": (tensors[name].shape, tensors[name].dtype, signature.inputs[at])
+            for at, name in enumerate(op.inputs)
+        }
+        wide = tensors[op.outputs[0]].dtype
+        labels = dict(EXPANSIONS[op.kind, signature.expansion].sizes)
+        boxed: set[tuple[str, NdSbp]] = set()
+        total = 0
+        for part, document in sub_signatures(op.kind, op.labels, signature.document):
+            expression = parse(part.labels)
+            inputs = []
+            for name, operand, text in zip(
+                part.inputs, expression.inputs, document.inputs, strict=True
+            ):
+                shape, dtype, lies = known[name]
+                labels |= {dim[0]: size for dim, size in zip(operand, shape, strict=True)}
+                wanted = parse_nd_sbp(text)
+                if (name, wanted) not in boxed:
+                    boxed.add((name, wanted))
+                    total += self.boxing_ns(lies, wanted, shape, dtype)
+                inputs.append(self.local(shape, dtype, wanted))
+            outputs = []
+            for name, operand, text in zip(
+                part.outputs, expression.outputs, document.outputs, strict=True
+            ):
+                shape = tuple(labels[dim[0]] for dim in operand)
+                known[name] = shape, wide, parse_nd_sbp(text)
+                outputs.append(self.local(*known[name]))
+            total += self.kernel_ns(part.kind, part.labels, op.attributes, inputs, outputs)
+        return total
+
+    def figures(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> Figures:
+        """What an op costs by itself, as `planner.search.tables` says."""
+        microbatch = step = stays = deferrable = 0
+        out = tensors[op.outputs[0]]
+        time = self.duration_ns(op, signature, tensors)
+        if out.rate is not Rate.MICROBATCH and op.kind != "accumulate":
+            step = time
+        elif op.phase is Phase.BACKWARD_WEIGHT:
+            deferrable = time
+        else:
+            microbatch = time
+        here = self.local_bytes(out, signature.outputs[0])
+        if op.kind in UPDATES:
+            stays = len(state_of(op.kind, op.attributes)) * here
+        elif out.rate is Rate.STEP and op.kind != "squared_sum":
+            stays = here
+        return microbatch, step, stays, 0, deferrable

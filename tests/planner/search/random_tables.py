@@ -1,0 +1,120 @@
+"""Random tables of no meaning, and every solution of small ones by going through all options."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from planner.search.block_program import MemoryRow
+from planner.search.space import Use
+from planner.search.states import Ints
+from planner.search.tables import Choice, Net, Tables
+
+
+def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool = True) -> Tables:
+    """Tables with shared readers, missing boxings and kept tensors.
+
+    Option 0 of every choice is legal and can be boxed to any other, so that there is a solution.
+    Unless `forward`, readers may come before their producer.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 5, size=rng.integers(3, choices + 1)).tolist()
+    made = []
+    for size in sizes:
+        legal = rng.random((size, rows)) < 0.9
+        legal[0] = True
+        made.append(
+            Choice(
+                figures=rng.integers(0, 60, (5, size, rows)),
+                legal=legal,
+                options=np.arange(size),
+                count=int(rng.integers(1, 4)),
+            )
+        )
+    nets = [
+        random_net(rng, sizes, producer, rows, forward=forward)
+        for producer in range(len(sizes) - forward)
+    ]
+    return Tables(choices=tuple(made), nets=tuple(nets))
+
+
+def random_net(
+    rng: np.random.Generator, sizes: list[int], producer: int, rows: int, *, forward: bool = True
+) -> Net:
+    """A net from one choice to some others."""
+    others = [at for at in range(len(sizes)) if (at > producer if forward else at != producer)]
+    readers = sorted({int(r) for r in rng.choice(others, rng.integers(1, 4))})
+    _, makes = np.unique(rng.integers(0, 3, sizes[producer]), return_inverse=True)
+    wants = [rng.integers(0, 3, sizes[reader]) for reader in readers]
+    for one in wants:
+        one[0] = 0
+    _, back = np.unique(np.concatenate(wants), return_inverse=True)
+    ends = np.cumsum([len(one) for one in wants])[:-1]
+    shape = (int(makes.max()) + 1, int(back.max()) + 1, rows)
+    reachable = rng.random(shape) < 0.9
+    reachable[:, 0] = True
+    return Net(
+        number=producer,
+        producer=producer,
+        makes=makes.astype(np.int64),
+        uses=tuple(
+            Use(choice=reader, wants=one.astype(np.int64), holds=bool(rng.random() < 0.4))
+            for reader, one in zip(readers, np.split(back, ends), strict=True)
+        ),
+        count=int(rng.integers(1, 4)),
+        step=bool(rng.random() < 0.3),
+        reachable=reachable,
+        duration_ns=rng.integers(0, 80, shape),
+        buffer_bytes=rng.integers(0, 40, shape),
+        held_bytes=rng.integers(0, 50, shape[1:]),
+    )
+
+
+def everything(tables: Tables) -> Iterator[tuple[int, ...]]:
+    """One option per choice, in every way."""
+    return product(*(range(len(choice.options)) for choice in tables.choices))
+
+
+def by_hand(tables: Tables, options: tuple[int, ...], row: int = 0) -> Ints | None:
+    """Figures of a solution; None where it is not legal."""
+    total = np.zeros(5, np.int64)
+    for choice, option in zip(tables.choices, options, strict=True):
+        if not choice.legal[option, row]:
+            return None
+        total += choice.figures[:, option, row] * choice.count
+    for net in tables.nets:
+        source = net.makes[options[net.producer]]
+        boxed, kept = set(), set()
+        for use in net.uses:
+            target = int(use.wants[options[use.choice]])
+            if not net.reachable[source, target, row]:
+                return None
+            boxed.add(target)
+            if use.holds:
+                kept.add(target)
+        for target in boxed:
+            total[1 if net.step else 0] += net.count * net.duration_ns[source, target, row]
+            total[2] += net.count * net.buffer_bytes[source, target, row]
+        for target in kept:
+            total[3] += net.count * net.held_bytes[target, row]
+    return total
+
+
+def solutions(tables: Tables, row: int = 0) -> dict[tuple[int, ...], Ints]:
+    """Every legal solution with its figures."""
+    found = {options: by_hand(tables, options, row) for options in everything(tables)}
+    return {options: figures for options, figures in found.items() if figures is not None}
+
+
+def optimum(
+    tables: Tables, vector: np.ndarray, memory: MemoryRow | None = None, row: int = 0
+) -> float:
+    """The least cost at these prices; infinite where nothing is legal and fits."""
+    return min(
+        (
+            float(figures @ vector)
+            for figures in solutions(tables, row).values()
+            if memory is None or figures @ memory.weights <= memory.limit_bytes
+        ),
+        default=float("inf"),
+    )

@@ -1,0 +1,154 @@
+"""The ascent bounds every row from below, prices what it reads off, and mixes no rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.search.ascent import Ascent
+from planner.search.space import Use
+from planner.search.tables import Choice, Net, Tables, take
+from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
+
+ROWS = 3
+PRICES = np.array(
+    [[1.0, 1.0, 0.0, 0.0, 0.5], [3.0, 1.0, 0.5, 2.0, 1.0], [1.0, 0.0, 0.0, 0.25, 1.0]]
+).T
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_bounds_never_exceed_the_optimum_and_decoded_costs_are_right(seed: int) -> None:
+    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
+    best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
+    ascent = Ascent(tables, PRICES)
+    for _ in range(12):
+        ascent.sweep()
+        ascent.decode()
+        ascent.reshare()
+        for row in range(ROWS):
+            assert ascent.bounds[row] <= best[row] * (1 + 1e-9)
+            if np.isfinite(ascent.costs[row]):
+                options = tuple(ascent.options[:, row].tolist())
+                figures = by_hand(tables, options, row)
+                assert figures is not None
+                assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
+                assert ascent.costs[row] >= best[row] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_row_comes_out_as_it_does_alone(seed: int) -> None:
+    tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
+    together = Ascent(tables, PRICES)
+    together.ascend(30)
+    for row in range(ROWS):
+        alone = Ascent(take(tables, np.array([row])), PRICES[:, [row]])
+        alone.ascend(30)
+        # Rows stop together, so that one of many may be swept a little longer.
+        best = optimum(tables, PRICES[:, row], row=row)
+        assert together.bounds[row] >= alone.bounds[0] * (1 - 1e-9)
+        assert together.costs[row] <= alone.costs[0] * (1 + 1e-9)
+        assert together.bounds[row] <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sweeps_of_a_row_do_not_depend_on_the_others(seed: int) -> None:
+    tables = random_tables(seed, ROWS)
+    together, alone = Ascent(tables, PRICES), Ascent(take(tables, np.array([1])), PRICES[:, [1]])
+    for _ in range(6):
+        for ascent in (together, alone):
+            ascent.sweep()
+            ascent.decode()
+            ascent.reshare()
+        assert together.bounds[1] == pytest.approx(alone.bounds[0], rel=1e-9)
+        assert together.costs[1] == pytest.approx(alone.costs[0], rel=1e-9)
+
+
+def chain(seed: int) -> Tables:
+    """Five choices in a row, every boxing with a price of its own."""
+    rng = np.random.default_rng(seed)
+    choices = tuple(
+        Choice(
+            figures=rng.integers(0, 50, (5, 4, 1)),
+            legal=np.ones((4, 1), np.bool_),
+            options=np.arange(4),
+            count=1,
+        )
+        for _ in range(5)
+    )
+    nets = tuple(
+        Net(
+            number=at,
+            producer=at,
+            makes=np.arange(4),
+            uses=(Use(choice=at + 1, wants=rng.permutation(4), holds=False),),
+            count=1,
+            step=False,
+            reachable=np.ones((4, 4, 1), np.bool_),
+            duration_ns=rng.integers(0, 40, (4, 4, 1)),
+            buffer_bytes=np.zeros((4, 4, 1), np.int64),
+            held_bytes=np.zeros((4, 1), np.int64),
+        )
+        for at in range(4)
+    )
+    return Tables(choices=choices, nets=nets)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_chain_is_proven_without_a_program(seed: int) -> None:
+    tables = chain(seed)
+    ascent = Ascent(tables, PRICES[:, [0]])
+    ascent.ascend(20)
+    best = optimum(tables, PRICES[:, 0])
+    assert ascent.costs[0] == pytest.approx(best)
+    assert ascent.bounds[0] == pytest.approx(best, rel=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(seed: int) -> None:
+    tables = random_tables(seed, choices=5, forward=seed % 2 > 0)
+    vector = PRICES[:, 1]
+    ascent = Ascent(tables, vector.reshape(-1, 1))
+    ascent.ascend(seed % 4 + 1)
+    every = {options: float(f @ vector) for options, f in solutions(tables).items()}
+    for index, lifts in enumerate(ascent.lifts()):
+        for option, lift in enumerate(lifts):
+            costs = [cost for options, cost in every.items() if options[index] == option]
+            if costs:
+                assert ascent.bounds[0] + lift <= min(costs) * (1 + 1e-6)
+
+
+def test_rows_at_their_cutoff_are_left_with_bounds_that_hold() -> None:
+    tables = random_tables(4, ROWS)
+    best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
+    ascent = Ascent(tables, PRICES)
+    ascent.ascend(50, 0.0, np.array([1.0, np.inf, 1.0]))
+    assert all(ascent.bounds[row] <= best[row] * (1 + 1e-9) for row in range(ROWS))
+    assert ascent.costs[1] == pytest.approx(best[1])
+
+
+def test_an_option_that_is_illegal_in_one_row_may_be_taken_in_another() -> None:
+    tables = chain(0)
+    first = tables.choices[0]
+    figures = np.repeat(first.figures, 2, axis=2)
+    figures[:, 2] = 0
+    legal = np.ones((4, 2), np.bool_)
+    legal[2, 0] = False
+    nets = tuple(
+        replace(
+            net,
+            reachable=np.repeat(net.reachable, 2, axis=2),
+            duration_ns=np.zeros((4, 4, 2), np.int64),
+            buffer_bytes=np.repeat(net.buffer_bytes, 2, axis=2),
+            held_bytes=np.repeat(net.held_bytes, 2, axis=1),
+        )
+        for net in tables.nets
+    )
+    others = [
+        replace(c, figures=np.repeat(c.figures, 2, axis=2), legal=np.ones((4, 2), np.bool_))
+        for c in tables.choices[1:]
+    ]
+    both = Tables(choices=(replace(first, figures=figures, legal=legal), *others), nets=nets)
+    ascent = Ascent(both, PRICES[:, [0, 0]])
+    ascent.ascend(20)
+    assert ascent.options[0, 0] != 2
+    assert ascent.options[0, 1] == 2

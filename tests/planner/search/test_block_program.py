@@ -1,0 +1,290 @@
+"""The block program against brute force, and the plans that it finds with no template."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from models.builder import GraphBuilder, dense
+from models.graph import Graph
+from models.spec import ModelSpec, TrainingSpec
+from models.training import training_graph
+from models.zoo.catalogue import build_training
+from planner.boxing import boxing_path, step_bytes
+from planner.clusters import parse_cluster
+from planner.search.block_program import MemoryRow, Prices, solve_program
+from planner.search.block_solver import BeyondCutoff, Solution, frontier, solve
+from planner.search.folding import fold
+from planner.search.pricing import Pricing
+from planner.search.request import MemoryLimitError
+from planner.search.space import Space, build_space
+from planner.search.states import sbp_of
+from planner.search.tables import Tables, compact, single
+from planner.signatures import Allowed
+from tests.planner.search.plain import sized
+from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
+
+CLUSTER = parse_cluster("a100-sxm-80gb:8x1")
+
+
+def prices_of(seed: int) -> Prices:
+    return Prices(
+        microbatch=3.0,
+        step=1.0,
+        persistent_byte=0.5 * (seed % 2),
+        inflight_byte=seed % 3,
+        deferrable=1.0 if seed % 4 == 0 else None,
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_cost_equals_brute_force_on_random_tables(seed: int) -> None:
+    tables = random_tables(seed, forward=seed % 3 > 0)
+    one = single(tables, 0)
+    assert one is not None
+    prices = prices_of(seed)
+    solution = solve(one, prices)
+    expected = optimum(tables, prices.vector)
+    assert solution.cost == pytest.approx(expected, rel=1e-9)
+    assert solution.bound == pytest.approx(expected, rel=1e-6)
+    figures = by_hand(one, solution.options)
+    assert figures is not None
+    assert solution.figures == tuple(figures.tolist())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_integer_program_alone_agrees(seed: int) -> None:
+    one = single(random_tables(seed, choices=5, forward=seed % 2 > 0), 0)
+    assert one is not None
+    prices = prices_of(seed)
+    answer = solve_program(one, prices)
+    assert answer is not None
+    figures = by_hand(one, answer[0])
+    assert figures is not None
+    expected = optimum(one, prices.vector)
+    assert float(figures @ prices.vector) == pytest.approx(expected, rel=1e-9)
+    assert answer[1] <= expected * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_binding_memory_row_equals_brute_force(seed: int) -> None:
+    tables = single(random_tables(seed), 0)
+    assert tables is not None
+    prices = Prices(microbatch=2.0, step=1.0)
+    weights = MemoryRow(inflight=2, limit_bytes=0).weights
+    free = solve(tables, prices)
+    least = min(float(figures @ weights) for figures in solutions(tables).values())
+    limit = int((least + float(np.array(free.figures) @ weights)) // 2)
+    memory = MemoryRow(inflight=2, limit_bytes=limit)
+    solution = solve(tables, prices, memory)
+    assert solution.cost == pytest.approx(optimum(tables, prices.vector, memory), rel=1e-9)
+    assert solution.bound <= solution.cost
+    assert np.array(solution.figures) @ weights <= limit
+    if np.array(free.figures) @ weights > limit:
+        found = frontier(tables, prices, memory, free)
+        assert [one.cost for one in found] == sorted(one.cost for one in found)
+        assert any(np.array(one.figures) @ weights <= limit for one in found)
+        assert all(one.bound <= solution.cost * (1 + 1e-9) for one in found)
+
+
+def test_a_memory_row_that_cannot_be_met_says_by_how_much() -> None:
+    tables = single(random_tables(1), 0)
+    assert tables is not None
+    with pytest.raises(MemoryLimitError, match="bytes too few") as caught:
+        solve(tables, Prices(), MemoryRow(inflight=1, limit_bytes=1))
+    least = min(figures[2] + figures[3] for figures in solutions(tables).values())
+    assert caught.value.needed_bytes == least
+
+
+def test_what_costs_as_much_as_the_cutoff_is_not_solved() -> None:
+    tables = single(random_tables(2), 0)
+    assert tables is not None
+    best = optimum(tables, Prices().vector)
+    with pytest.raises(BeyondCutoff) as caught:
+        solve(tables, Prices(), cutoff=best / 4)
+    assert best / 4 <= caught.value.bound <= best * (1 + 1e-9)
+
+
+def small_graphs() -> Iterator[Graph]:
+    """Forward pieces with fan-out, a residual and a contraction, as the zoo writes them."""
+    for name in ("chain", "fan", "residual"):
+        builder = GraphBuilder(name=name, batch=8, tokens_per_sample=1)
+        builder.begin_block("a")
+        x = builder.input("x", "b k", (8, 16), source="features")
+        y = dense(builder, "fc", x, "b k, k n -> b n", {"n": 16}, bias=name == "chain")
+        if name == "fan":
+            y = builder.apply("add", "sum", (builder.apply("relu", "relu", (y,), "b n -> b n"), y),
+                              "b n, b n -> b n")  # fmt: skip
+        if name == "residual":
+            y = builder.apply("add", "sum", (x, y), "b n, b n -> b n")
+            y = builder.apply("gelu", "gelu", (y,), "b n -> b n")
+        yield builder.build()
+
+
+def tables_of(graph: Graph, mesh: tuple[int, ...], blocks: list[str] | None = None,
+              same: dict[str, str] | None = None, allowed: Allowed | None = None,
+              ) -> tuple[Space, Tables]:  # fmt: skip
+    space = build_space(fold(graph, blocks, same), len(mesh), allowed)
+    pricing = Pricing(
+        space, CLUSTER, np.array(mesh, np.int64).reshape(-1, 1), np.array([graph.batch])
+    )
+    found = single(pricing.tables(), 0)
+    assert found is not None
+    return space, found
+
+
+def thinned(tables: Tables, most: int) -> Tables:
+    """The same tables with the options of large choices thinned out."""
+    keep = []
+    for choice in tables.choices:
+        step = -(-len(choice.options) // most)
+        keep.append(np.arange(0, len(choice.options), step))
+    return compact(tables, keep)
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+@pytest.mark.parametrize("graph", list(small_graphs()), ids=lambda graph: graph.name)
+def test_real_ops_cost_what_brute_force_finds(graph: Graph, mesh: tuple[int, ...]) -> None:
+    _, tables = tables_of(graph, mesh)
+    tables = thinned(tables, 4 if len(mesh) == 1 else 3)
+    one = single(tables, 0)
+    assert one is not None
+    prices = Prices(microbatch=4)
+    assert solve(one, prices).cost == pytest.approx(optimum(one, prices.vector))
+
+
+# The showpieces. B batch, T tokens, D model.
+T, D, HEADS, RANKS = 256, 512, 8, 8
+GPT = ModelSpec(
+    name="two-layers",
+    family="gpt",
+    config={
+        "layers": 3,
+        "hidden": D,
+        "heads": HEADS,
+        "ffn_hidden": 4 * D,
+        "vocab": 512,
+        "positions": T,
+    },
+    seq_len=T,
+)
+
+
+@cache
+def gpt(batch: int) -> Graph:
+    return build_training(GPT, TrainingSpec(), batch)
+
+
+def whole_model(batch: int) -> tuple[Space, Tables]:
+    """All blocks, queries whole."""
+    whole = {"attention", "attention_grad"}
+    return tables_of(
+        gpt(batch),
+        (RANKS,),
+        allowed=lambda op, axis, one: not (op.kind in whole and one.label == "t"),
+    )
+
+
+def volume_bytes(space: Space, tables: Tables, solution: Solution, batch: int, step: bool) -> int:
+    """Bytes that a device receives, per microbatch or per step, by the table of boxing."""
+    total = 0
+    options = [int(c.options[o]) for c, o in zip(tables.choices, solution.options, strict=True)]
+    tensors = sized(gpt(batch), batch)
+    for net in space.nets:
+        tensor = tensors[net.tensor]
+        if (tensor.rate == "step") != step:
+            continue
+        source = sbp_of(int(net.sources[net.makes[options[net.producer]]]), 1)
+        wanted = {int(net.targets[use.wants[options[use.choice]]]) for use in net.uses}
+        for target in wanted:
+            path = boxing_path(source, sbp_of(target, 1), (RANKS,), tensor.shape)
+            total += sum(step_bytes(one, tensor.shape, 4, (RANKS,)) for one in path)
+    return total
+
+
+def labels_of(space: Space, tables: Tables, solution: Solution) -> dict[str, str | None]:
+    """Split label of every product."""
+    return {
+        choice.ops[0].op.name: choice.ops[0].signature(int(kept.options[option])).labels[0]
+        for choice, kept, option in zip(
+            space.choices, tables.choices, solution.options, strict=True
+        )
+        if choice.ops[0].op.kind in ("matmul", "attention")
+        and choice.ops[0].op.block.startswith("h.")
+    }
+
+
+def test_without_a_template_a_short_batch_and_tight_memory_give_tensor_parallelism() -> None:
+    space, tables = whole_model(batch=1)
+    graph = gpt(1)
+    parameters = sum(
+        np.prod(graph.tensor(op.outputs[0]).shape) for op in graph.ops if op.kind == "variable"
+    )
+    replicated = int(4 * 4 * parameters)  # weights, gradients and Adam's two moments in fp32
+    memory = MemoryRow(inflight=1, limit_bytes=replicated * 9 // 10)
+    solution = solve(tables, Prices(), memory)
+    assert solution.bound == pytest.approx(solution.cost, rel=1e-6)
+    labels = labels_of(space, tables, solution)
+    for name in ("q", "k", "v"):
+        assert labels[f"h.0.attn.{name}.matmul"] == "h"
+    assert labels["h.0.attn.core"] == "h"
+    assert labels["h.0.attn.out.matmul"] == "h"
+    assert labels["h.0.mlp.fc1.matmul"] == "n"
+    assert labels["h.0.mlp.fc2.matmul"] == "k"
+
+
+def test_a_long_batch_and_memory_to_spare_give_data_parallelism() -> None:
+    space, tables = whole_model(batch=64)
+    solution = solve(tables, Prices(microbatch=2))
+    assert set(labels_of(space, tables, solution).values()) == {"b"}
+    assert volume_bytes(space, tables, solution, 64, step=False) == 0
+    assert volume_bytes(space, tables, solution, 64, step=True) > 0
+
+
+def test_equal_questions_have_equal_answers() -> None:
+    answers = [solve(whole_model(batch=8)[1], Prices(microbatch=2)) for _ in range(2)]
+    assert answers[0] == answers[1]
+
+
+def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
+    graph = gpt(8)
+    folded_space, folded = tables_of(graph, (4,))
+    everything = {block: block for block in graph.blocks}
+    space, unfolded = tables_of(graph, (4,), same=everything)
+    assert len(folded.choices) < len(unfolded.choices)
+    solution = solve(folded, Prices(microbatch=2))
+
+    def key(name: str) -> str:
+        return name.partition(".")[0] + name[3 if name.startswith("h.") else 0 :]
+
+    chosen = {
+        key(one.op.name): int(kept.options[o])
+        for choice, kept, o in zip(
+            folded_space.choices, folded.choices, solution.options, strict=True
+        )
+        for one in choice.ops
+    }
+    options = tuple(
+        int(np.searchsorted(kept.options, chosen[key(choice.ops[0].op.name)]))
+        for choice, kept in zip(space.choices, unfolded.choices, strict=True)
+    )
+    figures = by_hand(unfolded, options)
+    assert figures is not None
+    assert tuple(figures.tolist()) == solution.figures
+    # Layers free to differ can only be better; here they do not.
+    assert solve(unfolded, Prices(microbatch=2)).cost == pytest.approx(solution.cost)
+
+
+def test_training_graphs_of_one_block_need_no_neighbours() -> None:
+    builder = GraphBuilder(name="one", batch=8, tokens_per_sample=1)
+    builder.begin_block("only")
+    x = builder.input("x", "b k", (8, 16), source="features")
+    logits = dense(builder, "fc", x, "b k, k c -> b c", {"c": 4})
+    targets = builder.input("targets", "b", (8,), source="classes", values=4)
+    losses = builder.apply("cross_entropy", "loss", (logits, targets), "b c!, b -> b, b")
+    builder.apply("sum", "loss_sum", (losses,), "b -> ")
+    builder.apply("count_valid", "token_count", (targets,), "b -> ")
+    graph = training_graph(builder.build(), TrainingSpec(optimizer="sgd"))
+    solution = solve(tables_of(graph, (2,))[1], Prices())
+    assert solution.bound == pytest.approx(solution.cost)

@@ -1,0 +1,128 @@
+"""Moving: paths take as few bytes as `planner.boxing`'s, durations are those of their steps."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from planner.boxing import Step, boxing_bytes, boxing_path, moves, step_bytes
+from planner.cluster import Cluster
+from planner.clusters import local_cluster, parse_cluster
+from planner.errors import InfeasibleError
+from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
+from planner.search.moving import Moving, edges, shortest
+from planner.search.states import divisible, number_of, sbp_of
+from tests.planner.search.plain import Plain
+
+CLUSTERS = {
+    "gpu": parse_cluster("a100-sxm-80gb:8x4"),
+    "cpu": local_cluster(8, cores=2, memory_bytes=2**33),
+}
+DIGITS = (0, 1, 2, 3, 4)  # B, P(sum), P(max), S(0), S(1)
+
+
+def states_of(axes: int) -> list[NdSbp]:
+    ones = (BROADCAST, PARTIAL_SUM, PARTIAL_MAX, split(0), split(1))
+    found = product(ones, repeat=axes)
+    return [s for s in found if len({one for one in s if one.is_partial}) < 2]
+
+
+def walked(
+    source: NdSbp, target: NdSbp, mesh: tuple[int, ...], shape: tuple[int, ...]
+) -> list[Step] | None:
+    """The path that the arrays hold, as steps."""
+    axes = len(mesh)
+    graph = edges(len(shape), (DIGITS,) * axes)
+    sizes = np.array(mesh).reshape(-1, 1)
+    fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
+    nexts = shortest(graph, sizes, fits)[:, :, 0]
+    at, goal = (int(np.searchsorted(graph.states, number_of(s))) for s in (source, target))
+    if nexts[at, goal] < 0:
+        return None
+    found = []
+    while at != goal:
+        then = int(nexts[at, goal])
+        before, after = (sbp_of(int(graph.states[one]), axes) for one in (at, then))
+        (step,) = [s for s in moves(before, len(shape), mesh) if s.after == after]
+        found.append(step)
+        at = then
+    return found
+
+
+@pytest.mark.parametrize("mesh", [(2,), (8,), (2, 2), (4, 2), (2, 8)])
+def test_paths_take_as_few_bytes_and_steps_as_boxing_paths(mesh: tuple[int, ...]) -> None:
+    shape = (16, 32)
+    states = states_of(len(mesh))
+    axes = len(mesh)
+    graph = edges(len(shape), (DIGITS,) * axes)
+    sizes = np.array(mesh).reshape(-1, 1)
+    fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
+    nexts = shortest(graph, sizes, fits)[:, :, 0]
+    place = {int(state): at for at, state in enumerate(graph.states)}
+    step_of = {
+        (place[number_of(before)], place[number_of(step.after)]): step
+        for before in states
+        for step in moves(before, len(shape), mesh)
+    }
+    for source, target in product(states, states):
+        at, goal = place[number_of(source)], place[number_of(target)]
+        try:
+            expected = boxing_path(source, target, mesh, shape)
+        except InfeasibleError:
+            assert nexts[at, goal] < 0
+            continue
+        moved = steps = 0
+        while at != goal:
+            then = int(nexts[at, goal])
+            moved += step_bytes(step_of[at, then], shape, 4, mesh)
+            steps += 1
+            at = then
+        assert moved == boxing_bytes(source, target, mesh, shape, 4)
+        assert steps == len(expected)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=list(CLUSTERS))
+def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Cluster) -> None:
+    meshes = [(2, 2), (4, 2), (2, 4), (3, 2)]
+    dims = np.array([[16, 32], [8, 64], [16, 48], [12, 4096]]).T
+    rows = [tuple(int(one) for one in column) for column in dims.T]
+    stretch = 1.5
+    moving = Moving(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
+    states = states_of(2)[::2]
+    numbers = np.array([number_of(sbp) for sbp in states])
+    kept = np.arange(len(states)) % 3 == 0
+    found = moving.boxed(dims, 4, numbers, numbers, keeps_source=True, kept=kept)
+    free = moving.boxed(dims, 4, numbers, numbers, keeps_source=False, kept=kept)
+    assert not free.buffer_bytes.any()
+    assert (free.duration_ns == found.duration_ns).all()
+    rng = np.random.default_rng(0)
+    for row, (mesh, shape) in enumerate(zip(meshes, rows, strict=True)):
+        plain = Plain(cluster, mesh, stretch)
+        for a, b in rng.integers(0, len(states), (40, 2)).tolist():
+            path = walked(states[a], states[b], mesh, shape)
+            assert found.reachable[a, b, row] == (path is not None)
+            if path is None:
+                continue
+            time = sum(plain.step_ns(step, shape, "float32") for step in path)
+            assert found.duration_ns[a, b, row] == time
+            places = [step.after for step in path]
+            places = places[:-1] if kept[b] else places
+            size = sum(4 * local_size(shape, place, mesh) for place in places)
+            assert found.buffer_bytes[a, b, row] == size
+
+
+def test_rows_together_say_what_each_says_alone() -> None:
+    cluster = CLUSTERS["gpu"]
+    meshes = np.array([(2, 4), (4, 2), (8, 4)]).T
+    dims = np.array([[64, 32], [64, 64], [32, 4096]]).T
+    states = np.array([number_of(sbp) for sbp in states_of(2)])
+    kept = np.zeros(len(states), np.bool_)
+
+    def boxed(rows: list[int]) -> tuple[np.ndarray, ...]:
+        moving = Moving(cluster, meshes[:, rows], {2: (DIGITS,) * 2})
+        return moving.boxed(dims[:, rows], 2, states, states, keeps_source=True, kept=kept)
+
+    together = boxed([0, 1, 2])
+    for row in range(3):
+        for mine, all_of_them in zip(boxed([row]), together, strict=True):
+            assert (mine[..., 0] == all_of_them[..., row]).all()

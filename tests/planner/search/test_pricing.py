@@ -1,0 +1,212 @@
+"""Pricing: the figures of every option, and which are legal, against plain prices one by one."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from models.graph import ITEMSIZE, Graph
+from models.recompute import with_recompute
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.cluster import Cluster
+from planner.clusters import local_cluster, parse_cluster
+from planner.sbp import local_size
+from planner.search.folding import fold
+from planner.search.pricing import Pricing
+from planner.search.space import Space, build_space
+from planner.search.states import sbp_of
+from planner.search.tables import INFLIGHT
+from planner.signatures import op_signatures, variable_values
+from tests.planner.search.plain import Plain, sized
+
+GPU = parse_cluster("a100-sxm-80gb:8x2")
+CPU = local_cluster(8, cores=2, memory_bytes=2**33)
+GPT = ModelSpec(
+    name="tiny",
+    family="gpt",
+    config={
+        "layers": 2,
+        "hidden": 32,
+        "heads": 4,
+        "ffn_hidden": 128,
+        "vocab": 64,
+        "positions": 16,
+    },
+    seq_len=16,
+)
+MLP = ModelSpec(
+    name="tiny-mlp",
+    family="mlp",
+    config={"inputs": 48, "columns": 8, "hidden": 24, "layers": 3, "classes": 8},
+)
+
+
+@cache
+def graph_of(name: str, mode: str, optimizer: str) -> Graph:
+    graph = build_training(GPT if name == "gpt" else MLP, TrainingSpec(optimizer=optimizer), 16)
+    return with_recompute(graph, dict.fromkeys(graph.blocks, mode))
+
+
+@cache
+def space_of(name: str, mode: str, optimizer: str, axes: int) -> Space:
+    return build_space(fold(graph_of(name, mode, optimizer)), axes)
+
+
+def compared(space: Space, cluster: Cluster, meshes: list[tuple[int, ...]], batches: list[int],
+             stretch: float, share: float) -> set[str]:  # fmt: skip
+    """Compare a share of the options of every choice on every row; return the expansions seen."""
+    pricing = Pricing(
+        space, cluster, np.array(meshes).reshape(len(meshes), -1).T, np.array(batches),
+        stretch=stretch,
+    )  # fmt: skip
+    rng = np.random.default_rng(1)
+    seen = set()
+    for row, (mesh, batch) in enumerate(zip(meshes, batches, strict=True)):
+        tensors = sized(space.folded.graph, batch)
+        plain = Plain(cluster, mesh, stretch)
+        for at, choice in enumerate(space.choices):
+            legal = np.flatnonzero(pricing.legal[at][:, row])
+            some = rng.random(len(legal)) < share
+            for option in legal[some].tolist():
+                expected = np.zeros(5, np.int64)
+                for one in choice.ops:
+                    signature = one.signature(option)
+                    seen.add(signature.expansion)
+                    expected += plain.figures(one.op, signature, tensors)
+                found = pricing.figures[at][:, option, row]
+                assert found.tolist() == expected.tolist(), choice.ops[0].signature(option)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stretch"), [(GPU, 1.0), (CPU, 1.75)], ids=["roofline", "measured"]
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_every_option_of_an_mlp_costs_what_its_ops_cost(
+    cluster: Cluster, stretch: float, optimizer: str
+) -> None:
+    space = space_of("mlp", "full", optimizer, 2)
+    compared(space, cluster, [(2, 2), (4, 2), (2, 3)], [16, 8, 6], stretch, 0.35)
+
+
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_options_of_a_gpt_cost_what_their_ops_cost(mode: str) -> None:
+    seen = compared(space_of("gpt", mode, "adamw", 1), GPU, [(2,), (4,)], [16, 4], 1.0, 1.0)
+    assert "vocabulary_parallel" in seen
+    seen = compared(space_of("gpt", mode, "adamw", 2), GPU, [(2, 4)], [8], 1.0, 0.03)
+
+
+def test_the_vocabulary_parallel_loss_costs_its_parts_and_their_boxing() -> None:
+    space = space_of("gpt", "none", "adamw", 2)
+    pricing = Pricing(space, GPU, np.array([[2], [2]]), np.array([8]))
+    tensors, plain = sized(space.folded.graph, 8), Plain(GPU, (2, 2))
+    compared_ones = 0
+    for choice, figures, legal in zip(space.choices, pricing.figures, pricing.legal, strict=True):
+        one = choice.ops[0]
+        for option in np.flatnonzero(one.expanded & legal[:, 0]).tolist():
+            expected = plain.figures(one.op, one.signature(option), tensors)
+            assert figures[:, option, 0].tolist() == list(expected)
+            compared_ones += 1
+    assert compared_ones > 3
+
+
+@pytest.mark.parametrize(("mesh", "batch"), [((4,), 8), ((2, 3), 6), ((4, 8), 16), ((), 4)])
+def test_what_is_legal_is_what_signatures_on_concrete_sizes_allow(
+    mesh: tuple[int, ...], batch: int
+) -> None:
+    space = space_of("gpt", "none", "adamw", len(mesh))
+    pricing = Pricing(space, GPU, np.array(mesh, np.int64).reshape(-1, 1), np.array([batch]))
+    tensors = sized(space.folded.graph, batch)
+    values = variable_values(space.folded.graph)
+    for choice, legal in zip(space.choices, pricing.legal, strict=True):
+        if len(choice.ops) > 1:
+            continue  # options of tied ops are those of each that agree
+        op = choice.ops[0].op
+        expected = {
+            (one.inputs, one.outputs, one.expansion)
+            for one in op_signatures(op, tensors, mesh, values=values)
+        }
+        found = [choice.ops[0].signature(o) for o in np.flatnonzero(legal[:, 0]).tolist()]
+        assert {(one.inputs, one.outputs, one.expansion) for one in found} == expected, op.name
+        assert len(found) == len(expected)
+
+
+def test_options_of_tied_ops_agree_on_storage() -> None:
+    space = space_of("mlp", "full", "adamw", 2)
+    pricing = Pricing(space, GPU, np.array([[2], [2]]), np.array([8]))
+    tied = [c for c in zip(space.choices, pricing.legal, strict=True) if len(c[0].ops) > 1]
+    assert tied
+    for choice, legal in tied:
+        for option in np.flatnonzero(legal[:, 0]).tolist():
+            first, *others = (one.signature(option) for one in choice.ops)
+            for one, signature in zip(choice.ops[1:], others, strict=True):
+                if one.op.kind == "squared_sum":
+                    assert signature.inputs[0] == first.outputs[0]
+                elif one.op.kind == "adamw":
+                    assert signature.inputs[:2] == (first.outputs[0],) * 2
+                else:  # a clone does what its op does
+                    assert (signature.inputs, signature.outputs) == (first.inputs, first.outputs)
+
+
+def test_rows_together_are_priced_as_each_alone() -> None:
+    space = space_of("gpt", "none", "adamw", 2)
+    sizes, batch = np.array([(2, 2), (4, 2), (2, 8)]).T, np.array([16, 4, 8])
+    pricing = Pricing(space, GPU, sizes, batch)
+    together, taken = pricing.tables(), pricing.take(np.array([2, 0])).tables()
+    for row in range(3):
+        alone = Pricing(space, GPU, sizes[:, [row]], batch[[row]]).tables()
+        others = [(together, row), *((taken, at) for at, kept in enumerate((2, 0)) if kept == row)]
+        for tables, place in others:
+            for mine, all_of_them in zip(alone.choices, tables.choices, strict=True):
+                assert (mine.figures[..., 0] == all_of_them.figures[..., place]).all()
+                assert (mine.legal[:, 0] == all_of_them.legal[:, place]).all()
+            for one, net in zip(alone.nets, tables.nets, strict=True):
+                assert (one.reachable[..., 0] == net.reachable[..., place]).all()
+                assert (one.duration_ns[..., 0] == net.duration_ns[..., place]).all()
+                assert (one.buffer_bytes[..., 0] == net.buffer_bytes[..., place]).all()
+                assert (one.held_bytes[:, 0] == net.held_bytes[:, place]).all()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(chunked: bool) -> None:
+    space = space_of("mlp", "none", "adamw", 1)
+    mesh = (4,)
+    pricing = Pricing(space, GPU, np.array([[4]]), np.array([8]), crossing_partial=not chunked)
+    tensors, plain = sized(space.folded.graph, 8), Plain(GPU, mesh)
+    crossing = 0
+    for net, own in zip(pricing.tables().nets, space.nets, strict=True):
+        tensor = tensors[own.tensor]
+        crossing += own.crossing
+        for b, target in enumerate(own.targets.tolist()):
+            wanted = sbp_of(target, 1)
+            if plain_divides(tensor.shape, wanted, mesh):
+                size = local_size(tensor.shape, wanted, mesh) * ITEMSIZE[tensor.dtype]
+                assert net.held_bytes[b, 0] == size
+            for a, source in enumerate(own.sources.tolist()):
+                made = sbp_of(source, 1)
+                both = made[0].is_partial and wanted[0].is_partial
+                if chunked and own.crossing and both:
+                    assert not net.reachable[a, b, 0]
+                elif net.reachable[a, b, 0]:
+                    time = plain.boxing_ns(made, wanted, tensor.shape, tensor.dtype)
+                    assert net.duration_ns[a, b, 0] == time
+    assert crossing
+
+
+def plain_divides(shape: tuple[int, ...], sbp: object, mesh: tuple[int, ...]) -> bool:
+    return all(
+        not one.is_split or shape[one.dim] % mesh[0] == 0
+        for one in sbp  # type: ignore[attr-defined]
+    )
+
+
+def test_only_activations_are_held_for_the_backward_pass() -> None:
+    space = space_of("gpt", "full", "adamw", 1)
+    held = {net.tensor for net in space.nets if any(use.holds for use in net.uses)}
+    graph = space.folded.graph
+    values = variable_values(graph)
+    makers = {name: op for op in graph.ops for name in op.outputs}
+    assert held
+    assert all(makers[name].phase == "forward" and name not in values for name in held)
+    assert INFLIGHT == 3

@@ -1,0 +1,107 @@
+"""Tables: sums count boxing and kept tensors once, and nothing that could be taken is dropped."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.search.tables import compact, reachable_options, single, take, totals
+from tests.planner.search.random_tables import by_hand, everything, random_tables, solutions
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_totals_are_the_sums_by_hand_of_every_row(seed: int) -> None:
+    rows = 3
+    tables = random_tables(seed, rows, choices=4, forward=seed % 2 == 0)
+    every = list(everything(tables))
+    chosen = np.repeat(np.array(every).T, rows, axis=1)
+    places = np.tile(np.arange(rows), len(every))
+    figures, legal = totals(tables, chosen, places)
+    for at, row in enumerate(places.tolist()):
+        expected = by_hand(tables, every[at // rows], row)
+        assert legal[at] == (expected is not None)
+        if expected is not None:
+            assert figures[:, at].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_are_taken_keep_their_figures(seed: int) -> None:
+    tables = random_tables(seed, 4, choices=4)
+    some = take(tables, np.array([3, 1]))
+    assert some.rows == 2
+    for options in everything(tables):
+        for row, at in enumerate((3, 1)):
+            mine, before = by_hand(some, options, row), by_hand(tables, options, at)
+            assert (mine is None) == (before is None)
+            assert mine is None or (mine == before).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_row_keeps_every_solution_and_no_illegal_option(seed: int) -> None:
+    tables = random_tables(seed, 2, choices=5, forward=seed % 3 > 0)
+    for row in range(2):
+        one = single(tables, row)
+        assert one is not None
+        assert all(choice.legal.all() for choice in one.choices)
+        found = {
+            tuple(int(c.options[o]) for c, o in zip(one.choices, options, strict=True)): figures
+            for options, figures in solutions(one).items()
+        }
+        expected = solutions(tables, row)
+        assert found.keys() == expected.keys()
+        assert all((found[options] == expected[options]).all() for options in found)
+
+
+def test_where_an_op_has_nothing_legal_a_row_has_no_tables() -> None:
+    tables = random_tables(0)
+    first = tables.choices[0]
+    barred = replace(first, legal=np.zeros_like(first.legal))
+    assert single(replace(tables, choices=(barred, *tables.choices[1:])), 0) is None
+
+
+def test_options_that_no_boxing_reaches_are_left_out() -> None:
+    tables = random_tables(3, choices=3)
+    net = tables.nets[0]
+    reachable = np.ones_like(net.reachable)
+    reachable[net.makes[0]] = False
+    keep = reachable_options(
+        replace(tables, nets=(replace(net, reachable=reachable), *tables.nets[1:]))
+    )
+    gone = np.flatnonzero(net.makes == net.makes[0])
+    assert not set(gone.tolist()) & set(keep[0].tolist())
+
+
+def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
+    tables = random_tables(2, choices=4)
+    net = tables.nets[0]
+    states = len(tables.choices[0].options)
+    own = replace(net.uses[0], choice=0, wants=np.arange(states))
+    reachable = np.ones((states, states, 1), np.bool_)
+    reachable[1, 1] = False
+    blocked = replace(
+        net,
+        makes=np.arange(states),
+        uses=(own,),
+        reachable=reachable,
+        duration_ns=np.ones_like(reachable, np.int64),
+        buffer_bytes=np.ones_like(reachable, np.int64),
+        held_bytes=np.ones((states, 1), np.int64),
+    )
+    only = replace(tables, nets=(blocked,))
+    keep = reachable_options(only)
+    assert 1 not in keep[0]
+    legal = np.flatnonzero(tables.choices[0].legal[:, 0])
+    assert set(keep[0].tolist()) == set(legal.tolist()) - {1}
+
+
+def test_compact_tables_leave_out_states_that_nobody_makes_or_wants() -> None:
+    tables = random_tables(5, choices=5)
+    keep = [np.array([0]) for _ in tables.choices]
+    narrow = compact(tables, keep)
+    assert narrow.size == len(tables.choices)
+    for net in narrow.nets:
+        assert net.reachable.shape[0] == 1
+        wanted = {int(use.wants[0]) for use in net.uses}
+        assert wanted == set(range(net.reachable.shape[1]))
+    (figures,) = solutions(narrow).values()
+    assert (figures == by_hand(tables, (0,) * len(tables.choices))).all()
