@@ -1,37 +1,28 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
-Candidates (stages, mesh, microbatch, schedule) are taken in the order of a cheap bound and pruned
-when that bound is well above the best plan so far. The best few are ranked anew by a simulator,
-which is handed in as a function, and checked against the memory that the compiler lays out.
+Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking.py`).
+The best few are ranked anew by a simulator, which is handed in as a function, and checked against
+the memory that the compiler lays out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
-from planner.search.candidates import Candidate, candidates
-from planner.search.evaluation import (
-    NEAR,
-    NO_GAIN,
-    Evaluator,
-    Found,
-    Limits,
-    Outcome,
-    Pruned,
-    Refused,
-    unfit,
-)
+from planner.search.candidates import Candidate
+from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
+from planner.search.ranking import Ranker, Ranking
+from planner.search.report.record import SIMULATION, Answer, Record, layers
+from planner.search.report.remedies import check_storage, shapes, with_remedies
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import placed, usable_bytes
+from planner.search.sites import usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
@@ -41,44 +32,7 @@ Progress = Callable[[str], None]
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
-FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 24  # likewise where memory is tight
-REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
-REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
-
-
-@dataclass(slots=True)
-class Ranking:
-    """What one round over the candidates found."""
-
-    found: list[Found] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    pruned: list[Pruned] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        """File an outcome under what it is."""
-        if isinstance(outcome, Found):
-            self.found.append(outcome)
-        elif isinstance(outcome, Pruned):
-            self.pruned.append(outcome)
-        else:
-            self.refused.append(outcome)
-
-    @property
-    def bound_ns(self) -> float:
-        """The lowest bound over every candidate that could be a plan."""
-        return min(one.bound_ns for one in self.everything)
-
-    @property
-    def everything(self) -> list[Outcome]:
-        """All outcomes."""
-        return [*self.found, *self.pruned, *self.refused]
-
-    @property
-    def best_ns(self) -> float:
-        """Step time of the best plan so far."""
-        return min((one.division.step_ns for one in self.found), default=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +49,7 @@ def search(
     request: SearchRequest,
     simulate: Simulate | None = None,
     progress: Progress | None = None,
+    record: Record | None = None,
 ) -> Plan:
     """Return the best plan, with the evidence for it.
 
@@ -106,6 +61,8 @@ def search(
         few plans are ranked by it. Without it the planner's own cost decides.
     progress : callable, optional
         Told a line of text now and then.
+    record : Record, optional
+        Filled with what every layer did, and how long it took by the record's clock.
 
     Returns
     -------
@@ -118,30 +75,41 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
-    can = splits(graph)
-    everything = placed(
-        candidates(
-            request.pins,
-            request.cluster,
-            request.global_batch,
-            len(graph.blocks),
-            sequence=bool(can["sequence"] or can["sequence_parallel"]),
-            experts=int(can["experts"]),
-        ),
-        request.cluster,
-    )
-    count = len(everything)
-    tell = progress or (lambda line: None)
-    evaluator = Evaluator(request, graph)
+    record = record or Record()
+    try:
+        return _search(request, graph, simulate, progress or (lambda line: None), record)
+    except InfeasibleError as error:
+        raise with_remedies(error, request, graph) from None
+
+
+def _search(
+    request: SearchRequest,
+    graph: Graph,
+    simulate: Simulate | None,
+    tell: Progress,
+    record: Record,
+) -> Plan:
+    everything = shapes(request, graph)
+    check_storage(request, graph)
+    record.count("candidates", len(everything))
+    evaluator = Evaluator(request, graph, dividing=record.dividing)
     limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
     for _ in range(ROUNDS):
-        ranking = _rank(request, evaluator, everything, limits, tell)
+        record.count("rounds")
+        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything)
         if not ranking.found:
             break
-        checked = _check(request, ranking.found, graph, simulate, tell)
+        with record.layer(SIMULATION):
+            checked = _check(request, ranking.found, graph, simulate, tell)
+        record.count("simulated", len(checked))
+        record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
-            return _best(fitting, checked, ranking, count, simulate is not None)
+            best = min(fitting, key=_time_s)
+            record.answer = Answer(
+                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits=limits
+            )
+            return _best(best, checked, ranking, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             if not one.figures:
@@ -155,119 +123,6 @@ def search(
             limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
             tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
-
-
-def _rank(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    everything: tuple[Candidate, ...],
-    limits: dict[Candidate, Limits],
-    tell: Progress,
-) -> Ranking:
-    """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
-    ranking = Ranking()
-    node = request.cluster.devices_per_node
-    first = [one for one in everything if _usual(one, node)]
-    rest = [one for one in everything if not _usual(one, node)]
-
-    def limit(candidate: Candidate) -> Limits:
-        return limits.get(candidate) or usable_bytes(request, candidate)
-
-    for part in (first, rest):
-        _rank_part(request, evaluator, part, limit, ranking, tell)
-    _refine(request, evaluator, ranking, limit, tell)
-    ranking.found.sort(key=lambda one: one.division.step_ns)
-    return ranking
-
-
-def _usual(candidate: Candidate, node: int) -> bool:
-    """Whether a candidate is of the kind that is often best: a good plan early prunes the rest."""
-    inner = candidate.sizes[-1] if candidate.sizes else 1
-    outer = prod(candidate.sizes[:-1]) if len(candidate.sizes) > 1 else inner
-    return inner <= node and candidate.batch <= 4 * outer
-
-
-def _rank_part(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    part: list[Candidate],
-    limit: Callable[[Candidate], Limits],
-    ranking: Ranking,
-    tell: Progress,
-) -> None:
-    """Evaluate some of the candidates, beside what is known of others."""
-    if not part:
-        return
-
-    def cutoff() -> float:
-        return ranking.best_ns * NEAR / (1 + request.max_gap)
-
-    tell(f"bounding {len(part)} candidates")
-    waiting: list[tuple[float, int, Candidate]] = []
-    for number, bound in enumerate(evaluator.lower_bounds_ns(part, cutoff())):
-        if isinstance(bound, InfeasibleError):
-            ranking.refused.append(Refused(part[number], bound))
-        else:
-            waiting.append((bound, number, part[number]))
-    waiting.sort(key=lambda one: one[:2])
-    tight: list[tuple[Candidate, float]] = []
-    at, count = 0, FIRST
-    while at < len(waiting) or tight:
-        group = waiting[at : at + count]
-        at, count = at + len(group), MANY
-        open_ones = []
-        for bound, _, candidate in group:
-            if bound >= cutoff():
-                ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-            else:
-                open_ones.append(candidate)
-        if open_ones:
-            tell(f"solving {at} of {len(waiting)}: {open_ones[0].text}")
-            for outcome in evaluator.evaluate_many(
-                open_ones, [limit(one) for one in open_ones], cutoff()
-            ):
-                if isinstance(outcome, tuple):
-                    tight.append(outcome)
-                else:
-                    ranking.add(outcome)
-        tight.sort(key=lambda one: one[1])
-        # Few at a time while a good plan would prune the rest.
-        now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
-        for candidate, bound in [one for one in now if one[1] >= cutoff()]:
-            ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-        now = [one for one in now if one[1] < cutoff()]
-        if now:
-            tell(f"making room in {len(now)} candidates: {now[0][0].text}")
-            for outcome in evaluator.squeeze_many(
-                now, [limit(candidate) for candidate, _ in now], cutoff()
-            ):
-                ranking.add(outcome)
-
-
-def _refine(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    ranking: Ranking,
-    limit: Callable[[Candidate], Limits],
-    tell: Progress,
-) -> None:
-    """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
-    done: set[Candidate] = set()
-    for _ in range(REFINED if request.max_gap else len(ranking.found) + len(ranking.pruned)):
-        if ranking.best_ns <= ranking.bound_ns * (1 + request.max_gap):
-            return
-        lowest = min(ranking.everything, key=lambda one: one.bound_ns)
-        if lowest.candidate in done or lowest.bound_ns == float("inf"):
-            return
-        done.add(lowest.candidate)
-        if request.max_gap and evaluator.options(lowest.candidate) > REFINED_OPTIONS:
-            return
-        tell(f"refining: {lowest.candidate.text}")
-        better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
-        others = [one for one in ranking.everything if one is not lowest]
-        ranking.found, ranking.pruned, ranking.refused = [], [], []
-        for one in (*others, better):
-            ranking.add(one)
 
 
 def _check(
@@ -330,14 +185,13 @@ def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> 
 
 
 def _best(
-    fitting: list[Checked],
+    best: Checked,
     checked: list[Checked],
     ranking: Ranking,
-    candidates: int,
+    record: Record,
     simulated: bool,
 ) -> Plan:
     """The fastest plan that fits, with what it was compared with."""
-    best = min(fitting, key=_time_s)
     others: list[dict[str, Any]] = []
     for one in checked:
         if one is not best:
@@ -361,9 +215,10 @@ def _best(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
         gap=(objective_ns - bound_ns) / bound_ns,
-        candidates=candidates,
+        candidates=record.counts["candidates"],
         pruned=len(ranking.pruned),
         alternatives=tuple(others[:SHOWN]),
+        layers=layers(record, best.found, ranking.pruned, ranking.refused, bound_ns),
     )
     return replace(best.plan, evidence=evidence, figures=best.figures if simulated else {})
 
