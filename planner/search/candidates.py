@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import gcd, prod
+from math import ceil, gcd, prod
 
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
@@ -13,9 +13,10 @@ from planner.search.stages import DEFERRING, Pipeline
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
-INTERLEAVES = (2, 4)
+INTERLEAVES = (2, 3, 4, 6)
+UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
-SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
+SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ def candidates(
     *,
     sequence: bool,
     experts: int = 0,
+    repeated: int = 0,
 ) -> tuple[Candidate, ...]:
     """Return every candidate that the pins, the devices and the batch allow, in a fixed order.
 
@@ -77,6 +79,8 @@ def candidates(
         Whether the model has a sequence label, so that an axis may split it.
     experts : int
         Size of the model's expert label; 0 where it has none.
+    repeated : int
+        Equal blocks in a row, at most; 0: all of them.
 
     Raises
     ------
@@ -113,7 +117,9 @@ def candidates(
             continue
         for axes in _meshes(pins, devices // stages, sequence, experts):
             for batch in _batches(pins, axes, global_batch):
-                for pipeline in _pipelines(pins, stages, global_batch // batch, blocks):
+                for pipeline in _pipelines(
+                    pins, stages, global_batch // batch, blocks, repeated or blocks
+                ):
                     found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
     if not found:
         raise InfeasibleError(_nothing(pins, devices, global_batch, blocks))
@@ -196,32 +202,40 @@ def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tupl
     return tuple(batch for batch in divisors(global_batch) if batch % dp == 0)
 
 
-def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Iterator[Pipeline]:
-    schedules = (pins.schedule,) if pins.schedule else SEARCHED
-    for schedule in schedules:
-        interleaved = schedule == "interleaved-1f1b"
-        if pins.interleave is not None:
-            choices: tuple[int, ...] = (pins.interleave,)
-        elif interleaved and stages > 1:
-            choices = INTERLEAVES
-        else:
-            choices = (1,)
-        for chunks in choices:
-            if chunks > 1 and not interleaved and schedule != "gpipe":
+def _pipelines(
+    pins: Pins, stages: int, microbatches: int, blocks: int, repeated: int
+) -> Iterator[Pipeline]:
+    for schedule in (pins.schedule,) if pins.schedule else SEARCHED:
+        if stages == 1 and schedule != "1f1b" and not pins.schedule:
+            continue
+        for chunks in _chunks(pins, schedule, stages):
+            if schedule in DEFERRING and microbatches < (2 * stages - 1 if chunks > 1 else stages):
                 continue
-            if interleaved and stages > 1 and (microbatches % stages or chunks == 1):
+            if stages * chunks > blocks:
                 continue
-            if stages == 1 and schedule != "1f1b" and not pins.schedule:
-                continue
-            if schedule in DEFERRING and microbatches < stages:
-                continue
-            if stages * chunks <= blocks:
-                yield Pipeline(
-                    schedule=schedule,
-                    stages=stages,
-                    interleave=chunks,
-                    microbatches=microbatches,
-                )
+            if chunks > 1 and stages > 1 and pins.interleave is None:
+                # Chunks wait for each other, so that the largest sets the pace of all.
+                share = repeated / (stages * chunks)
+                if ceil(share) > UNEVEN * share:
+                    continue
+                if schedule == "interleaved-1f1b" and microbatches % stages:
+                    continue
+            yield Pipeline(
+                schedule=schedule, stages=stages, interleave=chunks, microbatches=microbatches
+            )
+
+
+def _chunks(pins: Pins, schedule: str, stages: int) -> tuple[int, ...]:
+    """Chunks a stage that a schedule may have."""
+    allowed: tuple[int, ...] = (1,)
+    if schedule == "interleaved-1f1b" and stages > 1:
+        allowed = INTERLEAVES
+    elif schedule == "zb-v":
+        allowed = (2,)
+    if pins.interleave is None:
+        return allowed
+    free = schedule in ("interleaved-1f1b", "gpipe") and (pins.interleave > 1 or stages == 1)
+    return (pins.interleave,) if free or pins.interleave in allowed else ()
 
 
 def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:

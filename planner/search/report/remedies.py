@@ -6,6 +6,7 @@ is divided and laid out. They are few, so that the answer comes quickly.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import msgspec
 
@@ -43,6 +44,7 @@ def shapes(request: SearchRequest, graph: Graph) -> tuple[Candidate, ...]:
         len(graph.blocks),
         sequence=bool(can["sequence"] or can["sequence_parallel"]),
         experts=int(can["experts"]),
+        repeated=max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get)),
     )
     return placed(found, request.cluster)
 
