@@ -172,7 +172,7 @@ class Evaluator:
         ]
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
-        asks = self._asks([plain[at] for at in legal], limits, self.modes[0], TIE_BREAKER, endless)
+        asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
@@ -221,7 +221,6 @@ class Evaluator:
     def _asks(
         self,
         candidates: Sequence[Candidate],
-        limits: Sequence[Limits],
         mode: str,
         share: float,
         cutoffs: Sequence[float],
@@ -237,10 +236,9 @@ class Evaluator:
         self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
         costs = [self._cheapest[key] for key in keys]
         found = []
-        for candidate, shape, limit, cost, cutoff in zip(
-            candidates, shapes, limits, costs, cutoffs, strict=True
-        ):
-            price = share * cost / room(candidate, limit)
+        for candidate, shape, cost, cutoff in zip(candidates, shapes, costs, cutoffs, strict=True):
+            # By what devices have, whatever limits are in force: solutions serve all of these.
+            price = share * cost / room(candidate, usable_bytes(self.request, candidate))
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
@@ -256,7 +254,7 @@ class Evaluator:
             Per candidate what came of it; a candidate with its bound where memory does matter.
         """
         cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
-        asks = self._asks(candidates, limits, self.modes[0], TIE_BREAKER, cutoffs)
+        asks = self._asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
         found: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
@@ -291,7 +289,7 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            asks = [self._asks(candidates, limits, mode, share, endless) for share in LADDER[mode]]
+            asks = [self._asks(candidates, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
             )

@@ -101,7 +101,7 @@ def _search(
         if not ranking.found:
             break
         with record.layer(SIMULATION):
-            checked = _check(request, ranking.found, graph, simulate, tell)
+            checked = _check(evaluator, ranking.found, simulate, tell)
         record.count("simulated", len(checked))
         record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
@@ -116,25 +116,28 @@ def _search(
                 everything = tuple(other for other in everything if other != candidate)
                 tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
-            # The compiler laid out more than was estimated: ask for less by as much.
-            estimate = one.found.division.memory_bytes
             size, most = _fullest(request, candidate, one.figures)
-            usable = usable_bytes(request, candidate)
-            limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
+            limits[candidate] = _tightened(request, one.found, one.figures)
             tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
 
 
 def _check(
-    request: SearchRequest,
+    evaluator: Evaluator,
     found: list[Found],
-    graph: Graph,
     simulate: Simulate | None,
     tell: Progress,
 ) -> list[Checked]:
-    """Simulate the best few; without a simulator lay them out in turn until one fits."""
+    """Simulate the best few; without a simulator lay them out in turn until one fits.
+
+    A plan that is laid out larger than was estimated is divided anew, once, within as much less.
+    """
+    request, graph = evaluator.request, evaluator.graph
     checked: list[Checked] = []
-    for one in (_varied(found) if simulate else found)[:TRIED]:
+    waiting = (_varied(found) if simulate else found)[:TRIED]
+    tightened: set[Candidate] = set()
+    while waiting:
+        one = waiting.pop(0)
         plan = write_plan(request, one, graph)
         tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
         if differs := disobeyed(plan, graph, request.pins):
@@ -149,9 +152,22 @@ def _check(
         over = size - most
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
+        if over > 0 and one.candidate not in tightened:
+            tightened.add(one.candidate)
+            limits = _tightened(request, one, figures)
+            again = evaluator.squeeze_many([(one.candidate, one.bound_ns)], [limits], float("inf"))
+            waiting[:0] = [other for other in again if isinstance(other, Found)]
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
             break
     return checked
+
+
+def _tightened(request: SearchRequest, one: Found, figures: Figures) -> Limits:
+    """The bytes to ask for where more was laid out than was estimated: less by as much."""
+    size, _ = _fullest(request, one.candidate, figures)
+    estimate = one.division.memory_bytes
+    usable = usable_bytes(request, one.candidate)
+    return tuple(estimate * limit // size * 99 // 100 for limit in usable)
 
 
 def _varied(found: list[Found]) -> list[Found]:
