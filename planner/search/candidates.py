@@ -13,7 +13,7 @@ from planner.search.stages import DEFERRING, Pipeline
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
-INTERLEAVES = (2, 3, 4, 6)
+INTERLEAVES = (2, 3, 4)
 UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
 SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")

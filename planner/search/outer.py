@@ -29,8 +29,8 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-RANKED = 4  # plans that fit and are simulated before one is chosen
-TRIED = 8  # plans that are compiled for it at most
+RANKED = 3  # plans that fit and are simulated before one is chosen
+TRIED = 6  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
@@ -134,7 +134,8 @@ def _check(
     """
     request, graph = evaluator.request, evaluator.graph
     checked: list[Checked] = []
-    waiting = (_varied(found) if simulate else found)[:TRIED]
+    likely = sorted(found, key=evaluator.expected_ns)
+    waiting = (_varied(likely) if simulate else likely)[:TRIED]
     tightened: set[Candidate] = set()
     while waiting:
         one = waiting.pop(0)
