@@ -8,6 +8,7 @@ from math import gcd, prod
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
 from planner.search.pins import Pins, RoledAxis
+from planner.search.ranks import Placing
 from planner.search.stages import DEFERRING, Pipeline
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
@@ -25,6 +26,7 @@ class Candidate:
     axes: tuple[RoledAxis, ...]
     pipeline: Pipeline
     batch: int
+    placing: Placing | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -42,6 +44,8 @@ class Candidate:
         ]
         if p.stages > 1:
             pieces.append(p.schedule + (f" with {p.interleave} chunks" if p.interleave > 1 else ""))
+        if self.placing is not None and self.placing.text:
+            pieces.append(self.placing.text)
         return ", ".join(pieces)
 
 
