@@ -40,6 +40,7 @@ from planner.memory import plan_memory
 from planner.plan import MAX_GAP, Plan, plan_graph
 from planner.roles import roles
 from planner.search import Pins, SearchRequest, search
+from planner.search.request import MemoryLimitError, NoPlanError
 
 RESULTS = Path(__file__).parent / "results" / "against_people.json"
 SEED = 0
@@ -173,7 +174,7 @@ class Comparison:
 
     def _roomier(self, asked: Question, pins: Pins, error: Exception) -> Plan | None:
         """The plan on devices with the memory it needs; None where memory is not what it lacks."""
-        least = getattr(error, "needed_bytes", None) or least_bytes(str(error))
+        least = least_bytes(error)
         if not least:
             return None
         for factor in LIMITS:
@@ -212,11 +213,14 @@ class Comparison:
                 found.change, found.change_gain = name, gain
 
 
-def least_bytes(text: str) -> int:
-    """The least memory that a refusal names; 0 where it names none."""
-    words = text.split("at least ")
-    number = words[1].split(" ", 1)[0] if len(words) > 1 else ""
-    return int(number) if number.isdecimal() else 0
+def least_bytes(error: BaseException) -> int:
+    """The least memory that the refusal of a request came from; 0 where memory was not it."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, (NoPlanError, MemoryLimitError)):
+            return found.needed_bytes
+        found = found.__context__
+    return 0
 
 
 def fullest(plan: Plan) -> dict[str, int]:
