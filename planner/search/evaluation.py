@@ -5,7 +5,8 @@ small that it only breaks ties; where the answer does not fit, they are solved a
 of recomputation and at a ladder of prices, and the stages mix what comes of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -20,7 +21,7 @@ from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
-from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
 from planner.search.sites import everywhere
 from planner.search.stages import (
     DEFERRING,
@@ -50,6 +51,7 @@ class Found:
     division: Division
     variants: tuple[Variant, ...]
     bound_ns: float
+    solved: tuple["Solved", ...]  # the block programs that `variants` write out
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,18 @@ class Evaluator:
     request : SearchRequest
     graph : Graph
         The training graph, of any batch.
+    dividing : callable, optional
+        A context in which every division into stages is made, for whom counts and times them.
     """
 
-    def __init__(self, request: SearchRequest, graph: Graph) -> None:
+    def __init__(
+        self,
+        request: SearchRequest,
+        graph: Graph,
+        dividing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.request = request
+        self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
         pinned = request.pins.recompute
@@ -315,7 +325,8 @@ class Evaluator:
         )
         if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
-        division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
+        with self.dividing():
+            division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,
@@ -330,6 +341,7 @@ class Evaluator:
                 )
             ),
             bound_ns=min(bound_ns, division.step_ns),
+            solved=tuple(group),
         )
 
     def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
@@ -396,7 +408,4 @@ def unfit(found: list[Refused]) -> InfeasibleError:
     if not close:
         return InfeasibleError(f"{found[0].candidate.text}: {found[0].error}")
     candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
-    return InfeasibleError(
-        f"no plan fits the memory. Nearest: {candidate.text}; {nearest}. Raise --memory-limit, use "
-        f"more devices, or free pins that keep it from splitting further"
-    )
+    return NoPlanError(candidate.text, nearest.needed_bytes, nearest.limit_bytes, nearest.stage)
