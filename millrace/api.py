@@ -200,6 +200,36 @@ def search(
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
 
 
+def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
+    """Return what decided each choice of a plan: its nearest alternatives, and why they lose.
+
+    Parameters
+    ----------
+    plan : Plan
+        As `search` returned it.
+    record : Record
+        What that search filled.
+
+    Returns
+    -------
+    list of dict
+        `choice`, `value`, `alternative`, `effect` (by how much its step is longer, by the planner's
+        cost), `reason`, `over_bytes`, `plan`, `parts_s` and `line`, which says it all in words.
+
+    Examples
+    --------
+    >>> from planner.search.report import Record
+    >>> record = Record()
+    >>> plan = search("mlp", cluster("local:2", measured=False), 8, record=record)
+    >>> explain(plan, record)[0]["choice"]
+    'dp'
+    """
+    from planner.search.report.explain import explain as reasons
+
+    assert record.answer is not None, "filled by the search that returned the plan"
+    return [one.document for one in reasons(plan, record.answer)]
+
+
 def figures(plan: Plan) -> dict[str, Any]:
     """Return what the simulator predicts of a plan: step time, speed, memory by kind.
 

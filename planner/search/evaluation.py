@@ -20,6 +20,7 @@ from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
+from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
@@ -116,10 +117,17 @@ class Evaluator:
         self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
+        self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self._everywhere: dict[int, Site] = {}
         self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
         self.modes = MODES if pinned is None else (pinned,)
+
+    def under(self, pins: Pins) -> "Evaluator":
+        """An evaluator of the same question under other pins, made once."""
+        if pins not in self._under:
+            self._under[pins] = Evaluator(replace(self.request, pins=pins), self.graph)
+        return self._under[pins]
 
     # -- bounds ------------------------------------------------------------------------------
 

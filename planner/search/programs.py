@@ -316,6 +316,11 @@ class Programs:
             raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
         return found
 
+    def priced(self, shape: Shape, mode: str) -> tuple[Tables, int]:
+        """The tables that hold a program, and its row of them."""
+        self._rows([(mode, shape)])
+        return self._tables[mode, shape]
+
     @property
     def sizes(self) -> dict[str, int]:
         """How many programs were solved, to the optimum and in all, and how large they were."""
