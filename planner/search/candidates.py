@@ -14,6 +14,7 @@ from planner.search.stages import DEFERRING, Pipeline
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
 INTERLEAVES = (2, 3, 4)
+INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
 UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
 SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
@@ -208,7 +209,7 @@ def _pipelines(
     for schedule in (pins.schedule,) if pins.schedule else SEARCHED:
         if stages == 1 and schedule != "1f1b" and not pins.schedule:
             continue
-        for chunks in _chunks(pins, schedule, stages):
+        for chunks in _chunks(pins, schedule, stages, repeated):
             if schedule in DEFERRING and microbatches < (2 * stages - 1 if chunks > 1 else stages):
                 continue
             if stages * chunks > blocks:
@@ -225,17 +226,23 @@ def _pipelines(
             )
 
 
-def _chunks(pins: Pins, schedule: str, stages: int) -> tuple[int, ...]:
+def _chunks(pins: Pins, schedule: str, stages: int, repeated: int) -> tuple[int, ...]:
     """Chunks a stage that a schedule may have."""
     allowed: tuple[int, ...] = (1,)
     if schedule == "interleaved-1f1b" and stages > 1:
-        allowed = INTERLEAVES
+        allowed = _interleaves(stages, repeated)
     elif schedule == "zb-v":
         allowed = (2,)
     if pins.interleave is None:
         return allowed
     free = schedule in ("interleaved-1f1b", "gpipe") and (pins.interleave > 1 or stages == 1)
     return (pins.interleave,) if free or pins.interleave in allowed else ()
+
+
+def _interleaves(stages: int, repeated: int) -> tuple[int, ...]:
+    """Chunks per stage: few, and the most that leave chunks even."""
+    even = [n for n in divisors(repeated // stages) if 1 < n <= INTERLEAVE_MAX]
+    return tuple(sorted({*INTERLEAVES, *even[-1:]}))
 
 
 def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
