@@ -17,7 +17,7 @@ from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import plan_memory
 from planner.plan import Evidence, Plan, plan_graph
-from planner.search.candidates import Candidate, candidates
+from planner.search.candidates import Candidate, PipelineShape, candidates, shape_of, wider
 from planner.search.evaluation import (
     NEAR,
     NO_GAIN,
@@ -41,6 +41,7 @@ SHOWN = 6  # alternatives in the evidence
 FIRST, MANY = 24, 64  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 8  # likewise where memory is tight
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
+WIDENED = 2  # best pipelines for which meshes of three axes are tried too
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
 
@@ -114,31 +115,28 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
-    can = splits(graph)
-    everything = candidates(
-        request.pins,
-        request.cluster,
-        request.global_batch,
-        len(graph.blocks),
-        sequence=bool(can["sequence"] or can["sequence_parallel"]),
-        experts=int(can["experts"]),
-    )
-    count = len(everything)
+    everything = _listed(request, graph)
+    barred: set[Candidate] = set()
     tell = progress or (lambda line: None)
     evaluator = Evaluator(request, graph)
     limits: dict[Candidate, int] = {}
     tried: list[Refused] = []
+
+    def widened(best: list[PipelineShape]) -> tuple[Candidate, ...]:
+        return tuple(one for one in _listed(request, graph, best) if one not in barred)
+
     for _ in range(ROUNDS):
-        ranking = _rank(request, evaluator, everything, limits, tell)
+        ranking = _rank(request, evaluator, everything, limits, tell, widened)
         if not ranking.found:
             break
         checked = _check(request, ranking.found, graph, simulate, tell)
         if fitting := [one for one in checked if not one.reason]:
-            return _best(fitting, checked, ranking, count, simulate is not None)
+            return _best(fitting, checked, ranking, simulate is not None)
         for one in checked:
             candidate, size = one.found.candidate, one.figures.get("memory_bytes_max")
             if size is None:
-                everything = tuple(other for other in everything if other != candidate)
+                barred.add(candidate)
+                everything = tuple(other for other in everything if other not in barred)
                 tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.
@@ -154,9 +152,49 @@ def _rank(
     everything: tuple[Candidate, ...],
     limits: dict[Candidate, int],
     tell: Progress,
+    widened: Callable[[list[PipelineShape]], tuple[Candidate, ...]] | None = None,
 ) -> Ranking:
-    """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
+    """Evaluate candidates, then meshes of three axes for the pipelines that did best."""
     ranking = Ranking()
+
+    def limit(candidate: Candidate) -> int:
+        return limits.get(candidate, request.usable_bytes)
+
+    _evaluate(request, evaluator, ranking, everything, limit, tell)
+    if widened is not None:
+        ranking.found.sort(key=lambda one: one.division.step_ns)
+        best = list(dict.fromkeys(shape_of(one.candidate.pipeline) for one in ranking.found))
+        _evaluate(request, evaluator, ranking, widened(best[:WIDENED]), limit, tell, near=1.0)
+    _refine(request, evaluator, ranking, limit, tell)
+    ranking.found.sort(key=lambda one: one.division.step_ns)
+    return ranking
+
+
+def _listed(
+    request: SearchRequest, graph: Graph, widened: list[PipelineShape] | None = None
+) -> tuple[Candidate, ...]:
+    """All candidates; with `widened` those with meshes of three axes for these pipelines."""
+    can = splits(graph)
+    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
+    pins, cluster, samples = request.pins, request.cluster, request.global_batch
+    blocks = len(graph.blocks)
+    if widened is None:
+        return candidates(pins, cluster, samples, blocks, sequence=sequence, experts=experts)
+    return wider(pins, cluster, samples, blocks, widened, sequence=sequence, experts=experts)
+
+
+def _evaluate(
+    request: SearchRequest,
+    evaluator: Evaluator,
+    ranking: Ranking,
+    everything: tuple[Candidate, ...],
+    limit: Callable[[Candidate], int],
+    tell: Progress,
+    near: float = NEAR,
+) -> None:
+    """Evaluate candidates by ascending bound until the bounds exceed `near` the best plan."""
+    if not everything:
+        return
     tell(f"bounding {len(everything)} candidates")
     waiting: list[tuple[float, int, Candidate]] = []
     for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
@@ -168,10 +206,7 @@ def _rank(
     tight: list[tuple[Candidate, float]] = []
 
     def cutoff() -> float:
-        return ranking.best_ns * NEAR / (1 + request.max_gap)
-
-    def limit(candidate: Candidate) -> int:
-        return limits.get(candidate, request.usable_bytes)
+        return ranking.best_ns * near / (1 + request.max_gap)
 
     at, count = 0, FIRST
     while at < len(waiting) or tight:
@@ -204,9 +239,6 @@ def _rank(
                 now, [limit(candidate) for candidate, _ in now], cutoff()
             ):
                 ranking.add(outcome)
-    _refine(request, evaluator, ranking, limit, tell)
-    ranking.found.sort(key=lambda one: one.division.step_ns)
-    return ranking
 
 
 def _refine(
@@ -279,7 +311,6 @@ def _best(
     fitting: list[Checked],
     checked: list[Checked],
     ranking: Ranking,
-    candidates: int,
     simulated: bool,
 ) -> Plan:
     """The fastest plan that fits, with what it was compared with."""
@@ -307,7 +338,7 @@ def _best(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
         gap=(objective_ns - bound_ns) / bound_ns,
-        candidates=candidates,
+        candidates=len(ranking.everything),
         pruned=len(ranking.pruned),
         alternatives=tuple(others[:SHOWN]),
     )
