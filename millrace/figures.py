@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Speed(NamedTuple):
     """How fast a step time makes a plan.
 
-    `mfu` is model FLOPs / (step time × devices × the precision's dense peak), None where the
+    `mfu` is model FLOPs / (step time × the precision's dense peaks of all devices), None where a
     device's peak for the precision is not known.
     """
 
@@ -39,12 +39,25 @@ def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
     """
     flops = model_flops(plan_graph(plan) if graph is None else graph) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
-    peak = plan.cluster.device.flops_per_s.get(plan.model.precision)
+    peak = _peak_flops_per_s(plan)
     return Speed(
         tokens_per_s=tokens_per_step(plan) / step_time_s,
         tflops_per_gpu=per_device / 1e12,
-        mfu=per_device / peak if peak else None,
+        mfu=per_device * plan.ranks / peak if peak else None,
     )
+
+
+def _peak_flops_per_s(plan: Plan) -> float | None:
+    """Dense peaks of the plan's devices together; None where one is not known."""
+    left, total = plan.ranks, 0.0
+    for group in plan.cluster.groups:
+        peak = group.device.flops_per_s.get(plan.model.precision)
+        mine = min(left, group.devices)
+        if mine and not peak:
+            return None
+        total += mine * (peak or 0.0)
+        left -= mine
+    return total
 
 
 def predicted_figures(plan: Plan, found: "Simulated", graph: Graph) -> dict[str, Any]:

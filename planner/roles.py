@@ -98,7 +98,7 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "pp": plan.stages,
         "cp": degree("cp"),
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
-        "zero": _zero(plan, graph, axes("dp")) if agreed else None,
+        "zero": _zero(plan, graph, axes("dp") or axes("cp")) if agreed else None,
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if agreed else None,
         "recompute": _recompute(plan, graph),
     }

@@ -2,9 +2,9 @@
 
 Every kind of chunk is simulated once op by op, with three blocks of each run and again with four;
 the difference is what one more block takes (`parts`). The chunks' actor graph
-(`planner.compile.coarse`) then runs with these times. What is lost: how communication inside a
-chunk shifts where the pipeline makes a stage wait, and where ranks share cores, that only the part
-which computes does.
+(`planner.compile.coarse`) then runs with these times. What is lost: that sends begin before their
+part ends and receipts may come after theirs began, which matters where a transfer takes about as
+long as a part; and where ranks share cores, that communication needs them less than computation.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ with one program per stage: actors, registers with computed slots and places, qu
 orders.
 
 Read first `program.py` (the passes in order), then `lowering.py` (ops and boxing become actors)
-and `orders.py` (slots, launch order).
+and `orders.py` (launch order). `coarse.py` compiles whole chunks, for simulation only.
 """
 
 from planner.compile.program import compile_plan

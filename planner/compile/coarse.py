@@ -2,8 +2,8 @@
 
 Per chunk and step there are one actor per part of the schedule (F, B and W, or BW), one that
 gathers parameters before the first microbatch and one that reduces gradients after the last; per
-stage one joins the gradients' norms, one meets the world and one updates. Tensors that cross stages
-between the same two parts travel together. Slots, orders and the proof are those of
+stage one begins, one joins the gradients' norms, one meets the world and one updates. Tensors that
+cross stages between the same two parts travel together. Slots, orders and the proof are those of
 `planner.compile.orders`, as for the graph of ops.
 """
 

@@ -8,6 +8,7 @@ from planner.cluster import Cluster
 from planner.errors import InfeasibleError
 from planner.search.meshes import divisors, meshes, wide_meshes
 from planner.search.pins import Pins, RoledAxis
+from planner.search.ranks import Placing
 from planner.search.stages import DEFERRING, Pipeline
 
 INTERLEAVES = (2, 4)
@@ -31,6 +32,7 @@ class Candidate:
     axes: tuple[RoledAxis, ...]
     pipeline: Pipeline
     batch: int
+    placing: Placing | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -48,6 +50,8 @@ class Candidate:
         ]
         if p.stages > 1:
             pieces.append(p.schedule + (f" with {p.interleave} chunks" if p.interleave > 1 else ""))
+        if self.placing is not None and self.placing.text:
+            pieces.append(self.placing.text)
         return ", ".join(pieces)
 
 

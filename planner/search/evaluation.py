@@ -8,6 +8,7 @@ of recomputation and at a ladder of prices, and the stages mix what comes of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import prod
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
 from planner.search.programs import Ask, Programs, Shape
-from planner.search.ranks import core_share
+from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.sites import everywhere
 from planner.search.stages import (
     DEFERRING,
     Division,
@@ -76,6 +78,7 @@ class Solved:
     solution: Solution
 
 
+Limits = tuple[int, ...]
 Outcome = Found | Pruned | Refused
 NO_GAIN = "its lower bound leaves nothing to gain"
 
@@ -95,6 +98,7 @@ class Evaluator:
         self.graph = graph
         self.programs = Programs(request, graph)
         pinned = request.pins.recompute
+        self._everywhere: dict[int, Site] = {}
         self.modes = MODES if pinned is None else (pinned,)
 
     # -- bounds ------------------------------------------------------------------------------
@@ -122,19 +126,33 @@ class Evaluator:
             ramp /= 3  # forward, input and weight gradients taken as equally long
         busy = pipeline.microbatches / (pipeline.microbatches + ramp)
         cluster = self.request.cluster
+        sites = self._sites(candidate)
         return Shape(
             axes=candidate.axes,
             batch=candidate.batch,
             chunked=pipeline.positions > 1,
             stretch=core_share(cluster, cluster.devices, busy),
+            sites=sites,
+            # Only how many stages lie on each site counts, not in which order.
+            pipeline=replace(pipeline, kind_of_stage=tuple(sorted(pipeline.kinds)))
+            if len(sites) > 1
+            else None,
         )
+
+    def _sites(self, candidate: Candidate) -> tuple[Site, ...]:
+        if candidate.placing is not None:
+            return candidate.placing.sites
+        devices = prod(candidate.sizes)
+        if devices not in self._everywhere:
+            self._everywhere[devices] = everywhere(self.request.cluster, devices)
+        return (self._everywhere[devices],)
 
     # -- asking ------------------------------------------------------------------------------
 
     def _asks(
         self,
         candidates: Sequence[Candidate],
-        limits: Sequence[int],
+        limits: Sequence[Limits],
         mode: str,
         share: float,
         cutoffs: Sequence[float],
@@ -147,13 +165,13 @@ class Evaluator:
         for candidate, shape, limit, cost, cutoff in zip(
             candidates, shapes, limits, costs, cutoffs, strict=True
         ):
-            price = share * float(cost) / (limit * candidate.pipeline.stages)
+            price = share * float(cost) / room(candidate, limit)
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
 
     def evaluate_many(
-        self, candidates: Sequence[Candidate], limits: Sequence[int], best_ns: float
+        self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
     ) -> list[Outcome | tuple[Candidate, float]]:
         """Solve each candidate as if memory hardly mattered.
 
@@ -191,7 +209,7 @@ class Evaluator:
         return found
 
     def squeeze_many(
-        self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[int], best_ns: float
+        self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[Limits], best_ns: float
     ) -> list[Outcome]:
         """Solve candidates in every mode of recomputation and at every price of memory."""
         candidates = [candidate for candidate, _ in tight]
@@ -222,7 +240,7 @@ class Evaluator:
                 best_ns = _lowered(best_ns, one)
         return found
 
-    def refine(self, outcome: Outcome, limit_bytes: int, best_ns: float) -> Outcome:
+    def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it."""
         candidate = outcome.candidate
         pipeline, shape = candidate.pipeline, self.shape(outcome.candidate)
@@ -239,7 +257,7 @@ class Evaluator:
             found.append(Solved(mode, free))
             bounds.append(free.bound * self.unit(candidate))
             row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
-            row = replace(row, limit_bytes=limit_bytes * pipeline.stages)
+            row = replace(row, limit_bytes=room(candidate, limits))
             try:
                 within = self.programs.solve_one(shape, mode, shared_prices(pipeline), row)
                 found.append(Solved(mode, within))
@@ -250,7 +268,7 @@ class Evaluator:
                     bounds.pop()
         bound = max(bound, min(bounds, default=float("inf")))
         try:
-            one = self._found(candidate, found, limit_bytes, bound)
+            one = self._found(candidate, found, limits, bound)
         except InfeasibleError as error:
             return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
         assert isinstance(one, Found), "without a cutoff nothing is pruned"
@@ -273,29 +291,31 @@ class Evaluator:
         """The bound of a program, its memory included, at which a candidate has nothing to gain."""
         return best_ns / self.unit(candidate) * (1 + TIE_BREAKER)
 
-    def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limit: int) -> float:
+    def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limits: Limits) -> float:
         """Bound of every plan of a candidate: memory that is all used up has been paid for."""
         price = ask.prices[2]
-        paid = price * limit * candidate.pipeline.stages
+        paid = price * room(candidate, limits)
         return max(0.0, solution.bound - paid) * self.unit(candidate)
 
     def _found(
         self,
         candidate: Candidate,
         group: list[Solved],
-        limit_bytes: int,
+        limits: Limits,
         bound_ns: float,
         best_ns: float = float("inf"),
     ) -> Found | Pruned:
         """Divide the blocks with these solutions, unless no division gains anything."""
         shape = self.shape(candidate)
-        figures = [
-            self.programs.block_figures(shape, one.mode, one.solution.options) for one in group
-        ]
-        runs = self._runs(figures)
+        runs = self._runs(
+            [
+                [self.programs.block_figures(part, one.mode, one.solution.options) for one in group]
+                for part in shape.parts
+            ]
+        )
         if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
-        division = divide(runs, candidate.pipeline, limit_bytes, 0, self.request.max_gap / 4)
+        division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,
@@ -312,15 +332,22 @@ class Evaluator:
             bound_ns=min(bound_ns, division.step_ns),
         )
 
-    def _runs(self, figures: list[dict[str, VariantFigures]]) -> tuple[Run, ...]:
+    def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
+        """The blocks in runs, with the figures of every variant on every site."""
         runs: list[Run] = []
         for block in self.graph.blocks:
             template = self.graph.templates[block]
             if not runs or runs[-1].template != template:
-                kinds = tuple(one[template] for one in figures)
-                runs.append(Run(template=template, blocks=(), variants=kinds))
+                first, *others = (tuple(one[template] for one in site) for site in figures)
+                run = Run(template=template, blocks=(), variants=first, elsewhere=tuple(others))
+                runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
+
+
+def room(candidate: Candidate, limits: Limits) -> int:
+    """Bytes of one device of every stage together; `limits` are those on each of its sites."""
+    return sum(limits[kind] for kind in candidate.pipeline.kinds)
 
 
 def _lowered(best_ns: float, one: Found | Pruned) -> float:

@@ -6,6 +6,7 @@ size of the tensor: it is found once per such column (Floyd and Warshall), then 
 tensor. Shapes: U states of the graph, A sources, B targets, K rows, N axes.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from planner.boxing import moves
 from planner.cluster import Cluster
 from planner.costs import collective_duration_ns, collective_pieces, op_durations_ns
+from planner.costs.layout import frame_of
+from planner.costs.ops import Attributes
 from planner.memory import LOCAL
 from planner.sbp import NdSbp
-from planner.search.ranks import group_ranks
+from planner.search.ranks import unlike_groups
 from planner.search.states import (
     MAX,
     SUM,
@@ -102,6 +105,8 @@ class Moving:
         By how much sharing cores slows local work down.
     known : Known, optional
         What other rows have asked already, of the same cluster and alphabets.
+    starts : sequence, optional
+        Per row, the first ranks of its stages: the slowest of their groups counts.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class Moving:
         alphabets: dict[int, tuple[Key, ...]],
         stretch: float = 1.0,
         known: "Known | None" = None,
+        starts: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.known = known if known is not None else Known()
         self.cluster = cluster
@@ -118,7 +124,9 @@ class Moving:
         self.alphabets = alphabets
         self.stretch = stretch
         self.meshes = [tuple(column) for column in sizes.T.tolist()]
-        self._groups: dict[tuple[str, tuple[int, ...]], tuple[Floats, Floats] | None] = {}
+        self.starts = tuple(starts) or ((0,),) * len(self.meshes)
+        self._frame = frame_of(cluster)
+        self._groups: dict[tuple[str, tuple[int, ...]], list[tuple[Floats, Floats]] | None] = {}
         self._boxed: dict[object, Boxed] = {}
         self._steps: dict[object, Floats] = {}
 
@@ -215,12 +223,9 @@ class Moving:
             if kind in LOCAL:
                 # As much is read as lands in the smaller side.
                 touched = after[mine] + np.minimum(before[mine], after[mine])
-                found[mine] = np.ceil(
-                    op_durations_ns(
-                        kind, "", {}, np.zeros_like(touched), touched, "fp32", self.cluster.device
-                    )
-                    * self.stretch
-                )
+                none = np.zeros_like(touched)
+                took = kernel_ns(self.cluster, kind, "", {}, none, touched, "fp32", None)
+                found[mine] = np.ceil(took * self.stretch)
             else:
                 message = np.maximum(before[mine], after[mine])
                 found[mine] = self.collective_ns(kind, axes, message)
@@ -229,47 +234,89 @@ class Moving:
 
     def collective_ns(self, kind: str, axes: tuple[int, ...], message_bytes: Ints) -> Floats:
         """One collective over these mesh axes: [..., K] for messages [..., K]."""
-        pieces = self._group(kind, axes)
-        if pieces is None:
+        places = self._group(kind, axes)
+        if places is None:
             found = np.zeros(message_bytes.shape)
-            for row, mesh in enumerate(self.meshes):
-                ranks = group_ranks(mesh, axes)
-                for size in np.unique(message_bytes[..., row]).tolist():
-                    found[..., row][message_bytes[..., row] == size] = collective_duration_ns(
-                        kind, size, len(ranks), self.cluster, ranks
-                    )
+            for row in range(len(self.meshes)):
+                for ranks in self._ranks(row, axes):
+                    for size in np.unique(message_bytes[..., row]).tolist():
+                        mine = message_bytes[..., row] == size
+                        took = collective_duration_ns(kind, size, len(ranks), self.cluster, ranks)
+                        found[..., row][mine] = np.maximum(found[..., row][mine], took)
             return found
-        fixed, slope = pieces
-        fastest: Floats = np.min(
-            [f + np.ceil(s * message_bytes) for f, s in zip(fixed, slope, strict=True)], axis=0
-        )
-        return fastest
+        slowest: Floats | None = None
+        for fixed, slope in places:
+            fastest: Floats = np.min(
+                [f + np.ceil(s * message_bytes) for f, s in zip(fixed, slope, strict=True)], axis=0
+            )
+            slowest = fastest if slowest is None else np.maximum(slowest, fastest)
+        assert slowest is not None, "an axis has groups"
+        return slowest
 
-    def _alternatives(self, kind: str, mesh: Key, axes: tuple[int, ...]) -> Pieces | None:
-        key = kind, mesh, axes
+    def _ranks(self, row: int, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Groups over these axes, one of each that lie alike."""
+        return unlike_groups(self.meshes[row], axes, self.starts[row], self._frame)
+
+    def _alternatives(
+        self, kind: str, row: int, axes: tuple[int, ...]
+    ) -> tuple[Pieces | None, ...]:
+        """Pieces of a collective, for every way its groups lie."""
+        key = kind, self.meshes[row], axes, self.starts[row]
         if key not in self.known.pieces:
-            ranks = group_ranks(mesh, axes)
-            self.known.pieces[key] = collective_pieces(kind, ranks, self.cluster)
+            found = (
+                collective_pieces(kind, ranks, self.cluster) for ranks in self._ranks(row, axes)
+            )
+            self.known.pieces[key] = tuple(dict.fromkeys(found))
         return self.known.pieces[key]
 
-    def _group(self, kind: str, axes: tuple[int, ...]) -> tuple[Floats, Floats] | None:
-        """Alternatives of a collective on every row: [alternatives, K] each; None: measured."""
+    def _group(self, kind: str, axes: tuple[int, ...]) -> list[tuple[Floats, Floats]] | None:
+        """Alternatives of a collective on every row, [alternatives, K] each; None: measured.
+
+        Once for every way that the groups of a row lie, or the last again where a row has fewer.
+        """
         key = kind, axes
         if key not in self._groups:
-            found = [self._alternatives(kind, mesh, axes) for mesh in self.meshes]
-            if any(one is None for one in found):
+            rows = [self._alternatives(kind, row, axes) for row in range(len(self.meshes))]
+            if any(one is None for row in rows for one in row):
                 self._groups[key] = None
             else:
-                most = max(len(one or ()) for one in found)
-                table = np.full((2, max(most, 1), len(found)), np.inf)
-                for row, one in enumerate(found):
-                    for at, piece in enumerate(one or ()):
-                        table[:, at, row] = piece
-                    if not one:
-                        table[:, 0, row] = 0.0
-                table[1][~np.isfinite(table[1])] = 0.0
-                self._groups[key] = table[0], table[1]
+                self._groups[key] = [
+                    _lines([row[min(place, len(row) - 1)] or () for row in rows])
+                    for place in range(max(map(len, rows)))
+                ]
         return self._groups[key]
+
+
+def kernel_ns(
+    cluster: Cluster,
+    kind: str,
+    labels: str,
+    attributes: Attributes,
+    flops: Ints,
+    moved_bytes: Ints,
+    precision: str,
+    head_size: int | None,
+) -> Ints:
+    """Durations of an op on ranks of every kind of device of a cluster: the slowest counts."""
+    work = kind, labels, attributes, flops, moved_bytes, precision
+    found = op_durations_ns(*work, cluster.device, head_size)
+    for group in cluster.others:
+        if group.device.name != cluster.device.name:
+            found = np.maximum(found, op_durations_ns(*work, group.device, head_size))
+    return found
+
+
+def _lines(found: Sequence[Pieces]) -> tuple[Floats, Floats]:
+    """Fixed costs and slopes of every row's alternatives: [alternatives, K] each."""
+    most = max(len(one) for one in found)
+    table = np.full((2, max(most, 1), len(found)), np.inf)
+    for row, one in enumerate(found):
+        for at, piece in enumerate(one):
+            table[:, at, row] = piece
+        if not one:
+            table[:, 0, row] = 0.0
+    table[1][~np.isfinite(table[1])] = 0.0
+    return table[0], table[1]
 
 
 class Known:
@@ -277,7 +324,7 @@ class Known:
 
     def __init__(self) -> None:
         self.paths: dict[tuple[int, Key, bytes], NDArray[np.int16]] = {}
-        self.pieces: dict[tuple[str, Key, tuple[int, ...]], Pieces | None] = {}
+        self.pieces: dict[object, tuple[Pieces | None, ...]] = {}
 
 
 def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:

@@ -15,7 +15,7 @@ from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
-from planner.memory import plan_memory
+from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate, PipelineShape, candidates, shape_of, wider
 from planner.search.evaluation import (
@@ -23,12 +23,14 @@ from planner.search.evaluation import (
     NO_GAIN,
     Evaluator,
     Found,
+    Limits,
     Outcome,
     Pruned,
     Refused,
     unfit,
 )
 from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.sites import placed, usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
@@ -119,7 +121,7 @@ def search(
     barred: set[Candidate] = set()
     tell = progress or (lambda line: None)
     evaluator = Evaluator(request, graph)
-    limits: dict[Candidate, int] = {}
+    limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
 
     def widened(best: list[PipelineShape]) -> tuple[Candidate, ...]:
@@ -133,16 +135,18 @@ def search(
         if fitting := [one for one in checked if not one.reason]:
             return _best(fitting, checked, ranking, simulate is not None)
         for one in checked:
-            candidate, size = one.found.candidate, one.figures.get("memory_bytes_max")
-            if size is None:
+            candidate = one.found.candidate
+            if not one.figures:
                 barred.add(candidate)
                 everything = tuple(other for other in everything if other not in barred)
                 tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.
             estimate = one.found.division.memory_bytes
-            limits[candidate] = estimate * request.usable_bytes // size * 99 // 100
-            tried.append(Refused(candidate, MemoryLimitError(size, request.usable_bytes)))
+            size, most = _fullest(request, candidate, one.figures)
+            usable = usable_bytes(request, candidate)
+            limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
+            tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
 
 
@@ -150,15 +154,15 @@ def _rank(
     request: SearchRequest,
     evaluator: Evaluator,
     everything: tuple[Candidate, ...],
-    limits: dict[Candidate, int],
+    limits: dict[Candidate, Limits],
     tell: Progress,
     widened: Callable[[list[PipelineShape]], tuple[Candidate, ...]] | None = None,
 ) -> Ranking:
     """Evaluate candidates, then meshes of three axes for the pipelines that did best."""
     ranking = Ranking()
 
-    def limit(candidate: Candidate) -> int:
-        return limits.get(candidate, request.usable_bytes)
+    def limit(candidate: Candidate) -> Limits:
+        return limits.get(candidate) or usable_bytes(request, candidate)
 
     _evaluate(request, evaluator, ranking, everything, limit, tell)
     if widened is not None:
@@ -179,8 +183,10 @@ def _listed(
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
     if widened is None:
-        return candidates(pins, cluster, samples, blocks, sequence=sequence, experts=experts)
-    return wider(pins, cluster, samples, blocks, widened, sequence=sequence, experts=experts)
+        found = candidates(pins, cluster, samples, blocks, sequence=sequence, experts=experts)
+    else:
+        found = wider(pins, cluster, samples, blocks, widened, sequence=sequence, experts=experts)
+    return placed(found, cluster)
 
 
 def _evaluate(
@@ -188,7 +194,7 @@ def _evaluate(
     evaluator: Evaluator,
     ranking: Ranking,
     everything: tuple[Candidate, ...],
-    limit: Callable[[Candidate], int],
+    limit: Callable[[Candidate], Limits],
     tell: Progress,
     near: float = NEAR,
 ) -> None:
@@ -245,7 +251,7 @@ def _refine(
     request: SearchRequest,
     evaluator: Evaluator,
     ranking: Ranking,
-    limit: Callable[[Candidate], int],
+    limit: Callable[[Candidate], Limits],
     tell: Progress,
 ) -> None:
     """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
@@ -285,7 +291,8 @@ def _check(
         except ProtocolError as error:
             checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
             continue
-        over = figures["memory_bytes_max"] - request.usable_bytes
+        size, most = _fullest(request, one.candidate, figures)
+        over = size - most
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
@@ -303,8 +310,24 @@ def _varied(found: list[Found]) -> list[Found]:
 
 def _laid_out(plan: Plan) -> Figures:
     """What the memory formula alone says of a plan."""
-    stages = plan_memory(plan, plan_graph(plan))
-    return {"memory_bytes_max": max(one.arena_bytes for one in stages)}
+    arenas = [one.arena_bytes for one in plan_memory(plan, plan_graph(plan))]
+    held = [{"arena": size, **beside(size, plan.cluster)} for size in arenas]
+    most = max(sum(kinds.values()) for kinds in held)
+    return {"memory_bytes_max": most, "memory_by_kind": held}
+
+
+def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> tuple[int, int]:
+    """Bytes laid out on the stage with the least room left, and what it may lay out."""
+    stages = candidate.pipeline.stages
+    held = [sum(kinds.values()) for kinds in figures.get("memory_by_kind", ())]
+    sizes = [request.laid_out_bytes(size) for size in held or [figures["memory_bytes_max"]]]
+    limits = usable_bytes(request, candidate)
+    pairs = zip(
+        sizes * (stages if len(sizes) == 1 else 1),
+        (limits[kind] for kind in candidate.pipeline.kinds),
+        strict=True,
+    )
+    return max(pairs, key=lambda pair: pair[0] - pair[1])
 
 
 def _best(

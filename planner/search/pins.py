@@ -72,7 +72,7 @@ class Pins:
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
         if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
-        if self.zero_level and self.dp == 1:
+        if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:
             raise InfeasibleError(
                 f"--zero {self.zero} splits storage over data-parallel ranks, and --dp is 1: raise "
                 f"--dp or leave --zero out"
@@ -112,7 +112,7 @@ class Pins:
         if degree == "dp" and self.zero == HYBRID:
             return bool(_divisors_between(value))
         if degree == "dp" and self.zero_level:
-            return value > 1
+            return value > 1 or (self.cp or 1) > 1
         return not (degree == "tp" and self.sequence_parallel and value == 1)
 
     @property

@@ -4,6 +4,7 @@ A row is a mesh (sizes of its axes) and a microbatch; `tables.py` says what the 
 O options, A sources, B targets, N axes, K rows, F figures.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from math import prod
@@ -15,10 +16,10 @@ from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from models.labels import bind, parse
 from models.ops import op_kind, state_of
 from planner.cluster import Cluster
-from planner.costs import op_durations_ns, precision_of
+from planner.costs import precision_of
 from planner.memory import UPDATES
 from planner.sbp import parse_nd_sbp
-from planner.search.moving import Moving
+from planner.search.moving import Moving, kernel_ns
 from planner.search.space import Net as SpaceNet
 from planner.search.space import OpOptions, Space
 from planner.search.states import (
@@ -62,6 +63,8 @@ class Pricing:
     crossing_partial : bool
         Whether a tensor may be partial both where one block makes it and where another reads it
         (partial values do not cross stages).
+    starts : sequence, optional
+        Per row, the first ranks of its stages.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Pricing:
         *,
         stretch: float = 1.0,
         crossing_partial: bool = True,
+        starts: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.space = space
         self.cluster = cluster
@@ -84,7 +88,7 @@ class Pricing:
         self.rows = sizes.shape[1]
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
-        self.moving = Moving(cluster, sizes, _alphabets(space), stretch)
+        self.moving = Moving(cluster, sizes, _alphabets(space), stretch, starts=starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         for choice in space.choices:
@@ -108,7 +112,12 @@ class Pricing:
         found.legal = [legal[:, rows] for legal in self.legal]
         found._dims, found._sized = {}, {}
         found.moving = Moving(
-            self.cluster, found.sizes, self.moving.alphabets, self.stretch, self.moving.known
+            self.cluster,
+            found.sizes,
+            self.moving.alphabets,
+            self.stretch,
+            self.moving.known,
+            [self.moving.starts[row] for row in rows],
         )
         return found
 
@@ -214,14 +223,14 @@ class Pricing:
             moved += item[inputs] * first
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
         flops = self._flops(kind, labels, dims, split_on)
-        found = op_durations_ns(
+        found = kernel_ns(
+            self.cluster,
             kind,
             labels,
             op.attributes,
             flops,
             moved,
             precision_of(dtypes[:inputs]) if row.products else "fp32",
-            self.cluster.device,
             int(dims[0][-1, 0]) if len(dims[0]) else None,
         )
         if self.stretch == 1.0:

@@ -17,14 +17,17 @@ from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.memory import Layout, transient_bytes
 from planner.search.ascent import Ascent
+from planner.search.blending import Blended
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import Solution, solve
 from planner.search.folding import Folded, fold
 from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
 from planner.search.pricing import Pricing
+from planner.search.ranks import Site
 from planner.search.request import SearchRequest
+from planner.search.sites import ordered
 from planner.search.space import Space, build_space
-from planner.search.stages import VariantFigures
+from planner.search.stages import Pipeline, VariantFigures
 from planner.search.tables import (
     DEFERRABLE,
     FIGURES,
@@ -39,6 +42,7 @@ from planner.search.tables import (
 from planner.search.variants import handover
 
 Floats = NDArray[np.float64]
+Priced = Pricing | Blended
 
 GROUP = 64  # programs that are swept together: enough that NumPy's own time is small
 
@@ -51,6 +55,8 @@ class Shape:
     batch: int
     chunked: bool  # tensors cross stages, so that they are not partial there
     stretch: Fraction
+    sites: tuple[Site, ...]  # where stages lie
+    pipeline: Pipeline | None = None  # what a site's stages weigh, where there are several
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -65,7 +71,14 @@ class Shape:
     @property
     def family(self) -> tuple[object, ...]:
         """Shapes of one family are priced together."""
-        return self.kinds, self.chunked, self.stretch
+        return self.kinds, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
+
+    @property
+    def parts(self) -> "tuple[Shape, ...]":
+        """The same on each of its sites alone."""
+        if len(self.sites) == 1:
+            return (self,)
+        return tuple(replace(self, sites=(site,), pipeline=None) for site in self.sites)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +106,7 @@ class Programs:
         self.graph = graph
         self._folded: dict[str, Folded] = {}
         self._spaces: dict[object, Space] = {}
-        self._priced: dict[tuple[str, Shape], tuple[Pricing, int]] = {}
+        self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
         self._solved: dict[Ask, Solution | None] = {}
         self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
@@ -127,7 +140,9 @@ class Programs:
             self._spaces[shape.kinds, mode] = build_space(folded, len(shape.axes), *filters(rules))
         return self._spaces[shape.kinds, mode]
 
-    def price(self, shapes: Iterable[Shape], mode: str) -> list[tuple[Pricing, list[Shape]]]:
+    def price(
+        self, shapes: Iterable[Shape], mode: str
+    ) -> list[tuple[Pricing | Blended, list[Shape]]]:
         """Price the options of all shapes; return the pricings with the shapes of their rows."""
         families: dict[object, list[Shape]] = {}
         for shape in dict.fromkeys(shapes):
@@ -135,18 +150,32 @@ class Programs:
                 families.setdefault(shape.family, []).append(shape)
         found = []
         for members in families.values():
-            pricing = Pricing(
-                self.space(members[0], mode),
-                self.request.cluster,
-                np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
-                np.array([shape.batch for shape in members], np.int64),
-                stretch=float(members[0].stretch),
-                crossing_partial=not members[0].chunked,
-            )
+            pricing = self._pricing(members, mode)
             found.append((pricing, members))
             for row, shape in enumerate(members):
                 self._priced[mode, shape] = pricing, row
         return found
+
+    def _pricing(self, members: list[Shape], mode: str) -> Priced:
+        """Price shapes of one family, as rows."""
+        parts = [
+            Pricing(
+                self.space(members[0], mode),
+                ordered(self.request.cluster, site.groups),
+                np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
+                np.array([shape.batch for shape in members], np.int64),
+                stretch=float(members[0].stretch),
+                crossing_partial=not members[0].chunked,
+                starts=[shape.sites[number].starts for shape in members],
+            )
+            for number, site in enumerate(members[0].sites)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        for row, shape in enumerate(members):
+            for pricing, part in zip(parts, shape.parts, strict=True):
+                self._priced.setdefault((mode, part), (pricing, row))
+        return Blended(parts, [shape.pipeline for shape in members if shape.pipeline])
 
     def cheapest(
         self, shapes: Sequence[Shape], mode: str, prices: Sequence[Sequence[float]]
@@ -208,6 +237,11 @@ class Programs:
                 pricing = self._priced[group[0]][0]
                 rows = np.array([self._priced[key][1] for key in group])
                 tables = pricing.take(rows).tables()
+                if isinstance(tables, tuple):
+                    tables, apart = tables
+                    for row, (mode, shape) in enumerate(group):
+                        for part, own in zip(shape.parts, apart, strict=True):
+                            self._tables.setdefault((mode, part), (own, row))
                 for row, key in enumerate(group):
                     self._tables[key] = tables, row
         found: dict[int, tuple[Tables, list[int]]] = {}
@@ -272,7 +306,13 @@ class Programs:
     def block_figures(
         self, shape: Shape, mode: str, options: tuple[int, ...]
     ) -> dict[str, VariantFigures]:
-        """Figures of one block per template; boxing between blocks counts where it is read."""
+        """Figures of one block per template on one site; boxing between blocks counts at readers.
+
+        Raises
+        ------
+        KeyError
+            The shape was not solved, neither alone nor as part of another.
+        """
         tables, row = self._tables[mode, shape]
         space = self.space(shape, mode)
         graph = self.graph

@@ -1,11 +1,43 @@
-"""Ranks: which of them a collective joins, and how much those of one node slow each other down."""
+"""Ranks: where stages and the groups of a collective lie, and how much a node's slow each other.
 
+A *site* is what stages have in common that lie on the same groups of nodes, so that their blocks
+cost the same (`sites.py` finds them).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from planner.cluster import Cluster
+from planner.costs.layout import Frame, Layout, layout_of
 
 ALONE = Fraction(1)
+SAMPLED = 64  # groups of one axis that are looked at, where they lie in many ways
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Site:
+    """Groups of nodes, by number, and where on them stages begin.
+
+    `starts` are the stages' first ranks, counted from the first rank of the groups; one of them
+    where all lie alike.
+    """
+
+    groups: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """The order of a cluster's groups, and the sites that `Pipeline.kind_of_stage` counts."""
+
+    order: tuple[int, ...]
+    sites: tuple[Site, ...]
+    text: str
 
 
 def core_share(cluster: Cluster, ranks: int, busy: Fraction) -> Fraction:
@@ -39,3 +71,64 @@ def group_ranks(axis_sizes: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int
         stride = prod(axis_sizes[axis + 1 :])
         ranks = [rank + k * stride for rank in ranks for k in range(axis_sizes[axis])]
     return tuple(ranks)
+
+
+@lru_cache(maxsize=65536)
+def unlike_groups(
+    axis_sizes: tuple[int, ...], axes: tuple[int, ...], starts: tuple[int, ...], frame: Frame
+) -> tuple[tuple[int, ...], ...]:
+    """Groups that span these axes, one of each that lie alike on the links.
+
+    Parameters
+    ----------
+    axis_sizes, axes
+        The mesh, and its axes that the groups span.
+    starts
+        First ranks of the stages.
+    frame
+        The links, see `planner.costs.layout`.
+    """
+    first = group_ranks(axis_sizes, axes)
+    strides = [prod(axis_sizes[axis:]) for axis in range(len(axis_sizes))]
+    even = len(frame.parts) == 1
+    if even and starts == (0,) and alike(strides, frame):
+        return (first,)
+    offsets = np.array(starts)
+    for axis, size in enumerate(axis_sizes):
+        if axis not in axes:
+            steps = strides[axis] // size * np.arange(size)
+            offsets = np.add.outer(offsets, steps).ravel()
+    if even:
+        offsets = offsets % units(frame)[-1]
+    offsets = np.unique(offsets)
+    if len(offsets) > SAMPLED:
+        offsets = offsets[np.linspace(0, len(offsets) - 1, SAMPLED).astype(np.int64)]
+    found: dict[Layout, tuple[int, ...]] = {}
+    for offset in offsets.tolist():
+        group = tuple(rank + offset for rank in first)
+        found.setdefault(layout_of(group, frame), group)
+    return tuple(found.values())
+
+
+def alike(strides: Iterable[int], frame: Frame) -> bool:
+    """Whether groups with these strides lie alike wherever they begin at a multiple of them.
+
+    So it is where strides and what the levels of links hold divide one another: a rank's number is
+    then written in digits of which each belongs to one stride and to one level.
+    """
+    return all(
+        stride % unit == 0 or unit % stride == 0 for stride in strides for unit in units(frame)
+    )
+
+
+def units(frame: Frame) -> tuple[int, ...]:
+    """Ranks that each level of links inside a cluster's first group holds."""
+    part = frame.parts[0]
+    found = {part.devices_per_node}
+    if part.islands is not None:
+        found.add(part.islands.devices)
+    if part.torus is not None:
+        found.update(prod(part.torus.dims[at:]) for at in range(len(part.torus.dims)))
+    if frame.leaves is not None:
+        found.add(frame.leaves.nodes * part.devices_per_node)
+    return tuple(sorted(found))

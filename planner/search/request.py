@@ -1,10 +1,10 @@
 """The question put to the search, and the answer that memory is too small."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from models.spec import ModelSpec, TrainingSpec
-from planner.cluster import Cluster
+from planner.cluster import Cluster, Device
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
 from planner.search.pins import Pins
@@ -67,12 +67,27 @@ class SearchRequest:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of one device that are left for what a plan lays out."""
-        slack = 1 + slack_fraction(self.cluster)
-        return int((self.limit_bytes - reserved_bytes(self.cluster)) / slack)
+        """Bytes of one device of the first kind that are left for what a plan lays out."""
+        return self.usable_on((self.cluster.device,))
+
+    def usable_on(self, devices: Iterable[Device]) -> int:
+        """Bytes of the smallest of these devices that are left for what a plan lays out."""
+        return self.laid_out_bytes(min(self.limit_on(device) for device in devices))
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes of one device that the plan may use."""
-        limit = self.memory_limit_bytes
-        return self.cluster.device.memory_bytes if limit is None else limit
+        """Bytes of one device of the first kind that the plan may use."""
+        return self.limit_on(self.cluster.device)
+
+    def limit_on(self, device: Device) -> int:
+        """Bytes of one device that the plan may use; on several kinds, no more than each has."""
+        if self.memory_limit_bytes is None:
+            return device.memory_bytes
+        if self.cluster.others:
+            return min(self.memory_limit_bytes, device.memory_bytes)
+        return self.memory_limit_bytes
+
+    def laid_out_bytes(self, held_bytes: int) -> int:
+        """What a plan lays out of all that a device holds: `usable_on` for a device's memory."""
+        slack = 1 + slack_fraction(self.cluster)
+        return int((held_bytes - reserved_bytes(self.cluster)) / slack)

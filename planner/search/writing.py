@@ -10,6 +10,7 @@ from planner.schedules import stage_of
 from planner.search.evaluation import Found
 from planner.search.pins import Pins
 from planner.search.request import SearchRequest
+from planner.search.sites import ordered
 
 
 def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
@@ -32,7 +33,9 @@ def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
     plan = Plan(
         model=request.model,
         training=request.training,
-        cluster=request.cluster,
+        cluster=ordered(request.cluster, candidate.placing.order)
+        if candidate.placing
+        else request.cluster,
         global_batch=request.global_batch,
         microbatches=pipeline.microbatches,
         mesh=Mesh(

@@ -311,6 +311,7 @@ class Counts:
     def places(self, longest: int, limits: tuple[int, ...]) -> list[StagePlace]:
         """What every stage may hold within a time and its bytes; raises TooManyError."""
         model = self.model
+        self.limits = limits
         stages = range(model.pipeline.stages)
         ways = sum(self.palette.count(n) for n in range(self.window + 1))
         of = model.palette_of
@@ -375,16 +376,20 @@ class Counts:
         pipeline, runs = self.model.pipeline, self.model.runs
         held: list[list[tuple[int, int]]] = [[] for _ in range(pipeline.positions)]
         for stage, row in enumerate(taken):
-            self._fill(held, stage, places[stage].holdings, row)
+            self._fill(held, stage, places[stage], row)
         left = [list(run.blocks) for run in runs]
         return tuple(
             tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in held
         )
 
     def _fill(
-        self, held: list[list[tuple[int, int]]], stage: int, holdings: Holdings, row: int
+        self, held: list[list[tuple[int, int]]], stage: int, place: StagePlace, row: int
     ) -> None:
-        """Lay what a stage holds at its positions, as (run, variant)."""
+        """Lay what a stage holds at its positions, as (run, variant).
+
+        Chunks are as even as memory allows: a microbatch waits for the longest.
+        """
+        holdings = place.holdings
         parts = self._parts(stage, int(holdings.makeup[row]))
         picks = holdings.picks[row].tolist()
         on = set(self.model.stages[stage])
@@ -400,9 +405,18 @@ class Counts:
         inflight = self.model.inflight
         for position in sorted(self.due[stage], key=lambda k: (-inflight[k], k)):
             held[position].append((self.main, variants.pop(0)))
-        if variants:
-            freest = min(self.open[stage], key=lambda k: (inflight[k], k))
-            held[freest] += [(self.main, variant) for variant in variants]
+        used = int(holdings.base[row] + holdings.keeps[row] @ np.array(place.inflight, np.int64))
+        spare = self.limits[stage] - used
+        open_ones = sorted(self.open[stage], key=lambda k: (inflight[k], k))
+        least = inflight[open_ones[0]] if open_ones else 0
+        sizes = {k: len(held[k]) for k in open_ones}
+        for variant in variants:
+            keeps = int(figures[variant, KEEPS])
+            fits = [k for k in open_ones if keeps * (inflight[k] - least) <= spare]
+            position = min(fits, key=sizes.__getitem__)
+            spare -= keeps * (inflight[position] - least)
+            sizes[position] += 1
+            held[position].append((self.main, variant))
 
 
 def picked(palette: Palette, most: int, row: int) -> list[int]:

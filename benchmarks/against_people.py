@@ -1,0 +1,423 @@
+"""Published configurations against the free search.
+
+Is each of them feasible, and is any of them better?
+
+Run `python -m benchmarks.against_people CSV [--limit N] [--every K] [--patience S] [--simulate]
+[--no-free]` from the root of the repository.
+
+Every row of tier A is planned twice on its cluster, for its model and batch: with the published
+choices pinned, and freely. The free plan has to be at least as fast by the planner's own cost (with
+`--simulate`, by the simulator): a published plan that beats the search is a bug in the search, and
+is printed with both plans. Rows that ask the same share one search. For a published plan that does
+not fit, the kinds of memory of the least one are listed; for each that fits, the single pin whose
+change to the free plan's value gains most (`--no-free`: only what fits). Where the table prints a
+peak of memory, it is compared with the pinned plan's.
+
+Without `--limit` or `--every` the whole table is planned, which takes hours; a sample goes round
+the sources. Results are also written to `benchmarks/results/against_people.json`.
+"""
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import typer
+
+from benchmarks.published import InexpressibleError, Question, Row, question, read
+from models.errors import ModelError
+from models.graph import with_batch
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.errors import InfeasibleError, PlanError
+from planner.memory import plan_memory
+from planner.plan import Plan, plan_graph
+from planner.roles import roles
+from planner.search import Pins, SearchRequest, search
+from planner.search.request import MAX_GAP
+
+RESULTS = Path(__file__).parent / "results" / "against_people.json"
+SEED = 0
+PATIENCE_S = 300.0  # after which one search is given up
+LIMITS = (1.02, 1.1, 1.3, 2.0, 4.0)  # of the least memory that was named, to see a plan's kinds
+SLOWER = 1e-6  # relative difference of two costs that are not the same
+
+Simulate = Callable[[Plan], dict[str, Any]]
+Say = Callable[[str], None]
+
+
+class TooLongError(Exception):
+    """A search outlasted the patience."""
+
+
+@dataclass(slots=True)
+class Compared:
+    """What came of one row; times in seconds a step, memory in bytes of the fullest device.
+
+    `status` is compared, beaten (the published plan is the faster), infeasible (the published plan
+    does not fit), free failed, inexpressible, too long, or feasible where no free search was
+    wanted; `reason` says more.
+    """
+
+    line: int
+    source: str
+    asked: str
+    pins: dict[str, Any] = field(default_factory=dict)
+    status: str = ""
+    reason: str = ""
+    measured_s: float | None = None
+    pinned_s: float | None = None
+    free_s: float | None = None
+    bound_s: float | None = None
+    gain: float | None = None  # of throughput by the free plan over the pinned one
+    pinned_plan: str = ""
+    free_plan: str = ""
+    change: str = ""  # the one pin whose change gains most
+    change_gain: float | None = None
+    memory: dict[str, int] = field(default_factory=dict)  # of the pinned plan, by kind
+    limit_bytes: int = 0
+    peak_bytes: int | None = None  # as published
+    seconds: float = 0.0
+
+
+class Comparison:
+    """Searches, each question once."""
+
+    def __init__(self, simulate: Simulate | None, patience_s: float, freely: bool) -> None:
+        self.simulate = simulate
+        self.patience_s = patience_s
+        self.freely = freely
+        self._plans: dict[tuple[object, ...], Plan | Exception] = {}
+
+    def plan(self, asked: Question, pins: Pins, limit_bytes: int | None = None) -> Plan:
+        """The plan for a question under pins; raises what the search raised the first time."""
+        key = (*asked.key, pins, limit_bytes)
+        if key not in self._plans:
+            try:
+                self._plans[key] = self._searched(asked, pins, limit_bytes)
+            except (InfeasibleError, PlanError, ModelError, TooLongError) as error:
+                self._plans[key] = error
+        found = self._plans[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _searched(self, asked: Question, pins: Pins, limit_bytes: int | None) -> Plan:
+        request = SearchRequest(
+            model=asked.model,
+            training=TrainingSpec(),
+            cluster=asked.cluster,
+            global_batch=asked.global_batch,
+            pins=pins,
+            memory_limit_bytes=limit_bytes,
+            max_gap=MAX_GAP,
+        )
+        began = perf_counter()
+
+        def patience(line: str) -> None:
+            if perf_counter() - began > self.patience_s:
+                raise TooLongError(f"given up after {self.patience_s:.0f} s: {line}")
+
+        return search(request, self.simulate, patience)
+
+    def seconds(self, plan: Plan) -> float:
+        """Step time of a plan: the simulator's where there is one."""
+        if self.simulate is not None:
+            return float(plan.figures["step_time_s"])
+        assert plan.evidence is not None, "the search writes its evidence"
+        return plan.evidence.objective_s
+
+    def compare(self, row: Row) -> Compared:
+        """Plan one row both ways."""
+        found = Compared(line=int(row["line"]), source=row["source"], asked=row["model"])
+        found.measured_s = float(row["iteration_time_s"]) if row["iteration_time_s"] else None
+        try:
+            asked, pins = question(row)
+        except InexpressibleError as error:
+            found.status, found.reason = "inexpressible", str(error)
+            return found
+        found.asked, found.pins = asked.text, pins.document
+        found.limit_bytes = asked.cluster.device.memory_bytes
+        peak_gb = row.get("peak_mem_gb", "")
+        found.peak_bytes = int(float(peak_gb) * 1e9) if peak_gb else None
+        began = perf_counter()
+        try:
+            self._pinned(found, asked, pins)
+            if self.freely:
+                self._free(found, asked, pins)
+        except TooLongError as error:
+            found.status, found.reason = "too long", str(error)
+        found.seconds = perf_counter() - began
+        return found
+
+    def _pinned(self, found: Compared, asked: Question, pins: Pins) -> None:
+        plan: Plan | None
+        try:
+            plan = self.plan(asked, pins)
+        except (InfeasibleError, PlanError) as error:
+            found.status, found.reason = "infeasible", str(error)
+            plan = self._roomier(asked, pins, error)
+        else:
+            found.status, found.pinned_s = "feasible", self.seconds(plan)
+        if plan is not None:
+            found.pinned_plan = plan_text(plan)
+            found.memory = fullest(plan)
+
+    def _roomier(self, asked: Question, pins: Pins, error: Exception) -> Plan | None:
+        """The plan on devices with the memory it needs; None where memory is not what it lacks."""
+        least = getattr(error, "needed_bytes", None) or least_bytes(str(error))
+        if not least:
+            return None
+        for factor in LIMITS:
+            try:
+                return self.plan(asked, pins, int(least * factor) + 4 * 2**30)
+            except (InfeasibleError, PlanError):
+                continue
+        return None
+
+    def _free(self, found: Compared, asked: Question, pins: Pins) -> None:
+        try:
+            plan = self.plan(asked, Pins())
+        except (InfeasibleError, PlanError) as error:
+            if found.status == "feasible":
+                found.status, found.reason = "free failed", str(error)
+            return
+        assert plan.evidence is not None, "the search writes its evidence"
+        found.free_s, found.bound_s = self.seconds(plan), plan.evidence.bound_s
+        found.free_plan = plan_text(plan)
+        if found.pinned_s is None:
+            return
+        found.gain = found.pinned_s / found.free_s - 1
+        found.status = "beaten" if found.gain < -SLOWER else "compared"
+        if found.status == "compared" and found.gain > SLOWER:
+            self._changes(found, asked, pins, plan)
+
+    def _changes(self, found: Compared, asked: Question, pins: Pins, free: Plan) -> None:
+        """Change one pin at a time to the free plan's value; keep the best change."""
+        assert found.pinned_s is not None, "compared only where it fits"
+        for name, changed in changes(pins, free):
+            try:
+                gain = found.pinned_s / self.seconds(self.plan(asked, changed)) - 1
+            except (InfeasibleError, PlanError):
+                continue
+            if found.change_gain is None or gain > found.change_gain:
+                found.change, found.change_gain = name, gain
+
+
+def least_bytes(text: str) -> int:
+    """The least memory that a refusal names; 0 where it names none."""
+    words = text.split("at least ")
+    number = words[1].split(" ", 1)[0] if len(words) > 1 else ""
+    return int(number) if number.isdecimal() else 0
+
+
+def fullest(plan: Plan) -> dict[str, int]:
+    """Bytes by kind of the stage that needs most."""
+    stages = plan_memory(plan, plan_graph(plan))
+    return dict(max(stages, key=lambda stage: stage.total_bytes).by_kind)
+
+
+def values(plan: Plan) -> dict[str, Any]:
+    """A plan in the words of pins; None where its ops disagree."""
+    graph = build_training(plan.model, plan.training, plan.global_batch)
+    found: dict[str, Any] = dict(roles(plan, with_batch(graph, plan.batch)))
+    replicas = found["dp"]
+    found["micro_batch"] = None if replicas is None else max(1, plan.batch // replicas)
+    found["interleave"], found["schedule"] = plan.interleave, plan.schedule
+    modes = {variant.recompute for variant in plan.variants}
+    found["recompute"] = modes.pop() if len(modes) == 1 else None
+    return found
+
+
+def changes(pins: Pins, free: Plan) -> list[tuple[str, Pins]]:
+    """Pins with one choice changed to the free plan's; the number of replicas follows degrees."""
+    new, old = values(free), pins.document
+    found = []
+    for name in ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "zero", "sequence_parallel"):
+        value = new[name]
+        if name not in old or value == old[name] or str(value) == str(old[name]):
+            continue
+        changed = replace(pins, **{name: value})
+        if name in ("tp", "pp", "cp"):
+            changed = replace(changed, dp=None)
+        if name == "tp" and value == 1:
+            changed = replace(changed, sequence_parallel=None)
+        if name == "pp":
+            changed = replace(changed, schedule=new["schedule"], interleave=new["interleave"])
+        found.append((f"{name} {old[name]} → {'free' if value is None else value}", changed))
+    scheduled = (free.schedule, free.interleave)
+    if pins.schedule and free.stages > 1 and (pins.schedule, pins.interleave) != scheduled:
+        changed = replace(pins, schedule=free.schedule, interleave=free.interleave)
+        found.append((f"schedule → {free.schedule} with {free.interleave} chunks", changed))
+    return found
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan in one line."""
+    mesh = " × ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes) or "one device"
+    modes = "+".join(sorted({variant.recompute for variant in plan.variants}))
+    schedule = f", {plan.schedule} with {plan.interleave} chunks" if plan.stages > 1 else ""
+    return (
+        f"{plan.stages} stages of {mesh}, {plan.microbatches} microbatches of {plan.batch}"
+        f"{schedule}, recompute {modes}"
+    )
+
+
+def sample(rows: list[Row], every: int, limit: int | None, seed: int = SEED) -> list[Row]:
+    """Rows in a fixed random order that goes round the sources; every so many, at most so many."""
+    order = random.Random(seed)
+    by_source: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_source[row["source"]].append(row)
+    for group in by_source.values():
+        order.shuffle(group)
+    mixed = [row for turn in zip_longest(*by_source.values()) for row in turn if row is not None]
+    return mixed[::every][:limit]
+
+
+def report(
+    table: Path,
+    limit: int | None = None,
+    *,
+    every: int = 1,
+    simulate: Simulate | None = None,
+    patience_s: float = PATIENCE_S,
+    freely: bool = True,
+    say: Say = print,
+) -> list[dict[str, Any]]:
+    """Compare a sample of a table, print what came of it and write it as JSON.
+
+    Parameters
+    ----------
+    table : Path
+        In the layout of published training runs; where it is absent that is said, and nothing done.
+    limit, every : int
+        At most so many rows; every so many of them.
+    simulate : callable, optional
+        Ranks plans by the simulator.
+    patience_s : float
+        A search that takes longer is given up, and its rows are counted as too long.
+    freely : bool
+        Whether to search freely too, or only for the pinned plans and their memory.
+    say : callable
+        Told every line.
+
+    Returns
+    -------
+    list of dict
+        One per row, as `Compared`.
+    """
+    if not table.is_file():
+        say(f"no table `{table}`: published configurations are not compared")
+        return []
+    everything = read(table)
+    chosen = sample(everything, every, limit)
+    comparison = Comparison(simulate, patience_s, freely)
+    say(f"{len(chosen)} of {len(everything)} rows of tier A")
+    found: list[Compared] = []
+    for number, row in enumerate(chosen, start=1):
+        one = comparison.compare(row)
+        found.append(one)
+        for line in lines(one):
+            say(f"{number:3d} {line}")
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n", "utf-8")
+    for line in summary(found):
+        say(line)
+    return [asdict(one) for one in found]
+
+
+def lines(one: Compared) -> list[str]:
+    """One row in a line, and what explains it where it is beaten or does not fit."""
+    pins = " ".join(f"{name}={value}" for name, value in one.pins.items())
+    head = f"[{one.source}:{one.line}] {one.asked}; {pins}: {one.status}"
+    if one.gain is not None:
+        head += f", pinned {one.pinned_s:.3f} s, free {one.free_s:.3f} s, {one.gain:+.1%}"
+    if one.change:
+        head += f"; most by {one.change} ({one.change_gain:+.1%})"
+    found = [f"{head} [{one.seconds:.0f} s]"]
+    if one.status == "infeasible" and one.memory:
+        kinds = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in one.memory.items())
+        total = sum(one.memory.values())
+        over = total - one.limit_bytes
+        found.append(f"    {over / 1e9:+.1f} GB of {one.limit_bytes / 1e9:.0f}: {kinds} GB")
+    elif one.reason:
+        found.append(f"    {one.reason}")
+    if one.status == "beaten":
+        found += [f"    published: {one.pinned_plan}", f"    searched: {one.free_plan}"]
+    return found
+
+
+def summary(found: list[Compared]) -> list[str]:
+    """What all rows say together."""
+    counts = Counter(one.status for one in found)
+    told = [
+        f"{len(found)} rows, {len(found) - counts['inexpressible']} expressed: "
+        + ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    ]
+    gains = sorted(one.gain for one in found if one.gain is not None)
+    if gains:
+        tenth = len(gains) // 10
+        told.append(
+            f"gain of the free plan in throughput: least {gains[0]:+.1%}, tenth part "
+            f"{gains[tenth]:+.1%}, median {median(gains):+.1%}, ninth "
+            f"{gains[-1 - tenth]:+.1%}, most {gains[-1]:+.1%}"
+        )
+    kinds = Counter(
+        max(one.memory, key=lambda kind: one.memory[kind])
+        for one in found
+        if one.status == "infeasible" and one.memory
+    )
+    if kinds:
+        told.append(
+            "largest kind of memory where the published plan does not fit: "
+            + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+        )
+    moved = Counter(one.change.split(" ", 1)[0] for one in found if one.change)
+    if moved:
+        told.append(
+            "single change that gains most: "
+            + ", ".join(f"{name} {count}" for name, count in moved.most_common())
+        )
+    peaks = [
+        sum(one.memory.values()) / one.peak_bytes for one in found if one.peak_bytes and one.memory
+    ]
+    if peaks:
+        error = sum(abs(ratio - 1) for ratio in peaks) / len(peaks)
+        told.append(
+            f"peak of memory, planned over published, {len(peaks)} rows: median "
+            f"{median(peaks):.2f}, mean error {error:.0%}"
+        )
+    return told
+
+
+def main(
+    table: Path,
+    limit: int | None = None,
+    every: int = 1,
+    patience: float = PATIENCE_S,
+    simulate: bool = False,
+    free: bool = True,
+) -> None:
+    """Compare the rows of TABLE that are of tier A."""
+    from millrace import api
+
+    report(
+        table,
+        limit,
+        every=every,
+        simulate=api.figures if simulate else None,
+        patience_s=patience,
+        freely=free,
+        say=lambda line: print(line, flush=True),
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

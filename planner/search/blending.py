@@ -1,0 +1,145 @@
+"""Blending: the block program of a pipeline whose stages lie on unlike sites.
+
+Every block lies on some stage, but on which is not decided yet. With shares α of the sites' stages
+(`Σ α = 1` over the stages), the slowest stage takes at least `Σ_s α_s · time[s]`, so that a block
+on a site of share α adds to the step time at least::
+
+    ((m - r) · α + r) · time          r: 1 / chunks a stage, m: microbatches
+
+Of every figure the least over the sites is taken, so that a program's bound stays one whatever
+stages its blocks come to lie on. It is tight where a block costs the same on every site.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.pricing import Pricing
+from planner.search.stages import DEFERRING, Pipeline
+from planner.search.states import Ints
+from planner.search.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
+
+Floats = NDArray[np.float64]
+
+
+class Blended:
+    """Figures of one space on K rows, each the least over several sites.
+
+    Parameters
+    ----------
+    parts : sequence of Pricing
+        One a site; rows and space are equal.
+    pipelines : sequence of Pipeline
+        Of every row, with `kind_of_stage` counting the sites.
+    """
+
+    def __init__(self, parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> None:
+        self.parts = tuple(parts)
+        self.pipelines = tuple(pipelines)
+        first = self.parts[0]
+        self.space, self.tensors, self.legal = first.space, first.tensors, first.legal
+        self.scales = _scales(self.parts, self.pipelines)
+        self.figures = [
+            _least([_scaled(part.figures[at], s) for part, s in self._pairs()])
+            for at in range(len(self.space.choices))
+        ]
+
+    def _pairs(self) -> list[tuple[Pricing, Floats]]:
+        return list(zip(self.parts, self.scales, strict=True))
+
+    def take(self, rows: Ints) -> "Blended":
+        """The same for some of the rows."""
+        taken = [part.take(rows) for part in self.parts]
+        return Blended(taken, [self.pipelines[row] for row in rows])
+
+    def tables(self) -> tuple[Tables, list[Tables]]:
+        """Choices and nets of all rows, and those of each site."""
+        own = [part.tables() for part in self.parts]
+        choices = tuple(
+            replace(choice, figures=figures)
+            for choice, figures in zip(own[0].choices, self.figures, strict=True)
+        )
+        nets = tuple(
+            replace(
+                together[0],
+                duration_ns=_least(
+                    [
+                        np.floor(net.duration_ns * scale[STEP if net.step else MICROBATCH])
+                        for net, scale in zip(together, self.scales, strict=True)
+                    ]
+                ),
+            )
+            for together in zip(*(one.nets for one in own), strict=True)
+        )
+        return Tables(choices=choices, nets=nets), own
+
+
+def _scaled(figures: Ints, scale: Floats) -> Floats:
+    """Figures [F, O, K] times a scale [F, K]."""
+    found: Floats = np.floor(figures * scale[:, None, :])
+    return found
+
+
+def _least(found: Sequence[Floats]) -> Ints:
+    least: Ints = np.minimum.reduce(found).astype(np.int64)
+    return least
+
+
+def _scales(parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> list[Floats]:
+    """What a figure of each site counts as in a program of equal stages: [F, K]."""
+    stages = np.array([one.stages for one in pipelines], np.float64)
+    on = np.array([[one.kinds.count(at) for one in pipelines] for at in range(len(parts))], float)
+    m = np.array([one.microbatches for one in pipelines], np.float64)
+    r = np.array([one.ramp for one in pipelines])
+    whole = m - r + r * stages  # the weight of a time where all stages are alike
+    filled = np.array([2 * (one.schedule in DEFERRING) for one in pipelines]) * r * (stages - 1)
+    later = np.maximum(whole - filled, 0.0)  # that of a time which fills the ramp
+    times = _times(parts, (MICROBATCH, DEFERRABLE))
+    # What is left of a ramp, in shares of a stage's time.
+    ramp = r - filled / stages * (_times(parts, (DEFERRABLE,)) / times).mean(axis=0)
+    shares = _shares(1 / times, on, ramp, m - r)
+    speed = 1 / _times(parts, (STEP,))
+    updates = speed / (on * speed).sum(axis=0)
+    found = []
+    for share, update in zip(shares, updates, strict=True):
+        scale = np.ones((len(FIGURES), len(pipelines)))
+        weight = ((m - r) * share + r) * stages
+        scale[MICROBATCH] = weight / whole
+        scale[DEFERRABLE] = np.maximum(weight - filled, 0.0) / np.maximum(later, 1e-9)
+        scale[STEP] = update * stages
+        found.append(scale)
+    return found
+
+
+def _shares(speed: Floats, on: Floats, ramp: Floats, pace: Floats) -> Floats:
+    """Return the share α of a stage on each site at which a block costs the same on every site.
+
+    That is where `(pace · α + ramp) / speed` is equal; a site so slow that its ramps alone cost
+    more has none.
+    """
+    has = np.ones(speed.shape, np.bool_)
+    while True:
+        mine = on * has
+        level = (pace + (mine * ramp).sum(axis=0)) / (mine * speed).sum(axis=0)
+        shares: Floats = np.where(has, (level * speed - ramp) / np.maximum(pace, 1e-9), 0.0)
+        if (shares >= 0).all():
+            # Without a pace any shares will do.
+            return np.where(pace > 1e-9, shares, 1 / on.sum(axis=0))
+        has &= shares >= 0
+
+
+def _times(parts: Sequence[Pricing], columns: tuple[int, ...]) -> Floats:
+    """Time of all work at the cheapest options of each site, one at least: [sites, K]."""
+    times = []
+    for part in parts:
+        total = np.zeros(part.rows)
+        for choice, figures, legal in zip(
+            part.space.choices, part.figures, part.legal, strict=True
+        ):
+            cost = figures[list(columns)].sum(axis=0)
+            least = np.where(legal, cost, np.iinfo(np.int64).max).min(axis=0)
+            total += choice.count * np.where(legal.any(axis=0), least, 0)
+        times.append(np.maximum(total, 1.0))
+    return np.array(times)

@@ -1,0 +1,167 @@
+"""Clusters of two kinds of device: stages are sized to where they lie, and bounds hold."""
+
+import pytest
+from msgspec.structs import replace
+
+from models.graph import to_json
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.cluster import Cluster, Device, NodeGroup
+from planner.clusters import parse_cluster
+from planner.memory import beside, plan_memory
+from planner.plan import Plan, plan_graph
+from planner.search import Pins, SearchRequest, search
+from planner.search.candidates import candidates
+from planner.search.evaluation import Evaluator, Found, Solved, shared_prices
+from planner.search.programs import Ask
+from planner.search.sites import placed, placings, usable_bytes
+
+GPT = ModelSpec(
+    name="narrow",
+    family="gpt",
+    config={
+        "layers": 16,
+        "hidden": 512,
+        "heads": 8,
+        "ffn_hidden": 2048,
+        "vocab": 512,
+        "positions": 256,
+    },
+    seq_len=256,
+    precision="bf16",
+)
+NODE = parse_cluster("a100-sxm-80gb:4x1")
+
+
+def slower(factor: float, **fields: object) -> Device:
+    """A device of which everything takes so much longer."""
+    fast = NODE.device
+    return replace(
+        fast,
+        name=f"{fast.name}-{factor:g}-slower",
+        flops_per_s={name: rate / factor for name, rate in fast.flops_per_s.items()},
+        memory_bandwidth_bytes_per_s=fast.memory_bandwidth_bytes_per_s / factor,
+        launch_ns=round(fast.launch_ns * factor),
+        **fields,
+    )
+
+
+def nodes_of(kind: Device, nodes: int = 1) -> NodeGroup:
+    return NodeGroup(
+        device=kind,
+        devices_per_node=4,
+        nodes=nodes,
+        intra_node=NODE.intra_node,
+        inter_node=NODE.inter_node,
+    )
+
+
+MIXED = replace(NODE, name="mixed", others=(nodes_of(slower(2.0)),))
+
+
+def request(cluster: Cluster = MIXED, **fields: object) -> SearchRequest:
+    known: dict[str, object] = {
+        "model": GPT,
+        "training": TrainingSpec(),
+        "cluster": cluster,
+        "global_batch": 32,
+        "max_gap": 0.2,
+        "pins": Pins(dp=4, tp=1, pp=2, cp=1, schedule="1f1b", micro_batch=1),
+    }
+    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+
+
+def layers_by_device(plan: Plan) -> dict[str, int]:
+    """Transformer blocks on each kind of device."""
+    found: dict[str, int] = {}
+    for chunk in plan.chunks:
+        name = plan.cluster.device_of(chunk.stage * plan.mesh.devices).name
+        found[name] = found.get(name, 0) + sum(one.block.startswith("h.") for one in chunk.blocks)
+    return found
+
+
+def test_a_device_twice_as_fast_holds_twice_the_layers() -> None:
+    found = layers_by_device(search(request()))
+    fast, slow = found[NODE.device.name], found[slower(2.0).name]
+    assert fast + slow == 16
+    assert fast / slow == pytest.approx(2, rel=0.25)
+
+
+def test_equal_kinds_under_two_names_share_evenly() -> None:
+    twin = replace(NODE.device, name="twin")
+    found = layers_by_device(search(request(replace(MIXED, others=(nodes_of(twin),)))))
+    assert found == {NODE.device.name: 8, "twin": 8}
+
+
+def test_a_small_device_holds_what_its_memory_takes() -> None:
+    plan = search(request())
+    free = layers_by_device(plan)
+    assert plan.cluster.devices == 8
+    slow = [chunk.stage for chunk in plan.chunks][plan.cluster.groups[0].device == NODE.device]
+    arena = plan_memory(plan, plan_graph(plan))[slow].arena_bytes * 8 // 10
+    held = arena + sum(beside(arena, MIXED).values())
+    small = slower(2.0, memory_bytes=held)
+    tight = search(request(replace(MIXED, others=(nodes_of(small),))))
+    assert layers_by_device(tight)[small.name] < free[small.name]
+
+
+def test_the_order_of_the_groups_is_searched_and_the_plan_lists_it() -> None:
+    orders = {placing.order for placing, _ in placings(MIXED, 4, 2)}
+    assert orders == {(0, 1), (1, 0)}
+    assert len(placings(MIXED, 8, 1)) == 1
+    plan = search(request(pins=Pins(dp=4, tp=1, pp=2, cp=1, micro_batch=1)))
+    turned = replace(MIXED, device=slower(2.0), others=(nodes_of(NODE.device),))
+    other = search(request(turned, pins=Pins(dp=4, tp=1, pp=2, cp=1, micro_batch=1)))
+    assert plan.cluster.device == other.cluster.device
+    assert plan.evidence is not None
+    assert other.evidence is not None
+    assert plan.evidence.objective_s == other.evidence.objective_s
+
+
+def test_sites_are_the_groups_that_stages_lie_on() -> None:
+    three = replace(MIXED, nodes=2)  # ranks 0 to 7 fast, 8 to 11 slow
+    ((given, kinds), (turned, back)) = placings(three, 4, 3)
+    assert [site.groups for site in given.sites] == [(0,), (1,)]
+    assert (kinds, back) == ((0, 0, 1), (1, 0, 0))
+    assert given.sites == turned.sites
+    halves = dict(placings(three, 6, 2))
+    assert [site.groups for one in halves for site in one.sites] == [
+        (0,),
+        (0, 1),
+        (0,),
+        (1, 0),
+    ]
+
+
+def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
+    """Divisions of blocks solved for either site alone, and for both."""
+    asked = request(pins=Pins(dp=2, tp=2, pp=2, cp=1, micro_batch=2))
+    graph = build_training(GPT, TrainingSpec(), asked.global_batch)
+    evaluator = Evaluator(asked, graph)
+    everything = placed(
+        candidates(asked.pins, MIXED, asked.global_batch, len(graph.blocks), sequence=True), MIXED
+    )
+    cheap = evaluator.lower_bounds_ns(everything)
+    for candidate, low in list(zip(everything, cheap, strict=True))[::3]:
+        shape = evaluator.shape(candidate)
+        vector = tuple(shared_prices(candidate.pipeline).vector.tolist())
+        shapes = (shape, *shape.parts)
+        solutions = evaluator.programs.solve_many(
+            [Ask(shape=one, mode="none", prices=vector) for one in shapes], 24, 0.0
+        )
+        assert solutions[0] is not None
+        bound = solutions[0].bound * evaluator.unit(candidate)
+        assert isinstance(low, float)
+        assert 0 < low <= bound
+        for solution in solutions:
+            assert solution is not None
+            found = evaluator._found(
+                candidate, [Solved("none", solution)], usable_bytes(asked, candidate), bound
+            )
+            assert isinstance(found, Found)
+            assert found.division.step_ns >= bound
+            assert found.division.step_ns < 1.3 * bound
+
+
+def test_uneven_stages_are_planned_alike_every_time() -> None:
+    assert to_json(search(request())) == to_json(search(request()))
