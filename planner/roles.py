@@ -112,36 +112,39 @@ def _recompute(plan: Plan, graph: Graph) -> str | None:
 
 
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
-    """Level of the weights with two dims or more (the small ones may not divide).
+    """Level of the repeated blocks' weights that products read (small ones may not divide).
 
     A weight that its product reads split (an expert's) is the model's to split, not the storage's.
     Hybrid where every such weight is gathered over some of the axes and whole along the others.
     """
     if not axes:
         return 0
-    tensors = graph.tensors_by_name
     split: dict[str, dict[str, frozenset[int]]] = {"variable": {}, "repeat": {}, "accumulate": {}}
     source: dict[str, str] = {}
     read_split: set[str] = set()
+    multiplied: set[str] = set()
 
     def along(text: str) -> frozenset[int]:
         sbp = parse_nd_sbp(text)
         return frozenset(axis for axis in axes if sbp[axis].is_split)
 
+    counted = _counted_blocks(graph)
     for op, signature in _placed(plan, graph):
-        read_split.update(
-            name
-            for name, text in zip(op.inputs, signature.inputs, strict=True)
-            if op_kind(op.kind).products and along(text)
-        )
-        if op.kind in split and len(tensors[op.outputs[0]].shape) > 1:
+        if op.block not in counted:
+            continue
+        if op_kind(op.kind).products:
+            multiplied.update(source.get(name, name) for name in op.inputs)
+            read_split.update(
+                name for name, text in zip(op.inputs, signature.inputs, strict=True) if along(text)
+            )
+        if op.kind in split:
             split[op.kind][op.outputs[0]] = along(signature.outputs[0])
         if op.kind in ("repeat", "cast", "narrow", "rearrange"):
             source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
     levels: set[int | str] = set()
     for name, gathered in split["repeat"].items():
         variable = source[name]
-        if variable not in split["variable"] or name in read_split:
+        if variable not in multiplied or variable not in split["variable"] or name in read_split:
             continue
         stored = split["variable"][variable]
         if not stored:
