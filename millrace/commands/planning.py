@@ -12,6 +12,7 @@ from rich.table import Table
 from millrace.output import Json, answer, say, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 from planner.errors import PlanError
+from planner.plan import MAX_GAP
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -47,10 +48,12 @@ def plan(
     precision: Precision = "fp32",
     profile: Profile = None,
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
-    max_gap: MaxGap = 0.0,
+    max_gap: MaxGap = MAX_GAP,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     optimize_for: Annotated[str, typer.Option(help="Only throughput.")] = "throughput",
-    explain: Annotated[bool, typer.Option("--explain", help="Also print plans that lost.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what decided each choice.")
+    ] = False,
     output: Output = None,
     dp: Count = None,
     tp: Count = None,
@@ -71,6 +74,7 @@ def plan(
     from millrace import api
     from millrace.figures import plan_summary
     from millrace.files import check_writable, write_document
+    from planner.search.report import Record
 
     if optimize_for != "throughput":
         raise PlanError(
@@ -85,6 +89,7 @@ def plan(
     opened = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
     on = api.cluster(cluster, profile=profile, progress=say)
     began = perf_counter()
+    record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
         found = api.search(
             opened,
@@ -95,8 +100,14 @@ def plan(
             seed=seed,
             pins=pins,
             progress=told,
+            record=record,
         )
     document = plan_summary(found) | {"search_time_s": perf_counter() - began}
+    if found.evidence is not None:
+        document["layers"] = record.timed(found.evidence.layers)
+    if explain:
+        with working(f"explaining {opened.name} for {on.name}"):
+            document["explain"] = api.explain(found, record)
     if output is not None:
         write_document(output, found)
         say(f"plan written to {output}")
@@ -135,7 +146,33 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         markup=False,
     )
     if explain:
+        console.print(_layers_table(document.get("layers", [])))
         console.print(_alternatives_table(document["alternatives"]))
+        console.print("what decided each choice")
+        for one in document["explain"]:
+            console.print(f"  {one['line']}", markup=False, soft_wrap=True)
+
+
+def _layers_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="layers of the search", title_justify="left")
+    table.add_column("layer")
+    for column in ("objective", "bound", "gap", "took"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("did", overflow="fold")
+    shown = ("name", "objective_s", "bound_s", "gap", "seconds")
+    for row in rows:
+        proof = [format_seconds(row[key]) if key in row else "" for key in shown[1:3]]
+        gap = format_percent(row["gap"]) if "gap" in row else ""
+        did = [
+            f"{name.replace('_', ' ')} {number}"
+            for name, number in row.items()
+            if name not in shown and not isinstance(number, dict)
+        ]
+        for kind in ("pruned", "refused"):
+            if isinstance(row.get(kind), dict):
+                did += [f"{kind} {number}: {why}" for why, number in row[kind].items()]
+        table.add_row(row["name"], *proof, gap, format_seconds(row["seconds"]), "; ".join(did))
+    return table
 
 
 def _alternatives_table(rows: list[dict[str, Any]]) -> Table:

@@ -5,12 +5,14 @@ small that it only breaks ties; where the answer does not fit, they are solved a
 of recomputation and at a ladder of prices, and the stages mix what comes of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.graph import Graph
 from planner.errors import InfeasibleError
@@ -18,10 +20,11 @@ from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
+from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
-from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import everywhere
+from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
+from planner.search.sites import everywhere, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
@@ -34,12 +37,20 @@ from planner.search.stages import (
 )
 from planner.search.variants import variants
 
+Floats = NDArray[np.float64]
+
 MODES = ("none", "selective", "full")
-NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
+NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
+ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
+SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
-LADDER = (0.03, 0.3, 3.0)
+LADDER = {
+    "none": (TIE_BREAKER, 0.03, 0.3, 3.0),
+    "selective": (TIE_BREAKER, 0.3),
+    "full": (TIE_BREAKER, 0.3, 3.0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +61,7 @@ class Found:
     division: Division
     variants: tuple[Variant, ...]
     bound_ns: float
+    solved: tuple["Solved", ...]  # the block programs that `variants` write out
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +103,37 @@ class Evaluator:
     request : SearchRequest
     graph : Graph
         The training graph, of any batch.
+    dividing : callable, optional
+        A context in which every division into stages is made, for whom counts and times them.
     """
 
-    def __init__(self, request: SearchRequest, graph: Graph) -> None:
+    def __init__(
+        self,
+        request: SearchRequest,
+        graph: Graph,
+        dividing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.request = request
+        self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
+        self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self._everywhere: dict[int, Site] = {}
+        self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
         self.modes = MODES if pinned is None else (pinned,)
+
+    def under(self, pins: Pins) -> "Evaluator":
+        """An evaluator of the same question under other pins, made once."""
+        if pins not in self._under:
+            self._under[pins] = Evaluator(replace(self.request, pins=pins), self.graph)
+        return self._under[pins]
 
     # -- bounds ------------------------------------------------------------------------------
 
-    def lower_bounds_ns(self, candidates: Sequence[Candidate]) -> list[float | InfeasibleError]:
+    def lower_bounds_ns(
+        self, candidates: Sequence[Candidate], cutoff_ns: float = float("inf")
+    ) -> list[float | InfeasibleError]:
         """Bounds without solving: every op at its fastest, no boxing, stages in balance."""
         shapes = [self.shape(candidate) for candidate in candidates]
         vectors = [prices(candidate.pipeline).vector.tolist() for candidate in candidates]
@@ -111,12 +141,51 @@ class Evaluator:
             costs = self.programs.cheapest(shapes, self.modes[0], vectors)
         except InfeasibleError as error:
             return [error] * len(candidates)
+        floors = self._floors(candidates, shapes, costs, cutoff_ns)
         return [
-            float(cost) / candidate.pipeline.stages
+            max(float(cost), floor) / candidate.pipeline.stages
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
-            for candidate, shape, cost in zip(candidates, shapes, costs, strict=True)
+            for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
         ]
+
+    def _floors(
+        self,
+        candidates: Sequence[Candidate],
+        shapes: Sequence[Shape],
+        costs: Floats,
+        cutoff_ns: float,
+    ) -> Floats:
+        """Bounds with boxing, from a few sweeps over one program per mesh and microbatch.
+
+        The program has the prices of 1F1B. Another schedule pays less for the ramp, at most by as
+        much as the weights of a microbatch differ.
+        """
+        found = np.zeros(len(candidates))
+        if len(candidates) < SWEPT_FIRST:
+            return found
+        stages = np.array([candidate.pipeline.stages for candidate in candidates])
+        legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
+        plain = [
+            replace(c, pipeline=replace(c.pipeline, schedule="1f1b", interleave=1))
+            for c in candidates
+        ]
+        limits = [usable_bytes(self.request, plain[at]) for at in legal]
+        endless = [float("inf")] * len(legal)
+        asks = self._asks([plain[at] for at in legal], limits, self.modes[0], TIE_BREAKER, endless)
+        alone = self.programs.cheapest(
+            [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
+        )
+        for at, ask, bound, now, limit in zip(
+            legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
+        ):
+            mine = prices(candidates[at].pipeline)
+            lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
+            share = lightest / prices(plain[at].pipeline).microbatch
+            paid = ask.prices[2] * room(plain[at], limit)
+            # What cannot be deferred is paid in full.
+            found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
+        return found
 
     def shape(self, candidate: Candidate) -> Shape:
         """What the tables of a candidate depend on."""
@@ -160,12 +229,18 @@ class Evaluator:
         """The programs of candidates where all memory together costs a share of their time."""
         shapes = [self.shape(candidate) for candidate in candidates]
         vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
-        costs = self.programs.cheapest(shapes, self.modes[0], vectors)
+        keys = [(shape, tuple(vector)) for shape, vector in zip(shapes, vectors, strict=True)]
+        new = [key for key in dict.fromkeys(keys) if key not in self._cheapest]
+        found_costs = self.programs.cheapest(
+            [shape for shape, _ in new], self.modes[0], [vector for _, vector in new]
+        )
+        self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
+        costs = [self._cheapest[key] for key in keys]
         found = []
         for candidate, shape, limit, cost, cutoff in zip(
             candidates, shapes, limits, costs, cutoffs, strict=True
         ):
-            price = share * float(cost) / room(candidate, limit)
+            price = share * cost / room(candidate, limit)
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
@@ -216,10 +291,7 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            asks = [
-                self._asks(candidates, limits, mode, share, endless)
-                for share in (TIE_BREAKER, *LADDER)
-            ]
+            asks = [self._asks(candidates, limits, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
             )
@@ -239,6 +311,11 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def options(self, candidate: Candidate) -> int:
+        """Size of a candidate's block program."""
+        space = self.programs.space(self.shape(candidate), self.modes[0])
+        return sum(choice.size for choice in space.choices)
 
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it."""
@@ -315,7 +392,8 @@ class Evaluator:
         )
         if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
-        division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
+        with self.dividing():
+            division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,
@@ -330,6 +408,7 @@ class Evaluator:
                 )
             ),
             bound_ns=min(bound_ns, division.step_ns),
+            solved=tuple(group),
         )
 
     def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
@@ -396,7 +475,4 @@ def unfit(found: list[Refused]) -> InfeasibleError:
     if not close:
         return InfeasibleError(f"{found[0].candidate.text}: {found[0].error}")
     candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
-    return InfeasibleError(
-        f"no plan fits the memory. Nearest: {candidate.text}; {nearest}. Raise --memory-limit, use "
-        f"more devices, or free pins that keep it from splitting further"
-    )
+    return NoPlanError(candidate.text, nearest.needed_bytes, nearest.limit_bytes, nearest.stage)

@@ -1,36 +1,28 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
-Candidates (stages, mesh, microbatch, schedule) are taken in the order of a cheap bound and pruned
-when that bound is well above the best plan so far. The best few are ranked anew by a simulator,
-which is handed in as a function, and checked against the memory that the compiler lays out.
+Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking.py`).
+The best few are ranked anew by a simulator, which is handed in as a function, and checked against
+the memory that the compiler lays out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
-from planner.search.candidates import Candidate, PipelineShape, candidates, shape_of, wider
-from planner.search.evaluation import (
-    NEAR,
-    NO_GAIN,
-    Evaluator,
-    Found,
-    Limits,
-    Outcome,
-    Pruned,
-    Refused,
-    unfit,
-)
+from planner.search.candidates import Candidate, PipelineShape
+from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
+from planner.search.ranking import Ranker, Ranking
+from planner.search.report.record import SIMULATION, Answer, Record, layers
+from planner.search.report.remedies import check_storage, shapes, with_remedies
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import placed, usable_bytes
+from planner.search.sites import usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
@@ -40,44 +32,7 @@ Progress = Callable[[str], None]
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
-FIRST, MANY = 24, 64  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 8  # likewise where memory is tight
-REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
-WIDENED = 2  # best pipelines for which meshes of three axes are tried too
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
-
-
-@dataclass(slots=True)
-class Ranking:
-    """What one round over the candidates found."""
-
-    found: list[Found] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    pruned: list[Pruned] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        """File an outcome under what it is."""
-        if isinstance(outcome, Found):
-            self.found.append(outcome)
-        elif isinstance(outcome, Pruned):
-            self.pruned.append(outcome)
-        else:
-            self.refused.append(outcome)
-
-    @property
-    def bound_ns(self) -> float:
-        """The lowest bound over every candidate that could be a plan."""
-        return min(one.bound_ns for one in self.everything)
-
-    @property
-    def everything(self) -> list[Outcome]:
-        """All outcomes."""
-        return [*self.found, *self.pruned, *self.refused]
-
-    @property
-    def best_ns(self) -> float:
-        """Step time of the best plan so far."""
-        return min((one.division.step_ns for one in self.found), default=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +49,7 @@ def search(
     request: SearchRequest,
     simulate: Simulate | None = None,
     progress: Progress | None = None,
+    record: Record | None = None,
 ) -> Plan:
     """Return the best plan, with the evidence for it.
 
@@ -105,6 +61,8 @@ def search(
         few plans are ranked by it. Without it the planner's own cost decides.
     progress : callable, optional
         Told a line of text now and then.
+    record : Record, optional
+        Filled with what every layer did, and how long it took by the record's clock.
 
     Returns
     -------
@@ -117,23 +75,50 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
-    everything = _listed(request, graph)
-    barred: set[Candidate] = set()
-    tell = progress or (lambda line: None)
-    evaluator = Evaluator(request, graph)
+    record = record or Record()
+    try:
+        return _search(request, graph, simulate, progress or (lambda line: None), record)
+    except InfeasibleError as error:
+        raise with_remedies(error, request, graph) from None
+
+
+def _search(
+    request: SearchRequest,
+    graph: Graph,
+    simulate: Simulate | None,
+    tell: Progress,
+    record: Record,
+) -> Plan:
+    everything = shapes(request, graph)
+    check_storage(request, graph)
+    record.count("candidates", len(everything))
+    evaluator = Evaluator(request, graph, dividing=record.dividing)
     limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
+    barred: set[Candidate] = set()
+    wide: set[Candidate] = set()
 
-    def widened(best: list[PipelineShape]) -> tuple[Candidate, ...]:
-        return tuple(one for one in _listed(request, graph, best) if one not in barred)
+    def widened(best: list[PipelineShape]) -> list[Candidate]:
+        found = shapes(request, graph, best)
+        record.count("candidates", len(set(found) - wide))
+        wide.update(found)
+        return [one for one in found if one not in barred]
 
     for _ in range(ROUNDS):
-        ranking = _rank(request, evaluator, everything, limits, tell, widened)
+        record.count("rounds")
+        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
         if not ranking.found:
             break
-        checked = _check(request, ranking.found, graph, simulate, tell)
+        with record.layer(SIMULATION):
+            checked = _check(request, ranking.found, graph, simulate, tell)
+        record.count("simulated", len(checked))
+        record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
-            return _best(fitting, checked, ranking, simulate is not None)
+            best = min(fitting, key=_time_s)
+            record.answer = Answer(
+                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits=limits
+            )
+            return _best(best, checked, ranking, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             if not one.figures:
@@ -148,127 +133,6 @@ def search(
             limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
             tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
-
-
-def _rank(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    everything: tuple[Candidate, ...],
-    limits: dict[Candidate, Limits],
-    tell: Progress,
-    widened: Callable[[list[PipelineShape]], tuple[Candidate, ...]] | None = None,
-) -> Ranking:
-    """Evaluate candidates, then meshes of three axes for the pipelines that did best."""
-    ranking = Ranking()
-
-    def limit(candidate: Candidate) -> Limits:
-        return limits.get(candidate) or usable_bytes(request, candidate)
-
-    _evaluate(request, evaluator, ranking, everything, limit, tell)
-    if widened is not None:
-        ranking.found.sort(key=lambda one: one.division.step_ns)
-        best = list(dict.fromkeys(shape_of(one.candidate.pipeline) for one in ranking.found))
-        _evaluate(request, evaluator, ranking, widened(best[:WIDENED]), limit, tell, near=1.0)
-    _refine(request, evaluator, ranking, limit, tell)
-    ranking.found.sort(key=lambda one: one.division.step_ns)
-    return ranking
-
-
-def _listed(
-    request: SearchRequest, graph: Graph, widened: list[PipelineShape] | None = None
-) -> tuple[Candidate, ...]:
-    """All candidates; with `widened` those with meshes of three axes for these pipelines."""
-    can = splits(graph)
-    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
-    pins, cluster, samples = request.pins, request.cluster, request.global_batch
-    blocks = len(graph.blocks)
-    if widened is None:
-        found = candidates(pins, cluster, samples, blocks, sequence=sequence, experts=experts)
-    else:
-        found = wider(pins, cluster, samples, blocks, widened, sequence=sequence, experts=experts)
-    return placed(found, cluster)
-
-
-def _evaluate(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    ranking: Ranking,
-    everything: tuple[Candidate, ...],
-    limit: Callable[[Candidate], Limits],
-    tell: Progress,
-    near: float = NEAR,
-) -> None:
-    """Evaluate candidates by ascending bound until the bounds exceed `near` the best plan."""
-    if not everything:
-        return
-    tell(f"bounding {len(everything)} candidates")
-    waiting: list[tuple[float, int, Candidate]] = []
-    for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
-        if isinstance(bound, InfeasibleError):
-            ranking.refused.append(Refused(everything[number], bound))
-        else:
-            waiting.append((bound, number, everything[number]))
-    waiting.sort(key=lambda one: one[:2])
-    tight: list[tuple[Candidate, float]] = []
-
-    def cutoff() -> float:
-        return ranking.best_ns * near / (1 + request.max_gap)
-
-    at, count = 0, FIRST
-    while at < len(waiting) or tight:
-        group = waiting[at : at + count]
-        at, count = at + len(group), MANY
-        open_ones = []
-        for bound, _, candidate in group:
-            if bound >= cutoff():
-                ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-            else:
-                open_ones.append(candidate)
-        if open_ones:
-            tell(f"solving {at} of {len(waiting)}: {open_ones[0].text}")
-            for outcome in evaluator.evaluate_many(
-                open_ones, [limit(one) for one in open_ones], cutoff()
-            ):
-                if isinstance(outcome, tuple):
-                    tight.append(outcome)
-                else:
-                    ranking.add(outcome)
-        tight.sort(key=lambda one: one[1])
-        # Few at a time while a good plan would prune the rest; all that is left at the end.
-        now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
-        for candidate, bound in [one for one in now if one[1] >= cutoff()]:
-            ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-        now = [one for one in now if one[1] < cutoff()]
-        if now:
-            tell(f"making room in {len(now)} candidates: {now[0][0].text}")
-            for outcome in evaluator.squeeze_many(
-                now, [limit(candidate) for candidate, _ in now], cutoff()
-            ):
-                ranking.add(outcome)
-
-
-def _refine(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    ranking: Ranking,
-    limit: Callable[[Candidate], Limits],
-    tell: Progress,
-) -> None:
-    """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
-    done: set[Candidate] = set()
-    for _ in range(REFINED if request.max_gap else len(ranking.found) + len(ranking.pruned)):
-        if ranking.best_ns <= ranking.bound_ns * (1 + request.max_gap):
-            return
-        lowest = min(ranking.everything, key=lambda one: one.bound_ns)
-        if lowest.candidate in done or lowest.bound_ns == float("inf"):
-            return
-        done.add(lowest.candidate)
-        tell(f"refining: {lowest.candidate.text}")
-        better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
-        others = [one for one in ranking.everything if one is not lowest]
-        ranking.found, ranking.pruned, ranking.refused = [], [], []
-        for one in (*others, better):
-            ranking.add(one)
 
 
 def _check(
@@ -331,13 +195,13 @@ def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> 
 
 
 def _best(
-    fitting: list[Checked],
+    best: Checked,
     checked: list[Checked],
     ranking: Ranking,
+    record: Record,
     simulated: bool,
 ) -> Plan:
     """The fastest plan that fits, with what it was compared with."""
-    best = min(fitting, key=_time_s)
     others: list[dict[str, Any]] = []
     for one in checked:
         if one is not best:
@@ -361,9 +225,10 @@ def _best(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
         gap=(objective_ns - bound_ns) / bound_ns,
-        candidates=len(ranking.everything),
+        candidates=record.counts["candidates"],
         pruned=len(ranking.pruned),
         alternatives=tuple(others[:SHOWN]),
+        layers=layers(record, best.found, ranking.pruned, ranking.refused, bound_ns),
     )
     return replace(best.plan, evidence=evidence, figures=best.figures if simulated else {})
 
