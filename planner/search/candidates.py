@@ -17,13 +17,13 @@ INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnum
 SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
 
 
-PipelineShape = tuple[int, str, int]
-"""Stages, schedule and chunks per stage of a pipeline, however many its microbatches."""
+PipelineShape = tuple[int, str, int, int]
+"""Stages, schedule, chunks per stage and microbatches of a pipeline."""
 
 
 def shape_of(pipeline: Pipeline) -> PipelineShape:
-    """Stages, schedule and chunks of a pipeline."""
-    return pipeline.stages, pipeline.schedule, pipeline.interleave
+    """Stages, schedule, chunks and microbatches of a pipeline."""
+    return pipeline.stages, pipeline.schedule, pipeline.interleave, pipeline.microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +135,9 @@ def wider(
 ) -> tuple[Candidate, ...]:
     """Return candidates with meshes of three axes, in a fixed order.
 
-    Only for the stages and schedules of some `pipelines` (those that did best with fewer axes), of
-    all where there are none; and with microbatches of one or two samples where the inner axes
-    split anything but the batch, or where the middle one splits it.
+    Only for some `pipelines` (those that did best with fewer axes). Where there are none, for all,
+    but with microbatches of one or two samples where the inner axes split anything but the batch,
+    or where the middle one splits it.
     """
     found: list[Candidate] = []
     for stages in divisors(cluster.devices):
@@ -152,7 +152,7 @@ def wider(
             middle = prod(axis.size for axis in axes[1:-1] if axis.role == "")
             few = {dp * share * times for share in (1, middle) for times in (1, 2)}
             for batch in _batches(pins, axes, global_batch):
-                if batch not in few and pins.micro_batch is None:
+                if not (pipelines or batch in few or pins.micro_batch):
                     continue
                 found.extend(
                     Candidate(axes=axes, pipeline=one, batch=batch)
