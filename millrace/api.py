@@ -154,14 +154,13 @@ def search(
     model, seq_len, precision
         As for `build`; a model opened already brings its own length and precision.
     on : Cluster
-        What to plan for; all its devices are used, unless `optimize_for` lets some be left.
+        What to plan for; all its devices are used, unless `optimize_for` leaves some.
     global_batch : int
         Samples of a step.
     training : TrainingSpec, optional
         The optimizer and its schedule.
     pins : mapping, optional
-        Choices fixed beforehand: dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute,
-        zero, sequence_parallel.
+        Choices fixed beforehand, by the names of `planner.search.Pins`.
     memory_limit_bytes : int, optional
         What the plan may use of a device; all of it by default.
     max_gap : float
@@ -173,7 +172,7 @@ def search(
     progress : callable, optional
         Told in words how far the search is.
     record : Record, optional
-        Filled with what every layer did and how long it took; `explain` reads it.
+        Filled with what every layer did; `explain` reads it.
 
     Raises
     ------
