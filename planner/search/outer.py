@@ -50,6 +50,8 @@ def search(
     simulate: Simulate | None = None,
     progress: Progress | None = None,
     record: Record | None = None,
+    *,
+    remedies: bool = True,
 ) -> Plan:
     """Return the best plan, with the evidence for it.
 
@@ -63,6 +65,8 @@ def search(
         Told a line of text now and then.
     record : Record, optional
         Filled with what every layer did, and how long it took by the record's clock.
+    remedies : bool
+        Where there is no plan, look for the nearest change that makes one.
 
     Returns
     -------
@@ -79,6 +83,8 @@ def search(
     try:
         return _search(request, graph, simulate, progress or (lambda line: None), record)
     except InfeasibleError as error:
+        if not remedies:
+            raise
         raise with_remedies(error, request, graph) from None
 
 
