@@ -16,8 +16,8 @@ from models.zoo.catalogue import build_training
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError, PlanError
 from planner.plan import Plan
-from planner.search.candidates import divisors
 from planner.search.evaluation import Evaluator
+from planner.search.meshes import divisors
 from planner.search.outer import Progress, Simulate, search
 from planner.search.report.record import LAYERS, Record
 from planner.search.report.remedies import check_storage, shapes
