@@ -164,7 +164,8 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
             )
             assert isinstance(found, Found)
             assert found.division.step_ns >= bound
-            if candidate.pipeline.interleave == 1:  # few blocks make uneven chunks
+            # Many chunks of one block each cannot be sized to their devices.
+            if candidate.pipeline.interleave == 1:
                 assert found.division.step_ns < 1.3 * bound
 
 
