@@ -13,6 +13,8 @@ from planner.search.stages import DEFERRING, Pipeline
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
+# Axes of a mesh on which a pinned ep is looked for, if it can be had on so few.
+EXPERT_AXES_MAX = 3
 INTERLEAVES = (2, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
@@ -143,7 +145,8 @@ def _meshes(
         taken = sum(size > 1 for size in (dp, cp, tp))
         free_experts = None if experts and pins.ep is None else False
         for (dp_ep, tp_ep), free in product(
-            _expert_axes(pins, dp, tp, experts), list(_factors(rest, max(1, FREE_AXES_MAX - taken)))
+            _expert_axes(pins, dp, tp, experts, EXPERT_AXES_MAX - (cp > 1)),
+            list(_factors(rest, max(1, FREE_AXES_MAX - taken))),
         ):
             axes = [
                 ("dp", dp // dp_ep, False),
@@ -160,19 +163,26 @@ def _meshes(
             )
 
 
-def _expert_axes(pins: Pins, dp: int, tp: int, experts: int) -> Iterator[tuple[int, int]]:
+def _expert_axes(
+    pins: Pins, dp: int, tp: int, experts: int, axes_max: int
+) -> Iterator[tuple[int, int]]:
     """Parts of the data- and tensor-parallel ranks over which experts are split.
 
     Unpinned, experts lie whole everywhere, over as many replicas as divide them, or over the
-    tensor-parallel ranks.
+    tensor-parallel ranks; pinned, wherever that makes few axes.
     """
     if not experts or pins.ep == 1:
         yield 1, 1
         return
     if pins.ep is not None:
-        for dp_ep in divisors(gcd(dp, pins.ep)):
-            if tp % (pins.ep // dp_ep) == 0:
-                yield dp_ep, pins.ep // dp_ep
+        ep = pins.ep
+        parts = [(part, ep // part) for part in divisors(gcd(dp, ep)) if tp % (ep // part) == 0]
+        axes = [
+            sum(size > 1 for size in (dp // part, part, tp // inner, inner))
+            for part, inner in parts
+        ]
+        most = max(axes_max, min(axes, default=0))
+        yield from (one for one, count in zip(parts, axes, strict=True) if count <= most)
         return
     yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
 

@@ -137,3 +137,17 @@ def test_without_a_pin_experts_lie_whole_or_over_as_many_ranks_as_divide_them() 
 def test_experts_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InfeasibleError, match="6 experts do not divide by it"):
         experts_on(8, 6, ep=4)
+
+
+def test_chunks_are_few_or_as_many_as_leave_them_even() -> None:
+    found = candidates(Pins(dp=1, tp=1), cluster(4), 16, 34, sequence=True)
+    of_four = {one.pipeline.interleave for one in found if one.pipeline.stages == 4}
+    assert of_four == {1, 2, 4, 8}  # 32 layers, an embedding and a head
+
+
+def test_pinned_experts_lie_on_few_axes_where_they_can() -> None:
+    pins = Pins(dp=8, tp=4, cp=2, pp=1, ep=8, micro_batch=1)
+    found = candidates(pins, cluster(64), 8, 6, sequence=True, experts=8)
+    assert {one.sizes for one in found} == {(8, 2, 4)}
+    alone = Pins(dp=2, tp=2, cp=2, pp=1, ep=4)
+    assert candidates(alone, cluster(8), 8, 6, sequence=True, experts=4)[0].sizes == (2, 2, 2)
