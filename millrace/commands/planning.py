@@ -50,7 +50,9 @@ def plan(
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
     max_gap: MaxGap = MAX_GAP,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    optimize_for: Annotated[str, typer.Option(help="Only throughput.")] = "throughput",
+    optimize_for: Annotated[
+        str, typer.Option(help="throughput, or per token: cost, energy.")
+    ] = "throughput",
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what decided each choice.")
     ] = False,
@@ -75,11 +77,10 @@ def plan(
     from millrace.figures import plan_summary
     from millrace.files import check_writable, write_document
     from planner.search.report import Record
+    from planner.spending import OBJECTIVES, check_known
 
-    if optimize_for != "throughput":
-        raise PlanError(
-            f"--optimize-for {optimize_for}: this version plans for throughput only; leave it out"
-        )
+    if optimize_for not in OBJECTIVES:
+        raise PlanError(f"--optimize-for {optimize_for}: choose {', '.join(OBJECTIVES)}")
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
@@ -88,6 +89,7 @@ def plan(
     # Before this machine is measured, which takes a while.
     opened = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
     on = api.cluster(cluster, profile=profile, progress=say)
+    check_known(on, optimize_for)
     began = perf_counter()
     record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -98,6 +100,7 @@ def plan(
             memory_limit_bytes=limit_bytes,
             max_gap=max_gap,
             seed=seed,
+            optimize_for=optimize_for,
             pins=pins,
             progress=told,
             record=record,
@@ -145,6 +148,13 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         f"searched for {format_seconds(document['search_time_s'])}",
         markup=False,
     )
+    known = {
+        "cost_usd_per_mtoken": "${:.3g} per million tokens",
+        "energy_j_per_token": "{:.3g} J a token",
+    }
+    spent = [text.format(document[name]) for name, text in known.items() if document[name]]
+    if spent:
+        console.print(", ".join(spent), markup=False)
     if explain:
         console.print(_layers_table(document.get("layers", [])))
         console.print(_alternatives_table(document["alternatives"]))

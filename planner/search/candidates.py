@@ -1,24 +1,29 @@
 """Candidates of the outer search: stages, mesh, microbatches and schedule, within the pins."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import product
-from math import gcd, prod
+from math import prod
 
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
+from planner.search.meshes import divisors, meshes, wide_meshes
 from planner.search.pins import Pins, RoledAxis
 from planner.search.ranks import Placing
 from planner.search.stages import DEFERRING, Pipeline
 
-# Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
-FREE_AXES_MAX = 2
-# Axes of a mesh on which a pinned ep is looked for, if it can be had on so few.
-EXPERT_AXES_MAX = 3
 INTERLEAVES = (2, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
 SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
+
+
+PipelineShape = tuple[int, str, int, int]
+"""Stages, schedule, chunks per stage and microbatches of a pipeline."""
+
+
+def shape_of(pipeline: Pipeline) -> PipelineShape:
+    """Stages, schedule, chunks and microbatches of a pipeline."""
+    return pipeline.stages, pipeline.schedule, pipeline.interleave, pipeline.microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +54,6 @@ class Candidate:
         if self.placing is not None and self.placing.text:
             pieces.append(self.placing.text)
         return ", ".join(pieces)
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
 def candidates(
@@ -114,7 +114,7 @@ def candidates(
     for stages in (pins.pp,) if pins.pp else divisors(devices):
         if devices % (pinned // (pins.pp or 1) * stages) or stages > blocks:
             continue
-        for axes in _meshes(pins, devices // stages, sequence, experts):
+        for axes in meshes(pins, cluster, devices // stages, sequence=sequence, experts=experts):
             for batch in _batches(pins, axes, global_batch):
                 for pipeline in _pipelines(pins, stages, global_batch // batch, blocks):
                     found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
@@ -123,79 +123,43 @@ def candidates(
     return tuple(found)
 
 
-def _meshes(
-    pins: Pins, devices: int, sequence: bool, experts: int
-) -> Iterator[tuple[RoledAxis, ...]]:
-    """Axes of one stage in the order dp, cp, free, tp: tp joins neighbours.
+def wider(
+    pins: Pins,
+    cluster: Cluster,
+    global_batch: int,
+    blocks: int,
+    pipelines: Collection[PipelineShape],
+    *,
+    sequence: bool,
+    experts: int = 0,
+) -> tuple[Candidate, ...]:
+    """Return candidates with meshes of three axes, in a fixed order.
 
-    A settled degree has an axis of its own (two where experts are split over a part of it); what
-    is left of the devices goes to free axes.
+    Only for some `pipelines` (those that did best with fewer axes). Where there are none, for all,
+    but with microbatches of one or two samples where the inner axes split anything but the batch,
+    or where the middle one splits it.
     """
-    settled = pins.settled | (frozenset() if sequence else {"cp"})
-
-    def sizes(name: str) -> list[int]:
-        if name not in settled:
-            return [1]
-        return [n for n in divisors(devices) if pins.admits(name, n)]
-
-    for dp, cp, tp in product(sizes("dp"), sizes("cp"), sizes("tp")):
-        rest, left = divmod(devices, dp * cp * tp)
-        if left or (rest > 1 and settled >= {"dp", "cp", "tp"}) or (cp > 1 and not sequence):
+    found: list[Candidate] = []
+    for stages in divisors(cluster.devices):
+        if (pins.pp or stages) != stages or stages > blocks:
             continue
-        taken = sum(size > 1 for size in (dp, cp, tp))
-        free_experts = None if experts and pins.ep is None else False
-        for (dp_ep, tp_ep), free in product(
-            _expert_axes(pins, dp, tp, experts, EXPERT_AXES_MAX - (cp > 1)),
-            list(_factors(rest, max(1, FREE_AXES_MAX - taken))),
+        if pipelines and all(stages != one[0] for one in pipelines):
+            continue
+        for axes in wide_meshes(
+            pins, cluster, cluster.devices // stages, sequence=sequence, experts=experts
         ):
-            axes = [
-                ("dp", dp // dp_ep, False),
-                ("dp", dp_ep, True),
-                ("cp", cp, False),
-                *(("", n, free_experts) for n in free),
-                ("tp", tp // tp_ep, False),
-                ("tp", tp_ep, True),
-            ]
-            yield tuple(
-                RoledAxis(role=role, size=size, experts=split if experts else None)
-                for role, size, split in axes
-                if size > 1
-            )
-
-
-def _expert_axes(
-    pins: Pins, dp: int, tp: int, experts: int, axes_max: int
-) -> Iterator[tuple[int, int]]:
-    """Parts of the data- and tensor-parallel ranks over which experts are split.
-
-    Unpinned, experts lie whole everywhere, over as many replicas as divide them, or over the
-    tensor-parallel ranks; pinned, wherever that makes few axes.
-    """
-    if not experts or pins.ep == 1:
-        yield 1, 1
-        return
-    if pins.ep is not None:
-        ep = pins.ep
-        parts = [(part, ep // part) for part in divisors(gcd(dp, ep)) if tp % (ep // part) == 0]
-        axes = [
-            sum(size > 1 for size in (dp // part, part, tp // inner, inner))
-            for part, inner in parts
-        ]
-        most = max(axes_max, min(axes, default=0))
-        yield from (one for one, count in zip(parts, axes, strict=True) if count <= most)
-        return
-    yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
-
-
-def _factors(number: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factorisations into at most so many factors above one."""
-    if number == 1:
-        yield ()
-        return
-    yield (number,)
-    if most > 1:
-        for first in divisors(number)[1:-1]:
-            yield (first, number // first)
+            dp = prod(axis.size for axis in axes if axis.role == "dp")
+            middle = prod(axis.size for axis in axes[1:-1] if axis.role == "")
+            few = {dp * share * times for share in (1, middle) for times in (1, 2)}
+            for batch in _batches(pins, axes, global_batch):
+                if not (pipelines or batch in few or pins.micro_batch):
+                    continue
+                found.extend(
+                    Candidate(axes=axes, pipeline=one, batch=batch)
+                    for one in _pipelines(pins, stages, global_batch // batch, blocks)
+                    if not pipelines or shape_of(one) in pipelines
+                )
+    return tuple(found)
 
 
 def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tuple[int, ...]:

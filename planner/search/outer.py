@@ -16,7 +16,7 @@ from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, PipelineShape
 from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
 from planner.search.ranking import Ranker, Ranking
 from planner.search.report.record import SIMULATION, Answer, Record, layers
@@ -50,6 +50,8 @@ def search(
     simulate: Simulate | None = None,
     progress: Progress | None = None,
     record: Record | None = None,
+    *,
+    remedies: bool = True,
 ) -> Plan:
     """Return the best plan, with the evidence for it.
 
@@ -63,6 +65,8 @@ def search(
         Told a line of text now and then.
     record : Record, optional
         Filled with what every layer did, and how long it took by the record's clock.
+    remedies : bool
+        Where there is no plan, look for the nearest change that makes one.
 
     Returns
     -------
@@ -79,6 +83,8 @@ def search(
     try:
         return _search(request, graph, simulate, progress or (lambda line: None), record)
     except InfeasibleError as error:
+        if not remedies:
+            raise
         raise with_remedies(error, request, graph) from None
 
 
@@ -95,9 +101,18 @@ def _search(
     evaluator = Evaluator(request, graph, dividing=record.dividing)
     limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
+    barred: set[Candidate] = set()
+    wide: set[Candidate] = set()
+
+    def widened(best: list[PipelineShape]) -> list[Candidate]:
+        found = shapes(request, graph, best)
+        record.count("candidates", len(set(found) - wide))
+        wide.update(found)
+        return [one for one in found if one not in barred]
+
     for _ in range(ROUNDS):
         record.count("rounds")
-        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything)
+        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
         if not ranking.found:
             break
         with record.layer(SIMULATION):
@@ -113,7 +128,8 @@ def _search(
         for one in checked:
             candidate = one.found.candidate
             if not one.figures:
-                everything = tuple(other for other in everything if other != candidate)
+                barred.add(candidate)
+                everything = tuple(other for other in everything if other not in barred)
                 tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
             # The compiler laid out more than was estimated: ask for less by as much.

@@ -65,10 +65,14 @@ class Shape:
         return tuple(axis.size for axis in self.axes)
 
     @property
+    def kinds(self) -> tuple[object, ...]:
+        """What the axes are, whatever their sizes."""
+        return tuple((axis.role, axis.experts, axis.copies) for axis in self.axes)
+
+    @property
     def family(self) -> tuple[object, ...]:
         """Shapes of one family are priced together."""
-        roles = tuple((axis.role, axis.experts) for axis in self.axes)
-        return roles, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
+        return self.kinds, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
 
     @property
     def parts(self) -> "tuple[Shape, ...]":
@@ -125,8 +129,7 @@ class Programs:
 
     def space(self, shape: Shape, mode: str) -> Space:
         """What there is to choose on meshes of a shape's kind."""
-        roles = tuple((axis.role, axis.experts) for axis in shape.axes)
-        if (roles, mode) not in self._spaces:
+        if (shape.kinds, mode) not in self._spaces:
             folded = self.folded(mode)
             if self._forced is None:
                 plain = self.folded("none")
@@ -137,8 +140,8 @@ class Programs:
                 forced=self._forced,
                 required=self.request.required,
             )
-            self._spaces[roles, mode] = build_space(folded, len(shape.axes), *filters(rules))
-        return self._spaces[roles, mode]
+            self._spaces[shape.kinds, mode] = build_space(folded, len(shape.axes), *filters(rules))
+        return self._spaces[shape.kinds, mode]
 
     def price(
         self, shapes: Iterable[Shape], mode: str

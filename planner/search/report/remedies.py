@@ -4,7 +4,7 @@ Every remedy that is named was tried: shapes are enumerated for it, and where me
 is divided and laid out. They are few, so that the answer comes quickly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,10 +15,11 @@ from models.ops import state_of
 from planner.cluster import Cluster
 from planner.clusters import reference_node
 from planner.errors import ClusterError, InfeasibleError
-from planner.memory import UPDATES, beside, plan_memory
+from planner.memory import UPDATES, beside, plan_memory, reserved_bytes
 from planner.plan import plan_graph
-from planner.search.candidates import Candidate, candidates, divisors
+from planner.search.candidates import Candidate, PipelineShape, candidates, wider
 from planner.search.evaluation import Evaluator, Found
+from planner.search.meshes import divisors
 from planner.search.pins import DEGREES
 from planner.search.request import NoPlanError, SearchRequest
 from planner.search.sites import placed, usable_bytes
@@ -33,18 +34,19 @@ STRONGER = {"recompute": "full", "zero": 3}
 ORDER = ("recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
 
 
-def shapes(request: SearchRequest, graph: Graph) -> tuple[Candidate, ...]:
-    """Return the candidates of a request."""
+def shapes(
+    request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
+) -> tuple[Candidate, ...]:
+    """Return the candidates of a request; with `widened` those of three axes for such pipelines."""
     can = splits(graph)
-    found = candidates(
-        request.pins,
-        request.cluster,
-        request.global_batch,
-        len(graph.blocks),
-        sequence=bool(can["sequence"] or can["sequence_parallel"]),
-        experts=int(can["experts"]),
-    )
-    return placed(found, request.cluster)
+    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
+    pins, cluster, samples = request.pins, request.cluster, request.global_batch
+    blocks = len(graph.blocks)
+    if widened is None:
+        found = candidates(pins, cluster, samples, blocks, sequence=sequence, experts=experts)
+    else:
+        found = wider(pins, cluster, samples, blocks, widened, sequence=sequence, experts=experts)
+    return placed(found, cluster)
 
 
 # -- what shapes allow -------------------------------------------------------------------------
@@ -139,6 +141,13 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
     NoPlanError
         Names what weights, gradients and optimizer state take of a device.
     """
+    reserved = reserved_bytes(request.cluster)
+    if request.usable_bytes <= 0:
+        raise NoPlanError(
+            "context, workspace and communication buffers, before any plan",
+            reserved,
+            request.limit_bytes,
+        )
     devices = request.cluster.devices
     needed = -(-storage_bytes(graph) // devices)
     groups = request.cluster.groups
@@ -154,7 +163,11 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
 
 def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
     """Single changes under which a plan fits: a pin, the number of devices, their memory."""
-    found = []
+    found: list[str] = []
+    if request.usable_bytes <= 0:
+        # No plan can be sized where nothing can be laid out: that of the whole device.
+        room = roomiest(replace(request, memory_limit_bytes=None), graph)
+        return [f"with --memory-limit {limit_option(room.needed_bytes)}"] if room else found
     for name in (one for one in ORDER if one in request.pins.document):
         for value in dict.fromkeys((STRONGER.get(name), None)):
             if str(value) == str(request.pins.document[name]):

