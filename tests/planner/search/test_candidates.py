@@ -57,9 +57,11 @@ def test_pins_of_replicas_give_every_candidate_a_known_degree() -> None:
     assert all(any(a.role == "dp" for a in one.axes) for one in all_of(4, 16, zero=1, pp=1))
 
 
-def test_interleaving_wants_rounds_of_microbatches() -> None:
-    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+def test_interleaving_is_searched_in_whole_rounds_and_pinned_in_any() -> None:
+    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b")
     assert {one.pipeline.microbatches for one in found} == {2, 4, 8}
+    pinned = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+    assert {one.pipeline.microbatches for one in pinned} == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize(
