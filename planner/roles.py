@@ -82,10 +82,12 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes
     others = [one - {"ep"} or one for one in per_axis]
-    agreed = all(len(one) <= 1 for one in others)
+
+    def known(role: str) -> bool:
+        return all(len(one) == 1 for one in others if role in one)
 
     def degree(role: str) -> int | None:
-        if not agreed:
+        if not known(role):
             return None
         return prod(size for size, one in zip(sizes, others, strict=True) if role in one)
 
@@ -98,8 +100,10 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "pp": plan.stages,
         "cp": degree("cp"),
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
-        "zero": _zero(plan, graph, axes("dp") or axes("cp")) if agreed else None,
-        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if agreed else None,
+        "zero": (
+            _zero(plan, graph, axes("dp") or axes("cp")) if known("dp") and known("cp") else None
+        ),
+        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
         "recompute": _recompute(plan, graph),
     }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
@@ -11,10 +11,11 @@ from planner.search.pins import Pins, RoledAxis
 from planner.search.ranks import Placing
 from planner.search.stages import DEFERRING, Pipeline
 
-INTERLEAVES = (2, 4)
+INTERLEAVES = (2, 3, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
+UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
-SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
+SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
 
 
 PipelineShape = tuple[int, str, int, int]
@@ -64,6 +65,7 @@ def candidates(
     *,
     sequence: bool,
     experts: int = 0,
+    repeated: int = 0,
 ) -> tuple[Candidate, ...]:
     """Return every candidate that the pins, the devices and the batch allow, in a fixed order.
 
@@ -80,6 +82,8 @@ def candidates(
         Whether the model has a sequence label, so that an axis may split it.
     experts : int
         Size of the model's expert label; 0 where it has none.
+    repeated : int
+        Equal blocks in a row, at most; 0: all of them.
 
     Raises
     ------
@@ -116,7 +120,9 @@ def candidates(
             continue
         for axes in meshes(pins, cluster, devices // stages, sequence=sequence, experts=experts):
             for batch in _batches(pins, axes, global_batch):
-                for pipeline in _pipelines(pins, stages, global_batch // batch, blocks):
+                for pipeline in _pipelines(
+                    pins, stages, global_batch // batch, blocks, repeated or blocks
+                ):
                     found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
     if not found:
         raise InfeasibleError(_nothing(pins, devices, global_batch, blocks))
@@ -132,6 +138,7 @@ def wider(
     *,
     sequence: bool,
     experts: int = 0,
+    repeated: int = 0,
 ) -> tuple[Candidate, ...]:
     """Return candidates with meshes of three axes, in a fixed order.
 
@@ -156,7 +163,9 @@ def wider(
                     continue
                 found.extend(
                     Candidate(axes=axes, pipeline=one, batch=batch)
-                    for one in _pipelines(pins, stages, global_batch // batch, blocks)
+                    for one in _pipelines(
+                        pins, stages, global_batch // batch, blocks, repeated or blocks
+                    )
                     if not pipelines or shape_of(one) in pipelines
                 )
     return tuple(found)
@@ -171,46 +180,46 @@ def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tupl
     return tuple(batch for batch in divisors(global_batch) if batch % dp == 0)
 
 
-def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Iterator[Pipeline]:
-    schedules = (pins.schedule,) if pins.schedule else SEARCHED
-    for schedule in schedules:
-        interleaved = schedule == "interleaved-1f1b"
-        if pins.interleave is not None:
-            choices: tuple[int, ...] = (pins.interleave,)
-        elif interleaved and stages > 1:
-            choices = _interleaves(stages, blocks)
-        else:
-            choices = (1,)
-        for chunks in choices:
-            if chunks > 1 and not interleaved and schedule != "gpipe":
+def _pipelines(
+    pins: Pins, stages: int, microbatches: int, blocks: int, repeated: int
+) -> Iterator[Pipeline]:
+    for schedule in (pins.schedule,) if pins.schedule else SEARCHED:
+        if stages == 1 and schedule != "1f1b" and not pins.schedule:
+            continue
+        for chunks in _chunks(pins, schedule, stages, repeated):
+            if schedule in DEFERRING and microbatches < (2 * stages - 1 if chunks > 1 else stages):
                 continue
-            if interleaved and stages > 1 and (microbatches % stages or chunks == 1):
+            if stages * chunks > blocks:
                 continue
-            if stages == 1 and schedule != "1f1b" and not pins.schedule:
-                continue
-            if schedule in DEFERRING and microbatches < stages:
-                continue
-            if stages * chunks <= blocks:
-                yield Pipeline(
-                    schedule=schedule,
-                    stages=stages,
-                    interleave=chunks,
-                    microbatches=microbatches,
-                )
+            if chunks > 1 and stages > 1 and pins.interleave is None:
+                # Chunks wait for each other, so that the largest sets the pace of all.
+                share = repeated / (stages * chunks)
+                if pins.schedule is None and ceil(share) > UNEVEN * share:
+                    continue
+                if schedule == "interleaved-1f1b" and microbatches % stages:
+                    continue
+            yield Pipeline(
+                schedule=schedule, stages=stages, interleave=chunks, microbatches=microbatches
+            )
 
 
-def _interleaves(stages: int, blocks: int) -> tuple[int, ...]:
-    """Chunks per stage: few, and as many as leave chunks even.
+def _chunks(pins: Pins, schedule: str, stages: int, repeated: int) -> tuple[int, ...]:
+    """Chunks a stage that a schedule may have."""
+    allowed: tuple[int, ...] = (1,)
+    if schedule == "interleaved-1f1b" and stages > 1:
+        allowed = _interleaves(stages, repeated)
+    elif schedule == "zb-v":
+        allowed = (2,)
+    if pins.interleave is None:
+        return allowed
+    free = schedule in ("interleaved-1f1b", "gpipe") and (pins.interleave > 1 or stages == 1)
+    return (pins.interleave,) if free or pins.interleave in allowed else ()
 
-    Even counting all blocks, or all but the first and the last (an embedding and a head).
-    """
-    even = {
-        chunks
-        for count in (blocks // stages, (blocks - 2) // stages)
-        for chunks in divisors(count)
-        if 1 < chunks <= INTERLEAVE_MAX
-    }
-    return tuple(sorted({*INTERLEAVES, *sorted(even)[-1:]}))
+
+def _interleaves(stages: int, repeated: int) -> tuple[int, ...]:
+    """Chunks per stage: few, and the most that leave chunks even."""
+    even = [n for n in divisors(repeated // stages) if 1 < n <= INTERLEAVE_MAX]
+    return tuple(sorted({*INTERLEAVES, *even[-1:]}))
 
 
 def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:

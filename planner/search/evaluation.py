@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.graph import Graph
+from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
 from planner.search.pins import Pins
+from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
@@ -28,7 +30,6 @@ from planner.search.sites import everywhere, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
-    Pipeline,
     Run,
     VariantFigures,
     divide,
@@ -172,7 +173,7 @@ class Evaluator:
         ]
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
-        asks = self._asks([plain[at] for at in legal], limits, self.modes[0], TIE_BREAKER, endless)
+        asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
@@ -221,7 +222,6 @@ class Evaluator:
     def _asks(
         self,
         candidates: Sequence[Candidate],
-        limits: Sequence[Limits],
         mode: str,
         share: float,
         cutoffs: Sequence[float],
@@ -237,10 +237,9 @@ class Evaluator:
         self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
         costs = [self._cheapest[key] for key in keys]
         found = []
-        for candidate, shape, limit, cost, cutoff in zip(
-            candidates, shapes, limits, costs, cutoffs, strict=True
-        ):
-            price = share * cost / room(candidate, limit)
+        for candidate, shape, cost, cutoff in zip(candidates, shapes, costs, cutoffs, strict=True):
+            # By what devices have, whatever limits are in force: solutions serve all of these.
+            price = share * cost / room(candidate, usable_bytes(self.request, candidate))
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
@@ -256,7 +255,7 @@ class Evaluator:
             Per candidate what came of it; a candidate with its bound where memory does matter.
         """
         cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
-        asks = self._asks(candidates, limits, self.modes[0], TIE_BREAKER, cutoffs)
+        asks = self._asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
         found: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
@@ -291,7 +290,7 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            asks = [self._asks(candidates, limits, mode, share, endless) for share in LADDER[mode]]
+            asks = [self._asks(candidates, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
             )
@@ -311,6 +310,24 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def expected_ns(self, found: Found) -> float:
+        """The step time of a plan with what stages hand each other: what a simulator should say.
+
+        A stage waits for every microbatch of every chunk to come, forward and backward, unless it
+        has more to do meanwhile, as where gradients of weights are deferred.
+        """
+        pipeline = found.candidate.pipeline
+        if pipeline.stages == 1 or pipeline.schedule in DEFERRING:
+            return found.division.step_ns
+        first = self.shape(found.candidate).parts[0]
+        size = max(
+            self.programs.handed_bytes(first, one.mode, one.solution.options)
+            for one in found.solved
+        )
+        pair = 0, prod(found.candidate.sizes)
+        sent_ns = collective_duration_ns("send", size, 2, self.request.cluster, pair)
+        return found.division.step_ns + 2 * pipeline.microbatches * pipeline.interleave * sent_ns
 
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""
@@ -386,7 +403,15 @@ class Evaluator:
         shape = self.shape(candidate)
         runs = self._runs(
             [
-                [self.programs.block_figures(part, one.mode, one.solution.options) for one in group]
+                [
+                    self.programs.block_figures(
+                        part,
+                        one.mode,
+                        one.solution.options,
+                        candidate.pipeline.schedule in DEFERRING,
+                    )
+                    for one in group
+                ]
                 for part in shape.parts
             ]
         )
@@ -440,33 +465,6 @@ def _distinct(group: list[Solved]) -> list[Solved]:
     for one in group:
         found.setdefault((one.mode, one.solution.options), one)
     return list(found.values())
-
-
-def prices(pipeline: Pipeline) -> Prices:
-    """Prices at which a block program's optimum, over the stages, bounds the step time.
-
-    A stage's time counts for every microbatch and for the ramp: `stages.divide`'s objective, with
-    all stages in balance. Where weight gradients fill the ramp they count as much less.
-    """
-    ramp = (pipeline.stages - 1) / pipeline.interleave
-    weight = pipeline.microbatches + ramp
-    if pipeline.schedule not in DEFERRING:
-        return Prices(microbatch=weight)
-    return Prices(microbatch=weight, deferrable=max(weight - 2 * ramp, 0.0))
-
-
-def shared_prices(pipeline: Pipeline) -> Prices:
-    """Prices at which the program is solved: one solution serves however many chunks."""
-    return prices(replace(pipeline, interleave=1))
-
-
-def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
-    """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
-    plain = replace(pipeline, schedule="1f1b", interleave=1)
-    counts = inflight_counts(plain)
-    kept = sum(counts) / len(counts) if average else min(counts)
-    shared = shared_prices(plain if average else pipeline)
-    return replace(shared, persistent_byte=price, inflight_byte=price * kept)
 
 
 def unfit(found: list[Refused]) -> InfeasibleError:

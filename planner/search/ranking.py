@@ -32,7 +32,7 @@ Tight = tuple[Candidate, float]  # with its bound
 Waiting = tuple[float, int, Candidate]
 
 FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 24  # likewise where memory is tight
+SQUEEZED = 12  # likewise where memory is tight
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 WIDENED = 2  # best pipelines for which meshes of three axes are tried too

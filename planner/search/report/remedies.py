@@ -6,6 +6,7 @@ is divided and laid out. They are few, so that the answer comes quickly.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import msgspec
 
@@ -42,10 +43,15 @@ def shapes(
     sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
+    given = {
+        "sequence": sequence,
+        "experts": experts,
+        "repeated": max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get)),
+    }
     if widened is None:
-        found = candidates(pins, cluster, samples, blocks, sequence=sequence, experts=experts)
+        found = candidates(pins, cluster, samples, blocks, **given)
     else:
-        found = wider(pins, cluster, samples, blocks, widened, sequence=sequence, experts=experts)
+        found = wider(pins, cluster, samples, blocks, widened, **given)
     return placed(found, cluster)
 
 

@@ -57,9 +57,11 @@ def test_pins_of_replicas_give_every_candidate_a_known_degree() -> None:
     assert all(any(a.role == "dp" for a in one.axes) for one in all_of(4, 16, zero=1, pp=1))
 
 
-def test_interleaving_wants_rounds_of_microbatches() -> None:
-    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+def test_interleaving_is_searched_in_whole_rounds_and_pinned_in_any() -> None:
+    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b")
     assert {one.pipeline.microbatches for one in found} == {2, 4, 8}
+    pinned = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+    assert {one.pipeline.microbatches for one in pinned} == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize(
@@ -187,3 +189,17 @@ def test_pinned_degrees_are_axes_of_the_three(
 
 def test_small_stages_have_no_meshes_of_three_axes() -> None:
     assert not wider(Pins(), cluster(8), 16, 6, (), sequence=True)
+
+
+def test_chunks_are_few_or_as_many_as_leave_them_even() -> None:
+    found = candidates(Pins(dp=1, tp=1), cluster(4), 16, 34, sequence=True)
+    of_four = {one.pipeline.interleave for one in found if one.pipeline.stages == 4}
+    assert of_four == {1, 2, 4, 8}  # 32 layers, an embedding and a head
+
+
+def test_pinned_experts_lie_on_few_axes_where_they_can() -> None:
+    pins = Pins(dp=8, tp=4, cp=2, pp=1, ep=8, micro_batch=1)
+    found = candidates(pins, cluster(64), 8, 6, sequence=True, experts=8)
+    assert {one.sizes for one in found} == {(8, 2, 4)}
+    alone = Pins(dp=2, tp=2, cp=2, pp=1, ep=4)
+    assert candidates(alone, cluster(8), 8, 6, sequence=True, experts=4)[0].sizes == (2, 2, 2)
