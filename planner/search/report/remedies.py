@@ -43,15 +43,12 @@ def shapes(
     sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
-    given = {
-        "sequence": sequence,
-        "experts": experts,
-        "repeated": max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get)),
-    }
+    repeated = max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get))
+    asked = pins, cluster, samples, blocks
     if widened is None:
-        found = candidates(pins, cluster, samples, blocks, **given)
+        found = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
     else:
-        found = wider(pins, cluster, samples, blocks, widened, **given)
+        found = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
     return placed(found, cluster)
 
 
