@@ -18,6 +18,7 @@ from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
+from planner.search.joint import solve_jointly
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, SearchRequest
@@ -267,6 +268,9 @@ class Evaluator:
                 if pipeline.stages == 1:
                     bounds.pop()
         bound = max(bound, min(bounds, default=float("inf")))
+        if not self.request.max_gap:
+            together, proven = self._jointly(candidate, limits, best_ns)
+            found, bound = [*found, *together], max(bound, proven)
         try:
             one = self._found(candidate, found, limits, bound)
         except InfeasibleError as error:
@@ -275,6 +279,42 @@ class Evaluator:
         if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
             return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
         return one
+
+    def _jointly(
+        self, candidate: Candidate, limits: Limits, best_ns: float
+    ) -> tuple[list[Solved], float]:
+        """The joint program of a small candidate: its solutions, and the bound of its plans.
+
+        Memory is left out at first: without it no block gains by running anything twice.
+        """
+        shape, pipeline = self.shape(candidate), candidate.pipeline
+        found: list[Solved] = []
+        bound = 0.0
+        if len(shape.sites) > 1:
+            return found, bound
+        for modes, limit in ((self.modes[:1], None), (self.modes, limits[0])):
+            answer = solve_jointly(self.programs, shape, modes, pipeline, limit, best_ns)
+            if answer is None:
+                break
+            bound = max(bound, answer.bound_ns)
+            group = [self._solved(shape, *one) for one in answer.solutions]
+            found += group
+            if not group:
+                break
+            try:
+                one = self._found(candidate, group, limits, bound)
+            except InfeasibleError:
+                continue
+            if isinstance(one, Found) and (
+                one.division.step_ns <= answer.bound_ns * (1 + 1e-5) + answer.rounding_ns
+            ):
+                break
+        return found, bound
+
+    def _solved(self, shape: Shape, mode: str, options: tuple[int, ...]) -> Solved:
+        """Options as a solution, of which only the options are looked at."""
+        self.programs.tables(shape, mode)
+        return Solved(mode, Solution(options=options, figures=(), cost=0.0, bound=0.0))
 
     # -- reading -----------------------------------------------------------------------------
 

@@ -225,11 +225,10 @@ def _refine(
 ) -> None:
     """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
     done: set[Candidate] = set()
-    for _ in range(REFINED if request.max_gap else len(ranking.found) + len(ranking.pruned)):
-        if ranking.best_ns <= ranking.bound_ns * (1 + request.max_gap):
-            return
-        lowest = min(ranking.everything, key=lambda one: one.bound_ns)
-        if lowest.candidate in done or lowest.bound_ns == float("inf"):
+    for _ in range(REFINED if request.max_gap else len(ranking.everything)):
+        left = [one for one in ranking.everything if one.candidate not in done]
+        lowest = min(left, key=lambda one: one.bound_ns, default=None)
+        if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + request.max_gap):
             return
         done.add(lowest.candidate)
         tell(f"refining: {lowest.candidate.text}")
