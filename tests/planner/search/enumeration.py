@@ -158,9 +158,9 @@ class Block:
                     self.factors.append(
                         Factor(
                             members=[made, (self.handed[name], list(blocks.handed[name]))],
-                            weigh=lambda v: np.zeros(self.width, np.int64)
-                            if v[0] == v[1]
-                            else None,
+                            weigh=lambda v: (
+                                np.zeros(self.width, np.int64) if v[0] == v[1] else None
+                            ),
                         )
                     )
 
@@ -530,7 +530,9 @@ class Enumerator:
 
         return Room(
             time=time(block.width),
-            others=sum(float((v.vectors @ time(o.width)).min()) for o in others for v in o.variables),
+            others=sum(
+                float((v.vectors @ time(o.width)).min()) for o in others for v in o.variables
+            ),
             cutoff=self.cutoff,
             size=size(block.width) if self.limited else None,
             beside=sum(other.least(size(other.width)) for other in others),
@@ -609,7 +611,7 @@ class Enumerator:
             sums = sums[fits]
             values = sums
         else:
-            values = sums[:, : BYTES]
+            values = sums[:, :BYTES]
         return sums[undominated(np.zeros(len(sums), np.int64), values)]
 
     def _together(self, candidate: Candidate, stages: list[Ints]) -> float:
