@@ -249,6 +249,9 @@ class Evaluator:
         bound = 0.0 if isinstance(outcome, Refused) else outcome.bound_ns
         found: list[Solved] = []
         bounds: list[float] = []
+        # A memory row bounds plans of one stage, and only those whose blocks are all in one mode.
+        alone = pipeline.stages == 1 and len(self.modes) == 1
+        short = 0
         for mode in self.modes:
             try:
                 free = self.programs.solve_one(shape, mode, shared_prices(pipeline), None)
@@ -262,15 +265,17 @@ class Evaluator:
             try:
                 within = self.programs.solve_one(shape, mode, shared_prices(pipeline), row)
                 found.append(Solved(mode, within))
-                if pipeline.stages == 1:
+                if alone:
                     bounds[-1] = within.bound * self.unit(candidate)
             except MemoryLimitError:
-                if pipeline.stages == 1:
-                    bounds.pop()
-        bound = max(bound, min(bounds, default=float("inf")))
-        if not self.request.max_gap:
-            together, proven = self._jointly(candidate, limits, best_ns)
-            found, bound = [*found, *together], max(bound, proven)
+                short += 1
+        least = min(bounds)
+        if pipeline.stages == 1 and short == len(self.modes):
+            least = float("inf")
+        if not self.request.max_gap and (answer := self._jointly(candidate, limits, best_ns)):
+            found += answer[0]
+            least = max(min(bounds), answer[1])
+        bound = max(bound, least)
         try:
             one = self._found(candidate, found, limits, bound)
         except InfeasibleError as error:
@@ -282,7 +287,7 @@ class Evaluator:
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
-    ) -> tuple[list[Solved], float]:
+    ) -> tuple[list[Solved], float] | None:
         """The joint program of a small candidate: its solutions, and the bound of its plans.
 
         Memory is left out at first: without it no block gains by running anything twice.
@@ -291,11 +296,11 @@ class Evaluator:
         found: list[Solved] = []
         bound = 0.0
         if len(shape.sites) > 1:
-            return found, bound
+            return None
         for modes, limit in ((self.modes[:1], None), (self.modes, limits[0])):
             answer = solve_jointly(self.programs, shape, modes, pipeline, limit, best_ns)
             if answer is None:
-                break
+                return None
             bound = max(bound, answer.bound_ns)
             group = [self._solved(shape, *one) for one in answer.solutions]
             found += group

@@ -499,17 +499,24 @@ class Enumerator:
         key = (candidate.axes, candidate.batch, mode, template, pipeline.positions > 1, defers,
                whole, pipeline.microbatches, kept)  # fmt: skip
         if key not in self._known:
-            blocks = Blocks(self.request, self.graph, mode, candidate, self.limited)
-            templates = dict.fromkeys(self.graph.templates[b] for b in self.graph.blocks)
-            every = {one: Block(blocks, one) for one in templates}
-            for one, block in every.items():
-                weights = figure_weights(block.width, candidate, self.limited)
-                others = [other for other in every.values() if other is not block]
-                found = block.variants(weights, self._room(candidate, block, others))
-                self._known[(*key[:3], one, *key[4:])] = found
+            every = {mode: self._blocks(candidate, mode) for mode in self.modes}
+            for name, blocks in every.items():
+                for one, block in blocks.items():
+                    weights = figure_weights(block.width, candidate, self.limited)
+                    # Other templates' blocks may run in another mode.
+                    others = [
+                        [mine[other] for mine in every.values()] for other in blocks if other != one
+                    ]
+                    found = block.variants(weights, self._room(candidate, block, others))
+                    self._known[(*key[:2], name, one, *key[4:])] = found
         return self._known[key]
 
-    def _room(self, candidate: Candidate, block: Block, others: list[Block]) -> Room:
+    def _blocks(self, candidate: Candidate, mode: str) -> dict[str, Block]:
+        blocks = Blocks(self.request, self.graph, mode, candidate, self.limited)
+        templates = dict.fromkeys(self.graph.templates[b] for b in self.graph.blocks)
+        return {one: Block(blocks, one) for one in templates}
+
+    def _room(self, candidate: Candidate, block: Block, others: list[list[Block]]) -> Room:
         """A step takes at least the average load of its stages, whatever the schedule."""
         pipeline = candidate.pipeline
         whole = pipeline.stages == 1
@@ -531,11 +538,12 @@ class Enumerator:
         return Room(
             time=time(block.width),
             others=sum(
-                float((v.vectors @ time(o.width)).min()) for o in others for v in o.variables
+                min(sum(float((v.vectors @ time(o.width)).min()) for v in o.variables) for o in ways)
+                for ways in others
             ),
             cutoff=self.cutoff,
             size=size(block.width) if self.limited else None,
-            beside=sum(other.least(size(other.width)) for other in others),
+            beside=sum(min(one.least(size(one.width)) for one in ways) for ways in others),
             limit_bytes=self.request.usable_bytes,
             whole=whole,
         )
