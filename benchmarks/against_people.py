@@ -37,10 +37,9 @@ from models.spec import TrainingSpec
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import plan_memory
-from planner.plan import Plan, plan_graph
+from planner.plan import MAX_GAP, Plan, plan_graph
 from planner.roles import roles
 from planner.search import Pins, SearchRequest, search
-from planner.search.request import MAX_GAP
 
 RESULTS = Path(__file__).parent / "results" / "against_people.json"
 SEED = 0

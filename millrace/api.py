@@ -28,10 +28,11 @@ from models.spec import ModelSpec, TrainingSpec
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
 from planner.cluster import Cluster
-from planner.plan import Plan
+from planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
     from executor.launch import Measured
+    from planner.search.report import Record
     from simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
@@ -140,9 +141,10 @@ def search(
     training: TrainingSpec | None = None,
     pins: Mapping[str, str | int | bool] | None = None,
     memory_limit_bytes: int | None = None,
-    max_gap: float = 0.0,
+    max_gap: float = MAX_GAP,
     seed: int = 0,
     progress: Progress | None = None,
+    record: "Record | None" = None,
 ) -> Plan:
     """Return the fastest plan that fits, with the evidence for it and its predicted figures.
 
@@ -162,11 +164,13 @@ def search(
     memory_limit_bytes : int, optional
         What the plan may use of a device; all of it by default.
     max_gap : float
-        Stop within this fraction of the proven bound.
+        Stop within this fraction of the proven bound; 0 asks for the optimum.
     seed : int
         Written into the plan.
     progress : callable, optional
         Told in words how far the search is.
+    record : Record, optional
+        Filled with what every layer did and how long it took; `explain` reads it.
 
     Raises
     ------
@@ -191,6 +195,7 @@ def search(
         ),
         simulate=figures,
         progress=progress,
+        record=record,
     )
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
 

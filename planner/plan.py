@@ -18,6 +18,8 @@ from planner.errors import PlanError
 from planner.mesh import Mesh
 
 SCHEMA_VERSION = 1
+# Relative gap at which a search stops by default: finer than any cost is known.
+MAX_GAP = 0.02
 
 
 class OpSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +61,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the search proved: seconds in the planner's own cost, and the plans that lost."""
+    """What the search proved: seconds in the planner's own cost, and the plans that lost.
+
+    `layers` says of each layer of the search what it did and proved, in counts that repeat.
+    """
 
     objective_s: float
     bound_s: float
@@ -67,6 +72,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     candidates: int
     pruned: int
     alternatives: tuple[dict[str, Any], ...] = ()
+    layers: tuple[dict[str, Any], ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

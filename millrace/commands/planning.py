@@ -12,6 +12,7 @@ from rich.table import Table
 from millrace.output import Json, answer, say, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 from planner.errors import PlanError
+from planner.plan import MAX_GAP
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -47,7 +48,7 @@ def plan(
     precision: Precision = "fp32",
     profile: Profile = None,
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
-    max_gap: MaxGap = 0.0,
+    max_gap: MaxGap = MAX_GAP,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     optimize_for: Annotated[str, typer.Option(help="Only throughput.")] = "throughput",
     explain: Annotated[bool, typer.Option("--explain", help="Also print plans that lost.")] = False,

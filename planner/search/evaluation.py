@@ -5,7 +5,8 @@ small that it only breaks ties; where the answer does not fit, they are solved a
 of recomputation and at a ladder of prices, and the stages mix what comes of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -21,7 +22,7 @@ from planner.search.candidates import Candidate
 from planner.search.joint import solve_jointly
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
-from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
 from planner.search.sites import everywhere
 from planner.search.stages import (
     DEFERRING,
@@ -51,6 +52,7 @@ class Found:
     division: Division
     variants: tuple[Variant, ...]
     bound_ns: float
+    solved: tuple["Solved", ...]  # the block programs that `variants` write out
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,18 @@ class Evaluator:
     request : SearchRequest
     graph : Graph
         The training graph, of any batch.
+    dividing : callable, optional
+        A context in which every division into stages is made, for whom counts and times them.
     """
 
-    def __init__(self, request: SearchRequest, graph: Graph) -> None:
+    def __init__(
+        self,
+        request: SearchRequest,
+        graph: Graph,
+        dividing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.request = request
+        self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
         pinned = request.pins.recompute
@@ -189,8 +199,7 @@ class Evaluator:
             candidates, limits, asks, solutions, strict=True
         ):
             if solution is None:
-                error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
-                found.append(Refused(candidate, error))
+                found.append(self._unsolved(candidate))
                 continue
             bound = self._bound(candidate, solution, ask, limit)
             if bound >= best_ns:
@@ -208,6 +217,16 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def _unsolved(self, candidate: Candidate) -> Refused:
+        """Nothing was read off the ascent: proof only where options alone say so."""
+        error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
+        try:
+            self.programs.tables(self.shape(candidate), self.modes[0])
+        except InfeasibleError:
+            return Refused(candidate, error)
+        (bound,) = self.lower_bounds_ns([candidate])
+        return Refused(candidate, error, bound if isinstance(bound, float) else float("inf"))
 
     def squeeze_many(
         self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[Limits], best_ns: float
@@ -258,6 +277,8 @@ class Evaluator:
             except BeyondCutoff as beyond:
                 bounds.append(beyond.bound * self.unit(candidate))
                 continue
+            except InfeasibleError as error:
+                return Refused(candidate, error)
             found.append(Solved(mode, free))
             bounds.append(free.bound * self.unit(candidate))
             row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
@@ -360,7 +381,8 @@ class Evaluator:
         )
         if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
-        division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
+        with self.dividing():
+            division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,
@@ -375,6 +397,7 @@ class Evaluator:
                 )
             ),
             bound_ns=min(bound_ns, division.step_ns),
+            solved=tuple(group),
         )
 
     def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
@@ -441,7 +464,4 @@ def unfit(found: list[Refused]) -> InfeasibleError:
     if not close:
         return InfeasibleError(f"{found[0].candidate.text}: {found[0].error}")
     candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
-    return InfeasibleError(
-        f"no plan fits the memory. Nearest: {candidate.text}; {nearest}. Raise --memory-limit, use "
-        f"more devices, or free pins that keep it from splitting further"
-    )
+    return NoPlanError(candidate.text, nearest.needed_bytes, nearest.limit_bytes, nearest.stage)

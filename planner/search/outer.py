@@ -11,13 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from models.counting import splits
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
-from planner.search.candidates import Candidate, candidates
+from planner.search.candidates import Candidate
 from planner.search.evaluation import (
     NEAR,
     NO_GAIN,
@@ -29,13 +28,17 @@ from planner.search.evaluation import (
     Refused,
     unfit,
 )
+from planner.search.report.record import BLOCKS, SHAPES, SIMULATION, Answer, Record, layers
+from planner.search.report.remedies import check_storage, shapes, with_remedies
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import placed, usable_bytes
+from planner.search.sites import usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
+Tight = tuple[Candidate, float]  # with its bound
+Waiting = tuple[float, int, Candidate]
 
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
@@ -43,6 +46,8 @@ SHOWN = 6  # alternatives in the evidence
 FIRST, MANY = 24, 64  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 8  # likewise where memory is tight
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
+FAR = 1.2  # likewise, before no larger microbatch is tried
+HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
 
@@ -93,6 +98,7 @@ def search(
     request: SearchRequest,
     simulate: Simulate | None = None,
     progress: Progress | None = None,
+    record: Record | None = None,
 ) -> Plan:
     """Return the best plan, with the evidence for it.
 
@@ -104,6 +110,8 @@ def search(
         few plans are ranked by it. Without it the planner's own cost decides.
     progress : callable, optional
         Told a line of text now and then.
+    record : Record, optional
+        Filled with what every layer did, and how long it took by the record's clock.
 
     Returns
     -------
@@ -116,30 +124,45 @@ def search(
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
     graph = build_training(request.model, request.training, request.global_batch)
-    can = splits(graph)
-    everything = placed(
-        candidates(
-            request.pins,
-            request.cluster,
-            request.global_batch,
-            len(graph.blocks),
-            sequence=bool(can["sequence"] or can["sequence_parallel"]),
-            experts=int(can["experts"]),
-        ),
-        request.cluster,
-    )
-    count = len(everything)
-    tell = progress or (lambda line: None)
-    evaluator = Evaluator(request, graph)
+    record = record or Record()
+    try:
+        return _search(request, graph, simulate, progress or (lambda line: None), record)
+    except InfeasibleError as error:
+        raise with_remedies(error, request, graph) from None
+
+
+def _search(
+    request: SearchRequest,
+    graph: Graph,
+    simulate: Simulate | None,
+    tell: Progress,
+    record: Record,
+) -> Plan:
+    everything = shapes(request, graph)
+    check_storage(request, graph)
+    record.count("candidates", len(everything))
+    evaluator = Evaluator(request, graph, dividing=record.dividing)
     limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
+    floors: dict[Candidate, float] = {}  # bounds before limits were tightened
     for _ in range(ROUNDS):
-        ranking = _rank(request, evaluator, everything, limits, tell)
+        record.count("rounds")
+        ranking = _rank(request, evaluator, everything, limits, tell, record)
         if not ranking.found:
             break
-        checked = _check(request, ranking.found, graph, simulate, tell)
+        for outcome in ranking.everything:
+            floors.setdefault(outcome.candidate, outcome.bound_ns)
+        with record.layer(SIMULATION):
+            checked = _check(request, ranking.found, graph, simulate, tell)
+        record.count("simulated", len(checked))
+        record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
-            return _best(fitting, checked, ranking, count, simulate is not None)
+            best = min(fitting, key=_time_s)
+            record.answer = Answer(
+                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits=limits
+            )
+            bound_ns = min(floors[candidate] for candidate in everything)
+            return _best(best, checked, ranking, bound_ns, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             if not one.figures:
@@ -161,18 +184,15 @@ def _rank(
     everything: tuple[Candidate, ...],
     limits: dict[Candidate, Limits],
     tell: Progress,
+    record: Record,
 ) -> Ranking:
     """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
     ranking = Ranking()
     tell(f"bounding {len(everything)} candidates")
-    waiting: list[tuple[float, int, Candidate]] = []
-    for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
-        if isinstance(bound, InfeasibleError):
-            ranking.refused.append(Refused(everything[number], bound))
-        else:
-            waiting.append((bound, number, everything[number]))
-    waiting.sort(key=lambda one: one[:2])
-    tight: list[tuple[Candidate, float]] = []
+    with record.layer(SHAPES):
+        waiting = _bounded(evaluator, everything, ranking)
+    record.count("bounded", len(everything))
+    tight: list[Tight] = []
 
     def cutoff() -> float:
         return ranking.best_ns * NEAR / (1 + request.max_gap)
@@ -192,14 +212,18 @@ def _rank(
                 open_ones.append(candidate)
         if open_ones:
             tell(f"solving {at} of {len(waiting)}: {open_ones[0].text}")
-            for outcome in evaluator.evaluate_many(
-                open_ones, [limit(one) for one in open_ones], cutoff()
-            ):
+            record.count("solved", len(open_ones))
+            with record.layer(BLOCKS):
+                outcomes = evaluator.evaluate_many(
+                    open_ones, [limit(one) for one in open_ones], cutoff()
+                )
+            for outcome in outcomes:
                 if isinstance(outcome, tuple):
                     tight.append(outcome)
                 else:
                     ranking.add(outcome)
-        tight.sort(key=lambda one: one[1])
+        # Without a plan yet, what needs least memory is asked first.
+        tight.sort(key=lambda one: (0 if ranking.found else one[0].batch, one[1]))
         # Few at a time while a good plan would prune the rest; all that is left at the end.
         now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
         for candidate, bound in [one for one in now if one[1] >= cutoff()]:
@@ -207,13 +231,63 @@ def _rank(
         now = [one for one in now if one[1] < cutoff()]
         if now:
             tell(f"making room in {len(now)} candidates: {now[0][0].text}")
-            for outcome in evaluator.squeeze_many(
-                now, [limit(candidate) for candidate, _ in now], cutoff()
-            ):
+            record.count("squeezed", len(now))
+            with record.layer(BLOCKS):
+                squeezed = evaluator.squeeze_many(
+                    now, [limit(candidate) for candidate, _ in now], cutoff()
+                )
+            for outcome in squeezed:
                 ranking.add(outcome)
-    _refine(request, evaluator, ranking, limit, tell)
+            if not ranking.found:
+                waiting[at:], tight = _without_larger(waiting[at:], tight, ranking)
+    with record.layer(BLOCKS):
+        record.count("refined", _refine(request, evaluator, ranking, limit, tell))
     ranking.found.sort(key=lambda one: one.division.step_ns)
     return ranking
+
+
+def _bounded(
+    evaluator: Evaluator, everything: tuple[Candidate, ...], ranking: Ranking
+) -> list[Waiting]:
+    """Candidates by ascending bound; those without a legal signature are refused."""
+    waiting: list[Waiting] = []
+    for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
+        if isinstance(bound, InfeasibleError):
+            ranking.refused.append(Refused(everything[number], bound))
+        else:
+            waiting.append((bound, number, everything[number]))
+    return sorted(waiting, key=lambda one: one[:2])
+
+
+def _without_larger(
+    waiting: list[Waiting], tight: list[Tight], ranking: Ranking
+) -> tuple[list[Waiting], list[Tight]]:
+    """Refuse candidates with larger microbatches than equal ones that are far from fitting."""
+    short: dict[object, Refused] = {}
+    for one in ranking.refused:
+        error = one.error
+        if isinstance(error, MemoryLimitError) and error.needed_bytes > FAR * error.limit_bytes:
+            key = _but_batch(one.candidate)
+            if key not in short or one.candidate.batch < short[key].candidate.batch:
+                short[key] = one
+
+    def cannot(candidate: Candidate, bound: float) -> bool:
+        smaller = short.get(_but_batch(candidate))
+        if smaller is None or smaller.candidate.batch > candidate.batch:
+            return False
+        ranking.refused.append(Refused(candidate, smaller.error, bound))
+        return True
+
+    return (
+        [one for one in waiting if not cannot(one[2], one[0])],
+        [one for one in tight if not cannot(*one)],
+    )
+
+
+def _but_batch(candidate: Candidate) -> tuple[object, ...]:
+    """What makes candidates equal but for their microbatches."""
+    pipeline = candidate.pipeline
+    return candidate.axes, pipeline.schedule, pipeline.stages, pipeline.interleave
 
 
 def _refine(
@@ -222,14 +296,22 @@ def _refine(
     ranking: Ranking,
     limit: Callable[[Candidate], Limits],
     tell: Progress,
-) -> None:
-    """Solve the candidates with the lowest bounds better until the gap is what was asked for."""
+) -> int:
+    """Solve the candidates with the lowest bounds better until the gap is what was asked for.
+
+    Returns how many that took.
+    """
     done: set[Candidate] = set()
+    if request.max_gap and not ranking.found and _hopeless(ranking):
+        return 0
     for _ in range(REFINED if request.max_gap else len(ranking.everything)):
-        left = [one for one in ranking.everything if one.candidate not in done]
+        # Where no gap is allowed, others may still be better than what stays behind its bound.
+        left = [one for one in ranking.everything if request.max_gap or one.candidate not in done]
         lowest = min(left, key=lambda one: one.bound_ns, default=None)
         if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + request.max_gap):
-            return
+            break
+        if lowest.candidate in done:
+            break
         done.add(lowest.candidate)
         tell(f"refining: {lowest.candidate.text}")
         better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
@@ -237,6 +319,13 @@ def _refine(
         ranking.found, ranking.pruned, ranking.refused = [], [], []
         for one in (*others, better):
             ranking.add(one)
+    return len(done)
+
+
+def _hopeless(ranking: Ranking) -> bool:
+    """Whether memory is so short that solving better cannot make room."""
+    short = [one.error for one in ranking.refused if isinstance(one.error, MemoryLimitError)]
+    return bool(short) and all(one.needed_bytes > HOPELESS * one.limit_bytes for one in short)
 
 
 def _check(
@@ -299,14 +388,14 @@ def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> 
 
 
 def _best(
-    fitting: list[Checked],
+    best: Checked,
     checked: list[Checked],
     ranking: Ranking,
-    candidates: int,
+    bound_ns: float,
+    record: Record,
     simulated: bool,
 ) -> Plan:
     """The fastest plan that fits, with what it was compared with."""
-    best = min(fitting, key=_time_s)
     others: list[dict[str, Any]] = []
     for one in checked:
         if one is not best:
@@ -325,14 +414,15 @@ def _best(
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
     for refused in ranking.refused:
         others.append({"plan": refused.candidate.text, "reason": str(refused.error)})
-    bound_ns = min(ranking.bound_ns, objective_ns)
+    bound_ns = min(bound_ns, objective_ns)
     evidence = Evidence(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
         gap=(objective_ns - bound_ns) / bound_ns,
-        candidates=candidates,
+        candidates=record.counts["candidates"],
         pruned=len(ranking.pruned),
         alternatives=tuple(others[:SHOWN]),
+        layers=layers(record, best.found, ranking.pruned, ranking.refused, bound_ns),
     )
     return replace(best.plan, evidence=evidence, figures=best.figures if simulated else {})
 

@@ -298,6 +298,19 @@ class Programs:
             raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
         return found
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many programs were solved, to the optimum and in all, and how large they were."""
+        return {
+            "programs": len(self._solved) + len(self._exact),
+            "exact_programs": len(self._exact),
+            "meshes": len({shape.sizes for _, shape in self._tables}),
+            "options_max": max(
+                (tables.size for tables, _ in self._tables.values()),
+                default=0,
+            ),
+        }
+
     # -- reading solutions -------------------------------------------------------------------
 
     def block_figures(

@@ -7,21 +7,37 @@ from models.spec import ModelSpec, TrainingSpec
 from planner.cluster import Cluster, Device
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
+from planner.plan import MAX_GAP
 from planner.search.pins import Pins
-
-# Relative gap at which the search stops by default: finer than any cost is known.
-MAX_GAP = 0.02
+from planner.wording import size
 
 
 class MemoryLimitError(InfeasibleError):
     """No choice fits the memory of a device: the bytes that the least of them needs."""
 
-    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, needed_bytes: int, limit_bytes: int, stage: int | None = None) -> None:
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
+        self.stage = stage
         super().__init__(
-            f"memory: at least {needed_bytes} bytes a device are needed, the limit is "
-            f"{limit_bytes}: {needed_bytes - limit_bytes} bytes too few"
+            f"memory: at least {size(needed_bytes)} a device are needed"
+            f"{'' if stage is None else f' on stage {stage}'}, the limit is "
+            f"{size(limit_bytes)}: {size(needed_bytes - limit_bytes)} too few"
+        )
+
+
+class NoPlanError(InfeasibleError):
+    """No plan fits the memory of the devices; `nearest` says what comes closest."""
+
+    def __init__(
+        self, nearest: str, needed_bytes: int, limit_bytes: int, stage: int | None = None
+    ) -> None:
+        self.needed_bytes = needed_bytes
+        where = "" if stage is None else f" on stage {stage}"
+        super().__init__(
+            f"no plan fits the memory. Nearest: {nearest}: at least {size(needed_bytes)} a device"
+            f"{where}, where {size(limit_bytes)} can be laid out: "
+            f"{size(needed_bytes - limit_bytes)} too few"
         )
 
 

@@ -78,7 +78,9 @@ def divide(
     if not found:
         nearest = min(short, key=lambda error: error.needed_bytes - error.limit_bytes)
         raise MemoryLimitError(
-            nearest.needed_bytes + transient_bytes, nearest.limit_bytes + transient_bytes
+            nearest.needed_bytes + transient_bytes,
+            nearest.limit_bytes + transient_bytes,
+            nearest.stage,
         )
     best = min(found, key=lambda one: one.step_ns)
     return replace(
@@ -139,7 +141,7 @@ def _divide(
         division = _apart(runs, pipeline, limits, max_gap)
         return _measured(division, runs, pipeline, limits)
     if over > 0:
-        raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage])
+        raise MemoryLimitError(stage_limits[stage] + over, stage_limits[stage], stage)
     try:
         division = divided(model, stage_limits, max_gap)
     except TooManyError:

@@ -1,0 +1,9 @@
+"""Report: what a search did, why it chose as it did, and what would make room where nothing fits.
+
+Comes in: a search while it runs (`record.py`), or what it chose (`explain.py`). Goes out: counts
+per layer, and sentences. Read first `record.py`.
+"""
+
+from planner.search.report.record import Record
+
+__all__ = ["Record"]

@@ -1,0 +1,146 @@
+"""Record: what a search did, layer by layer, counted; and timed where a clock is handed in.
+
+Counts are the same for the same input and stand in the plan's evidence. Times are not, and stay
+beside it: the search itself reads no clock.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.search.candidates import Candidate
+from planner.search.evaluation import Evaluator, Found, Limits, Pruned, Refused
+from planner.search.request import MemoryLimitError
+
+# In the order in which they are reported.
+SHAPES, BLOCKS, STAGES, SIMULATION = LAYERS = ("shapes", "blocks", "stages", "simulation")
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a search chose, with what is needed to ask it for the neighbours of that."""
+
+    evaluator: Evaluator
+    chosen: Found
+    found: tuple[Found, ...]
+    limits: dict[Candidate, Limits]
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Counts and times of one search; `clock` gives seconds.
+
+    Time counts for the innermost layer that is open.
+    """
+
+    clock: Callable[[], float] = lambda: 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
+    counts: dict[str, int] = field(default_factory=dict)
+    answer: Answer | None = None
+    _open: list[str] = field(default_factory=list)
+    _since: float = 0.0
+
+    @contextmanager
+    def layer(self, name: str) -> Iterator[None]:
+        """Time what happens inside as a layer's."""
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    @contextmanager
+    def dividing(self) -> Iterator[None]:
+        """Count and time one division into stages."""
+        self.count("divisions")
+        with self.layer(STAGES):
+            yield
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Count something that was done."""
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def timed(self, layers: Iterable[Document]) -> list[Document]:
+        """The layers of a plan's evidence, each with its seconds."""
+        return [{**one, "seconds": self.seconds[one["name"]]} for one in layers]
+
+    def _turn(self) -> None:
+        now = self.clock()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+def layers(
+    record: Record,
+    chosen: Found,
+    pruned: list[Pruned],
+    refused: list[Refused],
+    bound_ns: float,
+) -> tuple[Document, ...]:
+    """Return what every layer did and proved, in numbers that repeat.
+
+    Parameters
+    ----------
+    record : Record
+    chosen : Found
+        What the plan was made of.
+    pruned, refused : list
+        Candidates without a plan, in the last round.
+    bound_ns : float
+        The lowest over all candidates.
+    """
+    assert record.answer is not None, "filled before"
+    did, evaluator = record.counts, record.answer.evaluator
+    division = chosen.division
+    cheapest = min((one.solution for one in chosen.solved), key=lambda one: one.cost)
+    unit = evaluator.unit(chosen.candidate)
+    return (
+        {
+            "name": SHAPES,
+            **_proof(division.step_ns, bound_ns),
+            **{name: did.get(name, 0) for name in ("candidates", "bounded", "solved")},
+            **{name: did.get(name, 0) for name in ("squeezed", "refined", "rounds")},
+            "pruned": reasons(one.reason for one in pruned),
+            "refused": reasons(_refusal(one) for one in refused),
+        },
+        {
+            "name": BLOCKS,
+            **_proof(cheapest.cost * unit, cheapest.bound * unit),
+            **evaluator.programs.sizes,
+            "variants": len(chosen.solved),
+        },
+        {
+            "name": STAGES,
+            **_proof(division.step_ns, min(division.bound_ns, division.step_ns)),
+            "divisions": did.get("divisions", 0),
+        },
+        {
+            "name": SIMULATION,
+            "simulated": did.get("simulated", 0),
+            "refused": did.get("simulated and refused", 0),
+        },
+    )
+
+
+def reasons(found: Iterable[str]) -> dict[str, int]:
+    """How often each reason occurs, the most frequent first."""
+    counts: dict[str, int] = {}
+    for reason in found:
+        counts[reason] = counts.get(reason, 0) + 1
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _refusal(one: Refused) -> str:
+    if isinstance(one.error, MemoryLimitError):
+        return "exceeds the memory"
+    return "no legal signature" if "signature" in str(one.error) else "no division into stages"
+
+
+def _proof(objective_ns: float, bound_ns: float) -> Document:
+    gap = (objective_ns - bound_ns) / bound_ns if bound_ns > 0 else 0.0
+    return {"objective_s": objective_ns / 1e9, "bound_s": bound_ns / 1e9, "gap": gap}

@@ -1,0 +1,289 @@
+"""Remedies: the nearest change under which a question without an answer has one.
+
+Every remedy that is named was tried: shapes are enumerated for it, and where memory binds, a plan
+is divided and laid out. They are few, so that the answer comes quickly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from models.counting import splits
+from models.graph import ITEMSIZE, Graph, Tensor
+from models.ops import state_of
+from planner.cluster import Cluster
+from planner.clusters import reference_node
+from planner.errors import ClusterError, InfeasibleError
+from planner.memory import UPDATES, beside, plan_memory
+from planner.plan import plan_graph
+from planner.search.candidates import Candidate, candidates, divisors
+from planner.search.evaluation import Evaluator, Found
+from planner.search.pins import DEGREES
+from planner.search.request import NoPlanError, SearchRequest
+from planner.search.sites import placed, usable_bytes
+from planner.search.writing import write_plan
+from planner.wording import limit_option, one_of
+
+SHOWN = 3  # remedies in one sentence
+SIZES = 3  # of clusters that are tried
+DEPTHS = 4  # numbers of stages that are tried on each
+# What to try of a pin: more of it, else without it.
+STRONGER = {"recompute": "full", "zero": 3}
+ORDER = ("recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
+
+
+def shapes(request: SearchRequest, graph: Graph) -> tuple[Candidate, ...]:
+    """Return the candidates of a request."""
+    can = splits(graph)
+    found = candidates(
+        request.pins,
+        request.cluster,
+        request.global_batch,
+        len(graph.blocks),
+        sequence=bool(can["sequence"] or can["sequence_parallel"]),
+        experts=int(can["experts"]),
+    )
+    return placed(found, request.cluster)
+
+
+# -- what shapes allow -------------------------------------------------------------------------
+
+
+def shape_remedies(request: SearchRequest, graph: Graph) -> list[str]:
+    """Single changes of a pin or of the batch under which there is a candidate."""
+    found = []
+    for batch in _batches(request):
+        if _has_shapes(replace(request, global_batch=batch), graph):
+            found.append(f"--global-batch {batch}")
+            break
+    for name, value in request.pins.document.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in (*DEGREES, "micro_batch"):
+            for other in _nearby(int(value), request):
+                if _has_shapes(_repinned(request, name, other), graph):
+                    found.append(f"{flag} {other}")
+                    break
+        if _has_shapes(_repinned(request, name, None), graph):
+            found.append(f"without {flag}")
+    return found[:SHOWN]
+
+
+def _batches(request: SearchRequest) -> list[int]:
+    """The nearest batches that microbatches of the pinned sizes divide."""
+    pins = request.pins
+    unit = (pins.dp or 1) * (pins.micro_batch or 1)
+    if pins.schedule == "interleaved-1f1b":
+        unit *= pins.pp or 1
+    below = request.global_batch // unit * unit
+    around = [below, below + unit]
+    if pins.pp and pins.schedule not in (None, "1f1b", "gpipe"):
+        around.append(unit * pins.pp)
+    mine = [one for one in around if one > 0 and one != request.global_batch]
+    return sorted(mine, key=lambda one: (abs(one - request.global_batch), one))
+
+
+def _nearby(value: int, request: SearchRequest) -> list[int]:
+    """Divisors of the devices and of the batch, the nearest to a pinned value first."""
+    both = {*divisors(request.cluster.devices), *divisors(request.global_batch)} - {value}
+    return sorted(both, key=lambda one: (abs(one - value), one))[:6]
+
+
+def _has_shapes(request: SearchRequest, graph: Graph) -> bool:
+    try:
+        return bool(shapes(request, graph))
+    except InfeasibleError:
+        return False
+
+
+def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest:
+    return replace(request, pins=replace(request.pins, **{name: value}))  # type: ignore[arg-type]
+
+
+# -- what memory allows ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the roomiest plan of a request needs of a device, its context included."""
+
+    needed_bytes: int
+    fits: bool
+
+
+def storage_bytes(graph: Graph) -> int:
+    """Bytes of variables, gradients and optimizer state: no plan holds less on all its devices."""
+    tensors = graph.tensors_by_name
+    found = 0
+    for op in graph.ops:
+        if op.kind == "variable":
+            found += _size(tensors[op.outputs[0]])
+        elif op.kind in UPDATES:
+            kept = 1 + len(state_of(op.kind, op.attributes))
+            found += kept * _size(tensors[op.outputs[0]])
+    return found
+
+
+def _size(tensor: Tensor) -> int:
+    found = ITEMSIZE[tensor.dtype]
+    for dim in tensor.shape:
+        found *= dim
+    return found
+
+
+def check_storage(request: SearchRequest, graph: Graph) -> None:
+    """Refuse at once what cannot even hold the model and its optimizer, wherever they lie.
+
+    Raises
+    ------
+    NoPlanError
+        Names what weights, gradients and optimizer state take of a device.
+    """
+    devices = request.cluster.devices
+    needed = -(-storage_bytes(graph) // devices)
+    groups = request.cluster.groups
+    room = sum(group.devices * request.usable_on((group.device,)) for group in groups)
+    if needed * devices > room:
+        raise NoPlanError(
+            f"weights, gradients and optimizer state, spread over "
+            f"{'all ' if devices > 1 else ''}{devices} device{'s' * (devices > 1)}",
+            needed,
+            room // devices,
+        )
+
+
+def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
+    """Single changes under which a plan fits: a pin, the number of devices, their memory."""
+    found = []
+    for name in (one for one in ORDER if one in request.pins.document):
+        for value in dict.fromkeys((STRONGER.get(name), None)):
+            if str(value) == str(request.pins.document[name]):
+                continue
+            room = roomiest(_repinned(request, name, value), graph)
+            if room is not None and room.fits:
+                flag = f"--{name.replace('_', '-')}"
+                found.append(f"without {flag}" if value is None else f"with {flag} {value}")
+                break
+        if len(found) == SHOWN - 1:
+            break
+    if bigger := _more_devices(request, graph):
+        found.append(bigger)
+    room = roomiest(request, graph) if _worth_asking(request, graph) else None
+    if room is not None and not room.fits:
+        device = request.cluster.device
+        option = limit_option(room.needed_bytes)
+        if room.needed_bytes <= device.memory_bytes:
+            found.append(f"with --memory-limit {option}")
+        else:
+            found.append(f"with devices of {option} (--memory-limit {option})")
+    return found
+
+
+def _worth_asking(request: SearchRequest, graph: Graph) -> bool:
+    """Whether the memory that is missing could be that of a larger device."""
+    return storage_bytes(graph) < 8 * request.usable_bytes * request.cluster.devices
+
+
+def _more_devices(request: SearchRequest, graph: Graph) -> str | None:
+    """The smallest of a few larger clusters on which a plan fits."""
+    least = storage_bytes(graph) / request.usable_bytes
+    tried = 0
+    for cluster in larger(request.cluster):
+        if cluster.devices < least:
+            continue
+        tried += 1
+        room = roomiest(replace(request, cluster=cluster), graph)
+        if room is not None and room.fits:
+            return f"with {cluster.devices} devices ({cluster.name})"
+        if tried == SIZES:
+            break
+    return None
+
+
+def larger(cluster: Cluster) -> Iterator[Cluster]:
+    """Clusters of the same devices: a fuller node, then twice as many nodes again and again."""
+    if cluster.others or cluster.cores_per_node is not None:
+        return
+    try:
+        full = reference_node(cluster.device.name).devices_per_node
+    except ClusterError:
+        full = cluster.devices_per_node
+    per_node, nodes = cluster.devices_per_node, cluster.nodes
+    for _ in range(24):
+        if nodes == 1 and per_node < full and cluster.torus is None and cluster.islands is None:
+            per_node = min(2 * per_node, full)
+        else:
+            nodes *= 2
+        name = f"{cluster.device.name}:{per_node}x{nodes}"
+        yield msgspec.structs.replace(cluster, name=name, devices_per_node=per_node, nodes=nodes)
+
+
+def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
+    """What the plan that needs least memory takes, among a few that split and recompute most.
+
+    None where the pins leave no candidate, or the signatures none.
+    """
+    try:
+        few = _frugal(shapes(request, graph))
+    except InfeasibleError:
+        return None
+    evaluator = Evaluator(request, graph)
+    if request.pins.recompute is None:
+        evaluator.modes = ("full",)
+    best: Room | None = None
+    limits = [usable_bytes(request, one) for one in few]
+    for outcome in evaluator.squeeze_many([(one, 0.0) for one in few], limits, float("inf")):
+        least = outcome
+        if not isinstance(outcome, Found):
+            needed = getattr(getattr(outcome, "error", None), "needed_bytes", None)
+            if needed is None or (best is not None and best.fits):
+                continue
+            # Divided again with what it needs, to lay it out.
+            kinds = len(usable_bytes(request, outcome.candidate))
+            again = evaluator.squeeze_many(
+                [(outcome.candidate, 0.0)], [(needed,) * kinds], float("inf")
+            )
+            least = again[0]
+        if not isinstance(least, Found):
+            continue
+        room = _laid_out(request, least, graph)
+        if best is None or room.needed_bytes < best.needed_bytes:
+            best = room
+        if best.fits:
+            break
+    return best
+
+
+def _laid_out(request: SearchRequest, found: Found, graph: Graph) -> Room:
+    plan = write_plan(request, found, graph)
+    arena = max(one.arena_bytes for one in plan_memory(plan, plan_graph(plan)))
+    needed = arena + sum(beside(arena, request.cluster).values())
+    return Room(needed_bytes=needed, fits=arena <= request.usable_bytes)
+
+
+def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
+    """Of a few numbers of stages, the candidates with the smallest microbatches."""
+    best: dict[int, tuple[tuple[int, ...], Candidate]] = {}
+    for one in everything:
+        p = one.pipeline
+        rank = (one.batch, p.interleave, p.schedule not in ("1f1b", "gpipe"), len(one.axes))
+        if p.stages not in best or rank < best[p.stages][0]:
+            best[p.stages] = rank, one
+    depths = sorted(best)
+    step = -(-len(depths) // DEPTHS)
+    return [best[depth][1] for depth in depths[::step]]
+
+
+def with_remedies(error: InfeasibleError, request: SearchRequest, graph: Graph) -> InfeasibleError:
+    """Return the error with the nearest changes that help, where any does."""
+    short = isinstance(error, NoPlanError)
+    found = (memory_remedies if short else shape_remedies)(request, graph)
+    if not found:
+        return error
+    lead = "It fits" if short else "There are plans"
+    text = f"{str(error).rstrip('.')}. {lead} {one_of([_spoken(one) for one in found])}"
+    return InfeasibleError(text)
+
+
+def _spoken(remedy: str) -> str:
+    return f"with {remedy}" if remedy.startswith("--") else remedy

@@ -1,0 +1,42 @@
+"""Wording: numbers as the sentences of the planner say them. GiB and % exist only in text."""
+
+_UNITS = (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
+
+
+def size(count: float) -> str:
+    """Write bytes in the largest unit that leaves at least one.
+
+    Examples
+    --------
+    >>> size(3.1 * 2**30), size(150)
+    ('3.1 GiB', '150 bytes')
+    """
+    for unit, scale in _UNITS:
+        if abs(count) >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def limit_option(count: int) -> str:
+    """Write bytes as `--memory-limit` reads them, rounded up to a hundredth of their unit.
+
+    Examples
+    --------
+    >>> limit_option(95 * 2**30), limit_option(95 * 2**30 + 1)
+    ('95GiB', '95.01GiB')
+    """
+    for unit, scale in _UNITS:
+        if count >= scale:
+            hundredths = -(-count * 100 // scale)
+            return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + unit
+    return str(count)
+
+
+def percent(share: float) -> str:
+    """Write a share of one with one decimal: `4.0 %`."""
+    return f"{share * 100:.1f} %"
+
+
+def one_of(words: list[str]) -> str:
+    """Join alternatives: `a, b or c`."""
+    return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
