@@ -261,11 +261,34 @@ class Evaluator:
         return found
 
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
-        """Solve a candidate's program to the request's gap and return what is then known of it."""
+        """Solve a candidate's program to the request's gap and return what is then known of it.
+
+        Where no gap is allowed, small candidates are decided by the joint program.
+        """
         candidate = outcome.candidate
-        pipeline, shape = candidate.pipeline, self.shape(outcome.candidate)
+        together = None if self.request.max_gap else self._jointly(candidate, limits, best_ns)
+        try:
+            found, least = together or self._by_mode(candidate, limits)
+        except InfeasibleError as error:
+            return Refused(candidate, error)
+        bound = max(least, 0.0 if isinstance(outcome, Refused) else outcome.bound_ns)
+        if not found:  # nothing fits that is better than the best
+            if isinstance(outcome, Found):
+                bound = min(bound, outcome.division.step_ns)
+            return replace(outcome, bound_ns=bound)
+        try:
+            one = self._found(candidate, found, limits, bound)
+        except InfeasibleError as error:
+            return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
+        assert isinstance(one, Found), "without a cutoff nothing is pruned"
+        if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
+            return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
+        return one
+
+    def _by_mode(self, candidate: Candidate, limits: Limits) -> tuple[list[Solved], float]:
+        """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
+        pipeline, shape = candidate.pipeline, self.shape(candidate)
         counts = inflight_counts(pipeline)
-        bound = 0.0 if isinstance(outcome, Refused) else outcome.bound_ns
         found: list[Solved] = []
         bounds: list[float] = []
         # A memory row bounds plans of one stage, and only those whose blocks are all in one mode.
@@ -277,12 +300,11 @@ class Evaluator:
             except BeyondCutoff as beyond:
                 bounds.append(beyond.bound * self.unit(candidate))
                 continue
-            except InfeasibleError as error:
-                return Refused(candidate, error)
             found.append(Solved(mode, free))
             bounds.append(free.bound * self.unit(candidate))
-            row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
-            row = replace(row, limit_bytes=room(candidate, limits))
+            row = MemoryRow(
+                inflight=-(-sum(counts) // len(counts)), limit_bytes=room(candidate, limits)
+            )
             try:
                 within = self.programs.solve_one(shape, mode, shared_prices(pipeline), row)
                 found.append(Solved(mode, within))
@@ -290,21 +312,9 @@ class Evaluator:
                     bounds[-1] = within.bound * self.unit(candidate)
             except MemoryLimitError:
                 short += 1
-        least = min(bounds)
         if pipeline.stages == 1 and short == len(self.modes):
-            least = float("inf")
-        if not self.request.max_gap and (answer := self._jointly(candidate, limits, best_ns)):
-            found += answer[0]
-            least = max(min(bounds), answer[1])
-        bound = max(bound, least)
-        try:
-            one = self._found(candidate, found, limits, bound)
-        except InfeasibleError as error:
-            return outcome if isinstance(outcome, Found) else Refused(candidate, error, bound)
-        assert isinstance(one, Found), "without a cutoff nothing is pruned"
-        if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
-            return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
-        return one
+            return found, float("inf")
+        return found, min(bounds)
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float

@@ -38,8 +38,11 @@ def question(seed: int) -> SearchRequest:
     rng = Random(seed)
     devices, pins = KINDS[seed % len(KINDS)]
     mids = rng.choice((0, 1, 1, 2))
+    limited = rng.random() < LIMITED
     if devices == 4:
         mids = min(mids, 1)
+    if limited and "dp" not in pins:  # where much may be chosen besides
+        mids = 0
     batch = rng.choice((2, 4, 8))
     graph = small_graph(
         mids,
@@ -59,7 +62,7 @@ def question(seed: int) -> SearchRequest:
         global_batch=batch,
         pins=Pins(**pins, **({"recompute": recompute} if recompute else {})),  # type: ignore[arg-type]
     )
-    if rng.random() >= LIMITED:
+    if not limited:
         return asked
     free = found(asked)
     assert free is not None, "without a limit there is a plan"
