@@ -263,10 +263,12 @@ class Evaluator:
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it.
 
-        Where no gap is allowed, small candidates are decided by the joint program.
+        Where no gap is allowed, or nothing has been found that fits, small candidates are decided
+        by the joint program.
         """
         candidate = outcome.candidate
-        together = None if self.request.max_gap else self._jointly(candidate, limits, best_ns)
+        asked = not self.request.max_gap or best_ns == float("inf")
+        together = self._jointly(candidate, limits, best_ns) if asked else None
         try:
             found, least = together or self._by_mode(candidate, limits)
         except InfeasibleError as error:

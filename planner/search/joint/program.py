@@ -37,7 +37,7 @@ from planner.search.joint.cells import CellRows
 from planner.search.joint.parts import Cell, Mode, Parts
 from planner.search.stages import Pipeline, inflight_counts
 
-OPTIONS_MAX = 6_000  # options of all blocks, chunks and modes together: above, nothing is asked
+OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, nothing is asked
 TOLERANCE = 1e-6  # of the solver, as a share
 
 

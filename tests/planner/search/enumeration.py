@@ -538,7 +538,9 @@ class Enumerator:
         return Room(
             time=time(block.width),
             others=sum(
-                min(sum(float((v.vectors @ time(o.width)).min()) for v in o.variables) for o in ways)
+                min(
+                    sum(float((v.vectors @ time(o.width)).min()) for v in o.variables) for o in ways
+                )
                 for ways in others
             ),
             cutoff=self.cutoff,
@@ -603,7 +605,12 @@ class Enumerator:
             for position in range(pipeline.positions):
                 at = pipeline.stage_of(position)
                 for block in blocks[edges[position] : edges[position + 1]]:
-                    own = block_rows(rows[self.graph.templates[block]], kept[position], pipeline.stages, pipeline.schedule in DEFERRING)  # fmt: skip
+                    own = block_rows(
+                        rows[self.graph.templates[block]],
+                        kept[position],
+                        pipeline.stages,
+                        pipeline.schedule in DEFERRING,
+                    )
                     stages[at] = self._joined(stages[at], own)
             if all(len(one) for one in stages):
                 found = min(found, self._together(candidate, stages))
