@@ -143,6 +143,7 @@ def search(
     memory_limit_bytes: int | None = None,
     max_gap: float = MAX_GAP,
     seed: int = 0,
+    optimize_for: str = "throughput",
     progress: Progress | None = None,
     record: "Record | None" = None,
 ) -> Plan:
@@ -153,24 +154,25 @@ def search(
     model, seq_len, precision
         As for `build`; a model opened already brings its own length and precision.
     on : Cluster
-        What to plan for; all its devices are used.
+        What to plan for; all its devices are used, unless `optimize_for` leaves some.
     global_batch : int
         Samples of a step.
     training : TrainingSpec, optional
         The optimizer and its schedule.
     pins : mapping, optional
-        Choices fixed beforehand: dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute,
-        zero, sequence_parallel.
+        Choices fixed beforehand, by the names of `planner.search.Pins`.
     memory_limit_bytes : int, optional
         What the plan may use of a device; all of it by default.
     max_gap : float
         Stop within this fraction of the proven bound; 0 asks for the optimum.
     seed : int
         Written into the plan.
+    optimize_for : str
+        throughput; or cost or energy per token, for which fewer of the devices may be used.
     progress : callable, optional
         Told in words how far the search is.
     record : Record, optional
-        Filled with what every layer did and how long it took; `explain` reads it.
+        Filled with what every layer did; `explain` reads it.
 
     Raises
     ------
@@ -180,9 +182,9 @@ def search(
         A pin, the model or a size cannot be understood.
     """
     from planner.search import Pins, SearchRequest
-    from planner.search import search as find
+    from planner.search.report.fleets import search_for
 
-    plan = find(
+    plan = search_for(
         SearchRequest(
             model=open_model(model, seq_len, precision) if isinstance(model, str) else model,
             training=training or TrainingSpec(),
@@ -193,11 +195,42 @@ def search(
             max_gap=max_gap,
             seed=seed,
         ),
+        optimize_for,
         simulate=figures,
         progress=progress,
         record=record,
     )
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
+
+
+def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
+    """Return what decided each choice of a plan: its nearest alternatives, and why they lose.
+
+    Parameters
+    ----------
+    plan : Plan
+        As `search` returned it.
+    record : Record
+        What that search filled.
+
+    Returns
+    -------
+    list of dict
+        `choice`, `value`, `alternative`, `effect` (by how much its step is longer, by the planner's
+        cost), `reason`, `over_bytes`, `plan`, `parts_s` and `line`, which says it all in words.
+
+    Examples
+    --------
+    >>> from planner.search.report import Record
+    >>> record = Record()
+    >>> plan = search("mlp", cluster("local:2", measured=False), 8, record=record)
+    >>> explain(plan, record)[0]["choice"]
+    'dp'
+    """
+    from planner.search.report.explain import explain as reasons
+
+    assert record.answer is not None, "filled by the search that returned the plan"
+    return [one.document for one in reasons(plan, record.answer)]
 
 
 def figures(plan: Plan) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from models.graph import Graph
 from models.ops import model_flops
 from planner.plan import Plan, plan_graph
 from planner.roles import roles
+from planner.spending import cost_usd_per_mtoken, energy_j_per_token
 
 if TYPE_CHECKING:
     from simulator import Simulated
@@ -69,6 +70,10 @@ def predicted_figures(plan: Plan, found: "Simulated", graph: Graph) -> dict[str,
         "memory_bytes_max": found.memory_bytes_max,
         "memory_by_kind": list(found.memory_by_kind),
         "fidelity": found.fidelity,
+        "busy_fraction": max(
+            0.0,
+            1 - found.bubble_fraction - found.exposed_communication_ns / found.step_time_ns,
+        ),
     }
 
 
@@ -88,6 +93,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
     found |= dict.fromkeys(missing) | plan.figures
+    found |= spending(plan)
     evidence = plan.evidence
     found |= {
         "objective": None if evidence is None else evidence.objective_s,
@@ -96,6 +102,17 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "alternatives": [] if evidence is None else list(evidence.alternatives),
     }
     return found
+
+
+def spending(plan: Plan) -> dict[str, float | None]:
+    """Return dollars per million tokens and joules per token, None where they are not known."""
+    step_s, busy = plan.figures.get("step_time_s"), plan.figures.get("busy_fraction")
+    return {
+        "cost_usd_per_mtoken": cost_usd_per_mtoken(plan, step_s) if step_s else None,
+        "energy_j_per_token": (
+            energy_j_per_token(plan, step_s, busy) if step_s and busy is not None else None
+        ),
+    }
 
 
 def kinds_of_parallelism(plan: Plan) -> list[str]:

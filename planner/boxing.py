@@ -21,7 +21,7 @@ are then contiguous, and gathering them in group order gives the tensor in order
 
 import heapq
 from functools import cache
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from planner.errors import InfeasibleError, PlanError
@@ -45,6 +45,10 @@ class Step(NamedTuple):
     axes: tuple[int, ...]
     before: NdSbp
     after: NdSbp
+
+
+# Bytes of an element while paths are compared: shares of it are not rounded away.
+EXACT = 1 << 20
 
 
 def _kind(before: Sbp, after: Sbp) -> str | None:
@@ -163,7 +167,9 @@ def boxing_path(
         wanted if size > 1 else have
         for have, wanted, size in zip(source, target, sizes, strict=True)
     )
-    path = _paths(source, sizes, shape).get(target)
+    devices = prod(sizes)
+    # Which dims divide decides, and nothing else: shapes of one pattern share their paths.
+    path = _paths(source, sizes, tuple(gcd(size, devices) for size in shape)).get(target)
     if path is None:
         raise InfeasibleError(
             f"no boxing from {format_nd_sbp(source)} to {format_nd_sbp(target)} for a tensor of "
@@ -189,7 +195,7 @@ def _paths(
             if step.after in found:
                 continue
             try:
-                cost = step_bytes(step, shape, 1, sizes)
+                cost = step_bytes(step, shape, EXACT, sizes)
             except PlanError:
                 continue
             count += 1

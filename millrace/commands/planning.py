@@ -50,8 +50,12 @@ def plan(
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
     max_gap: MaxGap = MAX_GAP,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    optimize_for: Annotated[str, typer.Option(help="Only throughput.")] = "throughput",
-    explain: Annotated[bool, typer.Option("--explain", help="Also print plans that lost.")] = False,
+    optimize_for: Annotated[
+        str, typer.Option(help="throughput, or per token: cost, energy.")
+    ] = "throughput",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what decided each choice.")
+    ] = False,
     output: Output = None,
     dp: Count = None,
     tp: Count = None,
@@ -72,11 +76,11 @@ def plan(
     from millrace import api
     from millrace.figures import plan_summary
     from millrace.files import check_writable, write_document
+    from planner.search.report import Record
+    from planner.spending import OBJECTIVES, check_known
 
-    if optimize_for != "throughput":
-        raise PlanError(
-            f"--optimize-for {optimize_for}: this version plans for throughput only; leave it out"
-        )
+    if optimize_for not in OBJECTIVES:
+        raise PlanError(f"--optimize-for {optimize_for}: choose {', '.join(OBJECTIVES)}")
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
@@ -85,7 +89,9 @@ def plan(
     # Before this machine is measured, which takes a while.
     opened = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
     on = api.cluster(cluster, profile=profile, progress=say)
+    check_known(on, optimize_for)
     began = perf_counter()
+    record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
         found = api.search(
             opened,
@@ -94,10 +100,17 @@ def plan(
             memory_limit_bytes=limit_bytes,
             max_gap=max_gap,
             seed=seed,
+            optimize_for=optimize_for,
             pins=pins,
             progress=told,
+            record=record,
         )
     document = plan_summary(found) | {"search_time_s": perf_counter() - began}
+    if found.evidence is not None:
+        document["layers"] = record.timed(found.evidence.layers)
+    if explain:
+        with working(f"explaining {opened.name} for {on.name}"):
+            document["explain"] = api.explain(found, record)
     if output is not None:
         write_document(output, found)
         say(f"plan written to {output}")
@@ -135,8 +148,41 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         f"searched for {format_seconds(document['search_time_s'])}",
         markup=False,
     )
+    known = {
+        "cost_usd_per_mtoken": "${:.3g} per million tokens",
+        "energy_j_per_token": "{:.3g} J a token",
+    }
+    spent = [text.format(document[name]) for name, text in known.items() if document[name]]
+    if spent:
+        console.print(", ".join(spent), markup=False)
     if explain:
+        console.print(_layers_table(document.get("layers", [])))
         console.print(_alternatives_table(document["alternatives"]))
+        console.print("what decided each choice")
+        for one in document["explain"]:
+            console.print(f"  {one['line']}", markup=False, soft_wrap=True)
+
+
+def _layers_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="layers of the search", title_justify="left")
+    table.add_column("layer")
+    for column in ("objective", "bound", "gap", "took"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("did", overflow="fold")
+    shown = ("name", "objective_s", "bound_s", "gap", "seconds")
+    for row in rows:
+        proof = [format_seconds(row[key]) if key in row else "" for key in shown[1:3]]
+        gap = format_percent(row["gap"]) if "gap" in row else ""
+        did = [
+            f"{name.replace('_', ' ')} {number}"
+            for name, number in row.items()
+            if name not in shown and not isinstance(number, dict)
+        ]
+        for kind in ("pruned", "refused"):
+            if isinstance(row.get(kind), dict):
+                did += [f"{kind} {number}: {why}" for why, number in row[kind].items()]
+        table.add_row(row["name"], *proof, gap, format_seconds(row["seconds"]), "; ".join(did))
+    return table
 
 
 def _alternatives_table(rows: list[dict[str, Any]]) -> Table:

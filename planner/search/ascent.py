@@ -202,7 +202,11 @@ class Ascent:
         history: list[Floats] = []
         for number in range(sweeps):
             self.sweep()
-            if number < 3 or number % 3 == 0 or number == sweeps - 1:
+            if number in (1, 2) and cutoffs is not None:
+                self.keep(self.bounds[self.places] < limit[self.places])
+                if not len(self.places):
+                    break
+            if number % 4 == 2 or number == sweeps - 1:
                 self.decode()
             history.append(self.bounds.copy())
             gap = self.costs - self.bounds
@@ -215,7 +219,8 @@ class Ascent:
                 break
             if number % 2 == 1 and going[self.places].mean() < 0.6:
                 self.keep(going[self.places])
-            self.reshare()
+            if number % 2 == 0:
+                self.reshare()
 
     # -- sweeping ----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from planner.search.stages import DEFERRING, Pipeline
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
 INTERLEAVES = (2, 4)
+INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
 SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
 
@@ -203,7 +204,7 @@ def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Itera
         if pins.interleave is not None:
             choices: tuple[int, ...] = (pins.interleave,)
         elif interleaved and stages > 1:
-            choices = INTERLEAVES
+            choices = _interleaves(stages, blocks)
         else:
             choices = (1,)
         for chunks in choices:
@@ -222,6 +223,20 @@ def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Itera
                     interleave=chunks,
                     microbatches=microbatches,
                 )
+
+
+def _interleaves(stages: int, blocks: int) -> tuple[int, ...]:
+    """Chunks per stage: few, and as many as leave chunks even.
+
+    Even counting all blocks, or all but the first and the last (an embedding and a head).
+    """
+    even = {
+        chunks
+        for count in (blocks // stages, (blocks - 2) // stages)
+        for chunks in divisors(count)
+        if 1 < chunks <= INTERLEAVE_MAX
+    }
+    return tuple(sorted({*INTERLEAVES, *sorted(even)[-1:]}))
 
 
 def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.graph import Graph
 from planner.errors import InfeasibleError
@@ -19,15 +20,15 @@ from planner.plan import Variant
 from planner.search.block_program import MemoryRow, Prices
 from planner.search.block_solver import BeyondCutoff, Solution
 from planner.search.candidates import Candidate
-from planner.search.joint import solve_jointly
+from planner.search.joint import Solutions, decided
+from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
-from planner.search.sites import everywhere
+from planner.search.sites import everywhere, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
-    Pipeline,
     Run,
     VariantFigures,
     divide,
@@ -35,13 +36,22 @@ from planner.search.stages import (
     lower_bound_ns,
 )
 from planner.search.variants import variants
+from planner.search.weighing import priced, prices, shared_prices
+
+Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
-NEAR = 1.05  # plans up to so much slower are solved too, for the simulator to rank
+NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
+ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
+SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
-LADDER = (0.03, 0.3, 3.0)
+LADDER = {
+    "none": (TIE_BREAKER, 0.03, 0.3, 3.0),
+    "selective": (TIE_BREAKER, 0.3),
+    "full": (TIE_BREAKER, 0.3, 3.0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +118,23 @@ class Evaluator:
         self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
+        self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self._everywhere: dict[int, Site] = {}
+        self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
         self.modes = MODES if pinned is None else (pinned,)
+
+    def under(self, pins: Pins) -> "Evaluator":
+        """An evaluator of the same question under other pins, made once."""
+        if pins not in self._under:
+            self._under[pins] = Evaluator(replace(self.request, pins=pins), self.graph)
+        return self._under[pins]
 
     # -- bounds ------------------------------------------------------------------------------
 
-    def lower_bounds_ns(self, candidates: Sequence[Candidate]) -> list[float | InfeasibleError]:
+    def lower_bounds_ns(
+        self, candidates: Sequence[Candidate], cutoff_ns: float = float("inf")
+    ) -> list[float | InfeasibleError]:
         """Bounds without solving: every op at its fastest, no boxing, stages in balance."""
         shapes = [self.shape(candidate) for candidate in candidates]
         vectors = [prices(candidate.pipeline).vector.tolist() for candidate in candidates]
@@ -122,12 +142,51 @@ class Evaluator:
             costs = self.programs.cheapest(shapes, self.modes[0], vectors)
         except InfeasibleError as error:
             return [error] * len(candidates)
+        floors = self._floors(candidates, shapes, costs, cutoff_ns)
         return [
-            float(cost) / candidate.pipeline.stages
+            max(float(cost), floor) / candidate.pipeline.stages
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
-            for candidate, shape, cost in zip(candidates, shapes, costs, strict=True)
+            for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
         ]
+
+    def _floors(
+        self,
+        candidates: Sequence[Candidate],
+        shapes: Sequence[Shape],
+        costs: Floats,
+        cutoff_ns: float,
+    ) -> Floats:
+        """Bounds with boxing, from a few sweeps over one program per mesh and microbatch.
+
+        The program has the prices of 1F1B. Another schedule pays less for the ramp, at most by as
+        much as the weights of a microbatch differ.
+        """
+        found = np.zeros(len(candidates))
+        if len(candidates) < SWEPT_FIRST:
+            return found
+        stages = np.array([candidate.pipeline.stages for candidate in candidates])
+        legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
+        plain = [
+            replace(c, pipeline=replace(c.pipeline, schedule="1f1b", interleave=1))
+            for c in candidates
+        ]
+        limits = [usable_bytes(self.request, plain[at]) for at in legal]
+        endless = [float("inf")] * len(legal)
+        asks = self._asks([plain[at] for at in legal], limits, self.modes[0], TIE_BREAKER, endless)
+        alone = self.programs.cheapest(
+            [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
+        )
+        for at, ask, bound, now, limit in zip(
+            legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
+        ):
+            mine = prices(candidates[at].pipeline)
+            lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
+            share = lightest / prices(plain[at].pipeline).microbatch
+            paid = ask.prices[2] * room(plain[at], limit)
+            # What cannot be deferred is paid in full.
+            found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
+        return found
 
     def shape(self, candidate: Candidate) -> Shape:
         """What the tables of a candidate depend on."""
@@ -171,12 +230,18 @@ class Evaluator:
         """The programs of candidates where all memory together costs a share of their time."""
         shapes = [self.shape(candidate) for candidate in candidates]
         vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
-        costs = self.programs.cheapest(shapes, self.modes[0], vectors)
+        keys = [(shape, tuple(vector)) for shape, vector in zip(shapes, vectors, strict=True)]
+        new = [key for key in dict.fromkeys(keys) if key not in self._cheapest]
+        found_costs = self.programs.cheapest(
+            [shape for shape, _ in new], self.modes[0], [vector for _, vector in new]
+        )
+        self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
+        costs = [self._cheapest[key] for key in keys]
         found = []
         for candidate, shape, limit, cost, cutoff in zip(
             candidates, shapes, limits, costs, cutoffs, strict=True
         ):
-            price = share * float(cost) / room(candidate, limit)
+            price = share * cost / room(candidate, limit)
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
@@ -236,10 +301,7 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            asks = [
-                self._asks(candidates, limits, mode, share, endless)
-                for share in (TIE_BREAKER, *LADDER)
-            ]
+            asks = [self._asks(candidates, limits, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
             )
@@ -259,6 +321,11 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def options(self, candidate: Candidate) -> int:
+        """Size of a candidate's block program."""
+        space = self.programs.space(self.shape(candidate), self.modes[0])
+        return sum(choice.size for choice in space.choices)
 
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it.
@@ -321,38 +388,25 @@ class Evaluator:
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
     ) -> tuple[list[Solved], float] | None:
-        """The joint program of a small candidate: its solutions, and the bound of its plans.
-
-        Memory is left out at first: without it no block gains by running anything twice.
-        """
-        shape, pipeline = self.shape(candidate), candidate.pipeline
-        found: list[Solved] = []
-        bound = 0.0
+        """Decide a small candidate by the joint program; None: it is too large."""
+        shape = self.shape(candidate)
         if len(shape.sites) > 1:
             return None
-        for modes, limit in ((self.modes[:1], None), (self.modes, limits[0])):
-            answer = solve_jointly(self.programs, shape, modes, pipeline, limit, best_ns)
-            if answer is None:
-                return None
-            bound = max(bound, answer.bound_ns)
-            group = [self._solved(shape, *one) for one in answer.solutions]
-            found += group
-            if not group:
-                break
-            try:
-                one = self._found(candidate, group, limits, bound)
-            except InfeasibleError:
-                continue
-            if isinstance(one, Found) and (
-                one.division.step_ns <= answer.bound_ns * (1 + 1e-5) + answer.rounding_ns
-            ):
-                break
-        return found, bound
 
-    def _solved(self, shape: Shape, mode: str, options: tuple[int, ...]) -> Solved:
-        """Options as a solution, of which only the options are looked at."""
-        self.programs.tables(shape, mode)
-        return Solved(mode, Solution(options=options, figures=(), cost=0.0, bound=0.0))
+        def solved(mode: str, options: tuple[int, ...]) -> Solved:
+            return Solved(mode, Solution(options=options, figures=(), cost=0.0, bound=0.0))
+
+        def step_ns(solutions: Solutions) -> float:
+            try:
+                one = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
+            except InfeasibleError:
+                return float("inf")
+            return one.division.step_ns if isinstance(one, Found) else float("inf")
+
+        answer = decided(
+            self.programs, shape, self.modes, candidate.pipeline, (limits[0], best_ns), step_ns
+        )
+        return answer and ([solved(*one) for one in answer[0]], answer[1])
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -437,37 +491,7 @@ def _lowered(best_ns: float, one: Found | Pruned) -> float:
 
 def _distinct(group: list[Solved]) -> list[Solved]:
     """Each solution once."""
-    found: dict[tuple[str, tuple[int, ...]], Solved] = {}
-    for one in group:
-        found.setdefault((one.mode, one.solution.options), one)
-    return list(found.values())
-
-
-def prices(pipeline: Pipeline) -> Prices:
-    """Prices at which a block program's optimum, over the stages, bounds the step time.
-
-    A stage's time counts for every microbatch and for the ramp: `stages.divide`'s objective, with
-    all stages in balance. Where weight gradients fill the ramp they count as much less.
-    """
-    ramp = (pipeline.stages - 1) / pipeline.interleave
-    weight = pipeline.microbatches + ramp
-    if pipeline.schedule not in DEFERRING:
-        return Prices(microbatch=weight)
-    return Prices(microbatch=weight, deferrable=max(weight - 2 * ramp, 0.0))
-
-
-def shared_prices(pipeline: Pipeline) -> Prices:
-    """Prices at which the program is solved: one solution serves however many chunks."""
-    return prices(replace(pipeline, interleave=1))
-
-
-def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
-    """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
-    plain = replace(pipeline, schedule="1f1b", interleave=1)
-    counts = inflight_counts(plain)
-    kept = sum(counts) / len(counts) if average else min(counts)
-    shared = shared_prices(plain if average else pipeline)
-    return replace(shared, persistent_byte=price, inflight_byte=price * kept)
+    return list({(one.mode, one.solution.options): one for one in group}.values())
 
 
 def unfit(found: list[Refused]) -> InfeasibleError:

@@ -91,6 +91,44 @@ def _sbp(state: int, axes: int) -> NdSbp:
     return sbp_of(state, axes)
 
 
+class Hops(NamedTuple):
+    """Paths from A sources to B targets on K rows: the edge of every hop (one behind: none)."""
+
+    reachable: Bools  # [A, B, K]
+    edges: list[Ints]  # per hop [A, B, K]
+    last: list[Bools]  # per hop [A, B, K]: arrives there
+
+    def take(self, rows: Ints) -> "Hops":
+        """Some of the rows, in any order."""
+        return Hops(
+            self.reachable[:, :, rows],
+            [edge[:, :, rows] for edge in self.edges],
+            [last[:, :, rows] for last in self.last],
+        )
+
+
+def walk(graph: Edges, nexts: NDArray[np.int16], sources: Ints, targets: Ints) -> Hops:
+    """Follow the next states from every source to every target, both places in the graph."""
+    count = nexts.shape[2]
+    shape = (len(sources), len(targets), count)
+    rows = np.arange(count)
+    at = np.broadcast_to(sources[:, None, None], shape)
+    goal = np.broadcast_to(targets[None, :, None], shape)
+    number = np.zeros((len(graph.states),) * 2, np.int64)
+    number[graph.before, graph.after] = np.arange(len(graph.before))
+    reachable = nexts[at, goal, rows] >= 0
+    hops: list[Ints] = []
+    last: list[Bools] = []
+    while True:
+        going = (at != goal) & reachable
+        if hops and not going.any():
+            return Hops(reachable, hops, last)
+        then = np.where(going, nexts[at, goal, rows], at)
+        hops.append(np.where(going, number[at, then], len(graph.before)))
+        last.append(going & (then == goal))
+        at = then
+
+
 class Moving:
     """Boxing on K rows of meshes with the same number of axes.
 
@@ -128,6 +166,7 @@ class Moving:
         self._frame = frame_of(cluster)
         self._groups: dict[tuple[str, tuple[int, ...]], list[tuple[Floats, Floats]] | None] = {}
         self._boxed: dict[object, Boxed] = {}
+        self._walked: dict[object, Hops] = {}
         self._steps: dict[object, Floats] = {}
 
     def boxed(
@@ -169,47 +208,45 @@ class Moving:
         kept: Bools,
     ) -> Boxed:
         graph = edges(len(dims), self.alphabets[len(dims)])
-        nexts = self._paths(graph, dims)
+        hops = self._hops(graph, dims, sources, targets)
         size = dims.prod(axis=0) * itemsize
         local = size[None, :] // shards(graph.states, self.sizes)
-        step_ns = self._step_ns(graph, size, local)
-        count = len(self.meshes)
-        rows = np.arange(count)[None, None, :]
-        goal = np.searchsorted(graph.states, targets)[None, :, None]
-        start = np.searchsorted(graph.states, sources)[:, None, None]
-        shape = (len(sources), len(targets), count)
-        at = np.broadcast_to(start, shape)
-        goal = np.broadcast_to(goal, shape)
-        duration = np.zeros(shape)
-        buffers = np.zeros(shape, np.int64)
-        following = np.zeros((len(graph.states),) * 2, np.int64)
-        following[graph.before, graph.after] = np.arange(len(graph.before))
-        reachable = nexts[at, goal, rows] >= 0
-        while True:
-            going = (at != goal) & reachable
-            if not going.any():
-                break
-            then = np.where(going, nexts[at, goal, rows], at)
-            duration += np.where(going, step_ns[following[at, then], rows], 0.0)
-            if keeps_source:
-                counted = going & ~((then == goal) & kept[None, :, None])
-                buffers += np.where(counted, local[then, rows], 0)
-            at = then
-        return Boxed(reachable, np.round(duration).astype(np.int64), buffers)
+        rows = np.arange(len(self.meshes))
+        # Behind the last edge one that takes no time, for paths that are shorter than others.
+        step_ns = np.vstack([self._step_ns(graph, size, local), np.zeros(len(rows))])
+        duration = step_ns[hops.edges[0], rows]
+        for edge in hops.edges[1:]:
+            duration += step_ns[edge, rows]
+        buffers = np.zeros(duration.shape, np.int64)
+        if keeps_source:
+            made = np.vstack([local[graph.after], np.zeros_like(local[:1])])
+            for edge, last in zip(hops.edges, hops.last, strict=True):
+                counted = ~(last & kept[None, :, None])
+                buffers += np.where(counted, made[edge, rows], 0)
+        return Boxed(hops.reachable, np.round(duration).astype(np.int64), buffers)
 
-    def _paths(self, graph: Edges, dims: Ints) -> NDArray[np.int16]:
-        """The next state from every state towards every other: [U, U, K]; -1 where no path is."""
+    def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> "Hops":
+        """The edges of the paths from every source to every target."""
         fits = divisible(graph.states, dims, self.sizes)
-        keys = [(len(dims), mesh, fits[:, row].tobytes()) for row, mesh in enumerate(self.meshes)]
-        missing = {key: row for row, key in enumerate(keys) if key not in self.known.paths}
-        if missing:
-            rows = list(missing.values())
-            found = shortest(graph, self.sizes[:, rows], fits[:, rows])
-            for at, key in enumerate(missing):
-                self.known.paths[key] = found[:, :, at]
-        unique = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-        stacked = np.stack([self.known.paths[key] for key in unique], axis=2)
-        return stacked[:, :, [unique[key] for key in keys]]
+        keys = tuple(
+            (len(dims), mesh, column.tobytes())
+            for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)
+        )
+        known = keys, sources.tobytes(), targets.tobytes()
+        if known not in self._walked:
+            missing = {key: row for row, key in enumerate(keys) if key not in self.known.paths}
+            if missing:
+                rows = list(missing.values())
+                found = shortest(graph, self.sizes[:, rows], fits[:, rows])
+                for at, key in enumerate(missing):
+                    self.known.paths[key] = found[:, :, at]
+            unique = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+            nexts = np.stack([self.known.paths[key] for key in unique], axis=2)
+            places = [np.searchsorted(graph.states, one) for one in (sources, targets)]
+            self._walked[known] = walk(graph, nexts, *places).take(
+                np.array([unique[key] for key in keys])
+            )
+        return self._walked[known]
 
     def _step_ns(self, graph: Edges, size: Ints, local: Ints) -> Floats:
         """Durations of every edge for a tensor of `size` bytes: [E, K]."""

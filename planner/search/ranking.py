@@ -1,0 +1,268 @@
+"""Ranking: which candidates are solved, in which order, and which never are.
+
+The usual candidates come first, so that a good plan is known early; then all others. Each is
+bounded, then, by ascending bound, solved as if memory hardly mattered, then where it does matter
+solved again to make room, until no bound is below the best plan.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+from planner.errors import InfeasibleError
+from planner.search.candidates import Candidate
+from planner.search.evaluation import (
+    NEAR,
+    NO_GAIN,
+    Evaluator,
+    Found,
+    Limits,
+    Outcome,
+    Pruned,
+    Refused,
+)
+from planner.search.report.record import BLOCKS, SHAPES, Record
+from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.sites import usable_bytes
+
+Progress = Callable[[str], None]
+Tight = tuple[Candidate, float]  # with its bound
+Waiting = tuple[float, int, Candidate]
+
+FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
+SQUEEZED = 24  # likewise where memory is tight
+REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
+REFINED_OPTIONS = 1_500  # and that have no more options than this, there
+FAR = 1.2  # times the memory, needed at a microbatch, before no larger one is tried
+HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
+
+
+@dataclass(slots=True)
+class Ranking:
+    """What one round over the candidates found."""
+
+    found: list[Found] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    pruned: list[Pruned] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """File an outcome under what it is."""
+        if isinstance(outcome, Found):
+            self.found.append(outcome)
+        elif isinstance(outcome, Pruned):
+            self.pruned.append(outcome)
+        else:
+            self.refused.append(outcome)
+
+    @property
+    def bound_ns(self) -> float:
+        """The lowest bound over every candidate that could be a plan."""
+        return min(one.bound_ns for one in self.everything)
+
+    @property
+    def everything(self) -> list[Outcome]:
+        """All outcomes."""
+        return [*self.found, *self.pruned, *self.refused]
+
+    @property
+    def best_ns(self) -> float:
+        """Step time of the best plan so far."""
+        return min((one.division.step_ns for one in self.found), default=float("inf"))
+
+
+class Ranker:
+    """One round over the candidates.
+
+    Parameters
+    ----------
+    request : SearchRequest
+    evaluator : Evaluator
+    limits : dict
+        Bytes that a candidate may lay out, where they are not what its devices have.
+    tell : callable
+        Told a line of text now and then.
+    record : Record
+        Filled with what was done.
+    """
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        evaluator: Evaluator,
+        limits: dict[Candidate, Limits],
+        tell: Progress,
+        record: Record,
+    ) -> None:
+        self.request = request
+        self.evaluator = evaluator
+        self.limits = limits
+        self.tell = tell
+        self.record = record
+        self.ranking = Ranking()
+
+    def rank(self, everything: tuple[Candidate, ...]) -> Ranking:
+        """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
+        node = self.request.cluster.devices_per_node
+        usual = [one for one in everything if _usual(one, node)]
+        others = [one for one in everything if not _usual(one, node)]
+        for part in (usual, others):
+            if part:
+                self._part(part)
+        with self.record.layer(BLOCKS):
+            self.record.count("refined", self._refine())
+        self.ranking.found.sort(key=lambda one: one.division.step_ns)
+        return self.ranking
+
+    def limit(self, candidate: Candidate) -> Limits:
+        """Bytes that a candidate may lay out on each of its sites."""
+        return self.limits.get(candidate) or usable_bytes(self.request, candidate)
+
+    @property
+    def cutoff_ns(self) -> float:
+        """The bound at which a candidate has nothing to gain."""
+        return self.ranking.best_ns * NEAR / (1 + self.request.max_gap)
+
+    def _part(self, part: list[Candidate]) -> None:
+        """Evaluate some of the candidates, beside what is known of others."""
+        self.tell(f"bounding {len(part)} candidates")
+        with self.record.layer(SHAPES):
+            waiting = self._bounded(part)
+        self.record.count("bounded", len(part))
+        tight: list[Tight] = []
+        at, count = 0, FIRST
+        while at < len(waiting) or tight:
+            group = waiting[at : at + count]
+            at, count = at + len(group), MANY
+            tight += self._solved([(candidate, bound) for bound, _, candidate in group], at)
+            # Without a plan yet, what needs least memory is asked first.
+            known = bool(self.ranking.found)
+            tight.sort(key=lambda one: (0 if known else one[0].batch, one[1]))
+            # Few at a time while a good plan would prune the rest; all that is left at the end.
+            now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
+            self._squeezed(now)
+            if now and not self.ranking.found:
+                waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
+
+    def _bounded(self, part: list[Candidate]) -> list[Waiting]:
+        """Candidates by ascending bound; those without a legal signature are refused."""
+        waiting: list[Waiting] = []
+        bounds = self.evaluator.lower_bounds_ns(part, self.cutoff_ns)
+        for number, (candidate, bound) in enumerate(zip(part, bounds, strict=True)):
+            if isinstance(bound, InfeasibleError):
+                self.ranking.refused.append(Refused(candidate, bound))
+            else:
+                waiting.append((bound, number, candidate))
+        return sorted(waiting, key=lambda one: one[:2])
+
+    def _open(self, group: list[Tight]) -> list[Tight]:
+        """Those of a group that may gain something; the others are pruned."""
+        cutoff = self.cutoff_ns
+        for candidate, bound in group:
+            if bound >= cutoff:
+                self.ranking.pruned.append(Pruned(candidate, bound, NO_GAIN))
+        return [one for one in group if one[1] < cutoff]
+
+    def _solved(self, group: list[Tight], place: int) -> list[Tight]:
+        """Solve candidates as if memory hardly mattered; return those where it does."""
+        now = [candidate for candidate, _ in self._open(group)]
+        if not now:
+            return []
+        self.tell(f"solving up to number {place}: {now[0].text}")
+        self.record.count("solved", len(now))
+        with self.record.layer(BLOCKS):
+            outcomes = self.evaluator.evaluate_many(
+                now, [self.limit(one) for one in now], self.cutoff_ns
+            )
+        tight: list[Tight] = []
+        for outcome in outcomes:
+            if isinstance(outcome, tuple):
+                tight.append(outcome)
+            else:
+                self.ranking.add(outcome)
+        return tight
+
+    def _squeezed(self, group: list[Tight]) -> None:
+        """Solve candidates so that they fit their memory."""
+        now = self._open(group)
+        if not now:
+            return
+        self.tell(f"making room in {len(now)} candidates: {now[0][0].text}")
+        self.record.count("squeezed", len(now))
+        with self.record.layer(BLOCKS):
+            outcomes = self.evaluator.squeeze_many(
+                now, [self.limit(candidate) for candidate, _ in now], self.cutoff_ns
+            )
+        for outcome in outcomes:
+            self.ranking.add(outcome)
+
+    def _refine(self) -> int:
+        """Solve the candidates with the lowest bounds better until the gap is what was asked for.
+
+        Returns how many that took.
+        """
+        ranking, max_gap = self.ranking, self.request.max_gap
+        done: set[Candidate] = set()
+        if max_gap and not ranking.found and _hopeless(ranking):
+            return 0
+        for _ in range(REFINED if max_gap else len(ranking.everything)):
+            # Where no gap is allowed, others may still be better than what stays behind its bound.
+            left = [one for one in ranking.everything if max_gap or one.candidate not in done]
+            lowest = min(left, key=lambda one: one.bound_ns, default=None)
+            if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + max_gap):
+                break
+            if lowest.candidate in done:
+                break
+            if max_gap and self.evaluator.options(lowest.candidate) > REFINED_OPTIONS:
+                break
+            done.add(lowest.candidate)
+            self.tell(f"refining: {lowest.candidate.text}")
+            better = self.evaluator.refine(lowest, self.limit(lowest.candidate), ranking.best_ns)
+            others = [one for one in ranking.everything if one is not lowest]
+            ranking.found, ranking.pruned, ranking.refused = [], [], []
+            for one in (*others, better):
+                ranking.add(one)
+        return len(done)
+
+
+def _usual(candidate: Candidate, node: int) -> bool:
+    """Whether a candidate is of the kind that is often best: a good plan early prunes the rest."""
+    inner = candidate.sizes[-1] if candidate.sizes else 1
+    outer = prod(candidate.sizes[:-1]) if len(candidate.sizes) > 1 else inner
+    return inner <= node and candidate.batch <= 4 * outer
+
+
+def _without_larger(
+    waiting: list[Waiting], tight: list[Tight], ranking: Ranking
+) -> tuple[list[Waiting], list[Tight]]:
+    """Refuse candidates with larger microbatches than equal ones that are far from fitting."""
+    short: dict[object, Refused] = {}
+    for one in ranking.refused:
+        error = one.error
+        if isinstance(error, MemoryLimitError) and error.needed_bytes > FAR * error.limit_bytes:
+            key = _but_batch(one.candidate)
+            if key not in short or one.candidate.batch < short[key].candidate.batch:
+                short[key] = one
+
+    def cannot(candidate: Candidate, bound: float) -> bool:
+        smaller = short.get(_but_batch(candidate))
+        if smaller is None or smaller.candidate.batch > candidate.batch:
+            return False
+        ranking.refused.append(Refused(candidate, smaller.error, bound))
+        return True
+
+    return (
+        [one for one in waiting if not cannot(one[2], one[0])],
+        [one for one in tight if not cannot(*one)],
+    )
+
+
+def _but_batch(candidate: Candidate) -> tuple[object, ...]:
+    """What makes candidates equal but for their microbatches."""
+    pipeline = candidate.pipeline
+    return candidate.axes, pipeline.schedule, pipeline.stages, pipeline.interleave
+
+
+def _hopeless(ranking: Ranking) -> bool:
+    """Whether memory is so short that solving better cannot make room."""
+    short = [one.error for one in ranking.refused if isinstance(one.error, MemoryLimitError)]
+    return bool(short) and all(one.needed_bytes > HOPELESS * one.limit_bytes for one in short)

@@ -1,0 +1,261 @@
+"""Explain: what decided each choice of a plan, by the plans that differ from it in that choice.
+
+Every sentence comes from solving such a plan: it does not fit, or it is slower, and the largest
+part of the difference is named (`breakdown.py`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from models.counting import splits
+from planner.errors import InfeasibleError
+from planner.plan import Plan, plan_graph
+from planner.roles import roles
+from planner.search.candidates import Candidate
+from planner.search.evaluation import Evaluator, Found, Outcome, Refused
+from planner.search.pins import Pins
+from planner.search.report.breakdown import Parts, breakdown
+from planner.search.report.neighbours import (
+    Neighbour,
+    degrees,
+    fastest,
+    pipelines,
+    solved,
+    storage,
+)
+from planner.search.report.record import Answer
+from planner.search.report.remedies import shapes
+from planner.search.request import MemoryLimitError
+from planner.wording import percent, size
+
+CHOICES = (
+    *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
+    *("recompute", "zero", "sequence_parallel"),
+)
+NUMBERS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "interleave", "zero")
+SAME = 0.0005  # differences below are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why one alternative to one choice was not taken.
+
+    `effect` is by how much its step is longer, by the planner's cost; None where there is no such
+    plan. `over_bytes` is what it lacks of a device's memory, `parts_s` what it spends
+    more, by kind.
+    """
+
+    choice: str
+    value: str
+    alternative: str | None
+    effect: float | None
+    reason: str
+    over_bytes: int | None = None
+    plan: str | None = None
+    parts_s: dict[str, float] | None = None
+
+    @property
+    def line(self) -> str:
+        """The reason as a line of text."""
+        name = self.choice.replace("_", "-")
+        if self.alternative is None:
+            return f"{name} = {self.value}: {self.reason}"
+        named = self.choice in NUMBERS and self.alternative.isdigit()
+        other = f"{name} = {self.alternative}" if named else self.alternative
+        return f"{name} = {self.value}: {other} {self.reason}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The reason as scripts read it."""
+        return {
+            "choice": self.choice,
+            "value": self.value,
+            "alternative": self.alternative,
+            "effect": self.effect,
+            "reason": self.reason,
+            "over_bytes": self.over_bytes,
+            "plan": self.plan,
+            "parts_s": self.parts_s,
+            "line": self.line,
+        }
+
+
+def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
+    """Return what decided every choice of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    answer : Answer
+        What the search that made the plan left in its `Record`.
+
+    Returns
+    -------
+    tuple of Reason
+        In the order of the choices, the runner-up last. A choice that was pinned, or that the plan
+        leaves none of, has one reason that says so.
+    """
+    evaluator, chosen = answer.evaluator, answer.chosen
+    shown = dict(roles(plan, plan_graph(plan)))
+    pins = evaluator.request.pins
+    neighbours = _neighbours(evaluator, chosen.candidate, shown, pins)
+    own = breakdown(evaluator, chosen)
+    found = {name: [_settled(name, plan, shown, pins)] for name in CHOICES}
+    for one, outcomes in zip(neighbours, solved(evaluator, neighbours), strict=True):
+        asked = evaluator if one.pins == pins else evaluator.under(one.pins)
+        found[one.choice].append(_reason(asked, one, outcomes, chosen, own))
+    listed = [one for name in CHOICES for one in (found[name][1:] or found[name][:1])]
+    if runner_up := _runner_up(answer, own):
+        listed.append(runner_up)
+    return tuple(listed)
+
+
+def _neighbours(
+    evaluator: Evaluator, chosen: Candidate, shown: dict[str, Any], pins: Pins
+) -> list[Neighbour]:
+    known = {name: shown[name] for name in ("dp", "tp", "pp", "cp")}
+    if None in known.values():  # the ops disagree on what an axis is for
+        found = pipelines(evaluator, chosen, None)
+        return [*found, *storage(evaluator, chosen, shown, pins)]
+    settled = replace(pins, dp=known["dp"], tp=known["tp"], cp=known["cp"])
+    roled = _roled(evaluator, chosen, known, shown["ep"], settled)
+    found = degrees(evaluator, chosen, known, pins)
+    if int(splits(evaluator.graph)["experts"]) and pins.ep is None and roled is not None:
+        found += _experts(evaluator, chosen, known, int(shown["ep"]), pins)
+    found += pipelines(evaluator, chosen, known["dp"])
+    if roled is not None:
+        found += storage(evaluator, roled, shown, settled)
+    return found
+
+
+def _roled(
+    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], ep: object, pins: Pins
+) -> Candidate | None:
+    """The chosen candidate with roles on its axes."""
+    experts = int(splits(evaluator.graph)["experts"])
+    asked = replace(pins, pp=known["pp"], ep=int(str(ep)) if experts and ep else pins.ep)
+    for one in shapes(replace(evaluator.request, pins=asked), evaluator.graph):
+        if one.batch == chosen.batch and one.pipeline == chosen.pipeline:
+            return one
+    return None
+
+
+def _experts(
+    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], ep: int, pins: Pins
+) -> list[Neighbour]:
+    """Neighbours with experts split over half or twice as many ranks."""
+    found = []
+    settled = replace(pins, dp=known["dp"], tp=known["tp"], cp=known["cp"])
+    for other in (ep // 2, 2 * ep):
+        if other:
+            asked = replace(settled, ep=other)
+            shape = _roled_or_none(evaluator, chosen, known, other, settled)
+            found.append(
+                Neighbour(
+                    choice="ep",
+                    value=str(ep),
+                    alternative=str(other),
+                    candidates=() if shape is None else (shape,),
+                    pins=asked,
+                    reason="" if shape else "does not divide the experts or the ranks",
+                )
+            )
+    return found
+
+
+def _roled_or_none(
+    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], ep: int, pins: Pins
+) -> Candidate | None:
+    try:
+        return _roled(evaluator, chosen, known, ep, pins)
+    except InfeasibleError:
+        return None
+
+
+def _settled(name: str, plan: Plan, shown: dict[str, Any], pins: Pins) -> Reason:
+    """What to say of a choice without neighbours."""
+    own: dict[str, Any] = {"schedule": plan.schedule, "interleave": plan.interleave}
+    own["micro_batch"] = plan.batch // shown["dp"] if shown["dp"] else plan.batch
+    value = own.get(name, shown.get(name))
+    if getattr(pins, name) is not None:
+        reason = "pinned"
+    elif value is None:
+        reason = "ops differ; the axes and variants of the plan say how"
+    elif name in ("schedule", "interleave") and plan.stages == 1:
+        reason = "there is one stage"
+    elif name == "interleave":
+        reason = f"{plan.schedule} fixes it"
+    else:
+        reason = "nothing else to choose"
+    shown_value = "mixed" if value is None else str(value)
+    return Reason(choice=name, value=shown_value, alternative=None, effect=None, reason=reason)
+
+
+def _reason(
+    evaluator: Evaluator, one: Neighbour, outcomes: list[Outcome], chosen: Found, own: Parts
+) -> Reason:
+    plain = Reason(
+        choice=one.choice, value=one.value, alternative=one.alternative, effect=None, reason=""
+    )
+    best = fastest(outcomes)
+    if best is not None:
+        return _slower(plain, evaluator, best, chosen, own)
+    short = [
+        item.error
+        for item in outcomes
+        if isinstance(item, Refused) and isinstance(item.error, MemoryLimitError)
+    ]
+    if short:
+        error = min(short, key=lambda item: item.needed_bytes - item.limit_bytes)
+        over = error.needed_bytes - error.limit_bytes
+        where = "" if error.stage is None else f" on stage {error.stage}"
+        return replace(plain, reason=f"exceeds memory by {size(over)}{where}", over_bytes=over)
+    if one.reason:
+        return replace(plain, reason=f"cannot be: {one.reason}")
+    refused = [str(item.error) for item in outcomes if isinstance(item, Refused)]
+    why = refused[0] if refused else "no signatures fit together"
+    return replace(plain, reason=f"has no plan: {why}")
+
+
+def _slower(plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, own: Parts) -> Reason:
+    """How much slower a plan is than the chosen one, and what takes the time."""
+    objective = chosen.division.step_ns
+    effect = best.division.step_ns / objective - 1
+    other = breakdown(evaluator, best)
+    more = {name: other.get(name, 0.0) - own.get(name, 0.0) for name in {**own, **other}}
+    largest = max(more, key=lambda name: more[name])
+    if effect > SAME:
+        text = f"loses {percent(effect)} ({largest})"
+        if more[largest] > 1.5 * effect * objective:
+            gained = min(more, key=lambda name: more[name])
+            text = (
+                f"loses {percent(effect)} ({largest} +{percent(more[largest] / objective)}, "
+                f"{gained} {percent(more[gained] / objective)})"
+            )
+    elif effect >= -SAME:
+        text = "is as good by the planner's cost"
+    else:
+        text = f"is {percent(-effect)} faster by the planner's cost, which is not the simulator's"
+    return replace(
+        plain,
+        effect=effect,
+        reason=text,
+        plan=best.candidate.text,
+        parts_s={name: time / 1e9 for name, time in more.items()},
+    )
+
+
+def _runner_up(answer: Answer, own: Parts) -> Reason | None:
+    """The best other candidate of the search itself."""
+    others = [one for one in answer.found if one.candidate != answer.chosen.candidate]
+    if not others:
+        return None
+    best = min(others, key=lambda one: one.division.step_ns)
+    plain = Reason(
+        choice="plan",
+        value=answer.chosen.candidate.text,
+        alternative=f"runner-up ({best.candidate.text})",
+        effect=None,
+        reason="",
+    )
+    return _slower(plain, answer.evaluator, best, answer.chosen, own)

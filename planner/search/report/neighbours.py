@@ -1,0 +1,266 @@
+"""Neighbours: the plans that differ from a chosen one in one choice, and what comes of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import gcd
+
+from models.counting import splits
+from planner.errors import InfeasibleError, PlanError
+from planner.schedules import SCHEDULES
+from planner.search.candidates import Candidate, candidates
+from planner.search.evaluation import MODES, Evaluator, Found, Outcome, Refused
+from planner.search.pins import Pins
+from planner.search.sites import placed, usable_bytes
+from planner.search.stages import Pipeline
+
+ENDLESS = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """One choice taken otherwise: candidates that do so, and what pins they are solved under.
+
+    Of several candidates (more stages or more replicas take up what a smaller tp leaves) the best
+    speaks for the choice. No candidates: `reason` says why.
+    """
+
+    choice: str
+    value: str
+    alternative: str
+    candidates: tuple[Candidate, ...]
+    pins: Pins
+    reason: str = ""
+
+
+def degrees(
+    evaluator: Evaluator, chosen: Candidate, known: dict[str, int], pins: Pins
+) -> list[Neighbour]:
+    """Neighbours with half or twice a degree, where something else takes up the difference.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    chosen : Candidate
+    known : dict
+        dp, tp, pp and cp of the plan.
+    pins : Pins
+        The user's.
+    """
+    found = []
+    for name in ("dp", "tp", "pp", "cp"):
+        if getattr(pins, name) is not None:
+            continue
+        value = known[name]
+        for other in dict.fromkeys((value // 2 if value % 2 == 0 else 1, 2 * value)):
+            if other == value or other > evaluator.request.cluster.devices:
+                continue
+            options = []
+            for partner in ("dp", "pp", "tp", "cp"):
+                size, left = divmod(known[partner] * value, other)
+                free = partner != name and getattr(pins, partner) is None
+                if free and not left and (partner != "cp" or known["cp"] > 1):
+                    options.append(known | {name: other, partner: size})
+            shapes = [one for option in options for one in _shaped(evaluator, chosen, option, pins)]
+            reason = "" if shapes else "devices, global batch or blocks do not divide"
+            if not options:
+                reason = "no other degree can take up the difference"
+            found.append(
+                Neighbour(
+                    choice=name,
+                    value=str(value),
+                    alternative=str(other),
+                    candidates=tuple(dict.fromkeys(shapes)),
+                    pins=replace(pins, dp=known["dp"], tp=known["tp"], cp=known["cp"]),
+                    reason=reason,
+                )
+            )
+    return found
+
+
+def _shaped(
+    evaluator: Evaluator, chosen: Candidate, option: dict[str, int], pins: Pins
+) -> list[Candidate]:
+    """Candidates of these degrees with the chosen schedule, and microbatches as near as can be."""
+    request, graph = evaluator.request, evaluator.graph
+    can = splits(graph)
+    pipeline = chosen.pipeline
+    asked = replace(
+        pins,
+        **{name: option[name] for name in ("dp", "tp", "pp", "cp")},  # type: ignore[arg-type]
+        schedule=pipeline.schedule if option["pp"] > 1 and pipeline.stages > 1 else pins.schedule,
+        interleave=pins.interleave,
+        micro_batch=pins.micro_batch,
+    )
+    try:
+        found = candidates(
+            asked,
+            request.cluster,
+            request.global_batch,
+            len(graph.blocks),
+            sequence=bool(can["sequence"] or can["sequence_parallel"]),
+            experts=int(can["experts"]),
+        )
+    except PlanError:
+        return []
+    wide = option["dp"]
+    near = [one for one in found if one.batch in (chosen.batch, chosen.batch // 2, wide)]
+    nearest = min((abs(one.batch - chosen.batch) for one in found), default=0)
+    near += [one for one in found if abs(one.batch - chosen.batch) == nearest]
+    same = [one for one in near if one.pipeline.interleave == pipeline.interleave]
+    return list(placed(tuple(dict.fromkeys(same or near)), request.cluster))
+
+
+def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> list[Neighbour]:
+    """Neighbours with another microbatch, schedule or number of chunks a stage."""
+    request, pins = evaluator.request, evaluator.request.pins
+    pipeline, total = chosen.pipeline, request.global_batch
+    found = []
+
+    def add(choice: str, value: object, other: object, one: Candidate | str) -> None:
+        found.append(
+            Neighbour(
+                choice=choice,
+                value=str(value),
+                alternative=str(other),
+                candidates=() if isinstance(one, str) else (one,),
+                pins=pins,
+                reason=one if isinstance(one, str) else "",
+            )
+        )
+
+    if pins.micro_batch is None:
+        unit = known or gcd(chosen.batch, total)
+        value = chosen.batch // unit if known else chosen.batch
+        for batch in (chosen.batch // 2, chosen.batch * 2):
+            if not batch or chosen.batch == 2 * batch + 1 or batch % (known or 1):
+                continue
+            shape = replace(pipeline, microbatches=total // batch)
+            why = _cannot(shape, len(evaluator.graph.blocks))
+            if total % batch:
+                why = f"microbatches of {batch} samples do not divide the global batch of {total}"
+            add(
+                "micro_batch",
+                value,
+                batch // unit if known else batch,
+                why or replace(chosen, batch=batch, pipeline=shape),
+            )
+    if pipeline.stages == 1:
+        return found
+    if pins.schedule is None:
+        for schedule in SCHEDULES:
+            if schedule != pipeline.schedule:
+                chunks = 2 if schedule in ("interleaved-1f1b", "zb-v") else 1
+                shape = replace(pipeline, schedule=schedule, interleave=chunks)
+                why = _cannot(shape, len(evaluator.graph.blocks))
+                add("schedule", pipeline.schedule, schedule, why or replace(chosen, pipeline=shape))
+    if pins.interleave is None and pipeline.schedule == "interleaved-1f1b":
+        for chunks in (pipeline.interleave // 2, pipeline.interleave * 2):
+            if chunks > 1:
+                shape = replace(pipeline, interleave=chunks)
+                why = _cannot(shape, len(evaluator.graph.blocks))
+                value = pipeline.interleave
+                add("interleave", value, chunks, why or replace(chosen, pipeline=shape))
+    return found
+
+
+def _cannot(pipeline: Pipeline, blocks: int) -> str:
+    """Why a pipeline cannot be, empty where it can."""
+    if pipeline.positions > blocks:
+        return f"{pipeline.positions} chunks are more than the {blocks} blocks"
+    if pipeline.schedule == "interleaved-1f1b" and pipeline.microbatches % pipeline.stages:
+        return f"{pipeline.microbatches} microbatches are no multiple of the stages"
+    if pipeline.schedule.startswith("zb") and pipeline.microbatches < pipeline.stages:
+        return f"{pipeline.microbatches} microbatches are fewer than the stages"
+    return ""
+
+
+def storage(
+    evaluator: Evaluator, roled: Candidate, known: dict[str, object], pins: Pins
+) -> list[Neighbour]:
+    """Neighbours in recomputation, ZeRO and sequence parallelism, and in expert parallelism."""
+    found = []
+    asked = evaluator.request.pins
+
+    def add(choice: str, value: object, other: object, shapes: Iterable[Candidate]) -> None:
+        found.append(
+            Neighbour(
+                choice=choice,
+                value=str(value),
+                alternative=str(other),
+                candidates=tuple(shapes),
+                pins=replace(pins, **{choice: other}),  # type: ignore[arg-type]
+            )
+        )
+
+    if asked.recompute is None:
+        for mode in MODES:
+            if mode != known["recompute"]:
+                add("recompute", known["recompute"] or "mixed", mode, (roled,))
+    roles = {axis.role for axis in roled.axes}
+    if asked.zero is None and "dp" in roles:
+        for level in (0, 1, 2, 3):
+            if level != known["zero"]:
+                value = "mixed" if known["zero"] is None else known["zero"]
+                add("zero", value, level, (roled,))
+    if asked.sequence_parallel is None and "tp" in roles:
+        given = known["sequence_parallel"]
+        for other in (True, False):
+            if other is not given:
+                value = "mixed" if given is None else given
+                add("sequence_parallel", value, other, (roled,))
+    return found
+
+
+def solved(evaluator: Evaluator, neighbours: list[Neighbour]) -> list[list[Outcome]]:
+    """What comes of every neighbour's candidates, solved together where their pins are alike."""
+    request = evaluator.request
+    groups: dict[object, list[int]] = {}
+    for number, one in enumerate(neighbours):
+        if one.candidates:
+            groups.setdefault(tuple(sorted(one.pins.document.items(), key=str)), []).append(number)
+    found: list[list[Outcome]] = [[] for _ in neighbours]
+    for numbers in groups.values():
+        pins = neighbours[numbers[0]].pins
+        asked = evaluator if pins == request.pins else evaluator.under(pins)
+        together = dict.fromkeys(c for number in numbers for c in neighbours[number].candidates)
+        outcomes = outcomes_of(asked, list(together))
+        for number in numbers:
+            found[number] = [outcomes[c] for c in neighbours[number].candidates if c in outcomes]
+    return found
+
+
+def outcomes_of(evaluator: Evaluator, few: list[Candidate]) -> dict[Candidate, Outcome]:
+    """Solve candidates without a cutoff, with room made where memory is tight."""
+    try:
+        bounds = evaluator.lower_bounds_ns(few)
+        found: dict[Candidate, Outcome] = {
+            candidate: Refused(candidate, bound)
+            for candidate, bound in zip(few, bounds, strict=True)
+            if isinstance(bound, InfeasibleError)
+        }
+        few = [candidate for candidate in few if candidate not in found]
+        limits = {one: usable_bytes(evaluator.request, one) for one in few}
+        room = [limits[one] for one in few]
+        tight = []
+        # Together first, as that is quick; then one by one, as the others would prune it.
+        evaluator.evaluate_many(few, room, ENDLESS)
+        for candidate, limit in zip(few, room, strict=True):
+            one = evaluator.evaluate_many([candidate], [limit], ENDLESS)[0]
+            if isinstance(one, tuple):
+                tight.append(one)
+            else:
+                found[candidate] = one
+        room = [limits[candidate] for candidate, _ in tight]
+        if tight:
+            evaluator.squeeze_many(tight, room, ENDLESS)
+        for pair, limit in zip(tight, room, strict=True):
+            found[pair[0]] = evaluator.squeeze_many([pair], [limit], ENDLESS)[0]
+    except InfeasibleError as error:
+        return {candidate: Refused(candidate, error) for candidate in few}
+    return found
+
+
+def fastest(outcomes: list[Outcome]) -> Found | None:
+    """The best plan among outcomes."""
+    plans = [one for one in outcomes if isinstance(one, Found)]
+    return min(plans, key=lambda one: one.division.step_ns, default=None)

@@ -1,0 +1,66 @@
+"""`millrace plan --explain`, `--optimize-for` and questions without an answer."""
+
+import json
+
+import pytest
+
+from millrace.cli import run
+
+PLAN = ("plan", "gpt-demo", "--global-batch", "4", "--precision", "bf16", "--seq-len", "32")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Return (exit code, stdout, stderr) of a command line."""
+
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["millrace", *arguments])
+        code = run(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return called
+
+
+def test_explain_gives_layers_with_their_times_and_a_reason_per_choice(call):
+    code, out, _ = call(*PLAN, "--cluster", "a100-sxm-80gb:2x1", "--explain", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [one["name"] for one in found["layers"]] == ["shapes", "blocks", "stages", "simulation"]
+    took = sum(one["seconds"] for one in found["layers"])
+    assert 0 < took <= found["search_time_s"]
+    assert {one["choice"] for one in found["explain"]} >= {"dp", "tp", "pp", "recompute"}
+    assert all(one["line"] for one in found["explain"])
+    assert found["cost_usd_per_mtoken"] > 0
+    assert found["energy_j_per_token"] > 0
+
+
+def test_explained_text_names_layers_and_choices(call):
+    _, out, _ = call(*PLAN, "--cluster", "a100-sxm-80gb:1x1", "--explain")
+    assert "layers of the search" in out
+    assert "what decided each choice" in out
+    assert "recompute = none: full loses" in out
+    assert "per million tokens" in out
+
+
+def test_cost_per_token_may_use_fewer_devices(call):
+    on = ("--cluster", "a100-sxm-80gb:2x1", "--optimize-for", "cost", "--json")
+    code, out, _ = call(*PLAN, *on)
+    assert code == 0
+    assert json.loads(out)["ranks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--cluster", "h800-sxm-80gb:2x1", "--optimize-for", "cost"), 2, "price_usd_per_hour"),
+        (("--cluster", "h800-sxm-80gb:2x1", "--optimize-for", "speed"), 2, "throughput, cost"),
+        (("--cluster", "a100-sxm-80gb:8x1", "--dp", "8"), 1, "--global-batch 8"),
+        (("--cluster", "a100-sxm-80gb:2x1", "--dp", "3"), 1, "do not divide the 2"),
+        (("--cluster", "a100-sxm-80gb:1x1", "--memory-limit", "560MiB"), 1, "It fits with"),
+    ],
+)
+def test_what_has_no_answer_says_what_binds_and_what_would_do(call, arguments, code, said):
+    found, out, err = call(*PLAN, *arguments)
+    assert (found, out) == (code, "")
+    assert said in err

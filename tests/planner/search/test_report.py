@@ -1,0 +1,222 @@
+"""What a search says of itself: layers, what decided each choice, and what would make room."""
+
+from itertools import count
+
+import pytest
+
+from models.graph import to_json
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.cluster import Cluster
+from planner.clusters import parse_cluster
+from planner.errors import InfeasibleError
+from planner.plan import Plan
+from planner.search import Pins, SearchRequest, search
+from planner.search.report import Record
+from planner.search.report.breakdown import breakdown, busy_ns
+from planner.search.report.explain import CHOICES, explain
+from planner.search.report.remedies import larger, roomiest, storage_bytes
+from planner.wording import limit_option, one_of, size
+
+MODEL = ModelSpec(
+    name="tiny",
+    family="gpt",
+    config={
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "ffn_hidden": 256,
+        "vocab": 64,
+        "positions": 32,
+    },
+    seq_len=32,
+)
+
+
+def request(devices: int, **fields: object) -> SearchRequest:
+    known: dict[str, object] = {
+        "model": MODEL,
+        "training": TrainingSpec(),
+        "cluster": parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+        "global_batch": 8,
+    }
+    return SearchRequest(**(known | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[Plan, Record]:
+    ticks = count()
+    record = Record(clock=lambda: float(next(ticks)))
+    return search(request(2), record=record), record
+
+
+def test_every_layer_says_what_it_proved_and_why_candidates_were_left(
+    recorded: tuple[Plan, Record],
+) -> None:
+    plan, record = recorded
+    assert plan.evidence is not None
+    layers = {one["name"]: one for one in plan.evidence.layers}
+    assert list(layers) == ["shapes", "blocks", "stages", "simulation"]
+    shapes = layers["shapes"]
+    left = sum(shapes["pruned"].values()) + sum(shapes["refused"].values())
+    assert shapes["bounded"] == shapes["candidates"] == plan.evidence.candidates
+    assert left < shapes["candidates"]
+    assert sum(shapes["pruned"].values()) == plan.evidence.pruned
+    for name in ("shapes", "blocks", "stages"):
+        one = layers[name]
+        assert 0 < one["bound_s"] <= one["objective_s"]
+        assert one["gap"] == pytest.approx(one["objective_s"] / one["bound_s"] - 1)
+    assert layers["blocks"]["programs"] > 0
+    assert layers["blocks"]["options_max"] > 0
+    assert layers["stages"]["divisions"] > 0
+    assert record.answer is not None
+
+
+def test_times_stand_beside_the_plan_and_never_in_it(recorded: tuple[Plan, Record]) -> None:
+    plan, record = recorded
+    assert plan.evidence is not None
+    timed = record.timed(plan.evidence.layers)
+    assert all(one["seconds"] > 0 for one in timed)
+    assert b"seconds" not in to_json(plan)
+    assert to_json(plan) == to_json(search(request(2)))
+
+
+def test_time_counts_for_the_innermost_layer() -> None:
+    ticks = iter([0.0, 1.0, 11.0, 111.0])
+    record = Record(clock=lambda: next(ticks))
+    with record.layer("blocks"), record.layer("stages"):
+        pass
+    assert (record.seconds["blocks"], record.seconds["stages"]) == (1.0 + 100.0, 10.0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1"])
+def test_a_breakdown_sums_up_to_the_planners_step_time(schedule: str) -> None:
+    record = Record()
+    pins = Pins(pp=2, schedule=schedule, recompute="full")
+    search(request(4, pins=pins), record=record)
+    assert record.answer is not None
+    chosen = record.answer.chosen
+    parts = breakdown(record.answer.evaluator, chosen)
+    assert sum(parts.values()) == pytest.approx(chosen.division.step_ns)
+    assert parts["recomputation"] > 0
+    assert parts["compute"] < busy_ns(parts) < chosen.division.step_ns
+
+
+def test_every_choice_has_a_reason_and_alternatives_an_effect_or_what_they_lack(
+    recorded: tuple[Plan, Record],
+) -> None:
+    plan, record = recorded
+    assert record.answer is not None
+    found = explain(plan, record.answer)
+    assert [name for name in CHOICES if name not in {one.choice for one in found}] == []
+    assert all(one.reason and one.line for one in found)
+    effects = [one for one in found if one.effect is not None]
+    assert len(effects) > 4
+    for one in effects:
+        assert one.parts_s is not None
+        assert sum(one.parts_s.values()) == pytest.approx(
+            one.effect * record.answer.chosen.division.step_ns / 1e9, rel=1e-6, abs=1e-12
+        )
+
+
+def test_an_alternative_that_does_not_fit_says_by_how_much_and_where() -> None:
+    record = Record()
+    pins = Pins(dp=2, tp=1, pp=1, micro_batch=4, zero=0)
+    free = search(request(2, pins=pins), record=record)
+    assert record.answer is not None
+    need = record.answer.chosen.division.memory_bytes
+    tight = request(2, pins=pins)
+    reserved = tight.limit_bytes - int(tight.usable_bytes * 1.05)
+    limit = reserved + int(need * 0.9 * 1.05)
+    plan = search(request(2, pins=pins, memory_limit_bytes=limit), record=record)
+    assert plan.digest() != free.digest()
+    lacking = [one for one in explain(plan, record.answer) if one.over_bytes]
+    assert lacking
+    assert all("exceeds memory by" in one.line for one in lacking)
+    assert all(one.over_bytes and one.over_bytes > 0 for one in lacking)
+
+
+def test_pinned_choices_are_said_to_be_pinned() -> None:
+    record = Record()
+    plan = search(request(2, pins=Pins(dp=2, recompute="none")), record=record)
+    assert record.answer is not None
+    reasons = {one.choice: one.reason for one in explain(plan, record.answer)}
+    assert (reasons["dp"], reasons["recompute"]) == ("pinned", "pinned")
+
+
+def big(layers: int) -> ModelSpec:
+    config = {**MODEL.config, "layers": layers, "hidden": 1024, "ffn_hidden": 4096}
+    return ModelSpec(name="big", family="gpt", config=config, seq_len=32)
+
+
+def refused(asked: SearchRequest) -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        search(asked)
+    return str(caught.value)
+
+
+def test_what_one_device_cannot_store_names_a_number_of_devices_that_can() -> None:
+    model, limit = big(24), 2 * 2**30
+    sentence = refused(request(1, model=model, memory_limit_bytes=limit))
+    assert "weights, gradients and optimizer state" in sentence
+    assert "GiB too few" in sentence
+    devices = int(sentence.split("It fits with ")[1].split(" devices")[0])
+    search(request(devices, model=model, memory_limit_bytes=limit))
+
+
+def test_a_memory_limit_that_would_do_is_named_and_does() -> None:
+    pins = Pins(dp=1, tp=1, pp=1)
+    sentence = refused(request(1, model=big(4), pins=pins, memory_limit_bytes=1340 * 2**20))
+    option = sentence.split("--memory-limit ")[1].split()[0].rstrip(".,)")
+    unit = {"GiB": 2**30, "MiB": 2**20}[option[-3:]]
+    limit = int(float(option[:-3]) * unit)
+    search(request(1, model=big(4), pins=pins, memory_limit_bytes=limit))
+
+
+def test_a_pin_that_binds_is_named_with_one_that_does_not() -> None:
+    free = roomiest(request(1, model=big(4)), build_training(big(4), TrainingSpec(), 8))
+    assert free is not None
+    record = Record()
+    search(request(1, model=big(4), pins=Pins(recompute="none", micro_batch=8)), record=record)
+    sentence = refused(
+        request(
+            1,
+            model=big(4),
+            pins=Pins(recompute="none", micro_batch=8),
+            memory_limit_bytes=int(free.needed_bytes * 1.01),
+        )
+    )
+    assert "with --recompute full" in sentence or "without --micro-batch" in sentence
+
+
+def test_a_batch_or_a_degree_that_does_not_divide_names_the_nearest_that_does() -> None:
+    sentence = refused(request(4, global_batch=6, pins=Pins(dp=4, tp=1, pp=1)))
+    assert "--global-batch 4" in sentence
+    search(request(4, global_batch=4, pins=Pins(dp=4, tp=1, pp=1)))
+    sentence = refused(request(4, pins=Pins(dp=3)))
+    assert "--dp 2" in sentence
+
+
+def test_larger_clusters_fill_the_node_before_they_add_nodes() -> None:
+    def names(cluster: Cluster) -> list[str]:
+        return [one.name for one, _ in zip(larger(cluster), range(4), strict=False)]
+
+    assert names(parse_cluster("a100-sxm-80gb:2x1")) == [
+        "a100-sxm-80gb:4x1",
+        "a100-sxm-80gb:8x1",
+        "a100-sxm-80gb:8x2",
+        "a100-sxm-80gb:8x4",
+    ]
+
+
+def test_storage_is_weights_gradients_and_state() -> None:
+    graph = build_training(MODEL, TrainingSpec(), 1)
+    # fp32 weights and gradients, and the two moments of AdamW.
+    assert storage_bytes(graph) == 16 * graph.parameter_count
+
+
+def test_sizes_are_worded_for_people() -> None:
+    assert (size(0), size(1536), size(-3 * 2**30)) == ("0 bytes", "1.5 KiB", "-3.0 GiB")
+    assert limit_option(1_500_000) == "1.44MiB"
+    assert one_of(["a"]) == "a"
+    assert one_of(["a", "b", "c"]) == "a, b or c"

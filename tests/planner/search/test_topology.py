@@ -1,0 +1,92 @@
+"""What the search makes of topologies: each degree lies on links that are fast enough for it."""
+
+from math import prod
+
+from msgspec.structs import replace
+
+from models.spec import ModelSpec, TrainingSpec
+from planner.cluster import Cluster, Islands, Leaves, Link, Torus
+from planner.clusters import parse_cluster
+from planner.plan import Plan
+from planner.search import Pins, SearchRequest, search
+
+
+def link(latency_ns: int, bytes_per_ns: float) -> Link:
+    return Link(latency_ns=latency_ns, bandwidth_bytes_per_s=bytes_per_ns * 1e9, source="a test")
+
+
+NODE = parse_cluster("a100-sxm-80gb:8x1")
+NVLINK, PCIE = link(1_400, 240.0), link(2_500, 20.0)
+SWITCH = replace(NODE, devices_per_node=4, intra_node=NVLINK)
+PAIRS = replace(SWITCH, intra_node=PCIE, islands=Islands(devices=2, link=NVLINK))
+NODES = replace(NODE, devices_per_node=2, nodes=4, intra_node=NVLINK, inter_node=link(3_000, 100.0))
+LEAVES = replace(NODES, leaves=Leaves(nodes=2, oversubscription=8.0, latency_ns=1_000))
+GRID = replace(NODE, intra_node=link(1_000, 50.0), torus=Torus(dims=(2, 4)))
+RING = replace(GRID, torus=Torus(dims=(8,)))
+
+
+def planned(on: Cluster, hidden: int, global_batch: int, **pins: object) -> Plan:
+    model = ModelSpec(
+        name="wide",
+        family="gpt",
+        config={
+            "layers": 4,
+            "hidden": hidden,
+            "heads": hidden // 64,
+            "ffn_hidden": 4 * hidden,
+            "vocab": 1024,
+            "positions": 512,
+        },
+        seq_len=512,
+        precision="bf16",
+    )
+    return search(
+        SearchRequest(
+            model=model,
+            training=TrainingSpec(),
+            cluster=on,
+            global_batch=global_batch,
+            pins=Pins(**pins),  # type: ignore[arg-type]
+            max_gap=2.0,  # what the first solutions say is clear enough
+        )
+    )
+
+
+def axes(plan: Plan) -> list[tuple[str, int]]:
+    return [(axis.name, axis.size) for axis in plan.mesh.axes]
+
+
+def objective_s(plan: Plan) -> float:
+    assert plan.evidence is not None
+    return plan.evidence.objective_s
+
+
+def test_tensor_parallelism_keeps_to_bridged_pairs_and_stages_cross_between_them() -> None:
+    bridged = planned(PAIRS, 2048, 2)
+    assert (bridged.stages, axes(bridged)) == (2, [("tp", 2)])
+    switched = planned(SWITCH, 2048, 2)
+    assert (switched.stages, axes(switched)) == (1, [("tp", 4)])
+
+
+def test_replicas_cross_oversubscribed_leaves_and_tensor_parallelism_does_not() -> None:
+    pins = {"pp": 1, "cp": 1, "zero": "0", "sequence_parallel": False}
+    plan = planned(LEAVES, 512, 8, **pins)
+    assert axes(plan) == [("dp", 4), ("tp", 2)]
+    assert objective_s(planned(NODES, 512, 8, **pins)) < objective_s(plan)
+    whole = replace(NODES, devices_per_node=8, nodes=1)
+    assert axes(planned(whole, 512, 8, **pins)) != axes(plan)
+
+
+def test_a_second_dim_of_a_torus_gains_over_a_ring() -> None:
+    pins = {"pp": 1, "cp": 1, "zero": "0", "sequence_parallel": False}
+    grid, ring = (planned(on, 512, 8, **pins) for on in (GRID, RING))
+    assert prod(grid.mesh.sizes) == prod(ring.mesh.sizes) == 8
+    assert objective_s(grid) < objective_s(ring)
+
+
+def test_axes_take_the_dims_of_a_torus() -> None:
+    """An axis of four costs less as a dim of its own than across both dims."""
+    along = planned(GRID, 512, 8, pp=1, cp=1, dp=2, tp=4, zero="0", sequence_parallel=False)
+    turned = replace(GRID, torus=Torus(dims=(4, 2)))
+    across = planned(turned, 512, 8, pp=1, cp=1, dp=2, tp=4, zero="0", sequence_parallel=False)
+    assert objective_s(along) < objective_s(across)
