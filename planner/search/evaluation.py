@@ -330,8 +330,7 @@ class Evaluator:
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it.
 
-        Where no gap is allowed, or nothing has been found that fits, small candidates are decided
-        by the joint program.
+        Small candidates are decided jointly where no gap is allowed, or nothing fits so far.
         """
         candidate = outcome.candidate
         asked = not self.request.max_gap or best_ns == float("inf")
@@ -342,9 +341,8 @@ class Evaluator:
             return Refused(candidate, error)
         bound = max(least, 0.0 if isinstance(outcome, Refused) else outcome.bound_ns)
         if not found:  # nothing fits that is better than the best
-            if isinstance(outcome, Found):
-                bound = min(bound, outcome.division.step_ns)
-            return replace(outcome, bound_ns=bound)
+            most = outcome.division.step_ns if isinstance(outcome, Found) else bound
+            return replace(outcome, bound_ns=min(bound, most))
         try:
             one = self._found(candidate, found, limits, bound)
         except InfeasibleError as error:
@@ -381,9 +379,8 @@ class Evaluator:
                     bounds[-1] = within.bound * self.unit(candidate)
             except MemoryLimitError:
                 short += 1
-        if pipeline.stages == 1 and short == len(self.modes):
-            return found, float("inf")
-        return found, min(bounds)
+        nowhere = pipeline.stages == 1 and short == len(self.modes)
+        return found, float("inf") if nowhere else min(bounds)
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
