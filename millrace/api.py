@@ -115,6 +115,7 @@ def check_question(
     seq_len: int | None = None,
     precision: str = "fp32",
     pins: Mapping[str, str | int | bool] | None = None,
+    optimize_for: str = "throughput",
 ) -> ModelSpec:
     """Return the model opened, or raise what `search` would of it and of pins, without a cluster.
 
@@ -126,7 +127,9 @@ def check_question(
         A pin asks for what this version cannot do.
     """
     from planner.search import Pins
+    from planner.spending import check_objective
 
+    check_objective(optimize_for)
     Pins(**dict(pins or {})).check()  # type: ignore[arg-type]
     return open_model(model, seq_len, precision)
 

@@ -100,6 +100,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "bound": None if evidence is None else evidence.bound_s,
         "gap": None if evidence is None else evidence.gap,
         "alternatives": [] if evidence is None else list(evidence.alternatives),
+        "layers": [] if evidence is None else list(evidence.layers),
     }
     return found
 

@@ -86,16 +86,22 @@ def message_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tupl
     return max(before, local_size(shape, step.after, sizes)) * itemsize
 
 
-def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
+def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> tuple[Step, ...]:
     """Every legal single step from `state`."""
+    return _moves(state, ndim, tuple(size > 1 for size in sizes))
+
+
+@cache
+def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[Step, ...]:
+    """The same, where all that counts is which axes have more than one device."""
     found: list[Step] = []
     for axis, one in enumerate(state):
-        if sizes[axis] == 1:
+        if not wide[axis]:
             continue
         inner = {
             s.dim
-            for s, size in zip(state[axis + 1 :], sizes[axis + 1 :], strict=True)
-            if s.is_split and size > 1
+            for s, several in zip(state[axis + 1 :], wide[axis + 1 :], strict=True)
+            if s.is_split and several
         }
         if one.is_split and one.dim in inner:
             continue
@@ -108,22 +114,22 @@ def moves(state: NdSbp, ndim: int, sizes: tuple[int, ...]) -> list[Step]:
                 continue
             if kind := _kind(one, after):
                 found.append(Step(kind, (axis,), state, _replaced(state, (axis,), after)))
-    found.extend(_joint_moves(state, sizes))
-    return found
+    found.extend(_joint_moves(state, wide))
+    return tuple(found)
 
 
 def _clashes(state: NdSbp, after: Sbp) -> bool:
     return any(one.is_partial and one != after for one in state)
 
 
-def _joint_moves(state: NdSbp, sizes: tuple[int, ...]) -> list[Step]:
+def _joint_moves(state: NdSbp, wide: tuple[bool, ...]) -> list[Step]:
     """One all_reduce over several partial axes, or one all_gather over axes that split one dim."""
     found = []
-    partial = tuple(a for a, one in enumerate(state) if one.is_partial and sizes[a] > 1)
+    partial = tuple(a for a, one in enumerate(state) if one.is_partial and wide[a])
     if len(partial) > 1 and len({state[a] for a in partial}) == 1:
         found.append(Step("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
     for dim in {one.dim for one in state if one.is_split}:
-        axes = tuple(a for a, one in enumerate(state) if one == split(dim) and sizes[a] > 1)
+        axes = tuple(a for a, one in enumerate(state) if one == split(dim) and wide[a])
         if len(axes) > 1:
             found.append(Step("all_gather", axes, state, _replaced(state, axes, BROADCAST)))
     return found

@@ -18,6 +18,7 @@ from planner.plan import OpSignature, Plan, recompute_modes
 from planner.sbp import parse_nd_sbp
 from planner.signatures import split_labels
 
+HYBRID = "3-hybrid"  # ZeRO-3 over a part of the replicas, copies over the others
 Roles = dict[str, int | bool | str | None]
 
 
@@ -81,10 +82,12 @@ def roles(plan: Plan, graph: Graph) -> Roles:
     per_axis = axis_roles(plan, graph)
     sizes = plan.mesh.sizes
     others = [one - {"ep"} or one for one in per_axis]
-    agreed = all(len(one) <= 1 for one in others)
+
+    def known(role: str) -> bool:
+        return all(len(one) == 1 for one in others if role in one)
 
     def degree(role: str) -> int | None:
-        if not agreed:
+        if not known(role):
             return None
         return prod(size for size, one in zip(sizes, others, strict=True) if role in one)
 
@@ -97,8 +100,10 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "pp": plan.stages,
         "cp": degree("cp"),
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
-        "zero": _zero(plan, graph, axes("dp") or axes("cp")) if agreed else None,
-        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if agreed else None,
+        "zero": (
+            _zero(plan, graph, axes("dp") or axes("cp")) if known("dp") and known("cp") else None
+        ),
+        "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
         "recompute": _recompute(plan, graph),
     }
 
@@ -110,41 +115,46 @@ def _recompute(plan: Plan, graph: Graph) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | None:
-    """Level of the weights with two dims or more (the small ones may not divide).
+def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
+    """Level of the repeated blocks' weights that products read (small ones may not divide).
 
     A weight that its product reads split (an expert's) is the model's to split, not the storage's.
+    Hybrid where every such weight is gathered over some of the axes and whole along the others.
     """
     if not axes:
         return 0
-    tensors = graph.tensors_by_name
-    split: dict[str, dict[str, bool]] = {"variable": {}, "repeat": {}, "accumulate": {}}
+    split: dict[str, dict[str, frozenset[int]]] = {"variable": {}, "repeat": {}, "accumulate": {}}
     source: dict[str, str] = {}
     read_split: set[str] = set()
+    multiplied: set[str] = set()
 
-    def along(text: str) -> bool:
+    def along(text: str) -> frozenset[int]:
         sbp = parse_nd_sbp(text)
-        return any(sbp[axis].is_split for axis in axes)
+        return frozenset(axis for axis in axes if sbp[axis].is_split)
 
+    counted = _counted_blocks(graph)
     for op, signature in _placed(plan, graph):
-        read_split.update(
-            name
-            for name, text in zip(op.inputs, signature.inputs, strict=True)
-            if op_kind(op.kind).products and along(text)
-        )
-        if op.kind in split and len(tensors[op.outputs[0]].shape) > 1:
+        if op.block not in counted:
+            continue
+        if op_kind(op.kind).products:
+            multiplied.update(source.get(name, name) for name in op.inputs)
+            read_split.update(
+                name for name, text in zip(op.inputs, signature.inputs, strict=True) if along(text)
+            )
+        if op.kind in split:
             split[op.kind][op.outputs[0]] = along(signature.outputs[0])
         if op.kind in ("repeat", "cast", "narrow", "rearrange"):
             source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
-    levels = set()
-    for name in split["repeat"]:
+    levels: set[int | str] = set()
+    for name, gathered in split["repeat"].items():
         variable = source[name]
-        if variable not in split["variable"] or name in read_split:
+        if variable not in multiplied or variable not in split["variable"] or name in read_split:
             continue
-        if not split["variable"][variable]:
+        stored = split["variable"][variable]
+        if not stored:
             levels.add(0)
-        elif split["repeat"][name]:
-            levels.add(3)
+        elif gathered:
+            levels.add(3 if len(stored) == len(axes) else HYBRID)
         else:
             levels.add(2 if split["accumulate"].get(f"{name}.accumulate") else 1)
     return levels.pop() if len(levels) == 1 else None

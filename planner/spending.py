@@ -10,7 +10,7 @@ device draws, so energies are upper estimates for work that is bound by memory.
 """
 
 from planner.cluster import Cluster
-from planner.errors import ClusterError
+from planner.errors import ClusterError, PlanError
 from planner.plan import Plan
 
 OBJECTIVES = ("throughput", "cost", "energy")
@@ -52,6 +52,12 @@ def energy_j_per_token(plan: Plan, step_time_s: float, busy_fraction: float) -> 
     """Joules per token (for a classifier: per sample)."""
     watts = power_watts(plan.cluster, busy_fraction)
     return None if watts is None else watts * step_time_s / _tokens(plan)
+
+
+def check_objective(optimize_for: str) -> None:
+    """Refuse what a plan cannot be optimised for; raises PlanError with what it can."""
+    if optimize_for not in OBJECTIVES:
+        raise PlanError(f"--optimize-for {optimize_for}: choose {', '.join(OBJECTIVES)}")
 
 
 def check_known(cluster: Cluster, optimize_for: str) -> None:

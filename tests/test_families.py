@@ -56,6 +56,7 @@ CASES = [
     Case("llama", 4, degrees(dp=2, tp=2, sequence_parallel=True), {"all_gather"}),
     Case("mistral", 2, degrees(cp=2), {"all_gather"}),
     Case("mpt", 4, degrees(tp=4), {"all_reduce"}),
+    Case("mpt", 4, degrees(dp=4, zero="3-hybrid"), {"all_gather", "all_reduce"}),
     Case("mixtral", 2, degrees(dp=2, ep=2), {"all_to_all"}),
     Case("mixtral", 4, degrees(dp=4, ep=2, zero=1), {"all_to_all", "reduce_scatter"}),
     Case("deepseek", 4, degrees(dp=2, pp=2, ep=2), {"all_to_all", "send"}),

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from millrace.output import Json, answer, say, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
-from planner.errors import PlanError
 from planner.plan import MAX_GAP
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
@@ -25,6 +24,8 @@ Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")]
 Profile = Annotated[Path | None, typer.Option(help="Device profile to read for local:N.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")]
 MaxGap = Annotated[float, typer.Option(min=0.0, help="Stop within this of the lower bound.")]
+OptimizeFor = Annotated[str, typer.Option(help="throughput, or per token: cost, energy.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Say what decided each choice.")]
 # Pins: what is left out, the search decides.
 Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
 PINS = (
@@ -50,12 +51,8 @@ def plan(
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
     max_gap: MaxGap = MAX_GAP,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    optimize_for: Annotated[
-        str, typer.Option(help="throughput, or per token: cost, energy.")
-    ] = "throughput",
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what decided each choice.")
-    ] = False,
+    optimize_for: OptimizeFor = "throughput",
+    explain: Explain = False,
     output: Output = None,
     dp: Count = None,
     tp: Count = None,
@@ -77,17 +74,17 @@ def plan(
     from millrace.figures import plan_summary
     from millrace.files import check_writable, write_document
     from planner.search.report import Record
-    from planner.spending import OBJECTIVES, check_known
+    from planner.spending import check_known
 
-    if optimize_for not in OBJECTIVES:
-        raise PlanError(f"--optimize-for {optimize_for}: choose {', '.join(OBJECTIVES)}")
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     given = zip(PINS, (*chosen, sequence_parallel), strict=True)
     pins = {name: value for name, value in given if value is not None}
     # Before this machine is measured, which takes a while.
-    opened = api.check_question(model, seq_len=seq_len, precision=precision, pins=pins)
+    opened = api.check_question(
+        model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
+    )
     on = api.cluster(cluster, profile=profile, progress=say)
     check_known(on, optimize_for)
     began = perf_counter()
@@ -106,8 +103,7 @@ def plan(
             record=record,
         )
     document = plan_summary(found) | {"search_time_s": perf_counter() - began}
-    if found.evidence is not None:
-        document["layers"] = record.timed(found.evidence.layers)
+    document["layers"] = record.timed(document["layers"])
     if explain:
         with working(f"explaining {opened.name} for {on.name}"):
             document["explain"] = api.explain(found, record)
@@ -156,7 +152,7 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
     if spent:
         console.print(", ".join(spent), markup=False)
     if explain:
-        console.print(_layers_table(document.get("layers", [])))
+        console.print(_layers_table(document["layers"]))
         console.print(_alternatives_table(document["alternatives"]))
         console.print("what decided each choice")
         for one in document["explain"]:

@@ -1,22 +1,30 @@
 """Candidates of the outer search: stages, mesh, microbatches and schedule, within the pins."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import product
-from math import gcd, prod
+from math import ceil, prod
 
 from planner.cluster import Cluster
 from planner.errors import InfeasibleError
+from planner.search.meshes import divisors, meshes, wide_meshes
 from planner.search.pins import Pins, RoledAxis
 from planner.search.ranks import Placing
 from planner.search.stages import DEFERRING, Pipeline
 
-# Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
-FREE_AXES_MAX = 2
-INTERLEAVES = (2, 4)
+INTERLEAVES = (2, 3, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
+UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
 # gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
-SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1")
+SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
+
+
+PipelineShape = tuple[int, str, int, int]
+"""Stages, schedule, chunks per stage and microbatches of a pipeline."""
+
+
+def shape_of(pipeline: Pipeline) -> PipelineShape:
+    """Stages, schedule, chunks and microbatches of a pipeline."""
+    return pipeline.stages, pipeline.schedule, pipeline.interleave, pipeline.microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +57,6 @@ class Candidate:
         return ", ".join(pieces)
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
-
-
 def candidates(
     pins: Pins,
     cluster: Cluster,
@@ -62,6 +65,7 @@ def candidates(
     *,
     sequence: bool,
     experts: int = 0,
+    repeated: int = 0,
 ) -> tuple[Candidate, ...]:
     """Return every candidate that the pins, the devices and the batch allow, in a fixed order.
 
@@ -78,6 +82,8 @@ def candidates(
         Whether the model has a sequence label, so that an axis may split it.
     experts : int
         Size of the model's expert label; 0 where it has none.
+    repeated : int
+        Equal blocks in a row, at most; 0: all of them.
 
     Raises
     ------
@@ -112,80 +118,57 @@ def candidates(
     for stages in (pins.pp,) if pins.pp else divisors(devices):
         if devices % (pinned // (pins.pp or 1) * stages) or stages > blocks:
             continue
-        for axes in _meshes(pins, devices // stages, sequence, experts):
+        for axes in meshes(pins, cluster, devices // stages, sequence=sequence, experts=experts):
             for batch in _batches(pins, axes, global_batch):
-                for pipeline in _pipelines(pins, stages, global_batch // batch, blocks):
+                for pipeline in _pipelines(
+                    pins, stages, global_batch // batch, blocks, repeated or blocks
+                ):
                     found.append(Candidate(axes=axes, pipeline=pipeline, batch=batch))
     if not found:
         raise InfeasibleError(_nothing(pins, devices, global_batch, blocks))
     return tuple(found)
 
 
-def _meshes(
-    pins: Pins, devices: int, sequence: bool, experts: int
-) -> Iterator[tuple[RoledAxis, ...]]:
-    """Axes of one stage in the order dp, cp, free, tp: tp joins neighbours.
+def wider(
+    pins: Pins,
+    cluster: Cluster,
+    global_batch: int,
+    blocks: int,
+    pipelines: Collection[PipelineShape],
+    *,
+    sequence: bool,
+    experts: int = 0,
+    repeated: int = 0,
+) -> tuple[Candidate, ...]:
+    """Return candidates with meshes of three axes, in a fixed order.
 
-    A settled degree has an axis of its own (two where experts are split over a part of it); what
-    is left of the devices goes to free axes.
+    Only for some `pipelines` (those that did best with fewer axes). Where there are none, for all,
+    but with microbatches of one or two samples where the inner axes split anything but the batch,
+    or where the middle one splits it.
     """
-    settled = pins.settled | (frozenset() if sequence else {"cp"})
-
-    def sizes(name: str) -> list[int]:
-        if name not in settled:
-            return [1]
-        return [n for n in divisors(devices) if pins.admits(name, n)]
-
-    for dp, cp, tp in product(sizes("dp"), sizes("cp"), sizes("tp")):
-        rest, left = divmod(devices, dp * cp * tp)
-        if left or (rest > 1 and settled >= {"dp", "cp", "tp"}) or (cp > 1 and not sequence):
+    found: list[Candidate] = []
+    for stages in divisors(cluster.devices):
+        if (pins.pp or stages) != stages or stages > blocks:
             continue
-        taken = sum(size > 1 for size in (dp, cp, tp))
-        free_experts = None if experts and pins.ep is None else False
-        for (dp_ep, tp_ep), free in product(
-            _expert_axes(pins, dp, tp, experts), list(_factors(rest, max(1, FREE_AXES_MAX - taken)))
+        if pipelines and all(stages != one[0] for one in pipelines):
+            continue
+        for axes in wide_meshes(
+            pins, cluster, cluster.devices // stages, sequence=sequence, experts=experts
         ):
-            axes = [
-                ("dp", dp // dp_ep, False),
-                ("dp", dp_ep, True),
-                ("cp", cp, False),
-                *(("", n, free_experts) for n in free),
-                ("tp", tp // tp_ep, False),
-                ("tp", tp_ep, True),
-            ]
-            yield tuple(
-                RoledAxis(role=role, size=size, experts=split if experts else None)
-                for role, size, split in axes
-                if size > 1
-            )
-
-
-def _expert_axes(pins: Pins, dp: int, tp: int, experts: int) -> Iterator[tuple[int, int]]:
-    """Parts of the data- and tensor-parallel ranks over which experts are split.
-
-    Unpinned, experts lie whole everywhere, over as many replicas as divide them, or over the
-    tensor-parallel ranks.
-    """
-    if not experts or pins.ep == 1:
-        yield 1, 1
-        return
-    if pins.ep is not None:
-        for dp_ep in divisors(gcd(dp, pins.ep)):
-            if tp % (pins.ep // dp_ep) == 0:
-                yield dp_ep, pins.ep // dp_ep
-        return
-    yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
-
-
-def _factors(number: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factorisations into at most so many factors above one."""
-    if number == 1:
-        yield ()
-        return
-    yield (number,)
-    if most > 1:
-        for first in divisors(number)[1:-1]:
-            yield (first, number // first)
+            dp = prod(axis.size for axis in axes if axis.role == "dp")
+            middle = prod(axis.size for axis in axes[1:-1] if axis.role == "")
+            few = {dp * share * times for share in (1, middle) for times in (1, 2)}
+            for batch in _batches(pins, axes, global_batch):
+                if not (pipelines or batch in few or pins.micro_batch):
+                    continue
+                found.extend(
+                    Candidate(axes=axes, pipeline=one, batch=batch)
+                    for one in _pipelines(
+                        pins, stages, global_batch // batch, blocks, repeated or blocks
+                    )
+                    if not pipelines or shape_of(one) in pipelines
+                )
+    return tuple(found)
 
 
 def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tuple[int, ...]:
@@ -197,46 +180,46 @@ def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tupl
     return tuple(batch for batch in divisors(global_batch) if batch % dp == 0)
 
 
-def _pipelines(pins: Pins, stages: int, microbatches: int, blocks: int) -> Iterator[Pipeline]:
-    schedules = (pins.schedule,) if pins.schedule else SEARCHED
-    for schedule in schedules:
-        interleaved = schedule == "interleaved-1f1b"
-        if pins.interleave is not None:
-            choices: tuple[int, ...] = (pins.interleave,)
-        elif interleaved and stages > 1:
-            choices = _interleaves(stages, blocks)
-        else:
-            choices = (1,)
-        for chunks in choices:
-            if chunks > 1 and not interleaved and schedule != "gpipe":
+def _pipelines(
+    pins: Pins, stages: int, microbatches: int, blocks: int, repeated: int
+) -> Iterator[Pipeline]:
+    for schedule in (pins.schedule,) if pins.schedule else SEARCHED:
+        if stages == 1 and schedule != "1f1b" and not pins.schedule:
+            continue
+        for chunks in _chunks(pins, schedule, stages, repeated):
+            if schedule in DEFERRING and microbatches < (2 * stages - 1 if chunks > 1 else stages):
                 continue
-            if interleaved and stages > 1 and (microbatches % stages or chunks == 1):
+            if stages * chunks > blocks:
                 continue
-            if stages == 1 and schedule != "1f1b" and not pins.schedule:
-                continue
-            if schedule in DEFERRING and microbatches < stages:
-                continue
-            if stages * chunks <= blocks:
-                yield Pipeline(
-                    schedule=schedule,
-                    stages=stages,
-                    interleave=chunks,
-                    microbatches=microbatches,
-                )
+            if chunks > 1 and stages > 1 and pins.interleave is None:
+                # Chunks wait for each other, so that the largest sets the pace of all.
+                share = repeated / (stages * chunks)
+                if pins.schedule is None and ceil(share) > UNEVEN * share:
+                    continue
+                if schedule == "interleaved-1f1b" and microbatches % stages:
+                    continue
+            yield Pipeline(
+                schedule=schedule, stages=stages, interleave=chunks, microbatches=microbatches
+            )
 
 
-def _interleaves(stages: int, blocks: int) -> tuple[int, ...]:
-    """Chunks per stage: few, and as many as leave chunks even.
+def _chunks(pins: Pins, schedule: str, stages: int, repeated: int) -> tuple[int, ...]:
+    """Chunks a stage that a schedule may have."""
+    allowed: tuple[int, ...] = (1,)
+    if schedule == "interleaved-1f1b" and stages > 1:
+        allowed = _interleaves(stages, repeated)
+    elif schedule == "zb-v":
+        allowed = (2,)
+    if pins.interleave is None:
+        return allowed
+    free = schedule in ("interleaved-1f1b", "gpipe") and (pins.interleave > 1 or stages == 1)
+    return (pins.interleave,) if free or pins.interleave in allowed else ()
 
-    Even counting all blocks, or all but the first and the last (an embedding and a head).
-    """
-    even = {
-        chunks
-        for count in (blocks // stages, (blocks - 2) // stages)
-        for chunks in divisors(count)
-        if 1 < chunks <= INTERLEAVE_MAX
-    }
-    return tuple(sorted({*INTERLEAVES, *sorted(even)[-1:]}))
+
+def _interleaves(stages: int, repeated: int) -> tuple[int, ...]:
+    """Chunks per stage: few, and the most that leave chunks even."""
+    even = [n for n in divisors(repeated // stages) if 1 < n <= INTERLEAVE_MAX]
+    return tuple(sorted({*INTERLEAVES, *even[-1:]}))
 
 
 def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:

@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.graph import Graph
+from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
-from planner.search.block_program import MemoryRow, Prices
-from planner.search.block_solver import BeyondCutoff, Solution
+from planner.search.block_program import Prices
+from planner.search.block_solver import Solution
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
+from planner.search.modes import by_mode
 from planner.search.pins import Pins
+from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
@@ -32,11 +35,9 @@ from planner.search.stages import (
     Run,
     VariantFigures,
     divide,
-    inflight_counts,
     lower_bound_ns,
 )
 from planner.search.variants import variants
-from planner.search.weighing import priced, prices, shared_prices
 
 Floats = NDArray[np.float64]
 
@@ -173,7 +174,7 @@ class Evaluator:
         ]
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
-        asks = self._asks([plain[at] for at in legal], limits, self.modes[0], TIE_BREAKER, endless)
+        asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
@@ -222,7 +223,6 @@ class Evaluator:
     def _asks(
         self,
         candidates: Sequence[Candidate],
-        limits: Sequence[Limits],
         mode: str,
         share: float,
         cutoffs: Sequence[float],
@@ -238,10 +238,9 @@ class Evaluator:
         self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
         costs = [self._cheapest[key] for key in keys]
         found = []
-        for candidate, shape, limit, cost, cutoff in zip(
-            candidates, shapes, limits, costs, cutoffs, strict=True
-        ):
-            price = share * cost / room(candidate, limit)
+        for candidate, shape, cost, cutoff in zip(candidates, shapes, costs, cutoffs, strict=True):
+            # By what devices have, whatever limits are in force: solutions serve all of these.
+            price = share * cost / room(candidate, usable_bytes(self.request, candidate))
             vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
             found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
         return found
@@ -257,7 +256,7 @@ class Evaluator:
             Per candidate what came of it; a candidate with its bound where memory does matter.
         """
         cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
-        asks = self._asks(candidates, limits, self.modes[0], TIE_BREAKER, cutoffs)
+        asks = self._asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
         found: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
@@ -301,7 +300,7 @@ class Evaluator:
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
         for mode in self.modes:
-            asks = [self._asks(candidates, limits, mode, share, endless) for share in LADDER[mode]]
+            asks = [self._asks(candidates, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
                 [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
             )
@@ -322,6 +321,24 @@ class Evaluator:
                 best_ns = _lowered(best_ns, one)
         return found
 
+    def expected_ns(self, found: Found) -> float:
+        """The step time of a plan with what stages hand each other: what a simulator should say.
+
+        A stage waits for every microbatch of every chunk to come, forward and backward, unless it
+        has more to do meanwhile, as where gradients of weights are deferred.
+        """
+        pipeline = found.candidate.pipeline
+        if pipeline.stages == 1 or pipeline.schedule in DEFERRING:
+            return found.division.step_ns
+        first = self.shape(found.candidate).parts[0]
+        size = max(
+            self.programs.handed_bytes(first, one.mode, one.solution.options)
+            for one in found.solved
+        )
+        pair = 0, prod(found.candidate.sizes)
+        sent_ns = collective_duration_ns("send", size, 2, self.request.cluster, pair)
+        return found.division.step_ns + 2 * pipeline.microbatches * pipeline.interleave * sent_ns
+
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""
         space = self.programs.space(self.shape(candidate), self.modes[0])
@@ -333,16 +350,16 @@ class Evaluator:
         Small candidates are decided jointly where no gap is allowed, or nothing fits so far.
         """
         candidate = outcome.candidate
-        asked = not self.request.max_gap or best_ns == float("inf")
-        together = self._jointly(candidate, limits, best_ns) if asked else None
+        usual = self.request.max_gap and best_ns < float("inf")
+        together = None if usual else self._jointly(candidate, limits, best_ns)
         try:
             found, least = together or self._by_mode(candidate, limits)
         except InfeasibleError as error:
             return Refused(candidate, error)
         bound = max(least, 0.0 if isinstance(outcome, Refused) else outcome.bound_ns)
         if not found:  # nothing fits that is better than the best
-            most = outcome.division.step_ns if isinstance(outcome, Found) else bound
-            return replace(outcome, bound_ns=min(bound, most))
+            known = outcome.division.step_ns if isinstance(outcome, Found) else bound
+            return replace(outcome, bound_ns=min(bound, known))
         try:
             one = self._found(candidate, found, limits, bound)
         except InfeasibleError as error:
@@ -354,40 +371,15 @@ class Evaluator:
 
     def _by_mode(self, candidate: Candidate, limits: Limits) -> tuple[list[Solved], float]:
         """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
-        pipeline, shape = candidate.pipeline, self.shape(candidate)
-        counts = inflight_counts(pipeline)
-        found: list[Solved] = []
-        bounds: list[float] = []
-        # A memory row bounds plans of one stage, and only those whose blocks are all in one mode.
-        alone = pipeline.stages == 1 and len(self.modes) == 1
-        short = 0
-        for mode in self.modes:
-            try:
-                free = self.programs.solve_one(shape, mode, shared_prices(pipeline), None)
-            except BeyondCutoff as beyond:
-                bounds.append(beyond.bound * self.unit(candidate))
-                continue
-            found.append(Solved(mode, free))
-            bounds.append(free.bound * self.unit(candidate))
-            row = MemoryRow(
-                inflight=-(-sum(counts) // len(counts)), limit_bytes=room(candidate, limits)
-            )
-            try:
-                within = self.programs.solve_one(shape, mode, shared_prices(pipeline), row)
-                found.append(Solved(mode, within))
-                if alone:
-                    bounds[-1] = within.bound * self.unit(candidate)
-            except MemoryLimitError:
-                short += 1
-        nowhere = pipeline.stages == 1 and short == len(self.modes)
-        return found, float("inf") if nowhere else min(bounds)
+        shape, memory_bytes = self.shape(candidate), room(candidate, limits)
+        found, bound = by_mode(self.programs, shape, candidate.pipeline, self.modes, memory_bytes)
+        return [Solved(*one) for one in found], bound * self.unit(candidate)
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
     ) -> tuple[list[Solved], float] | None:
         """Decide a small candidate by the joint program; None: it is too large."""
-        shape = self.shape(candidate)
-        if len(shape.sites) > 1:
+        if len((shape := self.shape(candidate)).sites) > 1:
             return None
 
         def solved(mode: str, options: tuple[int, ...]) -> Solved:
@@ -396,9 +388,9 @@ class Evaluator:
         def step_ns(solutions: Solutions) -> float:
             try:
                 one = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
+                return one.division.step_ns if isinstance(one, Found) else float("inf")
             except InfeasibleError:
                 return float("inf")
-            return one.division.step_ns if isinstance(one, Found) else float("inf")
 
         answer = decided(
             self.programs, shape, self.modes, candidate.pipeline, (limits[0], best_ns), step_ns
@@ -438,7 +430,15 @@ class Evaluator:
         shape = self.shape(candidate)
         runs = self._runs(
             [
-                [self.programs.block_figures(part, one.mode, one.solution.options) for one in group]
+                [
+                    self.programs.block_figures(
+                        part,
+                        one.mode,
+                        one.solution.options,
+                        candidate.pipeline.schedule in DEFERRING,
+                    )
+                    for one in group
+                ]
                 for part in shape.parts
             ]
         )

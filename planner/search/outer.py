@@ -16,7 +16,7 @@ from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import beside, plan_memory
 from planner.plan import Evidence, Plan, plan_graph
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, PipelineShape
 from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
 from planner.search.ranking import Ranker, Ranking
 from planner.search.report.record import SIMULATION, Answer, Record, layers
@@ -29,8 +29,8 @@ Figures = dict[str, Any]
 Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-RANKED = 4  # plans that fit and are simulated before one is chosen
-TRIED = 8  # plans that are compiled for it at most
+RANKED = 3  # plans that fit and are simulated before one is chosen
+TRIED = 6  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
@@ -102,15 +102,24 @@ def _search(
     limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
     floors: dict[Candidate, float] = {}  # bounds before limits were tightened
+    barred: set[Candidate] = set()
+    wide: set[Candidate] = set()
+
+    def widened(best: list[PipelineShape]) -> list[Candidate]:
+        found = shapes(request, graph, best)
+        record.count("candidates", len(set(found) - wide))
+        wide.update(found)
+        return [one for one in found if one not in barred]
+
     for _ in range(ROUNDS):
         record.count("rounds")
-        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything)
+        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
         if not ranking.found:
             break
         for outcome in ranking.everything:
             floors.setdefault(outcome.candidate, outcome.bound_ns)
         with record.layer(SIMULATION):
-            checked = _check(request, ranking.found, graph, simulate, tell)
+            checked = _check(evaluator, ranking.found, simulate, tell)
         record.count("simulated", len(checked))
         record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
@@ -118,33 +127,38 @@ def _search(
             record.answer = Answer(
                 evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits=limits
             )
-            bound_ns = min(floors[candidate] for candidate in everything)
+            bound_ns = min(floor for one, floor in floors.items() if one not in barred)
             return _best(best, checked, ranking, bound_ns, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             if not one.figures:
-                everything = tuple(other for other in everything if other != candidate)
+                barred.add(candidate)
+                everything = tuple(other for other in everything if other not in barred)
                 tried.append(Refused(candidate, InfeasibleError(one.reason)))
                 continue
-            # The compiler laid out more than was estimated: ask for less by as much.
-            estimate = one.found.division.memory_bytes
             size, most = _fullest(request, candidate, one.figures)
-            usable = usable_bytes(request, candidate)
-            limits[candidate] = tuple(estimate * limit // size * 99 // 100 for limit in usable)
+            limits[candidate] = _tightened(request, one.found, one.figures)
             tried.append(Refused(candidate, MemoryLimitError(size, most)))
     raise unfit(tried or ranking.refused)
 
 
 def _check(
-    request: SearchRequest,
+    evaluator: Evaluator,
     found: list[Found],
-    graph: Graph,
     simulate: Simulate | None,
     tell: Progress,
 ) -> list[Checked]:
-    """Simulate the best few; without a simulator lay them out in turn until one fits."""
+    """Simulate the best few; without a simulator lay them out in turn until one fits.
+
+    A plan that is laid out larger than was estimated is divided anew, once, within as much less.
+    """
+    request, graph = evaluator.request, evaluator.graph
     checked: list[Checked] = []
-    for one in (_varied(found) if simulate else found)[:TRIED]:
+    likely = sorted(found, key=evaluator.expected_ns)
+    waiting = (_varied(likely) if simulate else likely)[:TRIED]
+    tightened: set[Candidate] = set()
+    while waiting:
+        one = waiting.pop(0)
         plan = write_plan(request, one, graph)
         tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
         if differs := disobeyed(plan, graph, request.pins):
@@ -159,9 +173,22 @@ def _check(
         over = size - most
         reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
         checked.append(Checked(one, plan, figures, reason))
+        if over > 0 and one.candidate not in tightened:
+            tightened.add(one.candidate)
+            limits = _tightened(request, one, figures)
+            again = evaluator.squeeze_many([(one.candidate, one.bound_ns)], [limits], float("inf"))
+            waiting[:0] = [other for other in again if isinstance(other, Found)]
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
             break
     return checked
+
+
+def _tightened(request: SearchRequest, one: Found, figures: Figures) -> Limits:
+    """The bytes to ask for where more was laid out than was estimated: less by as much."""
+    size, _ = _fullest(request, one.candidate, figures)
+    estimate = one.division.memory_bytes
+    usable = usable_bytes(request, one.candidate)
+    return tuple(estimate * limit // size * 99 // 100 for limit in usable)
 
 
 def _varied(found: list[Found]) -> list[Found]:

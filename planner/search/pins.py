@@ -14,6 +14,7 @@ from models.graph import Graph, Op
 from models.labels import BATCH, EXPERT, SEQUENCE, parse
 from models.ops import op_kind
 from planner.errors import InfeasibleError, PlanError
+from planner.roles import HYBRID
 from planner.schedules import SCHEDULES
 from planner.signatures import Allowed, AxisSignature
 
@@ -57,7 +58,7 @@ class Pins:
         PlanError
             A degree or micro batch below one, or an unknown schedule, recompute or zero.
         InfeasibleError
-            Hybrid ZeRO, or pins that contradict each other.
+            Pins that contradict each other.
         """
         for name in (*DEGREES, "micro_batch", "interleave"):
             value = getattr(self, name)
@@ -69,7 +70,7 @@ class Pins:
             )
         if self.recompute not in (None, "none", "selective", "full"):
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
-        if str(self.zero) not in ("None", "0", "1", "2", "3", "3-hybrid"):
+        if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:
             raise InfeasibleError(
@@ -81,10 +82,10 @@ class Pins:
                 "--sequence-parallel splits the sequence over tensor-parallel ranks, and --tp is "
                 "1: raise --tp or leave it out"
             )
-        if self.zero == "3-hybrid":
+        if self.zero == HYBRID and self.dp is not None and len(_divisors_between(self.dp)) == 0:
             raise InfeasibleError(
-                "--zero 3-hybrid: this version splits storage over all data-parallel ranks or "
-                "none; choose 0, 1, 2 or 3"
+                f"--zero {HYBRID} splits storage over a part of the data-parallel ranks, and --dp "
+                f"{self.dp} has no part: choose a --dp of two factors, or --zero 3"
             )
 
     @property
@@ -108,14 +109,18 @@ class Pins:
         pinned = getattr(self, degree)
         if pinned is not None and pinned != value:
             return False
+        if degree == "dp" and self.zero == HYBRID:
+            return bool(_divisors_between(value))
         if degree == "dp" and self.zero_level:
             return value > 1 or (self.cp or 1) > 1
         return not (degree == "tp" and self.sequence_parallel and value == 1)
 
     @property
     def zero_level(self) -> int | None:
-        """The pinned ZeRO stage as a number."""
-        return None if self.zero in (None, "3-hybrid") else int(self.zero)
+        """The pinned ZeRO stage as a number, of hybrid ZeRO that of the ranks that split."""
+        if self.zero is None:
+            return None
+        return 3 if self.zero == HYBRID else int(self.zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +128,13 @@ class RoledAxis:
     """A mesh axis of a candidate; `role` is dp, cp, tp, or empty for a free one.
 
     `experts` says whether the expert label is split over it: always, never, or (None) as the
-    search finds best.
+    search finds best. `copies`: what ZeRO splits over the other replicas is whole on these.
     """
 
     role: str
     size: int
     experts: bool | None = None
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +200,7 @@ class AxisRules:
 
     def _zero(self, axis: int, op: Op, signature: AxisSignature) -> bool:
         """What a pinned ZeRO asks of storage; experts split over the axis have no copies there."""
-        level = self.pins.zero_level
+        level = 0 if self.axes[axis].copies else self.pins.zero_level
         label = BATCH if self.axes[axis].role == "dp" else SEQUENCE
         if self.axes[axis].experts and EXPERT in parse(op.labels).splittable:
             return signature.label == EXPERT if op.kind in (*STORAGE, "repeat") else True
@@ -208,6 +214,11 @@ class AxisRules:
         if op.kind == "accumulate":
             return split == (level >= 2)
         return True
+
+
+def _divisors_between(number: int) -> list[int]:
+    """Divisors other than one and the number."""
+    return [d for d in range(2, number) if number % d == 0]
 
 
 def multiplies(op: Op) -> bool:

@@ -23,8 +23,6 @@ from planner.search.moving import Moving, kernel_ns
 from planner.search.space import Net as SpaceNet
 from planner.search.space import OpOptions, Space
 from planner.search.states import (
-    FIRST_DIM,
-    SUM,
     WHOLE,
     Bools,
     Ints,
@@ -388,18 +386,24 @@ def _alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
         for axis, row in enumerate(digits(states, space.axes)):
             sets[axis].update(row.tolist())
 
+    def note_parts(one: OpOptions, option: int) -> None:
+        """What the parts of an extra signature read and make."""
+        for operand, states in enumerate(one.states):
+            name = (*one.op.inputs, *one.op.outputs)[operand]
+            note(len(tensors[name].shape), states[option : option + 1])
+        document = one.signature(option).document
+        for part, signature in sub_signatures(one.op.kind, one.op.labels, document):
+            operands = parse(part.labels).operands
+            texts = (*signature.inputs, *signature.outputs)
+            for operand_labels, text in zip(operands, texts, strict=True):
+                note(len(operand_labels), np.array([number_of(parse_nd_sbp(text))]))
+
     for net in space.nets:
         ndim = len(tensors[net.tensor].shape)
         note(ndim, net.sources)
         note(ndim, net.targets)
-    # Inside an extra signature tensors of any number of dims are cut and summed up.
-    whole = {WHOLE, SUM, *range(FIRST_DIM, FIRST_DIM + 1)}
     for choice in space.choices:
         for one in choice.ops:
-            if one.expanded.any():
-                for ndim in range(5):
-                    sets = found.setdefault(ndim, [{WHOLE} for _ in range(space.axes)])
-                    for mine in sets:
-                        mine.update({d for d in whole if d < FIRST_DIM + ndim}, {2})
-                        mine.update(range(FIRST_DIM, FIRST_DIM + ndim))
+            for option in np.flatnonzero(one.expanded).tolist():
+                note_parts(one, option)
     return {ndim: tuple(tuple(sorted(one)) for one in sets) for ndim, sets in found.items()}

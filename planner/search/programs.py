@@ -65,10 +65,14 @@ class Shape:
         return tuple(axis.size for axis in self.axes)
 
     @property
+    def kinds(self) -> tuple[object, ...]:
+        """What the axes are, whatever their sizes."""
+        return tuple((axis.role, axis.experts, axis.copies) for axis in self.axes)
+
+    @property
     def family(self) -> tuple[object, ...]:
         """Shapes of one family are priced together."""
-        roles = tuple((axis.role, axis.experts) for axis in self.axes)
-        return roles, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
+        return self.kinds, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
 
     @property
     def parts(self) -> "tuple[Shape, ...]":
@@ -125,8 +129,7 @@ class Programs:
 
     def space(self, shape: Shape, mode: str) -> Space:
         """What there is to choose on meshes of a shape's kind."""
-        roles = tuple((axis.role, axis.experts) for axis in shape.axes)
-        if (roles, mode) not in self._spaces:
+        if (shape.kinds, mode) not in self._spaces:
             folded = self.folded(mode)
             if self._forced is None:
                 plain = self.folded("none")
@@ -137,8 +140,8 @@ class Programs:
                 forced=self._forced,
                 required=self.request.required,
             )
-            self._spaces[roles, mode] = build_space(folded, len(shape.axes), *filters(rules))
-        return self._spaces[roles, mode]
+            self._spaces[shape.kinds, mode] = build_space(folded, len(shape.axes), *filters(rules))
+        return self._spaces[shape.kinds, mode]
 
     def price(
         self, shapes: Iterable[Shape], mode: str
@@ -337,22 +340,37 @@ class Programs:
     # -- reading solutions -------------------------------------------------------------------
 
     def block_figures(
-        self, shape: Shape, mode: str, options: tuple[int, ...]
+        self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool = False
     ) -> dict[str, VariantFigures]:
         """Figures of one block per template on one site; boxing between blocks counts at readers.
+
+        Where a schedule defers gradients of weights, what they read of the backward pass is kept
+        as long as what they read of the forward pass: somewhat more than it is in truth.
 
         Raises
         ------
         KeyError
             The shape was not solved, neither alone nor as part of another.
         """
-        key = shape, mode, options
+        key = shape, mode, options, deferring
         if key not in self._figures:
-            self._figures[key] = self._block_figures(shape, mode, options)
+            self._figures[key] = self._block_figures(shape, mode, options, deferring)
         return self._figures[key]
 
+    def handed_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> int:
+        """The most bytes that a device hands from a block of the forward pass to the next."""
+        pricing, row = self._priced[mode, shape]
+        assert isinstance(pricing, Pricing), "asked for one site"
+        space = self.space(shape, mode)
+        found = [0]
+        for net in space.nets:
+            if net.crossing and net.forward:
+                made = net.sources[[net.makes[options[net.producer]]]]
+                found.append(int(pricing.local_bytes(net.tensor, made)[0, row]))
+        return max(found)
+
     def _block_figures(
-        self, shape: Shape, mode: str, options: tuple[int, ...]
+        self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool
     ) -> dict[str, VariantFigures]:
         tables, row = self._tables[mode, shape]
         space = self.space(shape, mode)
@@ -372,6 +390,8 @@ class Programs:
                 time = net.duration_ns[source, target, row]
                 mine[STEP if net.step else MICROBATCH] += net.count * time
                 mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
+            if deferring and space.nets[net.number].deferred:
+                held = wanted
             for target in held:
                 mine[INFLIGHT] += net.count * net.held_bytes[target, row]
         working = self.working_bytes(shape, mode, options)

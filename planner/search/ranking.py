@@ -1,8 +1,9 @@
 """Ranking: which candidates are solved, in which order, and which never are.
 
-The usual candidates come first, so that a good plan is known early; then all others. Each is
-bounded, then, by ascending bound, solved as if memory hardly mattered, then where it does matter
-solved again to make room, until no bound is below the best plan.
+The usual candidates come first, so that a good plan is known early; then all others, and last
+meshes of three axes for the pipelines that did best. Each is bounded, then, by ascending bound,
+solved as if memory hardly mattered, then where it does matter solved again to make room, until no
+bound is below the best plan.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from planner.errors import InfeasibleError
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, PipelineShape, shape_of
 from planner.search.evaluation import (
     NEAR,
     NO_GAIN,
@@ -26,13 +27,15 @@ from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.sites import usable_bytes
 
 Progress = Callable[[str], None]
+Widened = Callable[[list[PipelineShape]], list[Candidate]]
 Tight = tuple[Candidate, float]  # with its bound
 Waiting = tuple[float, int, Candidate]
 
 FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 24  # likewise where memory is tight
+SQUEEZED = 12  # likewise where memory is tight
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
+WIDENED = 2  # best pipelines for which meshes of three axes are tried too
 FAR = 1.2  # times the memory, needed at a microbatch, before no larger one is tried
 HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
 
@@ -99,15 +102,25 @@ class Ranker:
         self.tell = tell
         self.record = record
         self.ranking = Ranking()
+        self.near = NEAR
 
-    def rank(self, everything: tuple[Candidate, ...]) -> Ranking:
-        """Evaluate candidates by ascending bound until the bounds exceed the best plan."""
+    def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
+        """Evaluate candidates by ascending bound until the bounds exceed the best plan.
+
+        `widened` gives more candidates, for the pipelines that are best so far.
+        """
         node = self.request.cluster.devices_per_node
         usual = [one for one in everything if _usual(one, node)]
         others = [one for one in everything if not _usual(one, node)]
         for part in (usual, others):
             if part:
                 self._part(part)
+        if widened is not None:
+            self.near = 1.0  # worth their time only where they win
+            self.ranking.found.sort(key=lambda one: one.division.step_ns)
+            found = (shape_of(one.candidate.pipeline) for one in self.ranking.found)
+            if wide := widened(list(dict.fromkeys(found))[:WIDENED]):
+                self._part(wide)
         with self.record.layer(BLOCKS):
             self.record.count("refined", self._refine())
         self.ranking.found.sort(key=lambda one: one.division.step_ns)
@@ -120,7 +133,7 @@ class Ranker:
     @property
     def cutoff_ns(self) -> float:
         """The bound at which a candidate has nothing to gain."""
-        return self.ranking.best_ns * NEAR / (1 + self.request.max_gap)
+        return self.ranking.best_ns * self.near / (1 + self.request.max_gap)
 
     def _part(self, part: list[Candidate]) -> None:
         """Evaluate some of the candidates, beside what is known of others."""

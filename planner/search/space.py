@@ -119,6 +119,8 @@ class Net:
     uses: tuple[Use, ...]
     count: int
     crossing: bool
+    forward: bool  # made in the forward pass
+    deferred: bool  # made in the backward pass and read by gradients of weights
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -285,8 +287,10 @@ class _Builder:
     def net(self, net: FoldedNet) -> Net | None:
         """The net of a tensor; None where nobody needs it boxed."""
         found: list[tuple[int, Ints, bool]] = []
+        weights = False
         for reader in net.readers:
             choice, states, op = self._read[reader.op, reader.index]
+            weights |= op.phase == Phase.BACKWARD_WEIGHT
             if op.kind in UPDATES and reader.index == 0 and len(self.choices[choice].ops) > 1:
                 continue  # the variable under its own update: tied, not boxed
             kept = self._phases[net.tensor] == Phase.FORWARD and op.phase in BACKWARD
@@ -313,6 +317,8 @@ class _Builder:
             uses=tuple(uses),
             count=net.count,
             crossing=net.crossing,
+            forward=self._phases[net.tensor] == Phase.FORWARD,
+            deferred=self._phases[net.tensor] == Phase.BACKWARD_INPUT and weights,
         )
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from models.graph import Graph, with_batch
 from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, Plan
-from planner.roles import axis_roles, roles
+from planner.roles import HYBRID, axis_roles, roles
 from planner.schedules import stage_of
 from planner.search.evaluation import Found
 from planner.search.pins import Pins
@@ -61,8 +61,8 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
     """
     found = roles(plan, with_batch(graph, plan.batch))
     asked = pins.document
-    if pins.zero_level is not None:
-        asked["zero"] = pins.zero_level
+    if pins.zero is not None and pins.zero != HYBRID:
+        asked["zero"] = int(pins.zero)
     for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel"):
         if name in asked and found[name] is not None and found[name] != asked[name]:
             return (

@@ -14,15 +14,15 @@ import msgspec
 
 from models.zoo.catalogue import build_training
 from planner.cluster import Cluster
-from planner.errors import InfeasibleError, PlanError
+from planner.errors import InfeasibleError
 from planner.plan import Plan
-from planner.search.candidates import divisors
 from planner.search.evaluation import Evaluator
+from planner.search.meshes import divisors
 from planner.search.outer import Progress, Simulate, search
 from planner.search.report.record import LAYERS, Record
 from planner.search.report.remedies import check_storage, shapes
 from planner.search.request import SearchRequest
-from planner.spending import OBJECTIVES, check_known, power_watts, price_usd_per_s
+from planner.spending import check_known, check_objective, power_watts, price_usd_per_s
 from planner.wording import percent
 
 WORSE = 2
@@ -54,8 +54,7 @@ def search_for(
     InfeasibleError
         No part of the cluster has a plan.
     """
-    if optimize_for not in OBJECTIVES:
-        raise PlanError(f"--optimize-for {optimize_for}: choose {', '.join(OBJECTIVES)}")
+    check_objective(optimize_for)
     if optimize_for == "throughput":
         return search(request, simulate, progress, record)
     check_known(request.cluster, optimize_for)

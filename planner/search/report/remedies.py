@@ -4,8 +4,9 @@ Every remedy that is named was tried: shapes are enumerated for it, and where me
 is divided and laid out. They are few, so that the answer comes quickly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import msgspec
 
@@ -17,8 +18,9 @@ from planner.clusters import reference_node
 from planner.errors import ClusterError, InfeasibleError
 from planner.memory import UPDATES, beside, plan_memory, reserved_bytes
 from planner.plan import plan_graph
-from planner.search.candidates import Candidate, candidates, divisors
+from planner.search.candidates import Candidate, PipelineShape, candidates, wider
 from planner.search.evaluation import Evaluator, Found
+from planner.search.meshes import divisors
 from planner.search.pins import DEGREES
 from planner.search.request import NoPlanError, SearchRequest
 from planner.search.sites import placed, usable_bytes
@@ -33,18 +35,24 @@ STRONGER = {"recompute": "full", "zero": 3}
 ORDER = ("recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
 
 
-def shapes(request: SearchRequest, graph: Graph) -> tuple[Candidate, ...]:
-    """Return the candidates of a request."""
+def shapes(
+    request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
+) -> tuple[Candidate, ...]:
+    """Return the candidates of a request; with `widened` those of three axes for such pipelines."""
     can = splits(graph)
-    found = candidates(
-        request.pins,
-        request.cluster,
-        request.global_batch,
-        len(graph.blocks),
-        sequence=bool(can["sequence"] or can["sequence_parallel"]),
-        experts=int(can["experts"]),
-    )
-    return placed(found, request.cluster)
+    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
+    pins, cluster, samples = request.pins, request.cluster, request.global_batch
+    blocks = len(graph.blocks)
+    given = {
+        "sequence": sequence,
+        "experts": experts,
+        "repeated": max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get)),
+    }
+    if widened is None:
+        found = candidates(pins, cluster, samples, blocks, **given)
+    else:
+        found = wider(pins, cluster, samples, blocks, widened, **given)
+    return placed(found, cluster)
 
 
 # -- what shapes allow -------------------------------------------------------------------------

@@ -57,9 +57,11 @@ def test_pins_of_replicas_give_every_candidate_a_known_degree() -> None:
     assert all(any(a.role == "dp" for a in one.axes) for one in all_of(4, 16, zero=1, pp=1))
 
 
-def test_interleaving_wants_rounds_of_microbatches() -> None:
-    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+def test_interleaving_is_searched_in_whole_rounds_and_pinned_in_any() -> None:
+    found = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b")
     assert {one.pipeline.microbatches for one in found} == {2, 4, 8}
+    pinned = all_of(2, 8, dp=1, tp=1, pp=2, schedule="interleaved-1f1b", interleave=2)
+    assert {one.pipeline.microbatches for one in pinned} == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_interleaving_wants_rounds_of_microbatches() -> None:
         ({"dp": 3}, "make 3 devices, which do not divide the 4"),
         ({"dp": 2, "tp": 1, "pp": 1, "cp": 1}, "make 2 devices, `local:4` has 4"),
         ({"ep": 2}, "this model has no experts"),
-        ({"zero": "3-hybrid"}, "choose 0, 1, 2 or 3"),
+        ({"zero": "3-hybrid", "dp": 2}, "--dp 2 has no part"),
         ({"zero": 1, "dp": 1}, "--dp is 1"),
         ({"sequence_parallel": True, "tp": 1}, "--tp is 1"),
         ({"pp": 4, "schedule": "interleaved-1f1b", "interleave": 2}, "no plan: 4 devices"),
@@ -137,3 +139,17 @@ def test_without_a_pin_experts_lie_whole_or_over_as_many_ranks_as_divide_them() 
 def test_experts_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InfeasibleError, match="6 experts do not divide by it"):
         experts_on(8, 6, ep=4)
+
+
+def test_chunks_are_few_or_as_many_as_leave_them_even() -> None:
+    found = candidates(Pins(dp=1, tp=1), cluster(4), 16, 34, sequence=True)
+    of_four = {one.pipeline.interleave for one in found if one.pipeline.stages == 4}
+    assert of_four == {1, 2, 4, 8}  # 32 layers, an embedding and a head
+
+
+def test_pinned_experts_lie_on_few_axes_where_they_can() -> None:
+    pins = Pins(dp=8, tp=4, cp=2, pp=1, ep=8, micro_batch=1)
+    found = candidates(pins, cluster(64), 8, 6, sequence=True, experts=8)
+    assert {one.sizes for one in found} == {(8, 2, 4)}
+    alone = Pins(dp=2, tp=2, cp=2, pp=1, ep=4)
+    assert candidates(alone, cluster(8), 8, 6, sequence=True, experts=4)[0].sizes == (2, 2, 2)

@@ -1,4 +1,4 @@
-"""Weighing: what a unit of each figure costs in the step time of a pipeline."""
+"""Prices: what the figures of a block program weigh in the step time of a pipeline."""
 
 from dataclasses import replace
 

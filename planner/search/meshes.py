@@ -1,0 +1,187 @@
+"""Meshes: the axes that the devices of one stage may make, within the pins.
+
+A settled degree has an axis of its own (two where experts or storage are split over a part of it);
+what is left of the devices goes to free axes, at most two of them: these already make every
+signature a pair. Meshes of three axes (`wide_meshes`) are few: data parallelism outside, and inside
+it two axes that split what a replica has, the inner one within a node.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from math import gcd
+
+from planner.cluster import Cluster
+from planner.search.pins import Pins, RoledAxis
+
+Axes = tuple[RoledAxis, ...]
+
+# Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
+FREE_AXES_MAX = 2
+# Axes of a mesh on which a pinned ep is looked for, if it can be had on so few.
+EXPERT_AXES_MAX = 3
+# Three axes: from so many devices per stage, inner axes of the largest sizes that a node holds, and
+# a middle axis of at most so many.
+WIDE_FROM, INNER_CHOICES, MIDDLE_MAX = 16, 2, 16
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def meshes(
+    pins: Pins, cluster: Cluster, devices: int, *, sequence: bool, experts: int
+) -> Iterator[Axes]:
+    """Axes of one stage in the order dp, cp, free, tp: tp joins neighbours.
+
+    Parameters
+    ----------
+    pins : Pins
+    cluster : Cluster
+    devices : int
+        Devices of one stage.
+    sequence : bool
+        Whether the model has a sequence label, so that an axis may split it.
+    experts : int
+        Size of the model's expert label; 0 where it has none.
+    """
+    for dp, cp, tp in _settled(pins, devices, sequence):
+        rest = devices // (dp * cp * tp)
+        taken = sum(size > 1 for size in (dp, cp, tp))
+        for free in _factors(rest, max(1, FREE_AXES_MAX - taken)):
+            yield from _arranged(pins, cluster, (dp, cp, tp), free, experts)
+
+
+def wide_meshes(
+    pins: Pins, cluster: Cluster, devices: int, *, sequence: bool, experts: int
+) -> Iterator[Axes]:
+    """Meshes of three axes where `meshes` has two: dp × free × free, or one of these pinned.
+
+    Hybrid ZeRO, context and tensor parallelism at once, and tensor parallelism in two dims are
+    such meshes. Parameters are those of `meshes`.
+    """
+    if devices < WIDE_FROM:
+        return
+    for dp, cp, tp in _settled(pins, devices, sequence):
+        rest = devices // (dp * cp * tp)
+        spare = FREE_AXES_MAX - sum(size > 1 for size in (cp, tp))
+        if rest == 1 or spare < 1:
+            continue
+        inside = [] if tp > 1 else _inner_sizes(rest, cluster.devices_per_node)
+        for inner, middle in product(inside or [1], divisors(rest)):
+            free = tuple(size for size in (middle, inner) if size > 1)
+            outer, left = divmod(rest, inner * middle)
+            if left or len(free) != spare or middle > MIDDLE_MAX:
+                continue
+            # Either dp is left open and takes what is outside, or it is settled beside free axes.
+            if (outer == 1 or "dp" in pins.settled) and (outer > 1 or dp == 1 or spare < 2):
+                continue
+            for axes in _arranged(pins, cluster, (dp * outer, cp, tp), free, experts):
+                if len(axes) == FREE_AXES_MAX + 1:
+                    yield axes
+
+
+def _settled(pins: Pins, devices: int, sequence: bool) -> Iterator[tuple[int, int, int]]:
+    """Every dp, cp and tp that the pins settle, 1 where a degree is left open."""
+    settled = pins.settled | (frozenset() if sequence else {"cp"})
+
+    def sizes(name: str) -> list[int]:
+        if name not in settled:
+            return [1]
+        return [n for n in divisors(devices) if pins.admits(name, n)]
+
+    for dp, cp, tp in product(sizes("dp"), sizes("cp"), sizes("tp")):
+        rest, left = divmod(devices, dp * cp * tp)
+        if left or (rest > 1 and settled >= {"dp", "cp", "tp"}) or (cp > 1 and not sequence):
+            continue
+        yield dp, cp, tp
+
+
+def _arranged(
+    pins: Pins,
+    cluster: Cluster,
+    degrees: tuple[int, int, int],
+    free: tuple[int, ...],
+    experts: int,
+) -> Iterator[Axes]:
+    """The axes of these degrees: dp and tp in two where experts or storage want a part of them."""
+    dp, cp, tp = degrees
+    inside = cp * tp
+    for size in free:
+        inside *= size
+    free_experts = None if experts and pins.ep is None else False
+    found_dp = "dp" not in pins.settled  # not asked for: experts may be split over it or not
+    for dp_ep, tp_ep in _expert_axes(
+        pins, 1 if found_dp else dp, tp, experts, EXPERT_AXES_MAX - (cp > 1)
+    ):
+        for replicas in _replicas(pins, dp, dp_ep, inside, cluster.devices_per_node):
+            axes = [
+                RoledAxis(role="dp", size=replicas, experts=False, copies=True),
+                RoledAxis(
+                    role="dp",
+                    size=dp // dp_ep // replicas,
+                    experts=free_experts if found_dp else False,
+                ),
+                RoledAxis(role="dp", size=dp_ep, experts=True),
+                RoledAxis(role="cp", size=cp, experts=False),
+                *(RoledAxis(role="", size=size, experts=free_experts) for size in free),
+                RoledAxis(role="tp", size=tp // tp_ep, experts=False),
+                RoledAxis(role="tp", size=tp_ep, experts=True),
+            ]
+            yield tuple(
+                axis if experts else RoledAxis(role=axis.role, size=axis.size, copies=axis.copies)
+                for axis in axes
+                if axis.size > 1
+            )
+
+
+def _expert_axes(
+    pins: Pins, dp: int, tp: int, experts: int, axes_max: int
+) -> Iterator[tuple[int, int]]:
+    """Parts of the data- and tensor-parallel ranks over which experts are split.
+
+    Unpinned, experts lie whole everywhere, over as many replicas as divide them, or over the
+    tensor-parallel ranks; pinned, wherever that makes few axes.
+    """
+    if not experts or pins.ep == 1:
+        yield 1, 1
+        return
+    if pins.ep is not None:
+        ep = pins.ep
+        parts = [(part, ep // part) for part in divisors(gcd(dp, ep)) if tp % (ep // part) == 0]
+        axes = [
+            sum(size > 1 for size in (dp // part, part, tp // inner, inner))
+            for part, inner in parts
+        ]
+        most = max(axes_max, min(axes, default=0))
+        yield from (one for one, count in zip(parts, axes, strict=True) if count <= most)
+        return
+    yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
+
+
+def _replicas(pins: Pins, dp: int, dp_ep: int, inside: int, node: int) -> list[int]:
+    """Outer parts of the data-parallel ranks that hold copies; 1 unless hybrid ZeRO is pinned.
+
+    Storage is split over as many replicas as one node holds, or over any where that says nothing.
+    """
+    if pins.zero != "3-hybrid":
+        return [1]
+    every = [size for size in divisors(dp // dp_ep) if 1 < size < dp]
+    within = [size for size in every if dp // size * inside <= node]
+    return within[:1] if within and dp * inside > node else every
+
+
+def _inner_sizes(rest: int, node: int) -> list[int]:
+    """The largest sizes that divide a node, largest first."""
+    return [size for size in reversed(divisors(gcd(rest, node))) if size > 1][:INNER_CHOICES]
+
+
+def _factors(number: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factorisations into at most so many factors above one."""
+    if number == 1:
+        yield ()
+        return
+    yield (number,)
+    if most > 1:
+        for first in divisors(number)[1:-1]:
+            yield (first, number // first)

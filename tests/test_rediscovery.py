@@ -1,0 +1,236 @@
+"""What people found by thought the search finds by arithmetic: no templates, no pins of its form.
+
+Each model and cluster is one on which the known scheme is the cheapest by the cost model; what is
+asserted is read off the signatures, the roles and the collectives of the plan. A pin names the mesh
+where one scheme is looked at alone (ZeRO: replicas only).
+"""
+
+from functools import cache
+from math import prod
+
+from models.graph import Graph
+from models.labels import BATCH, EXPERT
+from models.spec import Config, ModelSpec, TrainingSpec
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.plan import OpSignature, Plan, plan_graph
+from planner.roles import axis_roles, roles
+from planner.search import Pins, SearchRequest, search
+from planner.signatures import split_labels
+
+GPT: Config = {
+    "layers": 4,
+    "hidden": 8192,
+    "heads": 64,
+    "ffn_hidden": 32768,
+    "vocab": 51200,
+    "positions": 2048,
+}
+REPLICATED: Config = {
+    "layers": 12,
+    "hidden": 4096,
+    "heads": 32,
+    "ffn_hidden": 16384,
+    "vocab": 8192,
+    "positions": 1024,
+}
+EXPERTS: Config = {
+    "layers": 2,
+    "hidden": 2048,
+    "vocab": 8192,
+    "positions": 2048,
+    "heads": 16,
+    "kv_heads": 16,
+    "head_dim": 128,
+    "ffn_hidden": 7168,
+    "rotary_dims": 128,
+    "experts": 8,
+    "experts_per_token": 2,
+    "expert_hidden": 7168,
+}
+FACES: Config = {
+    "network": "iresnet",
+    "depths": (1, 1),
+    "widths": (64, 128),
+    "classes": 1_000_000,
+}
+GIB = 2**30
+
+
+@cache
+def planned(
+    family: str,
+    config: tuple[tuple[str, object], ...],
+    seq_len: int,
+    cluster: str,
+    batch: int,
+    pins: tuple[tuple[str, int], ...] = (),
+    limit_gib: float | None = None,
+    max_gap: float = 0.1,
+) -> tuple[Plan, Graph]:
+    precision = "fp32" if seq_len == 1 else "bf16"
+    spec = ModelSpec(
+        name=family,
+        family=family,
+        config=dict(config),  # type: ignore[arg-type]
+        seq_len=seq_len,
+        precision=precision,
+    )
+    plan = search(
+        SearchRequest(
+            model=spec,
+            training=TrainingSpec(),
+            cluster=parse_cluster(cluster),
+            global_batch=batch,
+            pins=Pins(**dict(pins)),  # type: ignore[arg-type]
+            memory_limit_bytes=None if limit_gib is None else int(limit_gib * GIB),
+            max_gap=max_gap,
+        )
+    )
+    return plan, plan_graph(plan)
+
+
+def of(config: Config) -> tuple[tuple[str, object], ...]:
+    return tuple(config.items())
+
+
+def signature(plan: Plan, template: str, op: str) -> OpSignature:
+    """How an op runs in every block of a template."""
+    found = {v.signatures[op] for v in plan.variants if v.template == template}
+    assert len(found) == 1, (template, op, found)
+    return found.pop()
+
+
+def megatron() -> Plan:
+    """One sample on two devices: there is no batch to split."""
+    return planned("gpt", of(GPT), 2048, "h100-sxm-80gb:2x1", 1, max_gap=0)[0]
+
+
+def test_megatrons_column_and_row_split() -> None:
+    plan = megatron()
+    assert plan.stages == 1
+    for name in ("q", "k", "v"):  # k, k h d: by heads
+        assert signature(plan, "h", f"attn.{name}.matmul").inputs == ("B", "S(1)")
+    assert signature(plan, "h", "attn.core").inputs == ("S(2)", "S(2)", "S(2)")
+    out = signature(plan, "h", "attn.out.matmul")
+    assert (out.inputs, out.outputs) == (("S(2)", "S(0)"), ("P(sum)",))
+    assert signature(plan, "h", "mlp.fc1.matmul").inputs == ("B", "S(1)")
+    assert signature(plan, "h", "mlp.gelu").inputs == ("S(2)",)
+    down = signature(plan, "h", "mlp.fc2.matmul")
+    assert (down.inputs, down.outputs) == (("S(2)", "S(0)"), ("P(sum)",))
+
+
+def test_megatrons_sequence_parallelism() -> None:
+    plan = megatron()
+    for norm in ("ln1", "ln2"):
+        assert signature(plan, "h", norm).inputs[0] == "S(1)"
+    assert signature(plan, "h", "mlp.residual").inputs == ("S(1)", "S(1)")
+    found = roles(plan, plan_graph(plan))
+    assert found["tp"] == 2
+    assert found["sequence_parallel"] is True
+
+
+def test_an_embedding_and_a_loss_parallel_over_the_vocabulary() -> None:
+    plan = megatron()
+    tokens = signature(plan, "embedding", "tokens")
+    assert (tokens.inputs, tokens.outputs) == (("B", "S(0)"), ("P(sum)",))
+    logits = signature(plan, "head", "logits")
+    assert (logits.inputs, logits.outputs) == (("B", "S(0)"), ("S(2)",))
+    assert signature(plan, "head", "loss").expansion == "vocabulary_parallel"
+
+
+def replicas(limit_gib: float | None) -> tuple[Plan, Graph]:
+    mesh = (("dp", 4), ("tp", 1), ("pp", 1), ("cp", 1), ("micro_batch", 1))
+    where = "h100-sxm-80gb:4x1"
+    return planned("gpt", of(REPLICATED), 1024, where, 64, mesh, limit_gib=limit_gib)
+
+
+def gathered(plan: Plan) -> list[set[str]]:
+    """Per transformer block in turn, the weights that are stored split and gathered as read."""
+    variants = [plan.variants[one.variant] for chunk in plan.chunks for one in chunk.blocks]
+    return [
+        {
+            name
+            for name, one in variant.signatures.items()
+            if name.endswith(".weight.repeat") and "S(0)" in one.outputs
+        }
+        for variant in variants
+        if variant.template == "h"
+    ]
+
+
+def test_weights_are_gathered_per_microbatch_only_where_memory_forces_it() -> None:
+    # Splitting the optimizer's state saves time as well; gathering in every microbatch costs it.
+    ample, graph = replicas(None)
+    assert roles(ample, graph)["zero"] in (1, 2)
+    assert not any(gathered(ample))
+    tight, _ = replicas(15.4)
+    assert all(gathered(tight))
+    assert ample.evidence
+    assert tight.evidence
+    assert tight.evidence.objective_s > ample.evidence.objective_s
+
+
+def test_wide_and_deep_splits_tables_by_row_and_hidden_layers_by_sample() -> None:
+    config = (("vocab", 10**7), ("embedding", 15))  # 15 columns do not divide
+    plan, graph = planned("wide_deep", config, 1, "h100-sxm-80gb:8x1", 16384)
+    for block in ("wide", "deep"):
+        table = signature(plan, block, "table")
+        every = len(plan.mesh.axes)
+        assert table.inputs[1] == written("S(0)", every)
+        assert table.outputs == (written("P(sum)", every),)
+        variable = signature(plan, block, "table.weight")
+        assert variable.outputs == (written("S(0)", every),)
+    ops = {op.name: op for op in graph.ops}
+    hidden = signature(plan, "hidden", "fc.matmul")
+    assert set(split_labels(ops["hidden.0.fc.matmul"].labels, hidden)) == {BATCH}
+
+
+def written(sbp: str, axes: int) -> str:
+    return sbp if axes == 1 else "(" + ", ".join([sbp] * axes) + ")"
+
+
+def test_face_recognition_splits_the_classifier_by_identity_and_the_network_by_sample() -> None:
+    plan, graph = planned("face", of(FACES), 1, "h100-sxm-80gb:8x1", 1024)
+    ops = {op.name: op for op in graph.ops}
+    for op, template, label in (
+        ("head.cosine", "head", "s"),
+        ("stem.conv", "stem", BATCH),
+    ):
+        inner = op.removeprefix(template + ".")
+        found = split_labels(ops[op].labels, signature(plan, template, inner))
+        assert set(found) == {label}, (op, found)
+    assert signature(plan, "head", "loss").expansion == "vocabulary_parallel"
+
+
+def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
+    plan, graph = planned("decoder", of(EXPERTS), 2048, "h100-sxm-80gb:8x1", 64)
+    found = roles(plan, graph)
+    assert isinstance(found["ep"], int)
+    assert found["ep"] > 1
+    ops = {op.name: op for op in graph.ops}
+    inner = signature(plan, "h.experts", "experts.up")
+    cut = split_labels(ops["h.0.experts.up"].labels, inner)
+    place = [axis for axis, label in enumerate(cut) if label == EXPERT]
+    assert prod(plan.mesh.sizes[axis] for axis in place) == found["ep"]
+    actors = compile_plan(plan, graph)
+    exchanged = {
+        register.tensor
+        for program in actors.programs
+        for actor in program.actors
+        if actor.kind == "all_to_all"
+        for register in (program.registers[port.register] for port in actor.inputs)
+    }
+    # There and back, of the activations and of their gradients.
+    for name in ("experts.dispatch", "experts.down"):
+        assert any(name in tensor for tensor in exchanged), sorted(exchanged)
+
+
+def test_tensor_parallelism_stays_inside_the_nodes_nvlink() -> None:
+    plan, graph = planned("gpt", of(GPT), 2048, "h100-sxm-80gb:4x2", 2)
+    found = axis_roles(plan, graph)
+    assert any("tp" in one for one in found)
+    sizes = plan.mesh.sizes
+    for axis, one in enumerate(found):
+        if "tp" in one:
+            assert prod(sizes[axis:]) <= plan.cluster.devices_per_node
