@@ -215,13 +215,15 @@ class Ranker:
         """
         ranking, max_gap = self.ranking, self.request.max_gap
         done: set[Candidate] = set()
-        if not ranking.found and _hopeless(ranking):
+        if max_gap and not ranking.found and _hopeless(ranking):
             return 0
-        for _ in range(REFINED if max_gap else len(ranking.found) + len(ranking.pruned)):
-            if ranking.best_ns <= ranking.bound_ns * (1 + max_gap):
+        for _ in range(REFINED if max_gap else len(ranking.everything)):
+            # Where no gap is allowed, others may still be better than what stays behind its bound.
+            left = [one for one in ranking.everything if max_gap or one.candidate not in done]
+            lowest = min(left, key=lambda one: one.bound_ns, default=None)
+            if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + max_gap):
                 break
-            lowest = min(ranking.everything, key=lambda one: one.bound_ns)
-            if lowest.candidate in done or lowest.bound_ns == float("inf"):
+            if lowest.candidate in done:
                 break
             if max_gap and self.evaluator.options(lowest.candidate) > REFINED_OPTIONS:
                 break
