@@ -125,7 +125,7 @@ class Comparison:
             if perf_counter() - began > self.patience_s:
                 raise TooLongError(f"given up after {self.patience_s:.0f} s: {line}")
 
-        return search(request, self.simulate, patience)
+        return search(request, self.simulate, patience, remedies=False)
 
     def seconds(self, plan: Plan) -> float:
         """Step time of a plan: the simulator's where there is one."""

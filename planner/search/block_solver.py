@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.errors import InfeasibleError
 from planner.search.ascent import SETTLED, Ascent
 from planner.search.block_program import Floats, MemoryRow, Prices, solve_program
 from planner.search.integer_program import NODE_LIMIT
@@ -262,7 +263,8 @@ class _Solver:
 
     def solution(self, options: tuple[int, ...] | None, bound: float) -> Solution:
         """A solution in the tables as they were given."""
-        assert options is not None, "every choice has an option that can be reached"
+        if options is None:
+            raise InfeasibleError("no signatures fit together")
         figures = evaluate(self.tables, options)
         cost = float(figures @ self.prices.vector)
         return Solution(

@@ -18,9 +18,11 @@ from models.graph import Graph
 from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
-from planner.search.block_program import MemoryRow, Prices
-from planner.search.block_solver import BeyondCutoff, Solution
+from planner.search.block_program import Prices
+from planner.search.block_solver import Solution
 from planner.search.candidates import Candidate
+from planner.search.joint import Solutions, decided
+from planner.search.modes import by_mode
 from planner.search.pins import Pins
 from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
@@ -33,7 +35,6 @@ from planner.search.stages import (
     Run,
     VariantFigures,
     divide,
-    inflight_counts,
     lower_bound_ns,
 )
 from planner.search.variants import variants
@@ -43,6 +44,7 @@ Floats = NDArray[np.float64]
 MODES = ("none", "selective", "full")
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
+DEAR = 150  # times the tie breaker: where what is stored binds, memory is worth a third of the step
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
@@ -56,13 +58,12 @@ LADDER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best plan of a candidate: variants, division and the bound of every such plan."""
+    """The best plan of a candidate: solutions, their division and the bound of every such plan."""
 
     candidate: Candidate
     division: Division
-    variants: tuple[Variant, ...]
     bound_ns: float
-    solved: tuple["Solved", ...]  # the block programs that `variants` write out
+    solved: tuple["Solved", ...]  # the block programs that the division numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +175,25 @@ class Evaluator:
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
         asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
+        # No mode of recomputation changes what stays all step long, so that its price holds in all.
+        dear = [
+            replace(ask, prices=(*ask.prices[:2], ask.prices[2] * DEAR, 0.0, ask.prices[4]))
+            for ask in asks
+        ]
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
-        for at, ask, bound, now, limit in zip(
-            legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
+        bounds = np.reshape(self.programs.bounds([*asks, *dear], 3), (2, -1)).T
+        for at, ask, (bound, stored), now, limit in zip(
+            legal, asks, bounds.tolist(), alone.tolist(), limits, strict=True
         ):
             mine = prices(candidates[at].pipeline)
             lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
             share = lightest / prices(plain[at].pipeline).microbatch
             paid = ask.prices[2] * room(plain[at], limit)
             # What cannot be deferred is paid in full.
-            found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
+            least = max(0.0, bound - paid, stored - DEAR * paid)
+            found[at] = share * least + (mine.microbatch - lightest) * now
         return found
 
     def shape(self, candidate: Candidate) -> Shape:
@@ -262,8 +270,7 @@ class Evaluator:
             candidates, limits, asks, solutions, strict=True
         ):
             if solution is None:
-                error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
-                found.append(Refused(candidate, error))
+                found.append(self._unsolved(candidate))
                 continue
             bound = self._bound(candidate, solution, ask, limit)
             if bound >= best_ns:
@@ -281,6 +288,16 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def _unsolved(self, candidate: Candidate) -> Refused:
+        """Nothing was read off the ascent: proof only where options alone say so."""
+        error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
+        try:
+            self.programs.tables(self.shape(candidate), self.modes[0])
+        except InfeasibleError:
+            return Refused(candidate, error)
+        (bound,) = self.lower_bounds_ns([candidate])
+        return Refused(candidate, error, bound if isinstance(bound, float) else float("inf"))
 
     def squeeze_many(
         self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[Limits], best_ns: float
@@ -311,6 +328,17 @@ class Evaluator:
                 best_ns = _lowered(best_ns, one)
         return found
 
+    def variants(self, found: Found) -> tuple[Variant, ...]:
+        """What a plan holds of its solutions: per solution one variant of every template."""
+        shape = self.shape(found.candidate)
+        return tuple(
+            variant
+            for one in found.solved
+            for variant in variants(
+                self.programs.space(shape, one.mode), self.graph, one.solution.options, one.mode
+            )
+        )
+
     def expected_ns(self, found: Found) -> float:
         """The step time of a plan with what stages hand each other: what a simulator should say.
 
@@ -335,32 +363,21 @@ class Evaluator:
         return sum(choice.size for choice in space.choices)
 
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
-        """Solve a candidate's program to the request's gap and return what is then known of it."""
+        """Solve a candidate's program to the request's gap and return what is then known of it.
+
+        Small candidates are decided jointly where no gap is allowed, or nothing fits so far.
+        """
         candidate = outcome.candidate
-        pipeline, shape = candidate.pipeline, self.shape(outcome.candidate)
-        counts = inflight_counts(pipeline)
-        bound = 0.0 if isinstance(outcome, Refused) else outcome.bound_ns
-        found: list[Solved] = []
-        bounds: list[float] = []
-        for mode in self.modes:
-            try:
-                free = self.programs.solve_one(shape, mode, shared_prices(pipeline), None)
-            except BeyondCutoff as beyond:
-                bounds.append(beyond.bound * self.unit(candidate))
-                continue
-            found.append(Solved(mode, free))
-            bounds.append(free.bound * self.unit(candidate))
-            row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=0)
-            row = replace(row, limit_bytes=room(candidate, limits))
-            try:
-                within = self.programs.solve_one(shape, mode, shared_prices(pipeline), row)
-                found.append(Solved(mode, within))
-                if pipeline.stages == 1:
-                    bounds[-1] = within.bound * self.unit(candidate)
-            except MemoryLimitError:
-                if pipeline.stages == 1:
-                    bounds.pop()
-        bound = max(bound, min(bounds, default=float("inf")))
+        usual = self.request.max_gap and best_ns < float("inf")
+        together = None if usual else self._jointly(candidate, limits, best_ns)
+        try:
+            found, least = together or self._by_mode(candidate, limits)
+        except InfeasibleError as error:
+            return Refused(candidate, error)
+        bound = max(least, 0.0 if isinstance(outcome, Refused) else outcome.bound_ns)
+        if not found:  # nothing fits that is better than the best
+            known = outcome.division.step_ns if isinstance(outcome, Found) else bound
+            return replace(outcome, bound_ns=min(bound, known))
         try:
             one = self._found(candidate, found, limits, bound)
         except InfeasibleError as error:
@@ -369,6 +386,34 @@ class Evaluator:
         if isinstance(outcome, Found) and outcome.division.step_ns <= one.division.step_ns:
             return replace(outcome, bound_ns=min(bound, outcome.division.step_ns))
         return one
+
+    def _by_mode(self, candidate: Candidate, limits: Limits) -> tuple[list[Solved], float]:
+        """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
+        shape, memory_bytes = self.shape(candidate), room(candidate, limits)
+        found, bound = by_mode(self.programs, shape, candidate.pipeline, self.modes, memory_bytes)
+        return [Solved(*one) for one in found], bound * self.unit(candidate)
+
+    def _jointly(
+        self, candidate: Candidate, limits: Limits, best_ns: float
+    ) -> tuple[list[Solved], float] | None:
+        """Decide a small candidate by the joint program; None: it is too large."""
+        if len((shape := self.shape(candidate)).sites) > 1:
+            return None
+
+        def solved(mode: str, options: tuple[int, ...]) -> Solved:
+            return Solved(mode, Solution(options=options, figures=(), cost=0.0, bound=0.0))
+
+        def step_ns(solutions: Solutions) -> float:
+            try:
+                one = self._found(candidate, [solved(*s) for s in solutions], limits, 0.0)
+                return one.division.step_ns if isinstance(one, Found) else float("inf")
+            except InfeasibleError:
+                return float("inf")
+
+        answer = decided(
+            self.programs, shape, self.modes, candidate.pipeline, (limits[0], best_ns), step_ns
+        )
+        return answer and ([solved(*one) for one in answer[0]], answer[1])
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -422,16 +467,6 @@ class Evaluator:
         return Found(
             candidate=candidate,
             division=division,
-            variants=tuple(
-                variant
-                for one in group
-                for variant in variants(
-                    self.programs.space(shape, one.mode),
-                    self.graph,
-                    one.solution.options,
-                    one.mode,
-                )
-            ),
             bound_ns=min(bound_ns, division.step_ns),
             solved=tuple(group),
         )
@@ -461,10 +496,7 @@ def _lowered(best_ns: float, one: Found | Pruned) -> float:
 
 def _distinct(group: list[Solved]) -> list[Solved]:
     """Each solution once."""
-    found: dict[tuple[str, tuple[int, ...]], Solved] = {}
-    for one in group:
-        found.setdefault((one.mode, one.solution.options), one)
-    return list(found.values())
+    return list({(one.mode, one.solution.options): one for one in group}.values())
 
 
 def unfit(found: list[Refused]) -> InfeasibleError:

@@ -17,6 +17,8 @@ Axes = tuple[RoledAxis, ...]
 
 # Axes that stay free inside a stage: two already make every signature a pair (5² states a tensor).
 FREE_AXES_MAX = 2
+# Axes of a mesh on which a pinned ep is looked for, if it can be had on so few.
+EXPERT_AXES_MAX = 3
 # Three axes: from so many devices per stage, inner axes of the largest sizes that a node holds, and
 # a middle axis of at most so many.
 WIDE_FROM, INNER_CHOICES, MIDDLE_MAX = 16, 2, 16
@@ -109,7 +111,9 @@ def _arranged(
         inside *= size
     free_experts = None if experts and pins.ep is None else False
     found_dp = "dp" not in pins.settled  # not asked for: experts may be split over it or not
-    for dp_ep, tp_ep in _expert_axes(pins, 1 if found_dp else dp, tp, experts):
+    for dp_ep, tp_ep in _expert_axes(
+        pins, 1 if found_dp else dp, tp, experts, EXPERT_AXES_MAX - (cp > 1)
+    ):
         for replicas in _replicas(pins, dp, dp_ep, inside, cluster.devices_per_node):
             axes = [
                 RoledAxis(role="dp", size=replicas, experts=False, copies=True),
@@ -131,19 +135,26 @@ def _arranged(
             )
 
 
-def _expert_axes(pins: Pins, dp: int, tp: int, experts: int) -> Iterator[tuple[int, int]]:
+def _expert_axes(
+    pins: Pins, dp: int, tp: int, experts: int, axes_max: int
+) -> Iterator[tuple[int, int]]:
     """Parts of the data- and tensor-parallel ranks over which experts are split.
 
     Unpinned, experts lie whole everywhere, over as many replicas as divide them, or over the
-    tensor-parallel ranks.
+    tensor-parallel ranks; pinned, wherever that makes few axes.
     """
     if not experts or pins.ep == 1:
         yield 1, 1
         return
     if pins.ep is not None:
-        for dp_ep in divisors(gcd(dp, pins.ep)):
-            if tp % (pins.ep // dp_ep) == 0:
-                yield dp_ep, pins.ep // dp_ep
+        ep = pins.ep
+        parts = [(part, ep // part) for part in divisors(gcd(dp, ep)) if tp % (ep // part) == 0]
+        axes = [
+            sum(size > 1 for size in (dp // part, part, tp // inner, inner))
+            for part, inner in parts
+        ]
+        most = max(axes_max, min(axes, default=0))
+        yield from (one for one, count in zip(parts, axes, strict=True) if count <= most)
         return
     yield from sorted({(1, 1), (gcd(dp, experts), 1), (1, tp if experts % tp == 0 else 1)})
 

@@ -101,6 +101,7 @@ def _search(
     evaluator = Evaluator(request, graph, dividing=record.dividing)
     limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
+    floors: dict[Candidate, float] = {}  # bounds before limits were tightened
     barred: set[Candidate] = set()
     wide: set[Candidate] = set()
 
@@ -115,6 +116,8 @@ def _search(
         ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
         if not ranking.found:
             break
+        for outcome in ranking.everything:
+            floors.setdefault(outcome.candidate, outcome.bound_ns)
         with record.layer(SIMULATION):
             checked = _check(evaluator, ranking.found, simulate, tell)
         record.count("simulated", len(checked))
@@ -124,7 +127,8 @@ def _search(
             record.answer = Answer(
                 evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits=limits
             )
-            return _best(best, checked, ranking, record, simulate is not None)
+            bound_ns = min(floor for one, floor in floors.items() if one not in barred)
+            return _best(best, checked, ranking, bound_ns, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
             if not one.figures:
@@ -155,7 +159,7 @@ def _check(
     tightened: set[Candidate] = set()
     while waiting:
         one = waiting.pop(0)
-        plan = write_plan(request, one, graph)
+        plan = write_plan(evaluator, one)
         tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
         if differs := disobeyed(plan, graph, request.pins):
             checked.append(Checked(one, plan, {}, differs))
@@ -221,6 +225,7 @@ def _best(
     best: Checked,
     checked: list[Checked],
     ranking: Ranking,
+    bound_ns: float,
     record: Record,
     simulated: bool,
 ) -> Plan:
@@ -243,7 +248,7 @@ def _best(
         others.append({"plan": pruned.candidate.text, "bound_s": bound_s, "reason": pruned.reason})
     for refused in ranking.refused:
         others.append({"plan": refused.candidate.text, "reason": str(refused.error)})
-    bound_ns = min(ranking.bound_ns, objective_ns)
+    bound_ns = min(bound_ns, objective_ns)
     evidence = Evidence(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,

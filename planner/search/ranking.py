@@ -33,6 +33,9 @@ Waiting = tuple[float, int, Candidate]
 
 FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 12  # likewise where memory is tight
+# Groups made room in, one after the other, that better the best plan by less than this.
+PATIENCE, BETTER = 2, 0.998
+LEFT = "making room in candidates of a lower bound gained nothing"
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 WIDENED = 2  # best pipelines for which meshes of three axes are tried too
@@ -142,7 +145,7 @@ class Ranker:
             waiting = self._bounded(part)
         self.record.count("bounded", len(part))
         tight: list[Tight] = []
-        at, count = 0, FIRST
+        at, count, stale = 0, FIRST, 0
         while at < len(waiting) or tight:
             group = waiting[at : at + count]
             at, count = at + len(group), MANY
@@ -152,9 +155,19 @@ class Ranker:
             tight.sort(key=lambda one: (0 if known else one[0].batch, one[1]))
             # Few at a time while a good plan would prune the rest; all that is left at the end.
             now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
+            if stale == PATIENCE and self.request.max_gap:
+                self._left([*now, *tight])
+                now, tight = [], []
+            best = self.ranking.best_ns
             self._squeezed(now)
+            if now:
+                stale = stale + 1 if self.ranking.best_ns > best * BETTER else 0
             if now and not self.ranking.found:
                 waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
+
+    def _left(self, group: list[Tight]) -> None:
+        """Leave candidates whose like gained nothing; their bounds count in the gap."""
+        self.ranking.pruned += [Pruned(*one, LEFT) for one in self._open(group)]
 
     def _bounded(self, part: list[Candidate]) -> list[Waiting]:
         """Candidates by ascending bound; those without a legal signature are refused."""
@@ -215,13 +228,15 @@ class Ranker:
         """
         ranking, max_gap = self.ranking, self.request.max_gap
         done: set[Candidate] = set()
-        if not ranking.found and _hopeless(ranking):
+        if max_gap and not ranking.found and _hopeless(ranking):
             return 0
-        for _ in range(REFINED if max_gap else len(ranking.found) + len(ranking.pruned)):
-            if ranking.best_ns <= ranking.bound_ns * (1 + max_gap):
+        for _ in range(REFINED if max_gap else len(ranking.everything)):
+            # Where no gap is allowed, others may still be better than what stays behind its bound.
+            left = [one for one in ranking.everything if max_gap or one.candidate not in done]
+            lowest = min(left, key=lambda one: one.bound_ns, default=None)
+            if lowest is None or ranking.best_ns <= lowest.bound_ns * (1 + max_gap):
                 break
-            lowest = min(ranking.everything, key=lambda one: one.bound_ns)
-            if lowest.candidate in done or lowest.bound_ns == float("inf"):
+            if lowest.candidate in done:
                 break
             if max_gap and self.evaluator.options(lowest.candidate) > REFINED_OPTIONS:
                 break

@@ -7,17 +7,18 @@ from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, Plan
 from planner.roles import HYBRID, axis_roles, roles
 from planner.schedules import stage_of
-from planner.search.evaluation import Found
+from planner.search.evaluation import Evaluator, Found
 from planner.search.pins import Pins
-from planner.search.request import SearchRequest
 from planner.search.sites import ordered
 
 
-def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
+def write_plan(evaluator: Evaluator, found: Found) -> Plan:
     """Return the plan of a solved candidate, without evidence or figures."""
+    request, graph = evaluator.request, evaluator.graph
+    variants = evaluator.variants(found)
     candidate, pipeline = found.candidate, found.candidate.pipeline
     templates = len({graph.templates[block] for block in graph.blocks})
-    place = {variant.template: at for at, variant in enumerate(found.variants[:templates])}
+    place = {variant.template: at for at, variant in enumerate(variants[:templates])}
     chunks = tuple(
         Chunk(
             stage=stage_of(pipeline.schedule, position, pipeline.stages),
@@ -44,7 +45,7 @@ def write_plan(request: SearchRequest, found: Found, graph: Graph) -> Plan:
         stages=pipeline.stages,
         schedule=pipeline.schedule,
         interleave=pipeline.interleave,
-        variants=found.variants,
+        variants=variants,
         chunks=chunks,
         pins=request.pins.document,
         memory_limit_bytes=request.limit_bytes,

@@ -44,21 +44,11 @@ def shapes(
     pins, cluster, samples = request.pins, request.cluster, request.global_batch
     blocks = len(graph.blocks)
     repeated = max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get))
+    asked = pins, cluster, samples, blocks
     if widened is None:
-        found = candidates(
-            pins, cluster, samples, blocks, sequence=sequence, experts=experts, repeated=repeated
-        )
+        found = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
     else:
-        found = wider(
-            pins,
-            cluster,
-            samples,
-            blocks,
-            widened,
-            sequence=sequence,
-            experts=experts,
-            repeated=repeated,
-        )
+        found = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
     return placed(found, cluster)
 
 
@@ -272,7 +262,7 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
             least = again[0]
         if not isinstance(least, Found):
             continue
-        room = _laid_out(request, least, graph)
+        room = _laid_out(evaluator, least)
         if best is None or room.needed_bytes < best.needed_bytes:
             best = room
         if best.fits:
@@ -280,8 +270,9 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
     return best
 
 
-def _laid_out(request: SearchRequest, found: Found, graph: Graph) -> Room:
-    plan = write_plan(request, found, graph)
+def _laid_out(evaluator: Evaluator, found: Found) -> Room:
+    request = evaluator.request
+    plan = write_plan(evaluator, found)
     arena = max(one.arena_bytes for one in plan_memory(plan, plan_graph(plan)))
     needed = arena + sum(beside(arena, request.cluster).values())
     return Room(needed_bytes=needed, fits=arena <= request.usable_bytes)

@@ -3,9 +3,9 @@
 import pytest
 
 from planner.cluster import Cluster
-from planner.clusters import local_cluster
+from planner.clusters import local_cluster, parse_cluster
 from planner.errors import InfeasibleError, PlanError
-from planner.search.candidates import Candidate, candidates
+from planner.search.candidates import Candidate, candidates, shape_of, wider
 from planner.search.pins import Pins
 
 
@@ -139,3 +139,67 @@ def test_without_a_pin_experts_lie_whole_or_over_as_many_ranks_as_divide_them() 
 def test_experts_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InfeasibleError, match="6 experts do not divide by it"):
         experts_on(8, 6, ep=4)
+
+
+def test_hybrid_zero_splits_storage_inside_a_node_and_copies_it_across() -> None:
+    nodes = parse_cluster("h100-sxm-80gb:8x4")
+    pins = Pins(zero="3-hybrid", dp=32, tp=1, pp=1)
+    found = candidates(pins, nodes, 64, 6, sequence=True)
+    assert {tuple((a.size, a.copies) for a in one.axes) for one in found} == {
+        ((4, True), (8, False))
+    }
+    # Beside tensor parallelism a node holds fewer replicas; a node alone says nothing.
+    beside = candidates(Pins(zero="3-hybrid", dp=16, tp=2, pp=1), nodes, 64, 6, sequence=True)
+    assert {one.sizes for one in beside} == {(4, 4, 2)}
+    alone = all_of(8, 16, zero="3-hybrid", dp=8, pp=1)
+    assert {one.sizes for one in alone} == {(2, 4), (4, 2)}
+
+
+def test_meshes_of_three_axes_are_few_and_keep_the_inner_axis_within_a_node() -> None:
+    nodes = parse_cluster("h100-sxm-80gb:8x8")
+    usual = candidates(Pins(), nodes, 64, 6, sequence=True)
+    known = {shape_of(one.pipeline) for one in usual if one.pipeline.microbatches == 4}
+    found = wider(Pins(), nodes, 64, 6, known, sequence=True)
+    assert found
+    assert {shape_of(one.pipeline) for one in found} <= known
+    assert {one.axes for one in found}.isdisjoint(one.axes for one in usual)
+    for one in found:
+        assert [axis.role for axis in one.axes] == ["dp", "", ""]
+        assert one.sizes[-1] in (4, 8)
+        assert one.batch * one.pipeline.microbatches == 64
+
+
+@pytest.mark.parametrize(
+    ("pins", "roles"),
+    [
+        ({"tp": 8}, ["dp", "", "tp"]),
+        ({"cp": 2}, ["dp", "cp", ""]),
+        ({"dp": 4}, ["dp", "", ""]),
+        ({"dp": 4, "tp": 8}, None),
+    ],
+)
+def test_pinned_degrees_are_axes_of_the_three(
+    pins: dict[str, int], roles: list[str] | None
+) -> None:
+    nodes = parse_cluster("h100-sxm-80gb:8x8")
+    found = wider(Pins(pp=1, **pins), nodes, 64, 6, (), sequence=True)  # type: ignore[arg-type]
+    assert {tuple(axis.role for axis in one.axes) for one in found} == ({tuple(roles or ())} - {()})
+    assert len({(one.axes, one.batch, one.pipeline) for one in found}) == len(found)
+
+
+def test_small_stages_have_no_meshes_of_three_axes() -> None:
+    assert not wider(Pins(), cluster(8), 16, 6, (), sequence=True)
+
+
+def test_chunks_are_few_or_as_many_as_leave_them_even() -> None:
+    found = candidates(Pins(dp=1, tp=1), cluster(4), 16, 34, repeated=32, sequence=True)
+    of_four = {one.pipeline.interleave for one in found if one.pipeline.stages == 4}
+    assert {1, 2, 4, 8} <= of_four  # 32 layers, an embedding and a head
+
+
+def test_pinned_experts_lie_on_few_axes_where_they_can() -> None:
+    pins = Pins(dp=8, tp=4, cp=2, pp=1, ep=8, micro_batch=1)
+    found = candidates(pins, cluster(64), 8, 6, sequence=True, experts=8)
+    assert {one.sizes for one in found} == {(8, 2, 4)}
+    alone = Pins(dp=2, tp=2, cp=2, pp=1, ep=4)
+    assert candidates(alone, cluster(8), 8, 6, sequence=True, experts=4)[0].sizes == (2, 2, 2)

@@ -1,0 +1,77 @@
+"""Parts: what a mode of recomputation offers to the blocks of each template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from models.graph import Tensor
+from planner.search.space import Space
+from planner.search.states import Ints
+from planner.search.tables import DEFERRABLE, MICROBATCH, Net, Tables
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Mode:
+    """One mode of recomputation: what there is to choose, priced, and its tensors' sizes."""
+
+    name: str
+    space: Space
+    tables: Tables  # one row, only options that are legal
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Cell:
+    """One block on one chunk in one mode: its columns."""
+
+    block: int
+    position: int
+    mode: int
+    here: int  # y
+    first: dict[int, int]  # choice → x of its first option
+
+
+class Parts:
+    """One mode's choices and nets by template."""
+
+    def __init__(self, mode: Mode, templates: Sequence[str]) -> None:
+        self.mode = mode
+        graph, space, tables = mode.space.folded.graph, mode.space, mode.tables
+        self.home = [graph.templates[choice.ops[0].op.block] for choice in space.choices]
+        self.choices: dict[str, list[int]] = {template: [] for template in templates}
+        for at, template in enumerate(self.home):
+            self.choices[template].append(at)
+        self.counts = {one: list(templates).count(one) for one in templates}
+        self.nets: dict[str, list[Net]] = {template: [] for template in templates}
+        self.separate = True
+        for net in tables.nets:
+            readers = {self.home[use.choice] for use in net.uses}
+            self.separate &= len(readers) == 1
+            self.nets[self.home[net.uses[0].choice]].append(net)
+        # What is handed over: tensor, source → the choice that makes it, and its options.
+        self.handed: dict[tuple[str, int], tuple[int, Ints]] = {}
+        for net in tables.nets:
+            own = space.nets[net.number]
+            if own.crossing:
+                made = self.sources(net)[net.makes]
+                for state in np.unique(made).tolist():
+                    options = np.flatnonzero(made == state)
+                    self.handed[own.tensor, state] = net.producer, options
+
+    def sources(self, net: Net) -> Ints:
+        """The state of every source of a net."""
+        own = self.mode.space.nets[net.number]
+        found = np.zeros(net.reachable.shape[0], np.int64)
+        kept = self.mode.tables.choices[net.producer].options
+        found[net.makes] = own.sources[own.makes[kept]]
+        return found
+
+    @cached_property
+    def typical_ns(self) -> float:
+        """Time of all choices at their mean."""
+        return sum(
+            choice.count * float(choice.figures[[MICROBATCH, DEFERRABLE], :, 0].sum(axis=0).mean())
+            for choice in self.mode.tables.choices
+        )

@@ -1,0 +1,232 @@
+"""The joint program: everything about one candidate shape decided at once, for small instances.
+
+The plans it ranges over: the blocks of the model lie in their order on the chunks of the pipeline,
+no chunk empty; every block takes one option per choice of its template and one mode of
+recomputation, each block on its own; all blocks hand tensors over in one way
+(`VariantFigures.handover`). With block i, chunk k, mode q, choice c, option o, use u of net n,
+source a and target b, and figures per block as `Programs.block_figures` has them (boxing between
+blocks is the mean over the blocks of a template; only rounding to whole numbers is left out)::
+
+    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + U
+    subject to  Σ_kq y[i, k, q] = 1                      a block lies somewhere, in one mode
+                Σ_{k' ≤ k} y[i + 1, k'] ≤ Σ_{k' ≤ k} y[i, k']   in the order of the model
+                Σ_i y[i, k] ≥ 1                          no chunk is empty
+                Σ_o x[i, k, q, c, o] = y[i, k, q]
+                Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `block_program`; between
+                Σ_a w[u, a, b] = Σ_{o wants b} x         blocks it leaves from h instead of x
+                Σ_{o makes a} x[i, ...] = h[tensor, a]   one way to hand over
+                T ≥ time[s],  U ≥ step[s]
+                bytes[s] + section[s] ≤ limit            on every stage
+                section[s] ≥ bytes alive at each op of every block on s
+
+Variables x, y and h are 0 or 1; all others follow.
+
+Notes
+-----
+The rows of `section` say what `planner.memory.transient_bytes` computes: a place that boxing passes
+through is alive until the last reader that is reached through it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.search.integer_program import IntegerProgram
+from planner.search.joint.cells import CellRows
+from planner.search.joint.parts import Cell, Mode, Parts
+from planner.search.stages import Pipeline, inflight_counts
+
+OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, nothing is asked
+TOLERANCE = 1e-6  # of the solver, as a share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a block does: its mode (a place in the modes), and options of the space by choice."""
+
+    mode: int
+    options: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """The best plan of a candidate, block by block, and the proven least.
+
+    None: none that fits is within the cutoff.
+    """
+
+    taken: tuple[Taken, ...] | None
+    bound_ns: float
+
+
+class JointProgram:
+    """The program of the module's docstring.
+
+    Parameters
+    ----------
+    modes : sequence of Mode
+    templates : sequence of str
+        Template of every block, in the order of the model.
+    pipeline : Pipeline
+    sizes : tuple of int
+        Mesh axes.
+    limit_bytes : int, optional
+        Memory of one stage; None: memory is left out.
+    cutoff_ns : float
+        No plan that takes longer is wanted.
+    """
+
+    def __init__(
+        self,
+        modes: Sequence[Mode],
+        templates: Sequence[str],
+        pipeline: Pipeline,
+        sizes: tuple[int, ...],
+        limit_bytes: int | None = None,
+        cutoff_ns: float = np.inf,
+    ) -> None:
+        self.modes = modes
+        self.templates = templates
+        self.pipeline = pipeline
+        self.sizes = sizes
+        self.limit = limit_bytes
+        self.cutoff = cutoff_ns
+        self.program = IntegerProgram()
+        self.parts = [Parts(mode, templates) for mode in modes]
+        self.handed: dict[tuple[str, int], int] = {}  # tensor, source → h
+        self.cells: list[Cell] = []
+        self.kept = inflight_counts(pipeline)
+        self.unit = max(sum(part.typical_ns for part in self.parts) / len(modes), 1.0)
+
+    @classmethod
+    def fits(cls, modes: Sequence[Mode], templates: Sequence[str], pipeline: Pipeline) -> bool:
+        """Whether an instance is small enough to be solved."""
+        blocks, chunks = len(templates), pipeline.positions
+        options = sum(
+            len(mode.tables.choices[choice].options)
+            for mode in modes
+            for part in [Parts(mode, templates)]
+            for template in templates
+            for choice in part.choices[template]
+        )
+        places = min(chunks, blocks - chunks + 1)
+        return options * max(places, 1) <= OPTIONS_MAX and all(
+            Parts(mode, templates).separate for mode in modes
+        )
+
+    def solve(self, max_gap: float = 0.0) -> Joint:
+        """Return the best plan and the bound of every plan."""
+        self._add_stages()
+        self._add_blocks()
+        self._add_handovers()
+        for cell in self.cells:
+            CellRows(self, cell).add()
+        answer = self.program.solve(max_gap)
+        if answer is None:
+            return Joint(taken=None, bound_ns=float("inf"))
+        taken = []
+        for block in range(len(self.templates)):
+            cell = max(
+                (one for one in self.cells if one.block == block),
+                key=lambda one: float(answer.values[one.here]),
+            )
+            options = {}
+            for choice, first in cell.first.items():
+                kept = self.modes[cell.mode].tables.choices[choice].options
+                values = answer.values[first : first + len(kept)]
+                options[choice] = int(kept[int(np.argmax(values))])
+            taken.append(Taken(mode=cell.mode, options=options))
+        return Joint(taken=tuple(taken), bound_ns=answer.bound)
+
+    # -- what all blocks share ---------------------------------------------------------------
+
+    def _add_stages(self) -> None:
+        """Times are counted in `unit`, bytes in shares of the limit."""
+        pipeline, program, unit = self.pipeline, self.program, self.unit
+        stages = pipeline.stages
+        pace = pipeline.microbatches - pipeline.ramp
+        self.time = program.add_columns(np.full(stages, pipeline.ramp * unit))
+        slowest = program.add_columns([pace * unit])
+        self.update = program.add_columns(np.zeros(stages))
+        longest = program.add_columns([unit])
+        if np.isfinite(self.cutoff):
+            self.whole = program.add_rows(1, upper=self.cutoff / unit)
+            program.enter(self.whole, self.time + np.arange(stages), pipeline.ramp)
+            program.enter(self.whole, [slowest, longest], [pace, 1.0])
+        at = np.arange(stages)
+        for all_of_them, one in ((self.time, slowest), (self.update, longest)):
+            rows = program.add_rows(stages, lower=0.0) + at
+            program.enter(rows, one, 1.0)
+            program.enter(rows, all_of_them + at, -1.0)
+        self.time_rows = program.add_rows(stages, 0.0, 0.0)
+        program.enter(self.time_rows + at, self.time + at, -1.0)
+        self.update_rows = program.add_rows(stages, 0.0, 0.0)
+        program.enter(self.update_rows + at, self.update + at, -1.0)
+        if self.limit is not None:
+            self.section = program.add_columns(np.zeros(stages))
+            self.memory_rows = program.add_rows(stages, upper=1.0)
+            program.enter(self.memory_rows + at, self.section + at, 1.0)
+
+    def _add_blocks(self) -> None:
+        program, blocks = self.program, len(self.templates)
+        chunks = self.pipeline.positions
+        behind = {
+            (block, chunk): program.add_rows(1, lower=0.0)
+            for block in range(blocks - 1)
+            for chunk in range(chunks - 1)
+        }
+        filled = program.add_rows(chunks, lower=1.0)
+        for block, template in enumerate(self.templates):
+            somewhere = program.add_rows(1, 1.0, 1.0)
+            for position in range(chunks):
+                if position > block or chunks - 1 - position > blocks - 1 - block:
+                    continue
+                for mode, part in enumerate(self.parts):
+                    here = program.add_columns([0.0], integer=True, highest=1.0)
+                    program.enter(somewhere, here, 1.0)
+                    program.enter(filled + position, here, 1.0)
+                    for chunk in range(position, chunks - 1):
+                        if block < blocks - 1:
+                            program.enter(behind[block, chunk], here, 1.0)
+                        if block:
+                            program.enter(behind[block - 1, chunk], here, -1.0)
+                    first = {}
+                    for choice in part.choices[template]:
+                        size = len(self.modes[mode].tables.choices[choice].options)
+                        first[choice] = program.add_columns(
+                            np.zeros(size), integer=True, highest=1.0
+                        )
+                        row = program.add_rows(1, 0.0, 0.0)
+                        program.enter(row, first[choice] + np.arange(size), 1.0)
+                        program.enter(row, here, -1.0)
+                    self.cells.append(
+                        Cell(block=block, position=position, mode=mode, here=here, first=first)
+                    )
+
+    def _add_handovers(self) -> None:
+        """Every block of a template makes what it hands over in the one way that is taken."""
+        program = self.program
+        names: dict[str, None] = {}
+        for part in self.parts:
+            for (tensor, state), _ in part.handed.items():
+                names[tensor] = None
+                if (tensor, state) not in self.handed:
+                    self.handed[tensor, state] = program.add_columns(
+                        [0.0], integer=True, highest=1.0
+                    )
+        for tensor in names:
+            columns = [column for (name, _), column in self.handed.items() if name == tensor]
+            program.enter(program.add_rows(1, 1.0, 1.0), columns, 1.0)
+        for block in range(len(self.templates)):
+            rows: dict[tuple[str, int], int] = {}
+            for cell in self.cells:
+                if cell.block != block:
+                    continue
+                for (tensor, state), (choice, options) in self.parts[cell.mode].handed.items():
+                    if choice in cell.first:
+                        for one in (state_ for name, state_ in self.handed if name == tensor):
+                            if (tensor, one) not in rows:
+                                rows[tensor, one] = program.add_rows(1, 0.0, 0.0)
+                                program.enter(rows[tensor, one], self.handed[tensor, one], -1.0)
+                        program.enter(rows[tensor, state], cell.first[choice] + options, 1.0)

@@ -1,0 +1,181 @@
+"""Sections: how much of a microbatch is alive at once within one block, as rows of the program.
+
+A tensor is alive from the op that makes it to its last reader in the section, and so is every place
+that boxing takes it through: `planner.memory.transient_bytes`, whose rules these are. Whether a
+place is alive up to some reader is a column, at least one where boxing for that reader, or a later
+one, passes through it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from models.graph import ITEMSIZE, Op, Rate
+from planner.boxing import boxing_path
+from planner.memory.kinds import LATER
+from planner.sbp import local_size
+from planner.search.joint.parts import Cell
+from planner.search.states import Ints, number_of, sbp_of
+
+if TYPE_CHECKING:
+    from planner.search.joint.program import JointProgram
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Flow:
+    """Boxing for one use: columns `w` from source states to target states."""
+
+    source: Ints
+    target: Ints
+    columns: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Reading:
+    """An op of the block that reads a tensor, and the state that each of its options wants."""
+
+    at: int
+    choice: int
+    wants: Ints
+    later: bool
+
+
+class Sections:
+    """The rows of one cell.
+
+    Parameters
+    ----------
+    joint : JointProgram
+    cell : Cell
+    stage : int
+    flows : dict
+        Boxing by (tensor, choice that reads it, the states that its options want).
+    """
+
+    def __init__(
+        self,
+        joint: "JointProgram",
+        cell: Cell,
+        stage: int,
+        flows: dict[tuple[str, int, bytes], Flow],
+    ) -> None:
+        self.joint = joint
+        self.cell = cell
+        self.stage = stage
+        self.flows = flows
+        self.mode = joint.modes[cell.mode]
+        space = self.mode.space
+        self.choice_of = {
+            one.op.name: (number, one) for number in cell.first for one in space.choices[number].ops
+        }
+        self.ops: list[Op] = [op for op in space.folded.ops if op.name in self.choice_of]
+        self.later = [op.phase in LATER for op in self.ops]
+        # Per op: columns, and the bytes of what is alive there where they are one.
+        self.alive: list[list[tuple[Ints, Ints]]] = [[] for _ in self.ops]
+
+    def add(self) -> None:
+        """Add all rows."""
+        joint, program = self.joint, self.joint.program
+        assert joint.limit is not None, "asked only where memory counts"
+        for at, op in enumerate(self.ops):
+            for number, name in enumerate(op.outputs):
+                if self.mode.tensors[name].rate is Rate.MICROBATCH:
+                    self._add_tensor(at, op, number)
+        for terms in self.alive:
+            row = program.add_rows(1, lower=0.0)
+            program.enter(row, joint.section + self.stage, 1.0)
+            for columns, sizes in terms:
+                program.enter(row, columns, -sizes / joint.limit)
+
+    def _states(self, op: str, operand: int) -> tuple[int, Ints]:
+        """The choice of an op and the state that each of its options gives an operand."""
+        choice, one = self.choice_of[op]
+        return choice, one.states[operand, self.mode.tables.choices[choice].options]
+
+    def _bytes(self, name: str, states: Ints) -> Ints:
+        tensor = self.mode.tensors[name]
+        item = ITEMSIZE[tensor.dtype]
+        axes = self.mode.space.axes
+        return np.array(
+            [
+                item * local_size(tensor.shape, sbp_of(state, axes), self.joint.sizes)
+                for state in states.tolist()
+            ],
+            np.int64,
+        )
+
+    def _readings(self, name: str) -> Iterator[Reading]:
+        for at, op in enumerate(self.ops):
+            for index, read in enumerate(op.inputs):
+                if read == name:
+                    choice, wants = self._states(op.name, index)
+                    yield Reading(at=at, choice=choice, wants=wants, later=self.later[at])
+
+    def _add_tensor(self, maker: int, op: Op, number: int) -> None:
+        name = op.outputs[number]
+        choice, made = self._states(op.name, len(op.inputs) + number)
+        readings = list(self._readings(name))
+        home, repeats = self.later[maker], op.kind == "repeat"
+        if not repeats and all(one.later == home for one in readings):
+            columns = self.cell.first[choice] + np.arange(len(made))
+            sizes = self._bytes(name, made)
+            for at in range(maker, max((one.at for one in readings), default=maker) + 1):
+                self.alive[at].append((columns, sizes))
+        for later in (False, True):
+            here = [one for one in readings if one.later == later]
+            others = [] if repeats else [one for one in readings if one.later != later]
+            early = repeats or later != home
+            section = [at for at, one in enumerate(self.later) if one == later]
+            for place, upto, ends in self._places(name, here, others):
+                size = self._bytes(name, np.array([place]))
+                begin = section[0] if early else maker
+                for column, end in zip(upto, ends, strict=True):
+                    for at in range(begin, end + 1):
+                        self.alive[at].append((np.array([column]), size))
+                    begin = end + 1
+                if early:  # boxed a block early, besides
+                    for at in section:
+                        self.alive[at].append((np.array(upto[:1]), size))
+
+    def _places(
+        self, name: str, here: list[Reading], others: list[Reading]
+    ) -> Iterator[tuple[int, list[int], list[int]]]:
+        """Places that boxing may pass through, with a column per reader up to which each lives."""
+        program = self.joint.program
+        through: dict[int, dict[int, list[tuple[int, Ints]]]] = {}
+        for one in here:
+            flow = self.flows[name, one.choice, one.wants.tobytes()]
+            for (place, target), passing in self._passing(name, flow).items():
+                through.setdefault(place, {}).setdefault(one.at, []).append((target, passing))
+        for place, by_reader in through.items():
+            ends = sorted(by_reader)
+            first = program.add_columns(np.zeros(len(ends)))
+            columns = [first + at for at in range(len(ends))]
+            for at, end in enumerate(ends):
+                if at:
+                    row = program.add_rows(1, lower=0.0)
+                    program.enter(row, columns[at - 1], 1.0)
+                    program.enter(row, columns[at], -1.0)
+                for target, flows in by_reader[end]:
+                    row = program.add_rows(1, lower=0.0)
+                    program.enter(row, columns[at], 1.0)
+                    program.enter(row, flows, -1.0)
+                    # What another section reads too is kept, and counted there.
+                    for other in others:
+                        wants = np.flatnonzero(other.wants == target)
+                        program.enter(row, self.cell.first[other.choice] + wants, 1.0)
+            yield place, columns, ends
+
+    def _passing(self, name: str, flow: Flow) -> dict[tuple[int, int], Ints]:
+        """Columns of the boxing that passes a place on its way to a target."""
+        axes, shape = self.mode.space.axes, self.mode.tensors[name].shape
+        found: dict[tuple[int, int], list[int]] = {}
+        for source, target, column in zip(
+            flow.source.tolist(), flow.target.tolist(), flow.columns.tolist(), strict=True
+        ):
+            path = boxing_path(sbp_of(source, axes), sbp_of(target, axes), self.joint.sizes, shape)
+            for step in path:
+                found.setdefault((number_of(step.after), target), []).append(column)
+        return {key: np.array(columns) for key, columns in found.items()}

@@ -1,0 +1,57 @@
+"""Modes: one candidate's block programs solved to the request's gap, all blocks in one mode."""
+
+from collections.abc import Sequence
+
+from planner.search.block_program import MemoryRow
+from planner.search.block_solver import BeyondCutoff, Solution
+from planner.search.prices import shared_prices
+from planner.search.programs import Programs, Shape
+from planner.search.request import MemoryLimitError
+from planner.search.stages import Pipeline, inflight_counts
+
+
+def by_mode(
+    programs: Programs,
+    shape: Shape,
+    pipeline: Pipeline,
+    modes: Sequence[str],
+    memory_bytes: int,
+) -> tuple[list[tuple[str, Solution]], float]:
+    """Return solutions in every mode, with memory and without, and the bound of all plans.
+
+    The bound is in the units of the program's cost, and holds for plans whose blocks run in
+    several modes as well: a memory row bounds those only where there is a single mode.
+
+    Parameters
+    ----------
+    programs : Programs
+    shape : Shape
+    pipeline : Pipeline
+    modes : sequence of str
+    memory_bytes : int
+        Of one device of every stage together.
+    """
+    counts = inflight_counts(pipeline)
+    row = MemoryRow(inflight=-(-sum(counts) // len(counts)), limit_bytes=memory_bytes)
+    found: list[tuple[str, Solution]] = []
+    bounds: list[float] = []
+    alone = pipeline.stages == 1 and len(modes) == 1
+    short = 0
+    for mode in modes:
+        try:
+            free = programs.solve_one(shape, mode, shared_prices(pipeline), None)
+        except BeyondCutoff as beyond:
+            bounds.append(beyond.bound)
+            continue
+        found.append((mode, free))
+        bounds.append(free.bound)
+        try:
+            within = programs.solve_one(shape, mode, shared_prices(pipeline), row)
+        except MemoryLimitError:
+            short += 1
+            continue
+        found.append((mode, within))
+        if alone:
+            bounds[-1] = within.bound
+    nowhere = pipeline.stages == 1 and short == len(modes)
+    return found, float("inf") if nowhere else min(bounds)

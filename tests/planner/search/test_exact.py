@@ -1,0 +1,137 @@
+"""The whole search against exhaustive enumeration, on small graphs, meshes and memory limits."""
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+
+from models.spec import TrainingSpec, graph_spec
+from planner.clusters import parse_cluster
+from planner.errors import InfeasibleError
+from planner.memory import plan_memory, reserved_bytes, slack_fraction
+from planner.plan import Plan, plan_graph
+from planner.search import Pins, SearchRequest, search
+from tests.planner.search.enumeration import Enumerator
+from tests.planner.search.small_models import small_graph
+
+QUESTIONS = 50
+MIXED = 46  # questions from here on are about recomputation
+LIMITED = 0.45  # share of questions with a memory limit
+SAME = 1e-6  # figures of a block are rounded up to whole nanoseconds
+# Devices and pins: one axis of two, two of two, one or two stages, storage split and not.
+KINDS: tuple[tuple[int, dict[str, object]], ...] = (
+    (2, {}),
+    (2, {"pp": 1}),
+    (2, {"dp": 2}),
+    (2, {"dp": 2, "zero": 1}),
+    (2, {"dp": 2, "zero": 3}),
+    (4, {"pp": 2}),
+    (4, {"pp": 2, "dp": 2}),
+    (4, {"dp": 2, "tp": 2}),
+    (4, {"dp": 2, "tp": 2, "zero": 2}),
+)
+RECOMPUTE = (None, None, None, "none", "selective", "full")
+
+
+@cache
+def question(seed: int) -> SearchRequest:
+    """A request drawn from the seed; its memory is a share of what the free plan takes."""
+    rng = Random(seed)
+    devices, pins = KINDS[seed % len(KINDS)]
+    mids = rng.choice((0, 1, 1, 2))
+    limited = rng.random() < LIMITED
+    if devices == 4:
+        mids = min(mids, 1)
+    if limited and "dp" not in pins:  # where much may be chosen besides
+        mids = 0
+    batch = rng.choice((2, 4, 8))
+    graph = small_graph(
+        mids,
+        batch=batch,
+        tokens=rng.choice((1, 64, 1024)),
+        inputs=rng.choice((255, 512, 2048)),
+        hidden=rng.choice((256, 512, 1024)),
+        classes=rng.choice((127, 512)),
+        stem=rng.choice(("dense", "embedding")),
+        mid=rng.choice(("relu", "gelu", "residual")),
+    )
+    recompute = rng.choice(RECOMPUTE)
+    if seed >= MIXED:
+        # Activations outweigh weights, so that some blocks are run twice and others not.
+        pins, limited, recompute, batch = {"dp": 2, "pp": 1}, True, None, 4
+        graph = small_graph(seed % 2, batch=batch, tokens=4096, inputs=255, hidden=256, classes=127)
+    asked = SearchRequest(
+        model=graph_spec(graph, "fp32"),
+        training=TrainingSpec(optimizer=rng.choice(("sgd", "adamw"))),
+        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+        global_batch=batch,
+        pins=Pins(**pins, **({"recompute": recompute} if recompute else {})),  # type: ignore[arg-type]
+    )
+    if not limited:
+        return asked
+    free = found(asked)
+    assert free is not None, "without a limit there is a plan"
+    arena = max(one.arena_bytes for one in plan_memory(free, plan_graph(free)))
+    laid_out = arena * rng.uniform(0.7, 1.05)
+    slack = 1 + slack_fraction(asked.cluster)
+    limit = int(laid_out * slack) + reserved_bytes(asked.cluster)
+    return replace(asked, memory_limit_bytes=limit)
+
+
+@cache
+def answer(seed: int) -> Plan | None:
+    """The plan at default settings."""
+    return found(question(seed))
+
+
+def found(request: SearchRequest) -> Plan | None:
+    """The plan by the planner's own cost and estimate of memory; None where none fits."""
+    try:
+        return search(request, simulate=lambda plan: {"memory_bytes_max": 0})
+    except InfeasibleError:
+        return None
+
+
+def optimum_ns(request: SearchRequest, cutoff_ns: float) -> float:
+    """The least step time of any plan that takes no longer than the cutoff."""
+    limited = request.memory_limit_bytes is not None
+    return Enumerator(request, limited=limited, cutoff_ns=cutoff_ns).optimum()
+
+
+@pytest.mark.parametrize("seed", range(QUESTIONS))
+def test_the_search_is_exact(seed: int) -> None:
+    """The optimum lies within the printed gap, and where none is allowed it is found."""
+    asked = question(seed)
+    exact, usual = found(replace(asked, max_gap=0.0)), answer(seed)
+    if exact is None or usual is None:
+        assert exact is usual is None
+        assert optimum_ns(asked, float("inf")) == float("inf")
+        return
+    assert exact.evidence is not None
+    assert usual.evidence is not None
+    objective_ns = exact.evidence.objective_s * 1e9
+    # Whatever is better would be found below the plan's own cost, and the plan itself at it.
+    least_ns = optimum_ns(asked, objective_ns * (1 + SAME))
+    assert objective_ns == pytest.approx(least_ns, rel=SAME)
+    for plan in (exact, usual):
+        evidence = plan.evidence
+        assert evidence is not None
+        assert evidence.bound_s * 1e9 <= least_ns * (1 + SAME)
+        assert evidence.objective_s * 1e9 >= least_ns * (1 - SAME)
+        assert evidence.objective_s * 1e9 <= least_ns * (1 + evidence.gap) * (1 + SAME)
+
+
+def test_questions_cover_what_a_plan_may_be() -> None:
+    """Among the answers: stages, recomputation of some blocks, split storage, and refusals."""
+    asked = [question(seed) for seed in range(QUESTIONS)]
+    limited = [one for one in asked if one.memory_limit_bytes is not None]
+    assert QUESTIONS // 3 < len(limited) < QUESTIONS
+    assert {one.cluster.devices for one in asked} == {2, 4}
+    plans = [answer(seed) for seed in range(QUESTIONS)]
+    assert sum(plan is None for plan in plans) > 3
+    made = [plan for plan in plans if plan is not None]
+    assert {plan.stages for plan in made} == {1, 2}
+    assert {len(plan.mesh.axes) for plan in made} >= {0, 1, 2}
+    assert {v.recompute for plan in made for v in plan.variants} >= {"none", "full"}
+    assert any(len({v.recompute for v in plan.variants}) > 1 for plan in made)
