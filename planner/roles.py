@@ -101,7 +101,9 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "cp": degree("cp"),
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
         "zero": (
-            _zero(plan, graph, axes("dp") or axes("cp")) if known("dp") and known("cp") else None
+            _zero(plan, graph, axes("dp")) or _zero(plan, graph, axes("cp"))
+            if known("dp") and known("cp")
+            else None
         ),
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
         "recompute": _recompute(plan, graph),
