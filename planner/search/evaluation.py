@@ -44,13 +44,13 @@ Floats = NDArray[np.float64]
 MODES = ("none", "selective", "full")
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
-DEAR = 150  # times the tie breaker: where what is stored binds, memory is worth a third of the step
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
+FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
 LADDER = {
-    "none": (TIE_BREAKER, 0.03, 0.3, 3.0),
+    "none": (TIE_BREAKER, 0.03, 0.3),
     "selective": (TIE_BREAKER, 0.3),
     "full": (TIE_BREAKER, 0.3, 3.0),
 }
@@ -175,25 +175,18 @@ class Evaluator:
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
         asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
-        # No mode of recomputation changes what stays all step long, so that its price holds in all.
-        dear = [
-            replace(ask, prices=(*ask.prices[:2], ask.prices[2] * DEAR, 0.0, ask.prices[4]))
-            for ask in asks
-        ]
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
-        bounds = np.reshape(self.programs.bounds([*asks, *dear], 3), (2, -1)).T
-        for at, ask, (bound, stored), now, limit in zip(
-            legal, asks, bounds.tolist(), alone.tolist(), limits, strict=True
+        for at, ask, bound, now, limit in zip(
+            legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
         ):
             mine = prices(candidates[at].pipeline)
             lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
             share = lightest / prices(plain[at].pipeline).microbatch
             paid = ask.prices[2] * room(plain[at], limit)
             # What cannot be deferred is paid in full.
-            least = max(0.0, bound - paid, stored - DEAR * paid)
-            found[at] = share * least + (mine.microbatch - lightest) * now
+            found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
         return found
 
     def shape(self, candidate: Candidate) -> Shape:
@@ -309,7 +302,7 @@ class Evaluator:
         for mode in self.modes:
             asks = [self._asks(candidates, mode, share, endless) for share in LADDER[mode]]
             solutions = self.programs.solve_many(
-                [ask for rung in asks for ask in rung], SWEEPS, self.request.max_gap / 4
+                [ask for rung in asks for ask in rung], FEWER, self.request.max_gap / 2
             )
             for at, solution in enumerate(solutions):
                 if solution is not None:

@@ -34,7 +34,7 @@ Waiting = tuple[float, int, Candidate]
 FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 12  # likewise where memory is tight
 # Groups made room in, one after the other, that better the best plan by less than this.
-PATIENCE, BETTER = 2, 0.998
+PATIENCE, BETTER = 1, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
