@@ -2,9 +2,8 @@
 
 Comes in: a `SearchRequest`. Goes out: a `Plan` (or an InfeasibleError that names what binds).
 
-Read first `outer.py` (candidates, and how they are compared), then `space.py` and `pricing.py`
-(what there is to choose, and what it costs), `ascent.py` and `block_program.py` (one signature per
-op) and `stages/` (blocks over pipeline stages).
+Read first `outer.py` and `ranking.py` (candidates, and how they are compared), then `blocks/` (one
+signature per op), `stages/` (blocks over pipeline stages) and `joint/` (both at once, where small).
 """
 
 from planner.search.outer import search

@@ -18,8 +18,9 @@ from models.graph import Graph
 from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
-from planner.search.block_program import Prices
-from planner.search.block_solver import Solution
+from planner.search.blocks.program import Prices
+from planner.search.blocks.solver import Solution
+from planner.search.blocks.variants import variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
 from planner.search.modes import by_mode
@@ -28,7 +29,7 @@ from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
-from planner.search.sites import everywhere, usable_bytes
+from planner.search.sites import everywhere, room, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
@@ -37,7 +38,6 @@ from planner.search.stages import (
     divide,
     lower_bound_ns,
 )
-from planner.search.variants import variants
 
 Floats = NDArray[np.float64]
 
@@ -475,11 +475,6 @@ class Evaluator:
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
-
-
-def room(candidate: Candidate, limits: Limits) -> int:
-    """Bytes of one device of every stage together; `limits` are those on each of its sites."""
-    return sum(limits[kind] for kind in candidate.pipeline.kinds)
 
 
 def _lowered(best_ns: float, one: Found | Pruned) -> float:

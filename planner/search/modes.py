@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from planner.search.block_program import MemoryRow
-from planner.search.block_solver import BeyondCutoff, Solution
+from planner.search.blocks.program import MemoryRow
+from planner.search.blocks.solver import BeyondCutoff, Solution
 from planner.search.prices import shared_prices
 from planner.search.programs import Programs, Shape
 from planner.search.request import MemoryLimitError

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.search.block_program import Prices
+from planner.search.blocks.program import Prices
 from planner.search.stages import DEFERRING, Pipeline, inflight_counts
 
 

@@ -16,19 +16,14 @@ from models.graph import Graph, Op, Tensor, scaled
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.memory import Layout, transient_bytes
-from planner.search.ascent import Ascent
-from planner.search.blending import Blended
-from planner.search.block_program import MemoryRow, Prices
-from planner.search.block_solver import Solution, solve
-from planner.search.folding import Folded, fold
-from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
-from planner.search.pricing import Pricing
-from planner.search.ranks import Site
-from planner.search.request import SearchRequest
-from planner.search.sites import ordered
-from planner.search.space import OpOptions, Space, build_space
-from planner.search.stages import Pipeline, VariantFigures
-from planner.search.tables import (
+from planner.search.blocks.ascent import Ascent
+from planner.search.blocks.blending import Blended
+from planner.search.blocks.folding import Folded, fold
+from planner.search.blocks.pricing import Pricing
+from planner.search.blocks.program import MemoryRow, Prices
+from planner.search.blocks.solver import Solution, solve
+from planner.search.blocks.space import OpOptions, Space, build_space
+from planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
@@ -40,7 +35,12 @@ from planner.search.tables import (
     take,
     totals,
 )
-from planner.search.variants import handover
+from planner.search.blocks.variants import handover
+from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
+from planner.search.ranks import Site
+from planner.search.request import SearchRequest
+from planner.search.sites import ordered
+from planner.search.stages import Pipeline, VariantFigures
 
 Floats = NDArray[np.float64]
 Priced = Pricing | Blended

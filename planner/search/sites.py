@@ -128,3 +128,8 @@ def usable_bytes(request: SearchRequest, candidate: Candidate) -> tuple[int, ...
         request.usable_on(groups[at].device for at in site.groups)
         for site in candidate.placing.sites
     )
+
+
+def room(candidate: Candidate, limits: tuple[int, ...]) -> int:
+    """Bytes of one device of every stage together; `limits` are those on each of its sites."""
+    return sum(limits[kind] for kind in candidate.pipeline.kinds)

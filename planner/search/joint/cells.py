@@ -5,11 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.joint.parts import Cell
-from planner.search.joint.sections import Flow, Sections
-from planner.search.stages import DEFERRING
-from planner.search.states import Ints
-from planner.search.tables import (
+from planner.search.blocks.states import Ints
+from planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
@@ -18,6 +15,9 @@ from planner.search.tables import (
     STEP,
     Net,
 )
+from planner.search.joint.parts import Cell
+from planner.search.joint.sections import Flow, Sections
+from planner.search.stages import DEFERRING
 
 if TYPE_CHECKING:
     from planner.search.joint.program import JointProgram

@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from models.graph import Tensor
-from planner.search.space import Space
-from planner.search.states import Ints
-from planner.search.tables import DEFERRABLE, MICROBATCH, Net, Tables
+from planner.search.blocks.space import Space
+from planner.search.blocks.states import Ints
+from planner.search.blocks.tables import DEFERRABLE, MICROBATCH, Net, Tables
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

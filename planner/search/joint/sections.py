@@ -16,8 +16,8 @@ from models.graph import ITEMSIZE, Op, Rate
 from planner.boxing import boxing_path
 from planner.memory.kinds import LATER
 from planner.sbp import local_size
+from planner.search.blocks.states import Ints, number_of, sbp_of
 from planner.search.joint.parts import Cell
-from planner.search.states import Ints, number_of, sbp_of
 
 if TYPE_CHECKING:
     from planner.search.joint.program import JointProgram

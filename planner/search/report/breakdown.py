@@ -16,13 +16,13 @@ import numpy as np
 from models.labels import EXPERT
 from models.ops import op_kind
 from planner.roles import label_role
+from planner.search.blocks.space import Net as SpaceNet
+from planner.search.blocks.space import Space
+from planner.search.blocks.states import digits
+from planner.search.blocks.tables import DEFERRABLE, MICROBATCH, STEP, Net
 from planner.search.evaluation import Evaluator, Found
 from planner.search.programs import Programs, Shape
-from planner.search.space import Net as SpaceNet
-from planner.search.space import Space
 from planner.search.stages.shape import deferred_ns
-from planner.search.states import digits
-from planner.search.tables import DEFERRABLE, MICROBATCH, STEP, Net
 
 COMPUTE, RECOMPUTE, UPDATE = "compute", "recomputation", "optimizer update"
 BUBBLE, UNEVEN = "pipeline bubble", "uneven stages"

@@ -24,8 +24,8 @@ from planner.boxing import boxing_path
 from planner.errors import InfeasibleError
 from planner.memory import UPDATES
 from planner.sbp import NdSbp, local_size
+from planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
 from planner.search.candidates import Candidate, candidates
-from planner.search.folding import Folded, FoldedNet, Reader, fold
 from planner.search.pins import AxisRules, filters, forced_ops
 from planner.search.request import SearchRequest
 from planner.search.stages import DEFERRING, inflight_counts

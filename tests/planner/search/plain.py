@@ -148,7 +148,7 @@ class Plain:
         return total
 
     def figures(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> Figures:
-        """What an op costs by itself, as `planner.search.tables` says."""
+        """What an op costs by itself, as `planner.search.blocks.tables` says."""
         microbatch = step = stays = deferrable = 0
         out = tensors[op.outputs[0]]
         time = self.duration_ns(op, signature, tensors)

@@ -13,14 +13,14 @@ from models.training import training_graph
 from models.zoo.catalogue import build_training
 from planner.boxing import boxing_path, step_bytes
 from planner.clusters import parse_cluster
-from planner.search.block_program import MemoryRow, Prices, solve_program
-from planner.search.block_solver import BeyondCutoff, Solution, frontier, solve
-from planner.search.folding import fold
-from planner.search.pricing import Pricing
+from planner.search.blocks.folding import fold
+from planner.search.blocks.pricing import Pricing
+from planner.search.blocks.program import MemoryRow, Prices, solve_program
+from planner.search.blocks.solver import BeyondCutoff, Solution, frontier, solve
+from planner.search.blocks.space import Space, build_space
+from planner.search.blocks.states import sbp_of
+from planner.search.blocks.tables import Tables, compact, single
 from planner.search.request import MemoryLimitError
-from planner.search.space import Space, build_space
-from planner.search.states import sbp_of
-from planner.search.tables import Tables, compact, single
 from planner.signatures import Allowed
 from tests.planner.search.plain import sized
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions

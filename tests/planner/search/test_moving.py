@@ -10,8 +10,8 @@ from planner.cluster import Cluster
 from planner.clusters import local_cluster, parse_cluster
 from planner.errors import InfeasibleError
 from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
-from planner.search.moving import Moving, edges, shortest
-from planner.search.states import divisible, number_of, sbp_of
+from planner.search.blocks.moving import Moving, edges, shortest
+from planner.search.blocks.states import divisible, number_of, sbp_of
 from tests.planner.search.plain import Plain
 
 CLUSTERS = {

@@ -12,11 +12,11 @@ from models.zoo.catalogue import build_training
 from planner.cluster import Cluster
 from planner.clusters import local_cluster, parse_cluster
 from planner.sbp import local_size
-from planner.search.folding import fold
-from planner.search.pricing import Pricing
-from planner.search.space import Space, build_space
-from planner.search.states import sbp_of
-from planner.search.tables import INFLIGHT
+from planner.search.blocks.folding import fold
+from planner.search.blocks.pricing import Pricing
+from planner.search.blocks.space import Space, build_space
+from planner.search.blocks.states import sbp_of
+from planner.search.blocks.tables import INFLIGHT
 from planner.signatures import op_signatures, variable_values
 from tests.planner.search.plain import Plain, sized
 

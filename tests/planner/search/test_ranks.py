@@ -13,7 +13,7 @@ from planner.cluster import Cluster, Islands, Leaves, Link, NodeGroup, Torus
 from planner.clusters import device
 from planner.costs import collective_duration_ns
 from planner.costs.layout import frame_of
-from planner.search.moving import Moving
+from planner.search.blocks.moving import Moving
 from planner.search.ranks import group_ranks, unlike_groups
 from planner.search.sites import everywhere
 

@@ -7,7 +7,15 @@ import pytest
 
 from planner.errors import PlanError
 from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_shape, local_size, split
-from planner.search.states import digits, divisible, is_partial, number_of, numbers, sbp_of, shards
+from planner.search.blocks.states import (
+    digits,
+    divisible,
+    is_partial,
+    number_of,
+    numbers,
+    sbp_of,
+    shards,
+)
 
 ONES = (BROADCAST, PARTIAL_SUM, PARTIAL_MAX, split(0), split(1), split(2))
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.states import Bools, Ints
-from planner.search.tables import INFLIGHT, MICROBATCH, PERSISTENT, STEP, Net, Tables, totals
+from planner.search.blocks.states import Bools, Ints
+from planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT, STEP, Net, Tables, totals
 
 Floats = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.space import Use
-from planner.search.states import Bools, Ints
+from planner.search.blocks.space import Use
+from planner.search.blocks.states import Bools, Ints
 
 FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes", "deferrable_ns")
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(len(FIGURES))

@@ -2,7 +2,7 @@
 
 from models.graph import Graph
 from planner.plan import OpSignature, Variant
-from planner.search.space import Space
+from planner.search.blocks.space import Space
 
 Options = tuple[int, ...]
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.pricing import Pricing
+from planner.search.blocks.pricing import Pricing
+from planner.search.blocks.states import Ints
+from planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
 from planner.search.stages import DEFERRING, Pipeline
-from planner.search.states import Ints
-from planner.search.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
 
 Floats = NDArray[np.float64]
 

@@ -19,10 +19,10 @@ from planner.cluster import Cluster
 from planner.costs import precision_of
 from planner.memory import UPDATES
 from planner.sbp import parse_nd_sbp
-from planner.search.moving import Moving, kernel_ns
-from planner.search.space import Net as SpaceNet
-from planner.search.space import OpOptions, Space
-from planner.search.states import (
+from planner.search.blocks.moving import Moving, kernel_ns
+from planner.search.blocks.space import Net as SpaceNet
+from planner.search.blocks.space import OpOptions, Space
+from planner.search.blocks.states import (
     WHOLE,
     Bools,
     Ints,
@@ -32,7 +32,7 @@ from planner.search.states import (
     number_of,
     shards,
 )
-from planner.search.tables import (
+from planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
     MICROBATCH,

@@ -28,9 +28,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.search.blocks.states import Ints
+from planner.search.blocks.tables import (
+    FIGURES,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+    Net,
+    Tables,
+)
 from planner.search.integer_program import NODE_LIMIT, IntegerProgram
-from planner.search.states import Ints
-from planner.search.tables import FIGURES, INFLIGHT, MICROBATCH, PERSISTENT, STEP, Net, Tables
 
 Floats = NDArray[np.float64]
 

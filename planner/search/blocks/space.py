@@ -17,8 +17,8 @@ from models.graph import Op, Phase
 from models.ops import op_kind
 from planner.errors import InfeasibleError
 from planner.memory import UPDATES
-from planner.search.folding import Folded, FoldedNet
-from planner.search.states import FIRST_DIM, MAX, SUM, Bools, Ints, digit, digits, numbers
+from planner.search.blocks.folding import Folded, FoldedNet
+from planner.search.blocks.states import FIRST_DIM, MAX, SUM, Bools, Ints, digit, digits, numbers
 from planner.signatures import (
     Allowed,
     AxisSignature,

@@ -20,8 +20,7 @@ from planner.costs.layout import frame_of
 from planner.costs.ops import Attributes
 from planner.memory import LOCAL
 from planner.sbp import NdSbp
-from planner.search.ranks import unlike_groups
-from planner.search.states import (
+from planner.search.blocks.states import (
     MAX,
     SUM,
     Bools,
@@ -33,6 +32,7 @@ from planner.search.states import (
     sbp_of,
     shards,
 )
+from planner.search.ranks import unlike_groups
 
 Floats = NDArray[np.float64]
 Key = tuple[int, ...]

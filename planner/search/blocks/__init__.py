@@ -1,0 +1,8 @@
+"""Blocks: one signature per op, at the least cost, for many meshes and microbatches at once.
+
+Comes in: a folded graph, a cluster, rows of mesh sizes and microbatches, prices. Goes out: options
+of every choice, what they sum up to and the proven bound.
+
+Read first `space.py` (what there is to choose), `pricing.py` and `tables.py` (what it costs),
+`ascent.py` (bounds and solutions of all rows) and `solver.py` (one row to its optimum).
+"""
