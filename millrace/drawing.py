@@ -16,6 +16,9 @@ from millrace.units import format_bytes, format_percent, format_seconds
 from models.graph import Phase
 from planner.plan import Chunk, Plan, plan_graph, recompute_modes
 
+# Kinds of memory beside what a plan lays out: one column, so that the table fits a screen.
+BESIDE = ("context", "slack", "workspace")
+
 
 def draw_plan(plan: Plan, console: Console, *, with_sbp: bool = True) -> None:
     """Print a plan: decisions, devices × stages, the SBP of its repeated block, figures, proof."""
@@ -110,7 +113,7 @@ def repeated_template(plan: Plan) -> str:
 
 def draw_memory(plan: Plan, console: Console) -> None:
     """Print memory by kind, per stage, where the plan's figures hold it."""
-    by_stage = plan.figures.get("memory_by_kind")
+    by_stage = [_together(stage) for stage in plan.figures.get("memory_by_kind", ())]
     if not by_stage:
         return
     kinds = sorted({kind for stage in by_stage for kind in stage})
@@ -122,6 +125,15 @@ def draw_memory(plan: Plan, console: Console) -> None:
         cells = [format_bytes(amounts.get(kind, 0)) for kind in kinds]
         table.add_row(str(stage), *cells, format_bytes(sum(amounts.values())))
     console.print(table)
+
+
+def _together(amounts: dict[str, int]) -> dict[str, int]:
+    """Bytes by kind, with what no plan lays out under one name."""
+    found: dict[str, int] = {}
+    for kind, size in amounts.items():
+        name = "runtime" if kind in BESIDE else kind
+        found[name] = found.get(name, 0) + size
+    return found
 
 
 def changes(before: Plan, after: Plan) -> list[dict[str, Any]]:
