@@ -1,0 +1,445 @@
+"""Enumerated blocks: every variant of a block that no other beats in all figures."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.graph import ITEMSIZE, Graph, Op, Phase, Rate
+from models.recompute import with_recompute
+from planner.boxing import boxing_path
+from planner.errors import InfeasibleError
+from planner.memory import UPDATES
+from planner.sbp import NdSbp, local_size
+from planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
+from planner.search.candidates import Candidate
+from planner.search.pins import AxisRules, filters, forced_ops
+from planner.search.request import SearchRequest
+from planner.signatures import Signature, op_signatures, variable_values
+from tests.planner.search.plain import Plain, sized
+
+Ints = NDArray[np.int64]
+LATER = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
+MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(5)
+FIGURES = 5
+
+Value = object  # what an option means to a factor
+Weigh = Callable[[tuple[Value, ...]], Ints | None]
+
+
+@dataclass
+class Factor:
+    """What options of several variables cost together: a vector, or None where it cannot be."""
+
+    members: list[tuple[int, list[Value]]]  # variable, and the value of each of its options
+    weigh: Weigh
+
+
+@dataclass
+class Variable:
+    """Options with their own vectors; `key` names what stays visible outside the block."""
+
+    vectors: Ints  # [options, V]
+    key: str = ""
+    values: list[Value] = field(default_factory=list)
+
+
+@dataclass
+class Variants:
+    """Variants of one template that no other beats, by what they hand over."""
+
+    by_handover: dict[tuple[tuple[str, Value], ...], Ints]  # rows [V, 6]
+    names: tuple[str, ...]
+
+
+def undominated(groups: Ints, values: Ints) -> Ints:
+    """Rows that no other of their group is no worse than in every column; of equal ones the first.
+
+    `groups` [R] are numbers, `values` [R, columns] are better the less they are.
+    """
+    order = np.lexsort((values.sum(axis=1, dtype=np.float64), groups))
+    left = order
+    kept: list[Ints] = []
+    while len(left):
+        mine = groups[left]
+        first = np.flatnonzero(np.diff(mine, prepend=-1))
+        kept.append(left[first])
+        of = np.cumsum(np.diff(mine, prepend=-1) != 0) - 1
+        leaders = values[left[first]][of]
+        worse = np.all(values[left] >= leaders, axis=1)
+        left = left[~worse]
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, np.int64)
+
+
+def numbered(columns: Sequence[Ints], rows: int) -> Ints:
+    """A number per distinct row of these columns."""
+    if not columns:
+        return np.zeros(rows, np.int64)
+    total = np.zeros(rows, np.int64)
+    for one in columns:
+        total = total * (int(one.max(initial=0)) + 1) + one
+        _, total = np.unique(total, return_inverse=True)
+    return total
+
+
+class Block:
+    """All variants of the blocks of one template, on one mesh and microbatch, in one mode."""
+
+    def __init__(self, blocks: "Blocks", template: str) -> None:
+        self.blocks = blocks
+        graph = blocks.graph
+        self.ops = [op for op in blocks.folded.ops if graph.templates[op.block] == template]
+        self.count = blocks.folded.counts[self.ops[0].name]
+        self.place = {op.name: at for at, op in enumerate(self.ops)}
+        self.width = FIGURES + len(self.ops)
+        self.variables: list[Variable] = []
+        self.factors: list[Factor] = []
+        self.home: dict[str, tuple[int, list[Signature]]] = {}  # op → variable, signatures
+        self.handed: dict[str, int] = {}  # crossing tensor → variable
+        nets = [net for net in blocks.nets if self._reads(net)]
+        for name in blocks.handed:
+            if any(net.tensor == name for net in nets) and name not in self._outputs():
+                self._add_handed(name)
+        for op in self.ops:
+            if op.name not in blocks.tied:
+                self._add_choice(op)
+        for net in nets:
+            self._add_net(net)
+        if blocks.limited:
+            for op in self.ops:
+                for name in op.outputs:
+                    if blocks.tensors[name].rate is Rate.MICROBATCH:
+                        self._add_life(op, name)
+
+    def _outputs(self) -> set[str]:
+        return {name for op in self.ops for name in op.outputs}
+
+    def _reads(self, net: FoldedNet) -> bool:
+        here = {reader.op in self.place for reader in net.readers}
+        assert len(here) == 1, f"{net.tensor} is read by blocks of two templates"
+        return here == {True}
+
+    def _add_handed(self, name: str) -> None:
+        values: list[Value] = list(self.blocks.handed[name])
+        self.handed[name] = len(self.variables)
+        vectors = np.zeros((len(values), self.width), np.int64)
+        self.variables.append(Variable(vectors=vectors, key=name, values=values))
+
+    def _add_choice(self, op: Op) -> None:
+        blocks = self.blocks
+        tied, options = blocks.options(op)
+        vectors = np.zeros((len(options), self.width), np.int64)
+        for at, option in enumerate(options):
+            for one, signature in zip(tied, option, strict=True):
+                own = blocks.plain.figures(one, signature, blocks.tensors)
+                vectors[at, :FIGURES] += self.count * np.array(own)
+        index = len(self.variables)
+        self.variables.append(Variable(vectors=vectors))
+        for number, one in enumerate(tied):
+            self.home[one.name] = index, [option[number] for option in options]
+            for name in one.outputs:
+                if name in blocks.handed:
+                    self._add_handed(name)
+                    made = self._made(one, name)
+                    self.factors.append(
+                        Factor(
+                            members=[made, (self.handed[name], list(blocks.handed[name]))],
+                            weigh=lambda v: (
+                                np.zeros(self.width, np.int64) if v[0] == v[1] else None
+                            ),
+                        )
+                    )
+
+    def _made(self, op: Op, name: str) -> tuple[int, list[Value]]:
+        index, signatures = self.home[op.name]
+        return index, [one.outputs[op.outputs.index(name)] for one in signatures]
+
+    def _read(self, reader: Reader) -> tuple[int, list[Value]]:
+        index, signatures = self.home[reader.op]
+        return index, [one.inputs[reader.index] for one in signatures]
+
+    def _add_net(self, net: FoldedNet) -> None:
+        """Boxing, once per target, and what is kept for the backward pass, likewise."""
+        blocks = self.blocks
+        readers = [one for one in net.readers if not blocks.updated_in_place(one)]
+        if not readers:
+            return
+        tensor, maker = blocks.tensors[net.tensor], blocks.makers[net.tensor]
+        if net.tensor in self.handed:
+            made = self.handed[net.tensor], list(blocks.handed[net.tensor])
+        else:
+            made = self._made(maker, net.tensor)
+        forward = maker.phase == Phase.FORWARD and net.tensor not in blocks.values
+        holds = [forward and blocks.ops[one.op].phase in LATER for one in readers]
+        step = tensor.rate is Rate.STEP
+
+        def weigh(values: tuple[Value, ...]) -> Ints | None:
+            source, *targets = values
+            found = np.zeros(self.width, np.int64)
+            for target in dict.fromkeys(targets):
+                if net.crossing and blocks.chunked and partial(source) and partial(target):
+                    return None
+                try:
+                    time = blocks.plain.boxing_ns(source, target, tensor.shape, tensor.dtype)  # type: ignore[arg-type]
+                except InfeasibleError:
+                    return None
+                found[STEP if step else MICROBATCH] += time
+                found[PERSISTENT] += blocks.plain.buffer_bytes(
+                    source, target, tensor, step=step, kept=False  # type: ignore[arg-type]
+                )  # fmt: skip
+            for target in {t for t, kept in zip(targets, holds, strict=True) if kept}:
+                found[INFLIGHT] += blocks.plain.local_bytes(tensor, target)  # type: ignore[arg-type]
+            return net.count * found
+
+        self.factors.append(Factor(members=[made, *map(self._read, readers)], weigh=weigh))
+
+    def _add_life(self, maker: Op, name: str) -> None:
+        """Bytes of a tensor, and of what boxing makes of it, at every op of the block."""
+        blocks, tensor = self.blocks, self.blocks.tensors[name]
+        readers = [
+            (at, Reader(op=op.name, index=index))
+            for at, op in enumerate(self.ops)
+            for index, read in enumerate(op.inputs)
+            if read == name
+        ]
+        later = [op.phase in LATER for op in self.ops]
+        at_maker = self.place[maker.name]
+        home, repeats = later[at_maker], maker.kind == "repeat"
+        inside = all(later[at] == home for at, _ in readers)
+        sizes = blocks.plain.sizes
+
+        def weigh(values: tuple[Value, ...]) -> Ints | None:
+            source, *targets = values
+            found = np.zeros(self.width, np.int64)
+
+            def lives(sbp: NdSbp, first: int, last: int) -> None:
+                size = local_size(tensor.shape, sbp, sizes) * ITEMSIZE[tensor.dtype]
+                found[FIGURES + first : FIGURES + last + 1] += size
+
+            if not repeats and inside:
+                lives(source, at_maker, max((at for at, _ in readers), default=at_maker))  # type: ignore[arg-type]
+            for section in (False, True):
+                wants = list(zip(readers, targets, strict=True))
+                others = {t for (at, _), t in wants if later[at] != section}
+                ends: dict[NdSbp, int] = {}
+                for (at, _), target in wants:
+                    if later[at] != section or (target in others and not repeats):
+                        continue
+                    try:
+                        path = boxing_path(source, target, sizes, tensor.shape)  # type: ignore[arg-type]
+                    except InfeasibleError:
+                        return None
+                    for one in path:
+                        ends[one.after] = max(at, ends.get(one.after, 0))
+                section_ops = [at for at, one in enumerate(later) if one == section]
+                for place, end in ends.items():
+                    early = repeats or section != home
+                    lives(place, section_ops[0] if early else at_maker, end)
+                    if early:  # boxed a block early, besides
+                        for at in section_ops:
+                            lives(place, at, at)
+            return found
+
+        members = [self._made(maker, name), *(self._read(reader) for _, reader in readers)]
+        self.factors.append(Factor(members=members, weigh=weigh))
+
+    # -- going through -----------------------------------------------------------------------
+
+    def least(self, weight: Ints, after: int = -1) -> int:
+        """What variables after one cost at least."""
+        return sum(int((one.vectors @ weight).min()) for one in self.variables[after + 1 :])
+
+    def variants(self, weights: Ints, room: "Room") -> Variants:
+        """Rows of variants that none beats in `weights` [columns, V] of their vectors."""
+        columns: dict[tuple[int, int], Ints] = {}
+        lasting: dict[str, Ints] = {}
+        rows = np.zeros((1, self.width), np.int64)
+        for index, variable in enumerate(self.variables):
+            options = len(variable.vectors)
+            before = np.repeat(np.arange(len(rows)), options)
+            option = np.tile(np.arange(options), len(rows))
+            rows = rows[before] + variable.vectors[option]
+            columns = {key: column[before] for key, column in columns.items()}
+            lasting = {key: column[before] for key, column in lasting.items()}
+            if variable.key:
+                lasting[variable.key] = option
+            for number, factor in enumerate(self.factors):
+                for member, (of, values) in enumerate(factor.members):
+                    if of == index:
+                        known = list(dict.fromkeys(values))
+                        meaning = np.array([known.index(value) for value in values])
+                        columns[number, member] = meaning[option]
+            for number, factor in enumerate(self.factors):
+                if max(of for of, _ in factor.members) == index:
+                    rows, columns, lasting = self._closed(number, rows, columns, lasting)
+            for keep in (room.left(self, index, rows), None):
+                if keep is None:
+                    groups = numbered([*columns.values(), *lasting.values()], len(rows))
+                    keep = undominated(groups, rows @ weights.T)
+                rows = rows[keep]
+                columns = {key: column[keep] for key, column in columns.items()}
+                lasting = {key: column[keep] for key, column in lasting.items()}
+        return self._read_off(rows, lasting)
+
+    def _closed(
+        self,
+        number: int,
+        rows: Ints,
+        columns: dict[tuple[int, int], Ints],
+        lasting: dict[str, Ints],
+    ) -> tuple[Ints, dict[tuple[int, int], Ints], dict[str, Ints]]:
+        """Add what a factor costs, all of whose members are chosen."""
+        factor = self.factors[number]
+        mine = [columns.pop((number, member)) for member in range(len(factor.members))]
+        meanings = [list(dict.fromkeys(values)) for _, values in factor.members]
+        places = numbered(mine, len(rows))
+        _, first = np.unique(places, return_index=True)
+        table = np.zeros((len(first), self.width), np.int64)
+        legal = np.ones(len(first), np.bool_)
+        for at, row in enumerate(first.tolist()):
+            values = tuple(m[int(c[row])] for m, c in zip(meanings, mine, strict=True))
+            cost = factor.weigh(values)
+            if cost is None:
+                legal[at] = False
+            else:
+                table[at] = cost
+        fine = legal[places]
+        rows = (rows + table[places])[fine]
+        return (
+            rows,
+            {key: column[fine] for key, column in columns.items()},
+            {key: column[fine] for key, column in lasting.items()},
+        )
+
+    def _read_off(self, rows: Ints, lasting: dict[str, Ints]) -> Variants:
+        found: dict[tuple[tuple[str, Value], ...], list[Ints]] = {}
+        names = tuple(sorted(lasting))
+        values = {v.key: v.values for v in self.variables if v.key}
+        # Figures of one block are whole: the sum over all blocks, divided and rounded up.
+        each = -(-rows[:, :FIGURES] // self.count)
+        section = rows[:, FIGURES:].max(axis=1, initial=0)
+        for at in range(len(rows)):
+            key = tuple((name, values[name][int(lasting[name][at])]) for name in names)
+            found.setdefault(key, []).append(np.append(each[at], section[at]))
+        return Variants({key: np.array(mine) for key, mine in found.items()}, names)
+
+
+@dataclass
+class Room:
+    """What a plan may cost and take at most: partial variants that are beyond it are dropped.
+
+    `time` weighs the vectors of all blocks of a template, `size` (None: no limit) those of `share`
+    of them; `others` and `beside` are what all other templates add at least.
+    """
+
+    time: NDArray[np.float64]
+    others: float
+    cutoff: float
+    size: Ints | None
+    beside: int
+    limit_bytes: int
+    whole: bool  # all blocks on one stage
+
+    def left(self, block: Block, index: int, rows: Ints) -> NDArray[np.bool_]:
+        """Rows that are within it, whatever variables after `index` do."""
+        rest = sum(float((one.vectors @ self.time).min()) for one in block.variables[index + 1 :])
+        keep: NDArray[np.bool_] = rows @ self.time + rest + self.others <= self.cutoff
+        if self.size is not None:
+            taken = rows @ self.size + block.least(self.size, index)
+            taken = taken + self.beside if self.whole else taken // block.count
+            keep &= taken + rows[:, FIGURES:].max(axis=1, initial=0) <= self.limit_bytes
+        return keep
+
+
+def partial(sbp: Value) -> bool:
+    """Whether a tensor is partial on any axis."""
+    return any(one.is_partial for one in sbp)  # type: ignore[attr-defined]
+
+
+class Blocks:
+    """What blocks of every template may do on one mesh and microbatch, in one mode."""
+
+    def __init__(
+        self, request: SearchRequest, graph: Graph, mode: str, candidate: Candidate, limited: bool
+    ) -> None:
+        self.limited = limited
+        self.chunked = candidate.pipeline.positions > 1
+        plain_folded = fold(graph)
+        forced = forced_ops(graph, plain_folded.counts)
+        self.graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
+        self.folded: Folded = fold(self.graph)
+        self.nets = [net for net in self.folded.nets if net.readers]
+        self.tensors = sized(self.graph, candidate.batch)
+        self.ops = {op.name: op for op in self.folded.ops}
+        self.makers = {name: op for op in self.folded.ops for name in op.outputs}
+        self.values = variable_values(self.graph)
+        self.plain = Plain(request.cluster, candidate.sizes)
+        rules = AxisRules(
+            axes=candidate.axes, pins=request.pins, forced=forced, required=request.required
+        )
+        self.filters = filters(rules)
+        self.tied = self._tied()
+        self._options: dict[str, tuple[list[Op], list[tuple[Signature, ...]]]] = {}
+        self.handed: dict[str, list[NdSbp]] = {}
+        for net in self.nets:
+            if net.crossing:
+                maker = self.makers[net.tensor]
+                at = maker.outputs.index(net.tensor)
+                tied, options = self.options(self.ops[self.tied.get(maker.name, maker.name)])
+                number = tied.index(maker)
+                made = {option[number].outputs[at] for option in options}
+                self.handed[net.tensor] = sorted(made, key=str)
+
+    def _tied(self) -> dict[str, str]:
+        """Clones choose with their op, updates and norms of a gradient with the variable."""
+        found: dict[str, str] = {}
+        variables = {op.outputs[0]: op.name for op in self.folded.ops if op.kind == "variable"}
+        updates = [op for op in self.folded.ops if op.kind in UPDATES]
+        for op in self.folded.ops:
+            if op.phase == Phase.RECOMPUTE:
+                found[op.name] = op.name.removesuffix(".recompute")
+            for update in updates:
+                if op is update or (op.kind == "squared_sum" and op.inputs[0] == update.inputs[1]):
+                    found[op.name] = variables[update.inputs[0]]
+        return found
+
+    def _signatures(self, op: Op) -> list[tuple[Signature, bool]]:
+        found: dict[object, tuple[Signature, bool]] = {}
+        for at, allowed in enumerate(self.filters):
+            for one in op_signatures(
+                op, self.tensors, self.plain.sizes, values=self.values, allowed=allowed
+            ):
+                found.setdefault((one.inputs, one.outputs, one.expansion), (one, at == 0))
+        return list(found.values())
+
+    def options(self, op: Op) -> tuple[list[Op], list[tuple[Signature, ...]]]:
+        """An op with those that choose with it, and what they may do together."""
+        if op.name not in self._options:
+            others = [one for one in self.folded.ops if self.tied.get(one.name) == op.name]
+            found: list[tuple[tuple[Signature, ...], bool]] = []
+            for first, primary in self._signatures(op):
+                ways = [
+                    [first]
+                    if one.phase == Phase.RECOMPUTE
+                    else [mine for mine, _ in self._signatures(one) if agrees(one, mine, first)]
+                    for one in others
+                ]
+                found += [((first, *rest), primary) for rest in product(*ways)]
+            if any(primary for _, primary in found):
+                found = [one for one in found if one[1]]
+            self._options[op.name] = ([op, *others], [option for option, _ in found])
+        return self._options[op.name]
+
+    def updated_in_place(self, reader: Reader) -> bool:
+        """The variable under its own update: nothing is boxed."""
+        op = self.ops[reader.op]
+        return op.kind in UPDATES and reader.index == 0 and op.name in self.tied
+
+
+def agrees(op: Op, signature: Signature, variable: Signature) -> bool:
+    """Whether an update, or the norm of a gradient, finds things as the variable is stored."""
+    storage = variable.outputs[0]
+    wanted = signature.inputs[:1] if op.kind == "squared_sum" else signature.inputs[:2]
+    return all(one == storage for one in wanted)
