@@ -184,11 +184,6 @@ class Protocol:
         """Actors that were fired and have not completed, each with its firing."""
         return [(a, self._done[a]) for a, f in enumerate(self._fired) if f > self._done[a]]
 
-    def live_versions(self, register: int, newest: int) -> int:
-        """Slots in use while version `newest` is being made: those not given back, and itself."""
-        released = self._released[register]
-        return newest + 1 - min(released) if released else 1
-
     def waits(self, queue: int | None = None) -> list[Wait]:
         """What the actors at the heads of the queues, or of one, wait for."""
         found: list[Wait] = []

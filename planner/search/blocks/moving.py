@@ -192,11 +192,19 @@ class Moving:
         kept : array [B]
             Targets that are counted where they are kept.
         """
-        key = (dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), keeps_source)
-        full = (*key, kept.tobytes())
-        if full not in self._boxed:
-            self._boxed[full] = self._box(dims, itemsize, sources, targets, keeps_source, kept)
-        return self._boxed[full]
+        key = (
+            dims.tobytes(),
+            itemsize,
+            sources.tobytes(),
+            targets.tobytes(),
+            keeps_source,
+            kept.tobytes(),
+        )
+        if key not in self._boxed:
+            self._boxed[key] = self._box(
+                dims, itemsize, sources, targets, kept if keeps_source else None
+            )
+        return self._boxed[key]
 
     def _box(
         self,
@@ -204,9 +212,9 @@ class Moving:
         itemsize: int,
         sources: Ints,
         targets: Ints,
-        keeps_source: bool,
-        kept: Bools,
+        kept: Bools | None,
     ) -> Boxed:
+        """Box every way; buffers count where `kept` says what is counted elsewhere."""
         graph = edges(len(dims), self.alphabets[len(dims)])
         hops = self._hops(graph, dims, sources, targets)
         size = dims.prod(axis=0) * itemsize
@@ -218,7 +226,7 @@ class Moving:
         for edge in hops.edges[1:]:
             duration += step_ns[edge, rows]
         buffers = np.zeros(duration.shape, np.int64)
-        if keeps_source:
+        if kept is not None:
             made = np.vstack([local[graph.after], np.zeros_like(local[:1])])
             for edge, last in zip(hops.edges, hops.last, strict=True):
                 counted = ~(last & kept[None, :, None])

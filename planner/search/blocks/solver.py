@@ -85,29 +85,6 @@ def solve(
     return solver.free() if memory is None else solver.limited(memory, start)
 
 
-def frontier(
-    tables: Tables, prices: Prices, memory: MemoryRow, start: Solution, max_gap: float = 0.0
-) -> tuple[Solution, ...]:
-    """Return solutions of falling memory and rising cost, on either side of a memory row.
-
-    Parameters
-    ----------
-    tables, prices, memory, max_gap
-        As for `solve`.
-    start : Solution
-        The solution without the memory row.
-
-    Raises
-    ------
-    MemoryLimitError
-        The memory row cannot be met; holds the least bytes that can.
-    """
-    solver = _Solver(tables, prices, max_gap, NODE_LIMIT)
-    solver.priced(memory, start)
-    found = {options: solver.solution(options, start.bound) for options in solver.visited}
-    return tuple(sorted(found.values(), key=lambda one: (one.cost, one.options)))
-
-
 class BeyondCutoff(Exception):  # noqa: N818 - an outcome, not a fault
     """The bound of a program has passed the cutoff, so it was not solved further."""
 
@@ -148,7 +125,6 @@ class _Solver:
         self.max_gap = max_gap
         self.node_limit = node_limit
         self.cutoff = cutoff
-        self.visited: list[tuple[int, ...]] = []
 
     def free(self) -> Solution:
         """Solve without a memory row."""
@@ -242,7 +218,6 @@ class _Solver:
 
     def _measure(self, options: tuple[int, ...], memory: MemoryRow) -> tuple[float, float]:
         """Cost and bytes of a solution."""
-        self.visited.append(options)
         figures = evaluate(self.tables, options)
         return float(figures @ self.prices.vector), float(figures @ memory.weights)
 

@@ -8,7 +8,7 @@ axes of the same roles, and every microbatch; which options divide is decided ro
 `pricing.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from models.ops import op_kind
 from planner.errors import InfeasibleError
 from planner.memory import UPDATES
 from planner.search.blocks.folding import Folded, FoldedNet
-from planner.search.blocks.states import FIRST_DIM, MAX, SUM, Bools, Ints, digit, digits, numbers
+from planner.search.blocks.states import MAX, SUM, Bools, Ints, digit, digits, numbers
 from planner.signatures import (
     Allowed,
     AxisSignature,
@@ -320,15 +320,3 @@ class _Builder:
             forward=self._phases[net.tensor] == Phase.FORWARD,
             deferred=self._phases[net.tensor] == Phase.BACKWARD_INPUT and weights,
         )
-
-
-def options_of(space: Space, options: Sequence[int]) -> Mapping[str, Signature]:
-    """The signature of every op under one option per choice."""
-    return {
-        one.op.name: one.signature(option)
-        for choice, option in zip(space.choices, options, strict=True)
-        for one in choice.ops
-    }
-
-
-DIMS_MAX = 16 - FIRST_DIM
