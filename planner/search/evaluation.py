@@ -262,12 +262,12 @@ class Evaluator:
         for candidate, limit, ask, solution in zip(
             candidates, limits, asks, solutions, strict=True
         ):
-            if solution is None:
-                found.append(self._unsolved(candidate))
-                continue
             bound = self._bound(candidate, solution, ask, limit)
             if bound >= best_ns:
                 found.append(Pruned(candidate, bound, NO_GAIN))
+                continue
+            if isinstance(solution, float):
+                found.append(self._unsolved(candidate, bound))
                 continue
             try:
                 one = self._found(
@@ -282,15 +282,14 @@ class Evaluator:
                 best_ns = _lowered(best_ns, one)
         return found
 
-    def _unsolved(self, candidate: Candidate) -> Refused:
+    def _unsolved(self, candidate: Candidate, bound: float) -> Refused:
         """Nothing was read off the ascent: proof only where options alone say so."""
         error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
         try:
             self.programs.tables(self.shape(candidate), self.modes[0])
         except InfeasibleError:
             return Refused(candidate, error)
-        (bound,) = self.lower_bounds_ns([candidate])
-        return Refused(candidate, error, bound if isinstance(bound, float) else float("inf"))
+        return Refused(candidate, error, bound)
 
     def squeeze_many(
         self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[Limits], best_ns: float
@@ -305,7 +304,7 @@ class Evaluator:
                 [ask for rung in asks for ask in rung], FEWER, self.request.max_gap / 2
             )
             for at, solution in enumerate(solutions):
-                if solution is not None:
+                if not isinstance(solution, float):
                     groups[at % len(groups)].append(Solved(mode, solution))
         found: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
@@ -423,11 +422,13 @@ class Evaluator:
         """The bound of a program, its memory included, at which a candidate has nothing to gain."""
         return best_ns / self.unit(candidate) * (1 + TIE_BREAKER)
 
-    def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limits: Limits) -> float:
+    def _bound(
+        self, candidate: Candidate, solution: Solution | float, ask: Ask, limits: Limits
+    ) -> float:
         """Bound of every plan of a candidate: memory that is all used up has been paid for."""
-        price = ask.prices[2]
-        paid = price * room(candidate, limits)
-        return max(0.0, solution.bound - paid) * self.unit(candidate)
+        proven = solution if isinstance(solution, float) else solution.bound
+        paid = ask.prices[2] * room(candidate, limits)
+        return max(0.0, proven - paid) * self.unit(candidate)
 
     def _found(
         self,

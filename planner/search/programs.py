@@ -109,7 +109,7 @@ class Programs:
         self._spaces: dict[object, Space] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
-        self._solved: dict[Ask, Solution | None] = {}
+        self._solved: dict[Ask, Solution | float] = {}
         self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
         self._figures: dict[object, dict[str, VariantFigures]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
@@ -253,8 +253,10 @@ class Programs:
             found.setdefault(id(tables), (tables, []))[1].append(place)
         return found
 
-    def solve_many(self, asks: Sequence[Ask], sweeps: int, max_gap: float) -> list[Solution | None]:
-        """Solve programs together; None where no legal solution was found.
+    def solve_many(
+        self, asks: Sequence[Ask], sweeps: int, max_gap: float
+    ) -> list[Solution | float]:
+        """Solve programs together; the bound alone where no legal solution was found.
 
         A solution's bound is proven even where it is not the best; a program whose bound reaches
         its cutoff is left as it is then.
@@ -448,8 +450,8 @@ class Programs:
         return self._sized[mode, batch]
 
 
-def _solutions(ascent: Ascent) -> list[Solution | None]:
-    """The best solution of every row, with its figures; None where there is none."""
+def _solutions(ascent: Ascent) -> list[Solution | float]:
+    """The best solution of every row, with its figures; where there is none, the row's bound."""
     figures, _ = totals(ascent.tables, ascent.options)
     return [
         Solution(
@@ -459,6 +461,6 @@ def _solutions(ascent: Ascent) -> list[Solution | None]:
             bound=min(float(bound), float(cost)),
         )
         if np.isfinite(cost)
-        else None
+        else float(bound)
         for row, (cost, bound) in enumerate(zip(ascent.costs, ascent.bounds, strict=True))
     ]
