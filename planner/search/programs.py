@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from models.graph import Graph, Op, Tensor, scaled
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
-from planner.memory import Layout, transient_bytes
+from planner.memory import Layout, Sections
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.blending import Blended
 from planner.search.blocks.folding import Folded, fold
+from planner.search.blocks.moving import Known
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.program import MemoryRow, Prices
 from planner.search.blocks.solver import Solution, solve
@@ -72,7 +73,7 @@ class Shape:
     @property
     def family(self) -> tuple[object, ...]:
         """Shapes of one family are priced together."""
-        return self.kinds, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
+        return self.kinds, self.stretch, tuple(site.groups for site in self.sites)
 
     @property
     def parts(self) -> "tuple[Shape, ...]":
@@ -113,7 +114,9 @@ class Programs:
         self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
         self._figures: dict[object, dict[str, VariantFigures]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
+        self._sections: dict[tuple[str, int, tuple[int, ...]], list[tuple[str, Sections]]] = {}
         self._exact: dict[object, Solution] = {}
+        self._known: dict[tuple[int, ...], Known] = {}
         self._forced: frozenset[str] | None = None
 
     # -- what there is -----------------------------------------------------------------------
@@ -168,8 +171,9 @@ class Programs:
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
                 stretch=float(members[0].stretch),
-                crossing_partial=not members[0].chunked,
+                crossing_partial=np.array([not shape.chunked for shape in members]),
                 starts=[shape.sites[number].starts for shape in members],
+                known=self._known.setdefault(site.groups, Known()),
             )
             for number, site in enumerate(members[0].sites)
         ]
@@ -419,16 +423,26 @@ class Programs:
         for choice, option in zip(space.choices, options, strict=True):
             for one in choice.ops:
                 layouts[one.op.name] = self._layout(one, option)
-        tensors = self._tensors(mode, shape.batch)
         found: dict[str, int] = {}
-        by_block: dict[str, list[Op]] = {}
-        for op in space.folded.ops:
-            by_block.setdefault(op.block, []).append(op)
-        for block, ops in by_block.items():
-            template = self.graph.templates[block]
-            size = transient_bytes(ops, layouts, tensors, shape.sizes)
-            found[template] = max(found.get(template, 0), size)
+        for template, sections in self._sections_of(mode, shape.batch, shape.sizes):
+            found[template] = max(found.get(template, 0), sections.most(layouts))
         return found
+
+    def _sections_of(
+        self, mode: str, batch: int, sizes: tuple[int, ...]
+    ) -> list[tuple[str, Sections]]:
+        """The representative blocks' ops on a mesh, with their templates."""
+        key = mode, batch, sizes
+        if key not in self._sections:
+            by_block: dict[str, list[Op]] = {}
+            for op in self.folded(mode).ops:
+                by_block.setdefault(op.block, []).append(op)
+            tensors = self._tensors(mode, batch)
+            self._sections[key] = [
+                (self.graph.templates[block], Sections(ops, tensors, sizes))
+                for block, ops in by_block.items()
+            ]
+        return self._sections[key]
 
     def _layout(self, one: OpOptions, option: int) -> Layout:
         key = id(one), option  # spaces are kept, so that the number stays its own

@@ -19,7 +19,7 @@ from planner.cluster import Cluster
 from planner.costs import precision_of
 from planner.memory import UPDATES
 from planner.sbp import parse_nd_sbp
-from planner.search.blocks.moving import Moving, kernel_ns
+from planner.search.blocks.moving import Known, Moving, kernel_ns
 from planner.search.blocks.space import Net as SpaceNet
 from planner.search.blocks.space import OpOptions, Space
 from planner.search.blocks.states import (
@@ -60,11 +60,13 @@ class Pricing:
         Samples of a microbatch.
     stretch : float
         By how much sharing cores slows a rank down.
-    crossing_partial : bool
+    crossing_partial : bool or array [K]
         Whether a tensor may be partial both where one block makes it and where another reads it
-        (partial values do not cross stages).
+        (partial values do not cross stages), of all rows or row by row.
     starts : sequence, optional
         Per row, the first ranks of its stages.
+    known : Known, optional
+        Paths and collectives of the same cluster that were looked up before.
     """
 
     def __init__(
@@ -75,20 +77,22 @@ class Pricing:
         batch: Ints,
         *,
         stretch: float = 1.0,
-        crossing_partial: bool = True,
+        crossing_partial: bool | Bools = True,
         starts: Sequence[tuple[int, ...]] = (),
+        known: Known | None = None,
     ) -> None:
         self.space = space
         self.cluster = cluster
         self.sizes = sizes
         self.batch = batch
         self.stretch = stretch
-        self.crossing_partial = crossing_partial
         self.tensors = space.folded.graph.tensors_by_name
         self.rows = sizes.shape[1]
+        self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
+        self._ends = _ends(space)
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
-        self.moving = Moving(cluster, sizes, _alphabets(space), stretch, starts=starts)
+        self.moving = Moving(cluster, sizes, _alphabets(space), stretch, known, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         for choice in space.choices:
@@ -108,6 +112,7 @@ class Pricing:
         found = copy(self)
         found.sizes, found.batch = self.sizes[:, rows], self.batch[rows]
         found.rows = len(rows)
+        found.crossing_partial = self.crossing_partial[rows]
         found.figures = [figures[:, :, rows] for figures in self.figures]
         found.legal = [legal[:, rows] for legal in self.legal]
         found._dims, found._sized = {}, {}
@@ -321,7 +326,6 @@ class Pricing:
             np.array([source]),
             np.array([target]),
             keeps_source=False,
-            kept=np.zeros(1, np.bool_),
         )
         found: Ints = boxed.duration_ns[0, 0]
         return found
@@ -335,20 +339,16 @@ class Pricing:
         for use in net.uses:
             if use.holds:
                 kept[use.wants] = True
+        sources, targets = self._ends[_likeness(tensor)]
         boxed = self.moving.boxed(
-            self.dims(net.tensor),
-            ITEMSIZE[tensor.dtype],
-            net.sources,
-            net.targets,
-            keeps_source=step,
-            kept=kept,
-        )
+            self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets, keeps_source=step
+        ).picked(np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets))
         reachable = boxed.reachable
-        if net.crossing and not self.crossing_partial:
+        if net.crossing and not self.crossing_partial.all():
             both = np.logical_and.outer(
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
             )
-            reachable = reachable & ~both[:, :, None]
+            reachable = reachable & (~both[:, :, None] | self.crossing_partial)
         return Net(
             number=number,
             producer=net.producer,
@@ -358,9 +358,29 @@ class Pricing:
             step=step,
             reachable=reachable,
             duration_ns=boxed.duration_ns,
-            buffer_bytes=boxed.buffer_bytes,
+            buffer_bytes=boxed.buffer_bytes(kept),
             held_bytes=self.local_bytes(net.tensor, net.targets),
         )
+
+
+def _likeness(tensor: Tensor) -> tuple[object, ...]:
+    """What tensors have in common whose boxing costs the same, row by row."""
+    return tensor.shape, tensor.batch_dim, ITEMSIZE[tensor.dtype], tensor.rate is Rate.STEP
+
+
+def _ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
+    """All sources and all targets of the nets whose tensors are alike: boxed together, once."""
+    tensors = space.folded.graph.tensors_by_name
+    alike: dict[tuple[object, ...], list[SpaceNet]] = {}
+    for net in space.nets:
+        alike.setdefault(_likeness(tensors[net.tensor]), []).append(net)
+    return {
+        key: (
+            np.unique(np.concatenate([net.sources for net in nets])),
+            np.unique(np.concatenate([net.targets for net in nets])),
+        )
+        for key, nets in alike.items()
+    }
 
 
 @lru_cache(maxsize=4096)
