@@ -33,6 +33,7 @@ from planner.search.blocks.tables import (
     STEP,
     Tables,
     single,
+    stacked,
     take,
     totals,
 )
@@ -266,15 +267,29 @@ class Programs:
         its cutoff is left as it is then.
         """
         new = [ask for ask in dict.fromkeys(asks) if ask not in self._solved]
-        for tables, places in self._rows([(ask.mode, ask.shape) for ask in new]).values():
-            for first in range(0, len(places), GROUP):
-                mine = [new[place] for place in places[first : first + GROUP]]
-                rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
-                ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
+        # Programs of one space are swept together, whichever tables hold them.
+        spaces: dict[object, list[Ask]] = {}
+        for ask in new:
+            spaces.setdefault((ask.mode, ask.shape.kinds), []).append(ask)
+        for members in spaces.values():
+            for first in range(0, len(members), GROUP):
+                tables, mine = self._stacked(members[first : first + GROUP])
+                ascent = Ascent(tables, np.array([ask.prices for ask in mine]).T)
                 ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in mine]))
                 for ask, solution in zip(mine, _solutions(ascent), strict=True):
                     self._solved[ask] = solution
         return [self._solved[ask] for ask in asks]
+
+    def _stacked(self, asks: list[Ask]) -> tuple[Tables, list[Ask]]:
+        """Tables with a row for every program of one space, and the programs in their order."""
+        parts: list[Tables] = []
+        order: list[Ask] = []
+        for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
+            mine = [asks[place] for place in places]
+            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
+            parts.append(take(tables, rows))
+            order += mine
+        return stacked(parts), order
 
     def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
         """Bounds of programs after a few sweeps, without reading solutions off."""
