@@ -20,7 +20,7 @@ from planner.errors import InfeasibleError
 from planner.plan import Variant
 from planner.search.blocks.program import Prices
 from planner.search.blocks.solver import Solution
-from planner.search.blocks.variants import variants
+from planner.search.blocks.variants import Handover, handover, variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
 from planner.search.modes import by_mode
@@ -49,11 +49,12 @@ FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
 # Prices of all the memory there is, in shares of the step time without memory.
 TIE_BREAKER = 0.002
-LADDER = {
-    "none": (TIE_BREAKER, 0.03, 0.3),
-    "selective": (TIE_BREAKER, 0.3),
-    "full": (TIE_BREAKER, 0.3, 3.0),
-}
+RUNGS = (
+    ("none", (0.03,)),
+    ("none", (TIE_BREAKER, 0.3)),
+    ("selective", (TIE_BREAKER, 0.3)),
+    ("full", (TIE_BREAKER, 0.3, 3.0)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,14 +299,24 @@ class Evaluator:
         candidates = [candidate for candidate, _ in tight]
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
-        for mode in self.modes:
-            asks = [self._asks(candidates, mode, share, endless) for share in LADDER[mode]]
-            solutions = self.programs.solve_many(
-                [ask for rung in asks for ask in rung], FEWER, self.request.max_gap / 2
-            )
-            for at, solution in enumerate(solutions):
+        # All others hand tensors on as the first do, so that stages can mix them.
+        handed: list[Handover] = [()] * len(tight)
+        for mode, rungs in RUNGS:
+            mode = mode if mode in self.modes else self.modes[0]
+            asks = [
+                replace(ask, handover=wanted)
+                for share in rungs
+                for ask, wanted in zip(
+                    self._asks(candidates, mode, share, endless), handed, strict=True
+                )
+            ]
+            solutions = self.programs.solve_many(asks, FEWER, self.request.max_gap / 2)
+            for at, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
                 if not isinstance(solution, float):
                     groups[at % len(groups)].append(Solved(mode, solution))
+                    if not ask.handover:
+                        space = self.programs.space(ask.shape, mode)
+                        handed[at] = handover(space, solution.options)
         found: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
             if bound >= best_ns:

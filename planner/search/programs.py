@@ -37,7 +37,7 @@ from planner.search.blocks.tables import (
     take,
     totals,
 )
-from planner.search.blocks.variants import handover
+from planner.search.blocks.variants import Handover, handing, handover
 from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
 from planner.search.ranks import Site
 from planner.search.request import SearchRequest
@@ -86,12 +86,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One program to solve: no solution that costs `cutoff` or more is wanted."""
+    """One program to solve: no solution that costs `cutoff` or more is wanted.
+
+    With a `handover`, blocks hand on what they make in these states, so that its solutions mix.
+    """
 
     shape: Shape
     mode: str
     prices: tuple[float, ...]
     cutoff: float = float("inf")
+    handover: Handover = ()
 
 
 class Programs:
@@ -289,7 +293,18 @@ class Programs:
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
             parts.append(take(tables, rows))
             order += mine
-        return stacked(parts), order
+        return self._handing(stacked(parts), order), order
+
+    def _handing(self, tables: Tables, asks: list[Ask]) -> Tables:
+        """The tables with what does not hand on as asked marked illegal."""
+        if not any(ask.handover for ask in asks):
+            return tables
+        legal = [choice.legal.copy() for choice in tables.choices]
+        for row, ask in enumerate(asks):
+            for choice, fine in handing(self.space(ask.shape, ask.mode), ask.handover).items():
+                legal[choice][:, row] &= fine
+        choices = zip(tables.choices, legal, strict=True)
+        return replace(tables, choices=tuple(replace(one, legal=mine) for one, mine in choices))
 
     def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
         """Bounds of programs after a few sweeps, without reading solutions off."""
