@@ -13,8 +13,8 @@ def validate(graph: ActorGraph) -> ActorGraph:
     ------
     ProtocolError
         A register has two producers or none, rates do not match, an actor is in no lane, a queue's
-        order does not hold every firing, slots overlap in the arena, or an end of a
-        transfer is missing or there twice.
+        order does not hold every firing, slots overlap in the arena, or an end of a transfer
+        is missing or there twice.
     """
     for program in graph.programs:
         _check_registers(program)

@@ -2,8 +2,9 @@
 
 A boxing is made once per (tensor, stage, target SBP) and shared by all its readers, as the search
 charges it; a tensor is sent to another stage once, as suits its first reader there, and boxed on
-from what arrived for the others. One exception: what is gathered from a parameter every microbatch (ZeRO-3) is gathered
-anew for the backward pass, for holding it in between is what that choice avoids.
+from what arrived for the others. One exception: what is gathered from a parameter every microbatch
+(ZeRO-3) is gathered anew for the backward pass, for holding it in between is what that choice
+avoids.
 """
 
 from dataclasses import dataclass
