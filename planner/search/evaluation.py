@@ -8,7 +8,6 @@ of recomputation and at a ladder of prices, and the stages mix what comes of it.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -18,6 +17,7 @@ from models.graph import Graph
 from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
+from planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from planner.search.blocks.program import Prices
 from planner.search.blocks.solver import Solution
 from planner.search.blocks.variants import Handover, handover, variants
@@ -25,11 +25,9 @@ from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
 from planner.search.modes import by_mode
 from planner.search.pins import Pins
-from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
-from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
-from planner.search.sites import everywhere, room, usable_bytes
+from planner.search.sites import room, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
@@ -47,8 +45,7 @@ ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
-# Prices of all the memory there is, in shares of the step time without memory.
-TIE_BREAKER = 0.002
+# In modes of recomputation: prices of all the memory there is, as `TIE_BREAKER`.
 RUNGS = (
     ("none", (0.03,)),
     ("none", (TIE_BREAKER, 0.3)),
@@ -122,15 +119,18 @@ class Evaluator:
         self.programs = Programs(request, graph)
         self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
-        self._everywhere: dict[int, Site] = {}
-        self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
         self.modes = MODES if pinned is None else (pinned,)
+        self.asker = Asker(request, self.programs, self.modes[0])
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
         if pins not in self._under:
             self._under[pins] = Evaluator(replace(self.request, pins=pins), self.graph)
         return self._under[pins]
+
+    def shape(self, candidate: Candidate) -> Shape:
+        """What the tables of a candidate depend on."""
+        return self.asker.shape(candidate)
 
     # -- bounds ------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Evaluator:
         ]
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
-        asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
+        asks = self.asker.asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
@@ -190,62 +190,6 @@ class Evaluator:
             found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
         return found
 
-    def shape(self, candidate: Candidate) -> Shape:
-        """What the tables of a candidate depend on."""
-        pipeline = candidate.pipeline
-        ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
-        if pipeline.schedule in DEFERRING:
-            ramp /= 3  # forward, input and weight gradients taken as equally long
-        busy = pipeline.microbatches / (pipeline.microbatches + ramp)
-        cluster = self.request.cluster
-        sites = self._sites(candidate)
-        return Shape(
-            axes=candidate.axes,
-            batch=candidate.batch,
-            chunked=pipeline.positions > 1,
-            stretch=core_share(cluster, cluster.devices, busy),
-            sites=sites,
-            # Only how many stages lie on each site counts, not in which order.
-            pipeline=replace(pipeline, kind_of_stage=tuple(sorted(pipeline.kinds)))
-            if len(sites) > 1
-            else None,
-        )
-
-    def _sites(self, candidate: Candidate) -> tuple[Site, ...]:
-        if candidate.placing is not None:
-            return candidate.placing.sites
-        devices = prod(candidate.sizes)
-        if devices not in self._everywhere:
-            self._everywhere[devices] = everywhere(self.request.cluster, devices)
-        return (self._everywhere[devices],)
-
-    # -- asking ------------------------------------------------------------------------------
-
-    def _asks(
-        self,
-        candidates: Sequence[Candidate],
-        mode: str,
-        share: float,
-        cutoffs: Sequence[float],
-    ) -> list[Ask]:
-        """The programs of candidates where all memory together costs a share of their time."""
-        shapes = [self.shape(candidate) for candidate in candidates]
-        vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
-        keys = [(shape, tuple(vector)) for shape, vector in zip(shapes, vectors, strict=True)]
-        new = [key for key in dict.fromkeys(keys) if key not in self._cheapest]
-        found_costs = self.programs.cheapest(
-            [shape for shape, _ in new], self.modes[0], [vector for _, vector in new]
-        )
-        self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
-        costs = [self._cheapest[key] for key in keys]
-        found = []
-        for candidate, shape, cost, cutoff in zip(candidates, shapes, costs, cutoffs, strict=True):
-            # By what devices have, whatever limits are in force: solutions serve all of these.
-            price = share * cost / room(candidate, usable_bytes(self.request, candidate))
-            vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
-            found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
-        return found
-
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
     ) -> list[Outcome | tuple[Candidate, float]]:
@@ -257,7 +201,7 @@ class Evaluator:
             Per candidate what came of it; a candidate with its bound where memory does matter.
         """
         cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
-        asks = self._asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
+        asks = self.asker.asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
         found: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
@@ -307,7 +251,7 @@ class Evaluator:
                 replace(ask, handover=wanted)
                 for share in rungs
                 for ask, wanted in zip(
-                    self._asks(candidates, mode, share, endless), handed, strict=True
+                    self.asker.asks(candidates, mode, share, endless), handed, strict=True
                 )
             ]
             solutions = self.programs.solve_many(asks, FEWER, self.request.max_gap / 2)

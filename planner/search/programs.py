@@ -12,21 +12,20 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph, Op, Tensor, scaled
+from models.graph import Graph
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
-from planner.memory import Layout, Sections
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.blending import Blended
 from planner.search.blocks.folding import Folded, fold
 from planner.search.blocks.moving import Known
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.program import MemoryRow, Prices
+from planner.search.blocks.reading import Working, template_figures
 from planner.search.blocks.solver import Solution, solve
-from planner.search.blocks.space import OpOptions, Space, build_space
+from planner.search.blocks.space import Space, build_space
 from planner.search.blocks.tables import (
     DEFERRABLE,
-    FIGURES,
     INFLIGHT,
     MICROBATCH,
     PERSISTENT,
@@ -116,10 +115,8 @@ class Programs:
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
-        self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
         self._figures: dict[object, dict[str, VariantFigures]] = {}
-        self._layouts: dict[tuple[int, int], Layout] = {}
-        self._sections: dict[tuple[str, int, tuple[int, ...]], list[tuple[str, Sections]]] = {}
+        self.working = Working()
         self._exact: dict[object, Solution] = {}
         self._known: dict[tuple[int, ...], Known] = {}
         self._forced: frozenset[str] | None = None
@@ -410,32 +407,11 @@ class Programs:
     ) -> dict[str, VariantFigures]:
         tables, row = self._tables[mode, shape]
         space = self.space(shape, mode)
-        counts: dict[str, int] = {}
-        sums: dict[str, NDArray[np.int64]] = {}
-        home = [self.graph.templates[choice.ops[0].op.block] for choice in space.choices]
-        for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
-            mine = choice.count * choice.figures[:, options[at], row]
-            sums[template] = sums.get(template, np.zeros(len(FIGURES), np.int64)) + mine
-            counts[template] = max(counts.get(template, 0), choice.count)
-        for net in tables.nets:
-            source = net.makes[options[net.producer]]
-            wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
-            held = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
-            mine = sums[home[net.uses[0].choice]]
-            for target in wanted:
-                time = net.duration_ns[source, target, row]
-                mine[STEP if net.step else MICROBATCH] += net.count * time
-                mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
-            if deferring and space.nets[net.number].deferred:
-                held = wanted
-            for target in held:
-                mine[INFLIGHT] += net.count * net.held_bytes[target, row]
-        working = self.working_bytes(shape, mode, options)
+        figures = template_figures(space, tables, row, options, deferring)
+        working = self.working.largest(space, mode, shape.batch, shape.sizes, options)
         shared = handover(space, options)
-        found: dict[str, VariantFigures] = {}
-        for template, total in sums.items():
-            one = [-(-int(figure) // counts[template]) for figure in total]
-            found[template] = VariantFigures(
+        return {
+            template: VariantFigures(
                 microbatch_ns=one[MICROBATCH] + one[DEFERRABLE],
                 deferrable_ns=one[DEFERRABLE],
                 step_ns=one[STEP],
@@ -444,54 +420,8 @@ class Programs:
                 transient_bytes=working[template],
                 handover=shared,
             )
-        return found
-
-    def working_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> dict[str, int]:
-        """Bytes of the largest section of every template's block."""
-        space = self.space(shape, mode)
-        layouts = {}
-        for choice, option in zip(space.choices, options, strict=True):
-            for one in choice.ops:
-                layouts[one.op.name] = self._layout(one, option)
-        found: dict[str, int] = {}
-        for template, sections in self._sections_of(mode, shape.batch, shape.sizes):
-            found[template] = max(found.get(template, 0), sections.most(layouts))
-        return found
-
-    def _sections_of(
-        self, mode: str, batch: int, sizes: tuple[int, ...]
-    ) -> list[tuple[str, Sections]]:
-        """The representative blocks' ops on a mesh, with their templates."""
-        key = mode, batch, sizes
-        if key not in self._sections:
-            by_block: dict[str, list[Op]] = {}
-            for op in self.folded(mode).ops:
-                by_block.setdefault(op.block, []).append(op)
-            tensors = self._tensors(mode, batch)
-            self._sections[key] = [
-                (self.graph.templates[block], Sections(ops, tensors, sizes))
-                for block, ops in by_block.items()
-            ]
-        return self._sections[key]
-
-    def _layout(self, one: OpOptions, option: int) -> Layout:
-        key = id(one), option  # spaces are kept, so that the number stays its own
-        if key not in self._layouts:
-            signature = one.signature(option)
-            self._layouts[key] = Layout(signature.inputs, signature.outputs)
-        return self._layouts[key]
-
-    def _tensors(self, mode: str, batch: int) -> dict[str, Tensor]:
-        """Tensors of the representative blocks for one microbatch."""
-        if (mode, batch) not in self._sized:
-            folded = self.folded(mode)
-            wanted = {name for op in folded.ops for name in (*op.inputs, *op.outputs)}
-            self._sized[mode, batch] = {
-                name: scaled(tensor, folded.graph.batch, batch)
-                for name, tensor in folded.graph.tensors_by_name.items()
-                if name in wanted
-            }
-        return self._sized[mode, batch]
+            for template, one in figures.items()
+        }
 
 
 def _solutions(ascent: Ascent) -> list[Solution | float]:
