@@ -13,7 +13,6 @@ from planner.memory.kinds import (
     Sections,
     StageMemory,
     boxing_places,
-    transient_bytes,
 )
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "plan_memory",
     "reserved_bytes",
     "slack_fraction",
-    "transient_bytes",
 ]

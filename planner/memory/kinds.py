@@ -85,28 +85,12 @@ def boxing_places(
 
     Notes
     -----
-    What is boxed every microbatch shares the area of its section (`transient_bytes`).
+    What is boxed every microbatch shares the area of its section (`Sections`).
     """
     if not keeps_source:
         return ()
     places = tuple(step.after for step in path)
     return places[:-1] if keeps_target else places
-
-
-def transient_bytes(
-    ops: Iterable[Op],
-    layouts: Mapping[str, Layout],
-    tensors: Mapping[str, Tensor],
-    axis_sizes: tuple[int, ...],
-) -> int:
-    """Return the most bytes of a microbatch that live at once within one section.
-
-    Forward is one section, backward another. A tensor counts from the op that makes it to its last
-    reader in the section, what boxing makes of it likewise; what another section reads too is
-    counted as an activation instead. Boxing of what is there before the section (weights,
-    activations) may begin a block early, so a block holds its own results and the next one's.
-    """
-    return Sections(ops, tensors, axis_sizes).most(layouts)
 
 
 class Interval(NamedTuple):
@@ -119,7 +103,12 @@ class Interval(NamedTuple):
 
 
 class Sections:
-    """Ops of one microbatch whose largest section is asked for under one layout after another.
+    """Ops of one microbatch, and the most bytes that live at once within one section.
+
+    Forward is one section, backward another. A tensor counts from the op that makes it to its last
+    reader in the section, what boxing makes of it likewise; what another section reads too is
+    counted as an activation instead. Boxing of what is there before the section (weights,
+    activations) may begin a block early, so a block holds its own results and the next one's.
 
     Parameters
     ----------
@@ -156,7 +145,7 @@ class Sections:
         self._known: dict[tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[Interval, ...]] = {}
 
     def most(self, layouts: Mapping[str, Layout]) -> int:
-        """Bytes of the largest section, as `transient_bytes`."""
+        """Bytes of the largest section, where every op's operands lie as `layouts` says."""
         laid = [layouts[op.name] for op in self.ops]
         live = [0] * (len(self.ops) + 1)  # changes from op to op
         ahead: dict[tuple[str, bool], int] = {}  # bytes boxed a block early
