@@ -30,7 +30,7 @@ from planner.wording import percent, size
 
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel"),
+    *("recompute", "zero", "sequence_parallel", "ring"),
 )
 NUMBERS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "interleave", "zero")
 SAME = 0.0005  # differences below are none

@@ -177,7 +177,7 @@ def _cannot(pipeline: Pipeline, blocks: int) -> str:
 def storage(
     evaluator: Evaluator, roled: Candidate, known: dict[str, object], pins: Pins
 ) -> list[Neighbour]:
-    """Neighbours in recomputation, ZeRO and sequence parallelism, and in expert parallelism."""
+    """Neighbours in recomputation, ZeRO, sequence parallelism and rings."""
     found = []
     asked = evaluator.request.pins
 
@@ -208,6 +208,11 @@ def storage(
             if other is not given:
                 value = "mixed" if given is None else given
                 add("sequence_parallel", value, other, (roled,))
+    if asked.ring is None and "cp" in roles:
+        given = known["ring"]
+        for other in (True, False):
+            if other is not given:
+                add("ring", "mixed" if given is None else given, other, (roled,))
     return found
 
 
