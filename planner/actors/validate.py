@@ -13,7 +13,8 @@ def validate(graph: ActorGraph) -> ActorGraph:
     ------
     ProtocolError
         A register has two producers or none, rates do not match, an actor is in no lane, a queue's
-        order does not hold every firing, slots overlap in the arena, or a meeting has no other end.
+        order does not hold every firing, slots overlap in the arena, or an end of a transfer
+        is missing or there twice.
     """
     for program in graph.programs:
         _check_registers(program)
@@ -83,6 +84,11 @@ def _check_meetings(graph: ActorGraph) -> None:
         for actor in program.actors:
             meeting = actor.meeting
             if meeting is not None and meeting.peer is not None:
+                if other := ends.get((meeting.key, index, meeting.peer)):
+                    raise ProtocolError(
+                        f"`{other}` and `{actor.name}` ({program.name}) are the same end of "
+                        f"`{meeting.key}`"
+                    )
                 ends[meeting.key, index, meeting.peer] = actor.name
     for (key, here, there), name in ends.items():
         if (key, there, here) not in ends:

@@ -9,7 +9,8 @@ cross stages between the same two parts travel together. Slots, orders and the p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import attrgetter
 
 from models.graph import ITEMSIZE, Phase, Rate
 from models.training import STEP_TOTALS
@@ -36,14 +37,31 @@ Place = tuple[int, str]  # a chunk of the model and a part of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseGraph:
-    """The actor graph and the duration of every actor, per program."""
+    """The actor graph and the duration of every actor, per program.
+
+    Compute queues have their orders and registers their slots; every meeting is in a queue of its
+    own, until `ordered` puts it into its lane (which `drafts` name) and the launch queue.
+    """
 
     graph: ActorGraph
     durations_ns: tuple[tuple[int, ...], ...]
+    drafts: tuple[DraftStage, ...]
+
+    def ordered(self) -> ActorGraph:
+        """The actor graph with all orders, proven to run to its end.
+
+        Raises
+        ------
+        ProtocolError
+            The schedule's orders wait for one another in a cycle.
+        """
+        graph = validate(with_queues(self.graph, self.drafts, self.durations_ns))
+        run_to_completion(graph)
+        return graph
 
 
 def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:
-    """Return the chunks' actor graph, proven to run to its end.
+    """Return the chunks' actor graph, its communication in no order yet.
 
     Parameters
     ----------
@@ -68,12 +86,12 @@ def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafting.stages)
     ]
-    durations_ns = tuple(tuple(row) for row in drafting.durations_ns)
     graph = joined(programs, plan.model.name, plan.mesh.axes)
-    graph = with_slots(graph, drafting.stages, table)
-    graph = validate(with_queues(graph, drafting.stages, durations_ns))
-    run_to_completion(graph)
-    return CoarseGraph(graph=graph, durations_ns=durations_ns)
+    return CoarseGraph(
+        graph=with_slots(graph, drafting.stages, table),
+        durations_ns=tuple(tuple(row) for row in drafting.durations_ns),
+        drafts=tuple(drafting.stages),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +104,26 @@ class _Crossing:
 
 
 def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list[int]]:
-    """What crosses between chunks: the bytes of each tensor's shard."""
+    """What crosses between chunks: the bytes of each tensor's shard, as its first reader has it."""
     plan, tensors = wiring.plan, wiring.graph.tensors_by_name
-    found: dict[tuple[str, int, object], set[Place]] = {}
-    sizes: dict[tuple[str, int, object], tuple[Place, int]] = {}
-    for readings in wiring.readings.values():
-        for reading in readings:
-            here = wiring.chunk_of[reading.maker.block]
-            there = wiring.chunk_of[reading.reader.block]
-            if here == there:
-                continue
-            tensor = tensors[reading.tensor]
-            made = wiring.made_as(reading.tensor)
-            way = crossing(made, wiring.read_as(reading), plan.mesh.sizes, tensor.shape)
-            key = (reading.tensor, plan.chunks[there].stage, way.carried)
-            source, reader = _ends(reading, tensor.rate, parts)
-            found.setdefault(key, set()).add((there, reader))
-            size = local_size(tensor.shape, way.carried, plan.mesh.sizes) * ITEMSIZE[tensor.dtype]
+    found: dict[tuple[str, int], set[Place]] = {}
+    sizes: dict[tuple[str, int], tuple[Place, int]] = {}
+    for reading in sorted(chain(*wiring.readings.values()), key=attrgetter("at")):
+        here = wiring.chunk_of[reading.maker.block]
+        there = wiring.chunk_of[reading.reader.block]
+        if here == there:
+            continue
+        tensor, key = tensors[reading.tensor], (reading.tensor, plan.chunks[there].stage)
+        source, reader = _ends(reading, tensor.rate, parts)
+        found.setdefault(key, set()).add((there, reader))
+        if key not in sizes:
+            made, read = wiring.made_as(reading.tensor), wiring.read_as(reading)
+            carried = crossing(made, read, plan.mesh.sizes, tensor.shape).carried
+            size = local_size(tensor.shape, carried, plan.mesh.sizes) * ITEMSIZE[tensor.dtype]
             sizes[key] = ((here, source), size)
     merged: dict[_Crossing, list[int]] = {}
-    for (name, target, carried), readers in found.items():
-        maker, size = sizes[name, target, carried]
+    for key, readers in found.items():
+        (maker, size), target = sizes[key], key[1]
         one = _Crossing(source=maker, target=target, readers=frozenset(readers))
         merged.setdefault(one, []).append(size)
     return merged

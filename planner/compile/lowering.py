@@ -1,8 +1,10 @@
 """Lowering: placed ops become actors, and every change of SBP or stage becomes boxing actors.
 
 A boxing is made once per (tensor, stage, target SBP) and shared by all its readers, as the search
-charges it. One exception: what is gathered from a parameter every microbatch (ZeRO-3) is gathered
-anew for the backward pass, for holding it in between is what that choice avoids.
+charges it; a tensor is sent to another stage once, as suits its first reader there, and boxed on
+from what arrived for the others. One exception: what is gathered from a parameter every microbatch
+(ZeRO-3) is gathered anew for the backward pass, for holding it in between is what that choice
+avoids.
 """
 
 from dataclasses import dataclass
@@ -64,6 +66,8 @@ class Lowering:
         self._homes: dict[str, dict[int, tuple[NdSbp, Value]]] = {}
         # What boxing made of it: (stage, tensor, SBP, forward or backward) → value.
         self._boxed: dict[tuple[int, str, NdSbp, str], Value] = {}
+        # What another stage sent, and as which SBP: one transfer per (stage, tensor).
+        self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
 
     def lower(self, placed: PlacedOp) -> None:
@@ -305,13 +309,13 @@ class Lowering:
         home, (source, value) = next(iter(homes.items()))
         if value.repeated:
             raise PlanError(f"`{tensor}` is repeated on stage {home} but read on stage {stage}")
-        way = crossing(source, sbp, self.mesh.sizes, what.shape)
-        sent = self._box(home, what, source, value, way.carried, self._after(home, value))
-        arrived = self._boxed.get((stage, tensor, way.carried, "from"))
-        if arrived is None:
-            arrived = self._transfer(home, stage, tensor, way.carried, sent, section)
-            self._boxed[stage, tensor, way.carried, "from"] = arrived
-        return self._box(stage, what, way.carried, arrived, sbp, section)
+        if (stage, tensor) not in self._arrived:
+            carried = crossing(source, sbp, self.mesh.sizes, what.shape).carried
+            sent = self._box(home, what, source, value, carried, self._after(home, value))
+            arrival = self._transfer(home, stage, tensor, carried, sent, section)
+            self._arrived[stage, tensor] = carried, arrival
+        carried, arrival = self._arrived[stage, tensor]
+        return self._box(stage, what, carried, arrival, sbp, section)
 
     def _box(
         self,
@@ -419,8 +423,12 @@ class Lowering:
 
     def _after(self, stage: int, value: Value) -> Section:
         """The section in which a value can first be worked on where it was made."""
-        made = self.stages[stage].producer.get(value.register)
-        section = BEGIN if made is None else self.stages[stage].actors[made].section
+        draft = self.stages[stage]
+        made = draft.producer.get(value.register)
+        # A variable is read as the step before left it, whoever updates it.
+        if made is None or draft.registers[value.register].initial:
+            return BEGIN
+        section = draft.actors[made].section
         return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
 
     def _block(self, stage: int, register: int) -> str:

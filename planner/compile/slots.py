@@ -18,6 +18,7 @@ it still goes to its end: a marked graph that has one run to its end stops in no
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from planner.compile.draft import SLOT_PARTS, DraftStage, Section
 from planner.errors import ProtocolError
@@ -98,13 +99,16 @@ class Timetable:
     def _started(self) -> list[dict[Section, list[int]]]:
         if self._starts is None:
             self._starts = [
-                _by_section(order, times)
-                for order, times in zip(self.orders, self._times(), strict=True)
+                _by_section(
+                    order, [at - len(slot.part) for slot, at in zip(order, ends, strict=True)]
+                )
+                for order, ends in zip(self.orders, self.times, strict=True)
             ]
         return self._starts
 
-    def _times(self) -> list[list[int]]:
-        """When each slot of each stage starts, if a part lasts one unit and none waits for slots.
+    @cached_property
+    def times(self) -> list[list[int]]:
+        """When each slot of each stage ends, if a part lasts one unit and none waits for slots.
 
         Raises
         ------
@@ -127,8 +131,8 @@ class Timetable:
                     waiting[need] = stage
                     break
                 begin = max(free[stage], ends[need] if need else 0)
-                times.append(begin)
                 free[stage] = begin + len(part)
+                times.append(free[stage])
                 if part != "W":
                     made = part[0], position, microbatch
                     ends[made] = free[stage]
@@ -142,6 +146,12 @@ class Timetable:
                     f"{stuck.chunk} on stage {stage} waits for a microbatch that never comes"
                 )
         return found
+
+
+@lru_cache(maxsize=4)  # plans of one search share theirs; they are large
+def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timetable:
+    """Return the timetable of these arguments, the one of before where it was made already."""
+    return Timetable(schedule, homes, microbatches)
 
 
 def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, list[int]]:

@@ -17,8 +17,12 @@ from planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
 
 
 class Reading(NamedTuple):
-    """One reading of a tensor by an op of another block, as its operand of that number."""
+    """One reading of a tensor by an op of another block, as its operand of that number.
 
+    `at` is the reader's place among the graph's ops.
+    """
+
+    at: int
     tensor: str
     maker: Op
     reader: Op
@@ -73,7 +77,7 @@ class Wiring:
             for index, name in enumerate(op.inputs):
                 maker = self.makers[name]
                 if maker.block not in (op.block, GLOBAL_BLOCK):
-                    reading = Reading(name, maker, op, index)
+                    reading = Reading(number, name, maker, op, index)
                     self.readings.setdefault(op.block, []).append(reading)
 
     @cached_property

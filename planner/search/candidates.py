@@ -228,7 +228,21 @@ def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
     return (
         f"no plan: {devices} devices, a global batch of {global_batch} and {blocks} blocks leave "
         f"none under the pins ({set_pins}): the microbatch of all replicas must divide the global "
-        f"batch, degrees the devices, ep the replicas times tp, chunks must not outnumber blocks; "
-        f"interleaved-1f1b needs "
-        f"microbatches in multiples of the stages, zb-h1 at least as many as stages"
+        f"batch, degrees the devices, ep the replicas times tp, chunks must not outnumber blocks"
+        f"{''.join('; ' + rule for rule in _rules(pins))}"
     )
+
+
+def _rules(pins: Pins) -> list[str]:
+    """What the schedules in question ask of chunks and microbatches, but for what a pin lifts."""
+    rules = {
+        "1f1b": "1f1b runs one chunk a stage",
+        "interleaved-1f1b": "interleaved-1f1b needs microbatches in multiples of the stages",
+        "zb-h1": "zb-h1 needs one chunk a stage and at least as many microbatches as stages",
+        "zb-v": "zb-v needs two chunks a stage and at least 2 · stages - 1 microbatches",
+    }
+    if pins.interleave == 1:
+        rules["interleaved-1f1b"] = "interleaved-1f1b needs more than one chunk a stage"
+    elif pins.interleave is not None:
+        del rules["interleaved-1f1b"]  # chunks that were asked for may wait for each other
+    return [rule for name, rule in rules.items() if pins.schedule in (None, name)]

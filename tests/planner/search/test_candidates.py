@@ -85,6 +85,27 @@ def test_pins_that_cannot_be_had_are_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize(
+    ("pins", "said", "unsaid"),
+    [
+        ({"schedule": "zb-v"}, "zb-v needs two chunks a stage and at least 2", "1f1b"),
+        ({"schedule": "interleaved-1f1b"}, "microbatches in multiples of the stages", "zb-v"),
+        ({"schedule": "interleaved-1f1b", "interleave": 2}, "outnumber blocks", "multiples"),
+        ({"interleave": 4}, "1f1b runs one chunk a stage; zb-h1", "interleaved-1f1b"),
+        ({"schedule": "interleaved-1f1b", "interleave": 1}, "more than one chunk", "multiples"),
+    ],
+)
+def test_pins_that_leave_nothing_name_the_rules_that_hold_under_them(
+    pins: dict[str, object], said: str, unsaid: str
+) -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        listed(4, 2, pp=4, micro_batch=1, **pins)
+    said_of_pins, _, rules = str(caught.value).partition("): ")
+    assert "no plan: 4 devices" in said_of_pins
+    assert said in rules
+    assert unsaid not in rules
+
+
+@pytest.mark.parametrize(
     "pins",
     [{"dp": 0}, {"schedule": "fastest"}, {"recompute": "some"}, {"zero": 4}, {"micro_batch": -1}],
 )
