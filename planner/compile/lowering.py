@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from models.graph import ITEMSIZE, Graph, Phase, Rate
 from models.labels import parse
 from models.ops import state_of
-from planner.actors.graph import Meeting, Port
+from planner.actors.graph import HOST, Meeting, Port
 from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
+from planner.compile.offload import Buffers
 from planner.compile.placement import PlacedOp
 from planner.errors import PlanError
 from planner.mesh import Mesh
-from planner.plan import OpSignature
+from planner.plan import ON_DEVICES, OPTIMIZER, OpSignature
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
 
@@ -54,7 +55,9 @@ class Inside:
 class Lowering:
     """Builds every stage's draft from the placed ops of one plan."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, stages: int, microbatches: int) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
+    ) -> None:
         self.tensors = graph.tensors_by_name
         self.mesh = mesh
         self.microbatches = microbatches
@@ -67,6 +70,7 @@ class Lowering:
         # What another stage sent, and as which SBP: one transfer per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
+        self._buffers = Buffers() if offload == OPTIMIZER else None
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
@@ -97,7 +101,7 @@ class Lowering:
                 shape=shape,
                 dtype=self.tensors[op.outputs[0]].dtype,
                 sbp=placed.outputs[0],
-                memory_kind="optimizer",
+                memory_kind="optimizer" if self._buffers is None else HOST,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
@@ -118,6 +122,9 @@ class Lowering:
                 attributes=dict(op.attributes),
                 block=op.block,
                 state=state,
+                buffer=None
+                if self._buffers is None
+                else self._buffers.of(stage, self.stages[stage], state),
                 in_place=True,
             )
         )
