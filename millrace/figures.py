@@ -15,7 +15,7 @@ from planner.roles import roles
 from planner.spending import cost_usd_per_mtoken, energy_j_per_token
 
 if TYPE_CHECKING:
-    from simulator import Simulated
+    from simulator import Forecast
 
 
 class Speed(NamedTuple):
@@ -63,7 +63,7 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
     return total
 
 
-def predicted_figures(plan: Plan, found: "Simulated", graph: Graph) -> dict[str, Any]:
+def predicted_figures(plan: Plan, found: "Forecast", graph: Graph) -> dict[str, Any]:
     """Return what the simulator says of a plan and its graph, as the plan's `figures` hold it."""
     step_time_s = found.step_time_ns / 1e9
     on_host = {}
