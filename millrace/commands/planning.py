@@ -36,9 +36,9 @@ Ring = Annotated[
 ]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel", "ring"),
+    *("recompute", "zero", "sequence_parallel", "offload", "ring"),
 )
-SCHEDULES = "gpipe, 1f1b, interleaved-1f1b or zb-h1"
+SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
 
 def register(app: typer.Typer) -> None:
@@ -71,6 +71,7 @@ def plan(
     recompute: Annotated[str | None, typer.Option(help="Pin: none, selective or full.")] = None,
     zero: Annotated[str | None, typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid.")] = None,
     sequence_parallel: SequenceParallel = None,
+    offload: Annotated[str | None, typer.Option(help="Pin: none or optimizer (state).")] = None,
     ring: Ring = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +85,7 @@ def plan(
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    given = zip(PINS, (*chosen, sequence_parallel, ring), strict=True)
+    given = zip(PINS, (*chosen, sequence_parallel, offload, ring), strict=True)
     pins = {name: value for name, value in given if value is not None}
     # Before this machine is measured, which takes a while.
     opened = api.check_question(

@@ -5,7 +5,8 @@ share one area: sections follow one another on that queue, and inside a section 
 again once its last reader has run. A collective within a section shares it too: it cannot begin
 before the op that makes its input, and is over when the first op that reads its result begins. All
 other registers have their own places: what lives from one section to another, and what is sent or
-received, for no order on this rank says when that happens.
+received, for no order on this rank says when that happens. What lies in host memory is laid out
+there, one after the other.
 
 Within a section the ops of one block form a *stretch*. What lives from one stretch to the next is
 placed first, in turns in two parts of the area; what lives within one fits around it. So equal
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from planner.actors.graph import COMMUNICATION, TEMPORARY, Program, Register
+from planner.actors.graph import COMMUNICATION, HOST, TEMPORARY, Program, Register
 from planner.compile.draft import BEGIN, BOXING, UPDATE, DraftStage, Section
 
 
@@ -59,7 +60,12 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
     offsets, end = shared_places(draft, joint_backward)
     buffers = communication_buffers(draft)
     registers: list[Register] = []
+    host_end = 0
     for index, register in enumerate(program.registers):
+        if register.memory_kind == HOST:
+            registers.append(replace(register, offset_bytes=host_end))
+            host_end += register.slots * register.slot_bytes
+            continue
         if index in offsets:
             at = offsets[index]
             registers.append(replace(register, offset_bytes=at, memory_kind=TEMPORARY))

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from models.graph import ITEMSIZE, Graph, Phase, Rate
 from models.labels import parse
 from models.ops import state_of
-from planner.actors.graph import Meeting, Port
+from planner.actors.graph import HOST, Meeting, Port
 from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
+from planner.compile.offload import Buffers
 from planner.compile.placement import PlacedOp
 from planner.compile.rounds import lower_rounds
 from planner.errors import PlanError
 from planner.mesh import Mesh
-from planner.plan import OpSignature
+from planner.plan import ON_DEVICES, OPTIMIZER, OpSignature
 from planner.rings import RING
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
@@ -56,7 +57,9 @@ class Inside:
 class Lowering:
     """Builds every stage's draft from the placed ops of one plan."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, stages: int, microbatches: int) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
+    ) -> None:
         self.tensors = graph.tensors_by_name
         self.mesh = mesh
         self.microbatches = microbatches
@@ -69,6 +72,7 @@ class Lowering:
         # What another stage sent, and as which SBP: one transfer per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
+        self._buffers = Buffers() if offload == OPTIMIZER else None
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
@@ -101,7 +105,7 @@ class Lowering:
                 shape=shape,
                 dtype=self.tensors[op.outputs[0]].dtype,
                 sbp=placed.outputs[0],
-                memory_kind="optimizer",
+                memory_kind="optimizer" if self._buffers is None else HOST,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
@@ -122,6 +126,9 @@ class Lowering:
                 attributes=dict(op.attributes),
                 block=op.block,
                 state=state,
+                buffer=None
+                if self._buffers is None
+                else self._buffers.of(stage, self.stages[stage], state),
                 in_place=True,
             )
         )

@@ -14,6 +14,7 @@ from models.graph import Graph, Op
 from models.labels import BATCH, EXPERT, SEQUENCE, parse
 from models.ops import op_kind
 from planner.errors import InfeasibleError, PlanError
+from planner.plan import OFFLOADS
 from planner.rings import RING, RINGS
 from planner.roles import HYBRID
 from planner.schedules import SCHEDULES
@@ -45,6 +46,7 @@ class Pins:
     recompute: str | None = None
     zero: str | int | None = None
     sequence_parallel: bool | None = None
+    offload: str | None = None
     ring: bool | None = None
 
     @property
@@ -59,7 +61,7 @@ class Pins:
         Raises
         ------
         PlanError
-            A degree or micro batch below one, or an unknown schedule, recompute or zero.
+            A degree or micro batch below one, or an unknown schedule, recompute, zero or offload.
         InfeasibleError
             Pins that contradict each other.
         """
@@ -73,6 +75,8 @@ class Pins:
             )
         if self.recompute not in (None, "none", "selective", "full"):
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
+        if self.offload not in (None, *OFFLOADS):
+            raise PlanError(f"--offload {self.offload}: choose {' or '.join(OFFLOADS)}")
         if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:

@@ -50,6 +50,7 @@ def write_plan(evaluator: Evaluator, found: Found) -> Plan:
         pins=request.pins.document,
         memory_limit_bytes=request.limit_bytes,
         seed=request.seed,
+        offload=request.offload,
     )
     plan = only_used(plan)
     return replace(plan, mesh=named_mesh(plan, with_batch(graph, candidate.batch)))

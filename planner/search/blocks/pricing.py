@@ -17,7 +17,9 @@ from models.labels import bind, parse
 from models.ops import op_kind, state_of
 from planner.cluster import Cluster
 from planner.costs import precision_of
+from planner.costs.host import host_of, state_copies_ns
 from planner.memory import UPDATES
+from planner.plan import ON_DEVICES, OPTIMIZER
 from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
 from planner.search.blocks.moving import Moving, kernel_ns
@@ -66,6 +68,8 @@ class Pricing:
         (partial values do not cross stages).
     starts : sequence, optional
         Per row, the first ranks of its stages.
+    offload : str
+        Where optimizer state lies, as in a Plan.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Pricing:
         stretch: float = 1.0,
         crossing_partial: bool = True,
         starts: Sequence[tuple[int, ...]] = (),
+        offload: str = ON_DEVICES,
     ) -> None:
         self.space = space
         self.cluster = cluster
@@ -85,6 +90,7 @@ class Pricing:
         self.batch = batch
         self.stretch = stretch
         self.crossing_partial = crossing_partial
+        self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.tensors = space.folded.graph.tensors_by_name
         self.rows = sizes.shape[1]
         self._dims: dict[str, Ints] = {}
@@ -182,7 +188,12 @@ class Pricing:
         made = one.states[len(op.inputs)]
         if op.kind in UPDATES:
             kept = len(state_of(op.kind, op.attributes))
-            figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
+            size = self.local_bytes(op.outputs[0], made)
+            if self.hosts and kept:
+                copies = state_copies_ns(size, kept, self.hosts)
+                figures[STEP] += np.ceil(copies * self.stretch).astype(np.int64)
+            else:
+                figures[PERSISTENT] += kept * size
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made)
 
