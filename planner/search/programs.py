@@ -176,6 +176,7 @@ class Programs:
                 crossing_partial=np.array([not shape.chunked for shape in members]),
                 starts=[shape.sites[number].starts for shape in members],
                 known=self._known.setdefault(site.groups, Known()),
+                offload=self.request.offload,
             )
             for number, site in enumerate(members[0].sites)
         ]
