@@ -25,7 +25,7 @@ from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
 from planner.search.modes import by_mode
 from planner.search.pins import Pins
-from planner.search.programs import Ask, Programs, Shape
+from planner.search.programs import Ask, Programs, Shape, Wanted
 from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.sites import room, usable_bytes
 from planner.search.stages import (
@@ -45,12 +45,12 @@ ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
-# In modes of recomputation: prices of all the memory there is, as `TIE_BREAKER`.
+# Where memory is tight: modes of recomputation and prices of memory, as `TIE_BREAKER`. The first
+# says how blocks hand tensors on; the others are solved in two groups that take about equally long.
+FIRST_RUNG = 0.03
 RUNGS = (
-    ("none", (0.03,)),
-    ("none", (TIE_BREAKER, 0.3)),
-    ("selective", (TIE_BREAKER, 0.3)),
-    ("full", (TIE_BREAKER, 0.3, 3.0)),
+    (("none", TIE_BREAKER), ("none", 0.3), ("selective", TIE_BREAKER), ("selective", 0.3)),
+    (("full", TIE_BREAKER), ("full", 0.3), ("full", 3.0)),
 )
 
 
@@ -120,6 +120,7 @@ class Evaluator:
         self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self.modes = MODES if pinned is None else (pinned,)
+        self._loose = request.max_gap / 2  # of programs whose solutions are mixed
         self.asker = Asker(request, self.programs, self.modes[0])
 
     def under(self, pins: Pins) -> "Evaluator":
@@ -241,26 +242,38 @@ class Evaluator:
     ) -> list[Outcome]:
         """Solve candidates in every mode of recomputation and at every price of memory."""
         candidates = [candidate for candidate, _ in tight]
-        endless = [float("inf")] * len(tight)
+        later = [candidate.pipeline.schedule in DEFERRING for candidate in candidates]
         groups: list[list[Solved]] = [[] for _ in tight]
         # All others hand tensors on as the first do, so that stages can mix them.
         handed: list[Handover] = [()] * len(tight)
-        for mode, rungs in RUNGS:
-            mode = mode if mode in self.modes else self.modes[0]
-            asks = [
-                replace(ask, handover=wanted)
-                for share in rungs
-                for ask, wanted in zip(
-                    self.asker.asks(candidates, mode, share, endless), handed, strict=True
-                )
-            ]
-            solutions = self.programs.solve_many(asks, FEWER, self.request.max_gap / 2)
-            for at, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
+
+        def wanted(rungs: Sequence[tuple[str, float]]) -> list[Wanted]:
+            asked = []
+            for mode, share in rungs:
+                asks = self.asker.asks(candidates, mode, share, [float("inf")] * len(tight))
+                for ask, handover_, deferring in zip(asks, handed, later, strict=True):
+                    asked.append((replace(ask, handover=handover_), deferring))
+            return asked
+
+        def note(asked: Sequence[Wanted], solutions: Sequence[Solution | float]) -> None:
+            for at, ((ask, _), solution) in enumerate(zip(asked, solutions, strict=True)):
                 if not isinstance(solution, float):
-                    groups[at % len(groups)].append(Solved(mode, solution))
-                    if not ask.handover:
-                        space = self.programs.space(ask.shape, mode)
-                        handed[at] = handover(space, solution.options)
+                    groups[at % len(groups)].append(Solved(ask.mode, solution))
+
+        first = wanted([(self.modes[0], FIRST_RUNG)])
+        solutions = self.programs.solve_many([ask for ask, _ in first], FEWER, self._loose)
+        note(first, solutions)
+        for at, ((ask, _), solution) in enumerate(zip(first, solutions, strict=True)):
+            if not isinstance(solution, float):
+                space = self.programs.space(ask.shape, ask.mode)
+                handed[at] = handover(space, solution.options)
+        plain, full = (
+            wanted([(mode, share) for mode, share in rungs if mode in self.modes])
+            for rungs in RUNGS
+        )
+        both = self.programs.solve_beside(plain, full, FEWER, self._loose)
+        for asked, solutions in zip((plain, full), both, strict=True):
+            note(asked, solutions)
         found: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
             if bound >= best_ns:

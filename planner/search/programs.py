@@ -8,6 +8,7 @@ shapes that are solved.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from models.graph import Graph
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.search.blocks.ascent import Ascent
+from planner.search.blocks.beside import beside
 from planner.search.blocks.blending import Blended
 from planner.search.blocks.folding import Folded, fold
 from planner.search.blocks.moving import Known
@@ -97,6 +99,17 @@ class Ask:
     handover: Handover = ()
 
 
+Wanted = tuple[Ask, bool]  # with whether gradients of weights are deferred
+FiguresKey = tuple[Shape, str, tuple[int, ...], bool]
+
+
+class Learned(NamedTuple):
+    """What solving some programs gave."""
+
+    solved: dict[Ask, Solution | float]
+    figures: dict[FiguresKey, dict[str, VariantFigures]]
+
+
 class Programs:
     """The block programs of one request.
 
@@ -115,7 +128,7 @@ class Programs:
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
-        self._figures: dict[object, dict[str, VariantFigures]] = {}
+        self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}
         self.working = Working()
         self._exact: dict[object, Solution] = {}
         self._known: dict[tuple[int, ...], Known] = {}
@@ -282,6 +295,35 @@ class Programs:
                     self._solved[ask] = solution
         return [self._solved[ask] for ask in asks]
 
+    def solve_beside(
+        self, one: Sequence[Wanted], other: Sequence[Wanted], sweeps: int, max_gap: float
+    ) -> list[list[Solution | float]]:
+        """Solve two groups of programs at once, and read the figures of their solutions."""
+        for ask, _ in other:
+            self.space(ask.shape, ask.mode)  # once here, rather than whenever a process starts
+        if one and other:
+            for learned in beside(
+                lambda: self._learned(one, sweeps, max_gap),
+                lambda: self._learned(other, sweeps, max_gap),
+            ):
+                self._solved.update(learned.solved)
+                self._figures.update(learned.figures)
+        return [
+            self.solve_many([ask for ask, _ in group], sweeps, max_gap) for group in (one, other)
+        ]
+
+    def _learned(self, wanted: Sequence[Wanted], sweeps: int, max_gap: float) -> Learned:
+        """Solutions, and for each site the figures of their blocks."""
+        learned = Learned({}, {})
+        solutions = self.solve_many([ask for ask, _ in wanted], sweeps, max_gap)
+        for (ask, deferring), solution in zip(wanted, solutions, strict=True):
+            learned.solved[ask] = solution
+            if not isinstance(solution, float):
+                for part in ask.shape.parts:
+                    key = part, ask.mode, solution.options, deferring
+                    learned.figures[key] = self.block_figures(*key)
+        return learned
+
     def _stacked(self, asks: list[Ask]) -> tuple[Tables, list[Ask]]:
         """Tables with a row for every program of one space, and the programs in their order."""
         parts: list[Tables] = []
@@ -306,10 +348,20 @@ class Programs:
 
     def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
         """Bounds of programs after a few sweeps, without reading solutions off."""
-        known: dict[Ask, float] = {}
         new = list(dict.fromkeys(asks))
-        for tables, places in self._rows([(ask.mode, ask.shape) for ask in new]).values():
-            mine = [new[place] for place in places]
+        if not new:
+            return []
+        self.price([ask.shape for ask in new], new[0].mode)
+        half = (len(new) + 1) // 2 if len(new) > GROUP else len(new)
+        one, other = beside(
+            lambda: self._bounds(new[:half], sweeps), lambda: self._bounds(new[half:], sweeps)
+        )
+        return [(one | other)[ask] for ask in asks]
+
+    def _bounds(self, asks: Sequence[Ask], sweeps: int) -> dict[Ask, float]:
+        known: dict[Ask, float] = {}
+        for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
+            mine = [asks[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
             ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
             ascent.sweep()
@@ -317,7 +369,7 @@ class Programs:
             for _ in range(sweeps - 1):
                 ascent.sweep()
             known.update(zip(mine, ascent.bounds.tolist(), strict=True))
-        return [known[ask] for ask in asks]
+        return known
 
     def solve_one(
         self,
@@ -393,6 +445,7 @@ class Programs:
 
     def handed_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> int:
         """The most bytes that a device hands from a block of the forward pass to the next."""
+        self.price([shape], mode)
         pricing, row = self._priced[mode, shape]
         assert isinstance(pricing, Pricing), "asked for one site"
         space = self.space(shape, mode)
