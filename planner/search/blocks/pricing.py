@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from models.counting import masters
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from models.labels import bind, parse
 from models.ops import op_kind, state_of
@@ -90,6 +91,7 @@ class Pricing:
         self.stretch = stretch
         self.crossing_partial = crossing_partial
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
+        self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
         self.rows = sizes.shape[1]
         self._dims: dict[str, Ints] = {}
@@ -185,16 +187,25 @@ class Pricing:
         column = (DEFERRABLE if later else MICROBATCH) if often else STEP
         figures[column] += self._duration_ns(one)
         made = one.states[len(op.inputs)]
+        if self.hosts and (op.kind in UPDATES or (op.inputs and op.inputs[0] in self.masters)):
+            figures[STEP] += self._copies_ns(one)
         if op.kind in UPDATES:
-            kept = len(state_of(op.kind, op.attributes))
-            size = self.local_bytes(op.outputs[0], made)
-            if self.hosts and kept:
-                copies = state_copies_ns(size, kept, self.hosts)
-                figures[STEP] += np.ceil(copies * self.stretch).astype(np.int64)
-            else:
-                figures[PERSISTENT] += kept * size
+            kept = 0 if self.hosts else len(state_of(op.kind, op.attributes))
+            figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
+        elif op.outputs[0] in self.masters:
+            pass  # in host memory
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made)
+
+    def _copies_ns(self, one: OpOptions) -> Ints:
+        """What an update or a cast waits for what passes between it and host memory: [O, K]."""
+        op, master = one.op, one.op.inputs[0] in self.masters
+        update = op.kind in UPDATES
+        tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
+        size = self.local_bytes(op.inputs[0], one.states[0])
+        found = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
+        stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
+        return stretched
 
     def _duration_ns(self, one: OpOptions) -> Ints:
         op = one.op
@@ -355,6 +366,9 @@ class Pricing:
             kept=kept,
         )
         reachable = boxed.reachable
+        if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
+            same = np.equal.outer(net.sources, net.targets)
+            reachable = reachable & same[:, :, None]
         if net.crossing and not self.crossing_partial:
             both = np.logical_and.outer(
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
