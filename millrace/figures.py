@@ -1,7 +1,7 @@
 """Figures of a plan: what follows from its step time, its registers, and its signatures.
 
-`dp tp pp cp ep zero sequence_parallel recompute` are derived from the variants and None where ops
-or blocks disagree; `axes` and the variants then hold the truth.
+`dp tp pp cp ep zero sequence_parallel ring recompute` are derived from the variants and None where
+ops or blocks disagree; `axes` and the variants then hold the truth.
 """
 
 from collections.abc import Sequence

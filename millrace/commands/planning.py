@@ -31,9 +31,12 @@ Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
 SequenceParallel = Annotated[
     bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Pin.")
 ]
+Ring = Annotated[
+    bool | None, typer.Option("--ring/--no-ring", help="Pin: keys and values travel round cp.")
+]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel", "offload"),
+    *("recompute", "zero", "sequence_parallel", "offload", "ring"),
 )
 SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
@@ -69,6 +72,7 @@ def plan(
     zero: Annotated[str | None, typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid.")] = None,
     sequence_parallel: SequenceParallel = None,
     offload: Annotated[str | None, typer.Option(help="Pin: none or optimizer (state).")] = None,
+    ring: Ring = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
@@ -81,7 +85,7 @@ def plan(
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    given = zip(PINS, (*chosen, sequence_parallel, offload), strict=True)
+    given = zip(PINS, (*chosen, sequence_parallel, offload, ring), strict=True)
     pins = {name: value for name, value in given if value is not None}
     # Before this machine is measured, which takes a while.
     opened = api.check_question(

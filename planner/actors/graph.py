@@ -69,11 +69,12 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `peer` is the program of a transfer's other end (the rank at the same coordinate);
     `world` is a group of every rank of every program. `message_bytes` is the size of the whole
     message as collective libraries count it: the reduced tensor for all_reduce, the larger side
-    for all_gather and reduce_scatter, the local tensor for all_to_all, send and recv.
+    for all_gather and reduce_scatter, the local tensor for all_to_all, send, recv and rotate (of
+    which every member gets what the one before it in the group has).
     """
 
     key: str
-    kind: str  # all_reduce all_gather reduce_scatter all_to_all broadcast send recv
+    kind: str  # all_reduce all_gather reduce_scatter all_to_all broadcast rotate send recv
     axes: tuple[str, ...] = ()
     peer: int | None = None
     world: bool = False

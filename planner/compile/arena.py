@@ -109,6 +109,7 @@ def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, in
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
         area = max(area, size)
+    offsets |= {register: offsets[leader] for register, leader in spans.followers.items()}
     return offsets, area
 
 
@@ -119,6 +120,7 @@ class Spans:
         self.draft = draft
         self.joint = joint_backward
         self.readers: dict[int, list[int]] = {}
+        self.followers: dict[int, int] = {}  # register → the one whose place it takes
         held: set[int] = set()
         for index, actor in enumerate(draft.actors):
             for port in actor.inputs:
@@ -148,15 +150,27 @@ class Spans:
         ]
 
     def by_section(self) -> dict[Section, list[Span]]:
-        """Per section, the spans of the registers that share the area."""
-        found: dict[Section, list[Span]] = {}
+        """Per section, the spans of the registers that share the area.
+
+        One place that several take in turn is one span, known by the first of them.
+        """
+        found: dict[Section, dict[int, Span]] = {}
         for register in self._candidates:
             begin = self.begin(register)
             end = self.end(register, begin[0]) if begin else None
-            if begin and end is not None:
-                size = self.draft.registers[register].slot_bytes
-                found.setdefault(begin[0], []).append(Span(register, size, begin[1], end))
-        return found
+            if not begin or end is None:
+                continue
+            spans = found.setdefault(begin[0], {})
+            leader = self.draft.places.get(register, register)
+            size = self.draft.registers[register].slot_bytes
+            one = Span(register, size, begin[1], end)
+            if leader != register and leader in spans:
+                self.followers[register] = leader
+                first = spans[leader]
+                size = max(size, first.size)
+                one = Span(leader, size, min(one.first, first.first), max(end, first.last))
+            spans[one.register] = one
+        return {section: list(spans.values()) for section, spans in found.items()}
 
     def local(self, index: int) -> bool:
         """Whether an actor is a collective of this stage alone."""

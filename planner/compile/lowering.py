@@ -17,9 +17,11 @@ from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
 from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
+from planner.compile.rounds import lower_rounds
 from planner.errors import PlanError
 from planner.mesh import Mesh
 from planner.plan import ON_DEVICES, OpSignature
+from planner.rings import RING
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
 
@@ -75,7 +77,9 @@ class Lowering:
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
         rule = _RULES.get(placed.op.kind, Lowering._compute)
-        (Lowering._expanded if placed.expansion else rule)(self, placed)
+        if placed.expansion:
+            rule = Lowering._on_a_ring if placed.expansion == RING else Lowering._expanded
+        rule(self, placed)
 
     # Rules, one per kind of op that is not simply one actor.
 
@@ -285,6 +289,19 @@ class Lowering:
                     block=op.block,
                 )
             )
+
+    def _on_a_ring(self, placed: PlacedOp) -> None:
+        """An extra signature whose operands travel."""
+        op, stage = placed.op, placed.stage
+        section = self._section(placed, Rate.MICROBATCH)
+        inputs = [
+            self.need(stage, name, sbp, section, Rate.MICROBATCH).register
+            for name, sbp in zip(op.inputs, placed.inputs, strict=True)
+        ]
+        draft, firings = self.stages[stage], self.microbatches
+        outputs = lower_rounds(draft, placed, self.tensors, self.mesh, section, firings, inputs)
+        for name, sbp, register in zip(op.outputs, placed.outputs, outputs, strict=True):
+            self._made(stage, name, sbp, Value(register, Rate.MICROBATCH))
 
     # Values: where a tensor is, and how it gets where it is needed.
 

@@ -65,7 +65,7 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
     asked = pins.document
     if pins.zero is not None and pins.zero != HYBRID:
         asked["zero"] = int(pins.zero)
-    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel"):
+    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel", "ring"):
         if name in asked and found[name] is not None and found[name] != asked[name]:
             return (
                 f"--{name.replace('_', '-')} {asked[name]} cannot be had: the labels of this "

@@ -30,7 +30,7 @@ from planner.wording import percent, size
 
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel", "offload"),
+    *("recompute", "zero", "sequence_parallel", "offload", "ring"),
 )
 NUMBERS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "interleave", "zero")
 SAME = 0.0005  # differences below are none

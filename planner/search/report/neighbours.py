@@ -178,7 +178,7 @@ def _cannot(pipeline: Pipeline, blocks: int) -> str:
 def storage(
     evaluator: Evaluator, roled: Candidate, known: dict[str, object], pins: Pins
 ) -> list[Neighbour]:
-    """Neighbours in recomputation, ZeRO, sequence parallelism and where optimizer state lies."""
+    """Neighbours in recomputation, ZeRO, sequence parallelism, rings and offloading."""
     found = []
     asked = evaluator.request.pins
 
@@ -213,6 +213,11 @@ def storage(
         for place in OFFLOADS:
             if place != known["offload"]:
                 add("offload", known["offload"], place, (roled,))
+    if asked.ring is None and "cp" in roles:
+        given = known["ring"]
+        for other in (True, False):
+            if other is not given:
+                add("ring", "mixed" if given is None else given, other, (roled,))
     return found
 
 
