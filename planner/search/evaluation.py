@@ -49,8 +49,8 @@ SWEEPS = 12  # of the ascent per program, at first
 # says how blocks hand tensors on; the others are solved in two groups that take about equally long.
 FIRST_RUNG = 0.03
 RUNGS = (
-    (("none", TIE_BREAKER), ("none", 0.3), ("selective", TIE_BREAKER), ("selective", 0.3)),
-    (("full", TIE_BREAKER), ("full", 0.3), ("full", 3.0)),
+    (("none", 0.3), ("selective", 0.1)),
+    (("full", 0.1), ("full", 3.0)),
 )
 
 
