@@ -60,19 +60,19 @@ class StageProgram:
         self._counts(least_memory)
         self._contiguous()
         weight = 0.0 if least_memory else 1.0
-        slowest = self.program.add_columns(weight * (pipeline.microbatches - pipeline.ramp))
+        self.sent_ns = max(one.sent_ns for run in runs for one in run.variants)
+        self._paces(weight * (pipeline.microbatches - pipeline.ramp))
         update = self.program.add_columns(weight)
         over = self.program.add_columns(1.0) if least_memory else None
         inflight = inflight_counts(pipeline)
         for stage in range(pipeline.stages):
             on_stage = [k for k in range(pipeline.positions) if pipeline.stage_of(k) == stage]
             figures = self.figures[stage]
-            self._time(slowest, stage, on_stage, weight)
             self._at_least(update, on_stage, [f.step_ns / self.time_unit for f in figures])
             self._memory(stage, on_stage, inflight, over)
 
     def _counts(self, least_memory: bool) -> None:
-        """Columns of counts; what they cost in the ramp, but for time on lanes."""
+        """Columns of counts; what they cost in the ramp."""
         most = float(max(len(run.blocks) for run in self.runs))
         found = []
         for position in range(self.pipeline.positions):
@@ -85,14 +85,8 @@ class StageProgram:
         self.counts = np.array(found)
 
     def _ramp_cost(self, figures: VariantFigures, stage: int) -> float:
-        left = -deferred_ns(figures, self.pipeline)
-        if not self._has_lanes(stage):
-            left += figures.microbatch_ns
+        left = figures.microbatch_ns - deferred_ns(figures, self.pipeline)
         return self.pipeline.ramp * left / self.time_unit
-
-    def _has_lanes(self, stage: int) -> bool:
-        """Whether communication may last longer than computation on a stage."""
-        return any(figures.lane_ns > figures.microbatch_ns for figures in self.figures[stage])
 
     def _contiguous(self) -> None:
         """Every block once, no position empty, a run only after all of the one before."""
@@ -113,19 +107,22 @@ class StageProgram:
                 program.enter(after, self.counts[k, run_of == r + 1], 1.0)
                 program.enter(after, done, -len(self.runs[r + 1].blocks))
 
-    def _time(self, slowest: int, stage: int, on_stage: list[int], weight: float) -> None:
-        """The slowest stage is no faster than this one's computation, nor than its lane."""
-        figures = self.figures[stage]
-        compute = [f.microbatch_ns / self.time_unit for f in figures]
-        if not self._has_lanes(stage):
-            self._at_least(slowest, on_stage, compute)
-            return
-        time = self.program.add_columns(weight * self.pipeline.ramp)
-        self._at_least(time, on_stage, compute)
-        self._at_least(time, on_stage, [f.lane_ns / self.time_unit for f in figures])
-        row = self.program.add_rows(1, lower=0.0)
-        self.program.enter(row, slowest, 1.0)
-        self.program.enter(row, time, -1.0)
+    def _paces(self, weight: float) -> None:
+        """Each row's pace is no less than any place's time; all of it no less than the mean."""
+        pipeline, program = self.pipeline, self.program
+        compute = [[f.microbatch_ns / self.time_unit for f in one] for one in self.figures]
+        paces = [program.add_columns(weight) for _ in range(pipeline.rows)]
+        places: dict[int, list[int]] = {}
+        for position in range(pipeline.positions):
+            places.setdefault(pipeline.place_of(position), []).append(position)
+        for place, positions in places.items():
+            stage = pipeline.stage_of(positions[0])
+            self._at_least(paces[place // pipeline.stages], positions, compute[stage])
+        if pipeline.in_turn:
+            row = program.add_rows(1, lower=self.sent_ns / self.time_unit)
+            program.enter(row, paces, float(pipeline.stages))
+            for k in range(pipeline.positions):
+                program.enter(row, self.counts[k], [-one for one in compute[k]])
 
     def _at_least(self, column: int, positions: list[int], values: list[float]) -> None:
         """The column is no less than the sum over the blocks at some positions."""
@@ -177,5 +174,5 @@ class StageProgram:
             chunks=tuple(chunks),
             step_ns=step_ns,
             memory_bytes=0,
-            bound_ns=min(answer.bound * self.time_unit, step_ns),
+            bound_ns=min(answer.bound * self.time_unit + self.sent_ns, step_ns),
         )

@@ -4,12 +4,16 @@ Blocks come in runs (all blocks of one template, in the order of the model); pos
 chunks in model order, position k on stage `stage_of(schedule, k, stages)`. With blocks and variants
 per position::
 
-    time[s]  = max(Σ microbatch, Σ lane) over the blocks on stage s
-    step     = (microbatches - ramp) · max_s time[s]
-               + ramp · Σ_s (time[s] - Σ deferred) + max_s Σ step
+    time[s]  = Σ microbatch over the blocks on stage s
+    step     = (microbatches - ramp) · pace + ramp · Σ_s (time[s] - Σ deferred) + sent
+               + max_s Σ step
+    pace     = max_s time[s]                          one chunk a stage, or chunks in a V
+             = Σ_rows max over the row's chunks       chunks in rows (interleaved): see below
+             ≥ (Σ_s time[s] + sent) / stages          where nothing is deferred, one chunk a stage
     bytes[s] = Σ_{k on s} Σ (persistent + inflight[k] · inflight bytes) + max transient ≤ limit
 
-where ramp is one over the chunks of a stage, and no chunk is empty.
+where ramp is one over the chunks of a stage, `sent` is what a microbatch takes from stage to stage
+to the last chunk and back, besides computing, and no chunk is empty.
 
 Notes
 -----
@@ -19,12 +23,22 @@ slowest has its remaining microbatches. With several chunks a stage the ramp is 
 shorter. Schedules that defer weight gradients fill the ramp with them (Qi et al., "Zero bubble
 pipeline parallelism", 2023, section 2.2): with equal times for forward, input and weight gradients
 what is left is the way to the last stage.
+
+Interleaved stages run the chunks of one row (the first of every stage, the second, …) at a time,
+`stages` microbatches long, and each waits for the one before it: a row takes as long as its longest
+chunk, wherever the next row's longest lies.
+
+1F1B has as many microbatches under way as there are stages, so that each has to be through all of
+them, and back, in as many paces. What stages hand each other is hidden where they wait anyway.
+Schedules that defer weight gradients, or interleave, have others to run meanwhile.
+`python -m benchmarks.pipelines` holds all of this against the simulator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
-from planner.schedules import kept_counts, stage_of
+from planner.schedules import FOLDED, kept_counts, stage_of
 
 DEFERRING = ("zb-h1", "zb-v")  # schedules that move weight gradients into the ramp
 
@@ -41,10 +55,11 @@ class VariantFigures:
         Memory all step long, and per microbatch in flight.
     transient_bytes : int
         The largest section; sections of a stage share their memory.
-    lane_ns : int
-        Communication per microbatch that runs beside computation.
     handover : object
         How tensors are handed to neighbours: a division mixes only variants where it is equal.
+    sent_ns : int
+        What one microbatch's tensors take from stage to stage, and their gradients back; of equal
+        handovers equal.
     """
 
     microbatch_ns: int
@@ -53,8 +68,8 @@ class VariantFigures:
     persistent_bytes: int
     inflight_bytes: int
     transient_bytes: int = 0
-    lane_ns: int = 0
     handover: object = None
+    sent_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +120,19 @@ class Pipeline:
         return 1 / self.interleave
 
     @property
+    def rows(self) -> int:
+        """Rows of chunks that wait for their longest."""
+        return 1 if self.schedule in FOLDED else self.interleave
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether every microbatch is through all stages, and back, before others take its place.
+
+        Then stages have nothing else to do while tensors travel.
+        """
+        return self.interleave == 1 and self.stages > 1 and self.schedule not in DEFERRING
+
+    @property
     def kinds(self) -> tuple[int, ...]:
         """Kind of every stage's device."""
         return self.kind_of_stage or (0,) * self.stages
@@ -112,6 +140,16 @@ class Pipeline:
     def stage_of(self, position: int) -> int:
         """Return the stage of a chunk."""
         return stage_of(self.schedule, position, self.stages)
+
+    def place_of(self, position: int) -> int:
+        """Return what a chunk's time counts in: its stage, or itself where rows wait for it."""
+        return position if self.rows > 1 else self.stage_of(position)
+
+    def pace(self, times: Sequence[float], sent: float) -> float:
+        """Return what each further microbatch takes, from the times of every place."""
+        row = self.stages
+        found: float = sum(max(times[at : at + row]) for at in range(0, len(times), row))
+        return max(found, (sum(times) + sent) / self.stages) if self.in_turn else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +192,20 @@ def step_time_ns(
 ) -> float:
     """Predicted step time of a division."""
     run_of = {block: run for run in runs for block in run.blocks}
-    busy, lane, update = ([0] * pipeline.stages for _ in range(3))
+    times = [0] * (pipeline.stages * pipeline.rows)
+    update = [0] * pipeline.stages
     deferred = 0.0
+    sent = 0
     for position, chunk in enumerate(chunks):
-        stage = pipeline.stage_of(position)
+        stage, place = pipeline.stage_of(position), pipeline.place_of(position)
         for block, at in chunk:
             figures = run_of[block].on(pipeline.kinds[stage])[at]
-            busy[stage] += figures.microbatch_ns
-            lane[stage] += figures.lane_ns
+            times[place] += figures.microbatch_ns
             update[stage] += figures.step_ns
             deferred += deferred_ns(figures, pipeline)
-    times = [max(pair) for pair in zip(busy, lane, strict=True)]
-    pace = (pipeline.microbatches - pipeline.ramp) * max(times)
-    return pace + pipeline.ramp * (sum(times) - deferred) + max(update)
+            sent = max(sent, figures.sent_ns)
+    paces = (pipeline.microbatches - pipeline.ramp) * pipeline.pace(times, sent)
+    return paces + pipeline.ramp * (sum(times) - deferred) + sent + max(update)
 
 
 def stage_bytes(

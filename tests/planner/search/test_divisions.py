@@ -1,5 +1,6 @@
 """Divisions against brute force: every cut, every variant of every block, on random instances."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -29,8 +30,9 @@ def evaluated(
     """Step time and bytes of each stage, by the formulas of the package's documentation."""
     p, v, m = pipe.stages, pipe.interleave, pipe.microbatches
     inflight = inflight_counts(pipe)
-    compute, lane, update, used, section = ([0] * p for _ in range(5))
-    deferred = 0.0
+    update, used, section = ([0] * p for _ in range(3))
+    compute = [[0] * p for _ in range(v)]
+    deferred, sent = 0.0, 0
     for position in range(p * v):
         stage = position % p
         if pipe.schedule == "zb-v" and position >= p:
@@ -39,15 +41,18 @@ def evaluated(
         for at in range(edges[position], edges[position + 1]):
             run = blocks[at][1]
             f = (run.variants, *run.elsewhere)[kind][choice[at]]
-            compute[stage] += f.microbatch_ns
-            lane[stage] += f.lane_ns
+            compute[position // p][stage] += f.microbatch_ns
+            sent = f.sent_ns
             update[stage] += f.step_ns
             used[stage] += f.persistent_bytes + inflight[position] * f.inflight_bytes
             section[stage] = max(section[stage], f.transient_bytes)
             if pipe.schedule.startswith("zb"):
                 deferred += min(2 * f.deferrable_ns * (1 - 1 / p), f.microbatch_ns)
-    times = [max(pair) for pair in zip(compute, lane, strict=True)]
-    step = (m - 1 / v) * max(times) + (sum(times) - deferred) / v + max(update)
+    times = [sum(column) for column in zip(*compute, strict=True)]
+    pace = sum(map(max, compute)) if pipe.schedule == "interleaved-1f1b" else max(times)
+    if pipe.schedule in ("1f1b", "gpipe") and p > 1:
+        pace = max(pace, (sum(times) + sent) / p)
+    step = (m - 1 / v) * pace + (sum(times) - deferred) / v + sent + max(update)
     return step, [a + b for a, b in zip(used, section, strict=True)]
 
 
@@ -69,20 +74,19 @@ NUMBER = st.integers(0, 12)
 
 def figures(handovers: int) -> st.SearchStrategy[VariantFigures]:
     return st.builds(
-        lambda t, d, u, p, k, x, lane, h: VariantFigures(
+        lambda t, d, u, p, k, x, h: VariantFigures(
             microbatch_ns=t,
             deferrable_ns=min(d, t),
             step_ns=u,
             persistent_bytes=p,
             inflight_bytes=k,
             transient_bytes=x,
-            lane_ns=lane,
             handover=h,
+            sent_ns=7 * h,
         ),
         st.integers(1, 12),
         *[NUMBER] * 4,
         st.one_of(st.just(0), NUMBER),
-        st.one_of(st.just(0), st.integers(0, 20)),
         st.integers(1, handovers),
     )
 
@@ -105,7 +109,11 @@ def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ..
         if template not in shared:
             count = draw(st.integers(1, 3 if template == 1 else 2))
             drawn = [draw(figures(handovers)) for _ in range(count)]
-            other = [draw(figures(handovers)) for _ in range(count)]
+            # Other devices do not change what a variant hands over.
+            other = [
+                replace(draw(figures(handovers)), handover=one.handover, sent_ns=one.sent_ns)
+                for one in drawn
+            ]
             shared[template] = (tuple(drawn), (tuple(other),) if kinds > 1 else ())
         variants, elsewhere = shared[template]
         names = tuple(f"{number}.{i}" for i in range(size))

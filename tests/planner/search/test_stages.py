@@ -63,7 +63,7 @@ def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> floa
             if used.max() > limit_bytes:
                 continue
             ramp = 1 / pipe.interleave
-            pace = time.reshape(pipe.interleave, pipe.stages).sum(axis=0).max()
+            pace = time.reshape(pipe.interleave, pipe.stages).max(axis=1).sum()
             step = (pipe.microbatches - ramp) * pace + ramp * time.sum() + update.max()
             best = step if best is None else min(best, step)
     return best

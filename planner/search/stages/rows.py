@@ -1,0 +1,238 @@
+"""Rows: several chunks a stage, where all stages wait for the longest chunk of every row.
+
+With levels, one a row, that no chunk of it exceeds, the blocks that find a place are counted chunk
+by chunk, and a dynamic program over the rows finds the levels of least sum that hold them all. That
+bounds every division. Where memory is short, stages run blocks in a smaller variant too, first
+those of which most microbatches are in flight: rows grow in the same order on every stage.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.stages.layout import Chunks, Ends, TooManyError, end_layouts
+from planner.search.stages.shape import (
+    Pipeline,
+    Run,
+    VariantFigures,
+    inflight_counts,
+    stage_bytes,
+    step_time_ns,
+)
+
+Ints = NDArray[np.int64]
+
+LAID_OUT = 3  # ways to lay out the ends that are filled, those of the least pace
+
+
+class Rows:
+    """One way to lay out the ends of the model; the longest run lies between.
+
+    Parameters
+    ----------
+    runs : tuple of Run
+    pipeline : Pipeline
+    ends : Ends
+    times : sequence
+        Per run and stage, the nanoseconds of a block.
+    """
+
+    def __init__(
+        self,
+        runs: tuple[Run, ...],
+        pipeline: Pipeline,
+        ends: Ends,
+        times: Sequence[Sequence[int]],
+    ) -> None:
+        self.ends = ends
+        self.total = len(runs[ends.main].blocks)
+        positions = np.arange(pipeline.positions)
+        stages = [pipeline.stage_of(k) for k in positions.tolist()]
+        self.beside = np.zeros(len(positions), np.int64)
+        for run, position in ends.places:
+            self.beside[position] += times[run][stages[position]]
+        self.block = np.array([max(times[ends.main][stage], 1) for stage in stages])
+        self.open = (positions >= ends.low) & (positions <= ends.high)
+        self.due = np.ones(len(positions), np.int64)
+        self.due[[position for _, position in ends.places]] = 0
+        shape = pipeline.rows, pipeline.stages
+        self.options = [self._options(row) for row in positions.reshape(shape)]
+
+    def _options(self, row: Ints) -> tuple[Ints, Ints]:
+        """Levels that a row may have, and the blocks that it holds at each of them."""
+        beside, block = self.beside[row], self.block[row]
+        least = int((beside + self.due[row] * block).max())
+        held = np.arange(self.total + 1)
+        kinds = np.unique(np.stack([beside, block], axis=1), axis=0)
+        levels = np.unique(kinds[:, :1] + kinds[:, 1:] * held)
+        levels = np.append(least, levels[levels > least])
+        room: Ints = ((levels[:, None] - beside) // block * self.open[row]).sum(axis=1)
+        first = np.flatnonzero(np.diff(np.minimum(room, self.total), prepend=-1))
+        return levels[first], room[first]
+
+    def levels(self) -> Ints | None:
+        """Levels of least sum that hold all blocks; None where there are too few blocks."""
+        if self.total < self.due.sum():
+            return None
+        best = np.full(self.total + 1, 2**62)
+        best[0] = 0
+        taken = []
+        for levels, room in self.options:
+            before = np.maximum(np.arange(self.total + 1) - room[:, None], 0)
+            sums = np.minimum(best[before], 2**61) + levels[:, None]
+            choice = sums.argmin(axis=0)
+            taken.append((choice, before, levels))
+            best = sums.min(axis=0)
+        if best[-1] >= 2**61:
+            return None
+        found, left = [], self.total
+        for choice, before, levels in reversed(taken):
+            found.append(int(levels[choice[left]]))
+            left = int(before[choice[left], left])
+        return np.array(found[::-1])
+
+    def counts(self, levels: Ints, sizes: Ints, stages: Ints) -> Ints:
+        """Blocks of the longest run per chunk; the fullest stages have the fewest.
+
+        `sizes` are bytes of one of its blocks by position, `stages` where each position lies.
+        """
+        room = np.repeat(levels, len(self.block) // len(levels)) - self.beside
+        held: Ints = np.where(self.open, np.minimum(room // self.block, self.total), 0)
+        for _ in range(int(held.sum()) - self.total):
+            used = np.bincount(stages, weights=held * sizes)
+            spare = np.where(held > self.due, used[stages], -1.0)
+            held[int(spare.argmax())] -= 1
+        return held
+
+
+def least_pace_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
+    """The least pace of any division, whatever the memory: each block at its fastest."""
+    times = [
+        [min(one.microbatch_ns for one in run.on(kind)) for kind in pipeline.kinds] for run in runs
+    ]
+    least = [rows.levels() for rows in _laid_out(runs, pipeline, times)]
+    return min((float(one.sum()) for one in least if one is not None), default=0.0)
+
+
+def _laid_out(
+    runs: tuple[Run, ...], pipeline: Pipeline, times: Sequence[Sequence[int]]
+) -> list[Rows]:
+    try:
+        layouts = list(end_layouts(runs, pipeline.positions))
+    except TooManyError:
+        return []
+    return [Rows(runs, pipeline, ends, times) for ends in layouts]
+
+
+def filled(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
+) -> Iterator[tuple[float, Chunks]]:
+    """Divisions that fit, with their step times; `limits` are the bytes of each stage."""
+    fastest = [
+        min(range(len(run.variants)), key=lambda v, run=run: _time(run.variants[v]))  # type: ignore[misc]
+        for run in runs
+    ]
+    smallest = [
+        min(range(len(run.variants)), key=lambda v, run=run: _size(run.variants[v]))  # type: ignore[misc]
+        for run in runs
+    ]
+    main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
+    variants = range(len(runs[main].variants))
+    for usual, ends in product(variants, dict.fromkeys((tuple(fastest), tuple(smallest)))):
+        taken = [*ends]
+        taken[main] = usual
+        times = [
+            [run.on(kind)[v].microbatch_ns for kind in pipeline.kinds]
+            for run, v in zip(runs, taken, strict=True)
+        ]
+        ways = [(rows, rows.levels()) for rows in _laid_out(runs, pipeline, times)]
+        known = [(int(one.sum()), at) for at, (_, one) in enumerate(ways) if one is not None]
+        for _, at in sorted(known)[:LAID_OUT]:
+            rows, levels = ways[at]
+            assert levels is not None, "others were left out"
+            for small in variants:
+                chunks = _Filling(runs, pipeline, limits, rows, taken).chunks(levels, small)
+                if chunks is not None:
+                    yield step_time_ns(chunks, runs, pipeline), chunks
+
+
+def _time(figures: VariantFigures) -> tuple[int, int]:
+    return figures.microbatch_ns, figures.step_ns
+
+
+def _size(figures: VariantFigures) -> int:
+    return figures.persistent_bytes + figures.inflight_bytes + figures.transient_bytes
+
+
+class _Filling:
+    """One way to lay out the ends, filled within each stage's bytes."""
+
+    def __init__(
+        self,
+        runs: tuple[Run, ...],
+        pipeline: Pipeline,
+        limits: tuple[int, ...],
+        rows: Rows,
+        taken: Sequence[int],
+    ) -> None:
+        self.runs = runs
+        self.pipeline = pipeline
+        self.limits = limits
+        self.rows = rows
+        self.taken = taken  # variant of each run, where nothing else is said
+        self.inflight = inflight_counts(pipeline)
+        self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
+
+    def chunks(self, levels: Ints, small: int) -> Chunks | None:
+        """Blocks and variants per position; as few as need be in the small variant."""
+        main = self.rows.ends.main
+        usual = self.taken[main]
+        sizes = np.array([self._bytes(main, usual, k) for k in range(len(self.stages))])
+        held = self.rows.counts(levels, sizes, self.stages)
+        less = np.zeros_like(held)
+        found = self._named(held, less, small)
+        if small != usual:
+            for stage, limit in enumerate(self.limits):
+                over = stage_bytes(found, self.runs, self.pipeline)[stage] - limit
+                if over > 0:
+                    self._shrink(less, held, stage, over, small)
+            found = self._named(held, less, small)
+        used = stage_bytes(found, self.runs, self.pipeline)
+        return found if all(a <= b for a, b in zip(used, self.limits, strict=True)) else None
+
+    def _shrink(self, less: Ints, held: Ints, stage: int, over: int, small: int) -> None:
+        """Run blocks of a stage in the small variant until it needs so many bytes less."""
+        main = self.rows.ends.main
+        usual = self.taken[main]
+        on = [k for k in range(len(held)) if self.stages[k] == stage]
+        kind = self.pipeline.kinds[stage]
+        one, other = (self.runs[main].on(kind)[v] for v in (usual, small))
+        # Sections shrink only where all blocks do: until then the larger one counts.
+        over += max(0, other.transient_bytes - one.transient_bytes)
+        for k in sorted(on, key=lambda k: (-self.inflight[k], k)):
+            saved = self._bytes(main, usual, k) - self._bytes(main, small, k)
+            if over <= 0 or saved <= 0:
+                continue
+            less[k] = min(int(held[k]), -(-over // saved))
+            over -= int(less[k]) * saved
+
+    def _bytes(self, run: int, variant: int, position: int) -> int:
+        kind = self.pipeline.kinds[int(self.stages[position])]
+        figures = self.runs[run].on(kind)[variant]
+        return figures.persistent_bytes + self.inflight[position] * figures.inflight_bytes
+
+    def _named(self, held: Ints, less: Ints, small: int) -> Chunks:
+        """Blocks by their names."""
+        main = self.rows.ends.main
+        kinds: list[list[tuple[int, int]]] = [[] for _ in held]
+        for run, position in self.rows.ends.places:
+            kinds[position].append((run, self.taken[run]))
+        for k, chunk in enumerate(kinds):
+            chunk += [(main, small)] * int(less[k])
+            chunk += [(main, self.taken[main])] * int(held[k] - less[k])
+        left = [list(run.blocks) for run in self.runs]
+        return tuple(
+            tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in kinds
+        )
