@@ -40,6 +40,7 @@ from planner.memory import plan_memory
 from planner.plan import MAX_GAP, Plan, plan_graph
 from planner.roles import roles
 from planner.search import Pins, SearchRequest, search
+from planner.search.outer import Simulate
 from planner.search.request import MemoryLimitError, NoPlanError
 
 RESULTS = Path(__file__).parent / "results" / "against_people.json"
@@ -48,7 +49,6 @@ PATIENCE_S = 300.0  # after which one search is given up
 LIMITS = (1.02, 1.1, 1.3, 2.0, 4.0)  # of the least memory that was named, to see a plan's kinds
 SLOWER = 1e-6  # relative difference of two costs that are not the same
 
-Simulate = Callable[[Plan], dict[str, Any]]
 Say = Callable[[str], None]
 
 

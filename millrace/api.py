@@ -236,17 +236,31 @@ def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
     return [one.document for one in reasons(plan, record.answer)]
 
 
-def figures(plan: Plan) -> dict[str, Any]:
+def figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
     """Return what the simulator predicts of a plan: step time, speed, memory by kind.
 
     `fidelity` says how finely it was simulated: op by op, or by whole stages where it is large.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    fits : callable, optional
+        Told the figures of memory, which are known first. Where it says no, the plan is not
+        simulated and they are returned alone.
     """
-    from millrace.figures import predicted_figures
+    from millrace.figures import memory_figures, predicted_figures
+    from planner.memory import plan_memory
     from planner.plan import plan_graph
     from simulator import predict
 
     graph = plan_graph(plan)
-    return predicted_figures(plan, predict(plan, spans=False, graph=graph), graph)
+    memory = plan_memory(plan, graph)
+    held = memory_figures([one.by_kind for one in memory])
+    if fits is not None and not fits(held):
+        return held
+    found = predict(plan, spans=False, graph=graph, memory=memory)
+    return predicted_figures(plan, found, graph)
 
 
 def compile(plan: Plan) -> ActorGraph:

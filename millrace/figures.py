@@ -4,6 +4,7 @@
 or blocks disagree; `axes` and the variants then hold the truth.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.graph import Graph
@@ -67,14 +68,19 @@ def predicted_figures(plan: Plan, found: "Simulated", graph: Graph) -> dict[str,
     return {
         "step_time_s": step_time_s,
         **speed(plan, step_time_s, graph)._asdict(),
-        "memory_bytes_max": found.memory_bytes_max,
-        "memory_by_kind": list(found.memory_by_kind),
+        **memory_figures(found.memory_by_kind),
         "fidelity": found.fidelity,
         "busy_fraction": max(
             0.0,
             1 - found.bubble_fraction - found.exposed_communication_ns / found.step_time_ns,
         ),
     }
+
+
+def memory_figures(by_kind: Sequence[dict[str, int]]) -> dict[str, Any]:
+    """Return the figures of what every stage's devices hold, in bytes by kind."""
+    most = max(sum(kinds.values()) for kinds in by_kind)
+    return {"memory_bytes_max": most, "memory_by_kind": list(by_kind)}
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Prediction: what a plan would do on its cluster, at the fidelity that its size allows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from models.graph import Graph
 from planner.compile import compile_plan
-from planner.memory import plan_memory
+from planner.memory import StageMemory, plan_memory
 from planner.plan import Plan, plan_graph
 from simulator.errors import SimulationError
 from simulator.simulate import FIDELITIES, Simulated, simulate
@@ -28,6 +28,7 @@ def predict(
     spans: bool = True,
     fidelity: str | None = None,
     graph: Graph | None = None,
+    memory: Sequence[StageMemory] | None = None,
 ) -> Simulated:
     """Compile a plan and simulate it on the cluster it was made for.
 
@@ -43,6 +44,8 @@ def predict(
         up to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
     graph
         The plan's graph, as `plan_graph` gives it, where it is already at hand.
+    memory
+        Of its stages, as `plan_memory` gives it, likewise.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def predict(
     coarse = stage_graph(plan, graph)
     found = run(coarse.graph, durations_ns=coarse.durations_ns)
     inside_ns = round(float(np.mean(coarse.exposed_ns)))
-    memory = plan_memory(plan, graph)
+    memory = plan_memory(plan, graph) if memory is None else memory
     return replace(
         found,
         fidelity=STAGE,

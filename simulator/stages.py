@@ -16,7 +16,7 @@ from planner.compile.coarse import coarse_graph
 from planner.compile.part_times import PartTimes
 from planner.compile.pieces import Pieces
 from planner.compile.placement import check_plan
-from planner.compile.slots import Timetable
+from planner.compile.slots import Timetable, timetable
 from planner.compile.wiring import Wiring
 from planner.costs import collective_duration_ns
 from planner.plan import BlockChoice, Plan
@@ -58,8 +58,8 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
     """
     check_plan(plan)
     wiring = Wiring(plan, graph)
-    homes = [chunk.stage for chunk in plan.chunks]
-    table = Timetable(plan.schedule, homes, plan.microbatches)
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    table = timetable(plan.schedule, homes, plan.microbatches)
     times = _Measured(wiring, table).times()
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages

@@ -2,6 +2,7 @@
 
 import importlib
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from models.blocks import same_templates, with_blocks
 from models.builder import PRECISIONS
 from models.errors import ModelError
-from models.graph import Graph, with_batch
+from models.graph import Graph, to_json, with_batch
 from models.inference import check_graph
 from models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from models.training import training_graph
@@ -130,8 +131,20 @@ def build(spec: ModelSpec, batch: int) -> Graph:
 
 
 def build_training(spec: ModelSpec, training: TrainingSpec, batch: int) -> Graph:
-    """Return the graph of a whole training step: forward, backward and optimizer."""
-    return training_graph(build(spec, batch), training)
+    """Return the graph of a whole training step: forward, backward and optimizer.
+
+    A model of the zoo, or an imported one, is built once and written for other batches from that.
+    """
+    if spec.family == FUNCTION or batch < 1:  # what a function returns is its own affair
+        return training_graph(build(spec, batch), training)
+    return with_batch(_of_one_sample(to_json(spec), to_json(training)), batch)
+
+
+@lru_cache(maxsize=2)  # a search and what is said of its plan ask for one; they are large
+def _of_one_sample(spec: bytes, training: bytes) -> Graph:
+    """The training graph of two specifications, as JSON, for microbatches of one sample."""
+    model = msgspec.json.decode(spec, type=ModelSpec)
+    return training_graph(build(model, 1), msgspec.json.decode(training, type=TrainingSpec))
 
 
 def _called(name: str) -> Graph:

@@ -9,7 +9,7 @@ from planner.compile.lowering import Lowering
 from planner.compile.orders import joined, unordered, with_queues, with_slots
 from planner.compile.placement import check_plan, place
 from planner.compile.prefetch import hold_back
-from planner.compile.slots import Timetable
+from planner.compile.slots import timetable
 from planner.costs import durations
 from planner.plan import Plan, plan_graph
 
@@ -40,8 +40,8 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     for placed in place(plan, graph):
         lowering.lower(placed)
     drafts = lowering.stages
-    homes = [chunk.stage for chunk in plan.chunks]
-    table = Timetable(plan.schedule, homes, plan.microbatches)
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    table = timetable(plan.schedule, homes, plan.microbatches)
     for draft in drafts:
         hold_back(draft, table.joint)
     programs = [

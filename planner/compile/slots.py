@@ -18,6 +18,7 @@ it still goes to its end: a marked graph that has one run to its end stops in no
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planner.compile.draft import SLOT_PARTS, DraftStage, Section
 from planner.errors import ProtocolError
@@ -142,6 +143,12 @@ class Timetable:
                     f"{stuck.chunk} on stage {stage} waits for a microbatch that never comes"
                 )
         return found
+
+
+@lru_cache(maxsize=4)  # plans of one search share theirs; they are large
+def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timetable:
+    """Return the timetable of these arguments, the one of before where it was made already."""
+    return Timetable(schedule, homes, microbatches)
 
 
 def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, list[int]]:

@@ -18,7 +18,7 @@ from planner.compile.draft import DraftStage, Section
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
 from planner.compile.prefetch import hold_back
-from planner.compile.slots import Lifetime, Timetable, lifetimes
+from planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from planner.memory.device import beside
 from planner.memory.kinds import KINDS, StageMemory
 from planner.memory.regular import Regular, regular
@@ -51,7 +51,8 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     """
     check_plan(plan)
     small = regular(plan, graph)
-    table = Timetable(plan.schedule, [chunk.stage for chunk in plan.chunks], plan.microbatches)
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    table = timetable(plan.schedule, homes, plan.microbatches)
     drafts = _lowered(small, table.joint)
     alive = lifetimes(drafts)
     if small.plan.stages < plan.stages and not _all_near(alive, small):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
-from planner.memory import beside, plan_memory
+from planner.memory import plan_memory
 from planner.plan import Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate, PipelineShape
 from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
@@ -26,7 +26,8 @@ from planner.search.sites import usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
-Simulate = Callable[[Plan], Figures]
+Fits = Callable[[Figures], bool]
+Simulate = Callable[[Plan, Fits], Figures]
 Progress = Callable[[str], None]
 
 RANKED = 3  # plans that fit and are simulated before one is chosen
@@ -60,7 +61,9 @@ def search(
     request : SearchRequest
     simulate : callable, optional
         Predicts the figures of a plan (`step_time_s` and `memory_bytes_max` among them); the best
-        few plans are ranked by it. Without it the planner's own cost decides.
+        few plans are ranked by it. Its second argument says whether figures of memory are within
+        the limit: where they are not, they are all that is asked for. Without a simulator the
+        planner's own cost decides.
     progress : callable, optional
         Told a line of text now and then.
     record : Record, optional
@@ -164,8 +167,13 @@ def _check(
         if differs := disobeyed(plan, graph, request.pins):
             checked.append(Checked(one, plan, {}, differs))
             continue
+
+        def fits(figures: Figures, candidate: Candidate = one.candidate) -> bool:
+            size, most = _fullest(request, candidate, figures)
+            return size <= most
+
         try:
-            figures = (simulate or _laid_out)(plan)
+            figures = simulate(plan, fits) if simulate else _laid_out(plan)
         except ProtocolError as error:
             checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
             continue
@@ -201,10 +209,8 @@ def _varied(found: list[Found]) -> list[Found]:
 
 def _laid_out(plan: Plan) -> Figures:
     """What the memory formula alone says of a plan."""
-    arenas = [one.arena_bytes for one in plan_memory(plan, plan_graph(plan))]
-    held = [{"arena": size, **beside(size, plan.cluster)} for size in arenas]
-    most = max(sum(kinds.values()) for kinds in held)
-    return {"memory_bytes_max": most, "memory_by_kind": held}
+    held = [one.by_kind for one in plan_memory(plan, plan_graph(plan))]
+    return {"memory_bytes_max": max(sum(kinds.values()) for kinds in held), "memory_by_kind": held}
 
 
 def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> tuple[int, int]:

@@ -88,7 +88,7 @@ def answer(seed: int) -> Plan | None:
 def found(request: SearchRequest) -> Plan | None:
     """The plan by the planner's own cost and estimate of memory; None where none fits."""
     try:
-        return search(request, simulate=lambda plan: {"memory_bytes_max": 0})
+        return search(request, simulate=lambda plan, fits: {"memory_bytes_max": 0})
     except InfeasibleError:
         return None
 

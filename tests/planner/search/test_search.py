@@ -11,6 +11,7 @@ from planner.errors import InfeasibleError, PlanError
 from planner.plan import Plan
 from planner.roles import roles
 from planner.search import Pins, SearchRequest, search
+from planner.search.outer import Fits
 
 GPT = ModelSpec(
     name="tiny",
@@ -110,7 +111,7 @@ def test_the_evidence_bounds_the_plan_and_says_why_others_lost() -> None:
 def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
     seen: list[Plan] = []
 
-    def backwards(plan: Plan) -> dict[str, object]:
+    def backwards(plan: Plan, fits: Fits) -> dict[str, object]:
         """A simulator that likes best what the planner likes least."""
         seen.append(plan)
         return {"step_time_s": 1.0 / len(seen), "memory_bytes_max": 1}
@@ -119,6 +120,22 @@ def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
     assert len(seen) > 1
     assert plan.figures["step_time_s"] == 1.0 / len(seen)
     assert plan.digest() == seen[-1].digest()
+
+
+def test_a_plan_that_does_not_fit_is_not_simulated() -> None:
+    simulated: list[bool] = []
+
+    def simulator(plan: Plan, fits: Fits) -> dict[str, object]:
+        held = {"memory_bytes_max": 2**60 if not simulated else 1}
+        simulated.append(fits(held))
+        return held if not simulated[-1] else {"step_time_s": 1.0, **held}
+
+    plan = search(request(4, pins=Pins(pp=1)), simulate=simulator)
+    assert simulated[:2] == [False, True]
+    assert plan.figures["step_time_s"] == 1.0
+    assert plan.evidence is not None
+    (refused,) = (o for o in plan.evidence.alternatives if "limit once compiled" in o["reason"])
+    assert "step_time_s" not in refused
 
 
 def memory_of(plan: Plan) -> int:
