@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.graph import Graph
-from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
 from planner.search.blocks.program import Prices
@@ -29,6 +28,7 @@ from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
+from planner.search.sends import Sends
 from planner.search.sites import everywhere, room, usable_bytes
 from planner.search.stages import (
     DEFERRING,
@@ -119,6 +119,7 @@ class Evaluator:
         self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
+        self.sends = Sends(request.cluster)
         self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self._everywhere: dict[int, Site] = {}
@@ -145,7 +146,7 @@ class Evaluator:
             return [error] * len(candidates)
         floors = self._floors(candidates, shapes, costs, cutoff_ns)
         return [
-            max(float(cost), floor) / candidate.pipeline.stages
+            max(float(cost), floor) / candidate.pipeline.stages + self._waits_ns(candidate)
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
             for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
@@ -332,23 +333,16 @@ class Evaluator:
             )
         )
 
-    def expected_ns(self, found: Found) -> float:
-        """The step time of a plan with what stages hand each other: what a simulator should say.
+    def sent_ns(self, candidate: Candidate, one: Solved) -> int:
+        """What a microbatch of a solution takes from stage to stage and back."""
+        first = self.shape(candidate).parts[0]
+        size = self.programs.handed_bytes(first, one.mode, one.solution.options)
+        return self.sends.sent_ns(candidate, size)
 
-        A stage waits for every microbatch of every chunk to come, forward and backward, unless it
-        has more to do meanwhile, as where gradients of weights are deferred.
-        """
-        pipeline = found.candidate.pipeline
-        if pipeline.stages == 1 or pipeline.schedule in DEFERRING:
-            return found.division.step_ns
-        first = self.shape(found.candidate).parts[0]
-        size = max(
-            self.programs.handed_bytes(first, one.mode, one.solution.options)
-            for one in found.solved
-        )
-        pair = 0, prod(found.candidate.sizes)
-        sent_ns = collective_duration_ns("send", size, 2, self.request.cluster, pair)
-        return found.division.step_ns + 2 * pipeline.microbatches * pipeline.interleave * sent_ns
+    def _waits_ns(self, candidate: Candidate) -> float:
+        """What every plan of a candidate waits for sends, its stages in balance."""
+        least = self.programs.handed_bytes_min(candidate.batch) // prod(candidate.sizes)
+        return self.sends.waits_ns(candidate, least)
 
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""
@@ -384,7 +378,8 @@ class Evaluator:
         """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
         shape, memory_bytes = self.shape(candidate), room(candidate, limits)
         found, bound = by_mode(self.programs, shape, candidate.pipeline, self.modes, memory_bytes)
-        return [Solved(*one) for one in found], bound * self.unit(candidate)
+        least_ns = bound * self.unit(candidate) + self._waits_ns(candidate)
+        return [Solved(*one) for one in found], least_ns
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
@@ -403,8 +398,16 @@ class Evaluator:
             except InfeasibleError:
                 return float("inf")
 
+        def sent_ns(size: int) -> int:
+            return self.sends.sent_ns(candidate, size)
+
         answer = decided(
-            self.programs, shape, self.modes, candidate.pipeline, (limits[0], best_ns), step_ns
+            self.programs,
+            shape,
+            self.modes,
+            candidate.pipeline,
+            (limits[0], best_ns),
+            (step_ns, sent_ns),
         )
         return answer and ([solved(*one) for one in answer[0]], answer[1])
 
@@ -421,13 +424,15 @@ class Evaluator:
 
     def _cutoff(self, candidate: Candidate, best_ns: float) -> float:
         """The bound of a program, its memory included, at which a candidate has nothing to gain."""
-        return best_ns / self.unit(candidate) * (1 + TIE_BREAKER)
+        left_ns = best_ns - self._waits_ns(candidate)
+        return left_ns / self.unit(candidate) * (1 + TIE_BREAKER)
 
     def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limits: Limits) -> float:
         """Bound of every plan of a candidate: memory that is all used up has been paid for."""
         price = ask.prices[2]
         paid = price * room(candidate, limits)
-        return max(0.0, solution.bound - paid) * self.unit(candidate)
+        least = max(0.0, solution.bound - paid) * self.unit(candidate)
+        return least + self._waits_ns(candidate)
 
     def _found(
         self,
@@ -440,18 +445,7 @@ class Evaluator:
         """Divide the blocks with these solutions, unless no division gains anything."""
         shape = self.shape(candidate)
         runs = self._runs(
-            [
-                [
-                    self.programs.block_figures(
-                        part,
-                        one.mode,
-                        one.solution.options,
-                        candidate.pipeline.schedule in DEFERRING,
-                    )
-                    for one in group
-                ]
-                for part in shape.parts
-            ]
+            [[self._figures(candidate, part, one) for one in group] for part in shape.parts]
         )
         if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
@@ -463,6 +457,14 @@ class Evaluator:
             bound_ns=min(bound_ns, division.step_ns),
             solved=tuple(group),
         )
+
+    def _figures(self, candidate: Candidate, part: Shape, one: Solved) -> dict[str, VariantFigures]:
+        """Figures of a solution's blocks on one site."""
+        found = self.programs.block_figures(
+            part, one.mode, one.solution.options, candidate.pipeline.schedule in DEFERRING
+        )
+        sent_ns = self.sent_ns(candidate, one)
+        return {name: replace(mine, sent_ns=sent_ns) for name, mine in found.items()}
 
     def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""

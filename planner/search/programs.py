@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph, Op, Tensor, scaled
+from models.graph import Graph, Op, Phase, Tensor, scaled
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.memory import Layout, transient_bytes
@@ -114,6 +114,7 @@ class Programs:
         self._figures: dict[object, dict[str, VariantFigures]] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._exact: dict[object, Solution] = {}
+        self._handed: dict[int, int] = {}
         self._forced: frozenset[str] | None = None
 
     # -- what there is -----------------------------------------------------------------------
@@ -368,6 +369,19 @@ class Programs:
                 made = net.sources[[net.makes[options[net.producer]]]]
                 found.append(int(pricing.local_bytes(net.tensor, made)[0, row]))
         return max(found)
+
+    def handed_bytes_min(self, batch: int) -> int:
+        """Bytes of the largest tensor handed on in the forward pass, over all devices at least."""
+        if batch not in self._handed:
+            tensors, folded = self._tensors("none", batch), self.folded("none")
+            makers = {name: op for op in folded.ops for name in op.outputs}
+            handed = (
+                tensors[net.tensor].size_bytes
+                for net in folded.nets
+                if net.crossing and makers[net.tensor].phase is Phase.FORWARD
+            )
+            self._handed[batch] = max(handed, default=0)
+        return self._handed[batch]
 
     def _block_figures(
         self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool

@@ -7,7 +7,7 @@ recomputation, each block on its own; all blocks hand tensors over in one way
 source a and target b, and figures per block as `Programs.block_figures` has them (boxing between
 blocks is the mean over the blocks of a template; only rounding to whole numbers is left out)::
 
-    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + U
+    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + H + U
     subject to  Σ_kq y[i, k, q] = 1                      a block lies somewhere, in one mode
                 Σ_{k' ≤ k} y[i + 1, k'] ≤ Σ_{k' ≤ k} y[i, k']   in the order of the model
                 Σ_i y[i, k] ≥ 1                          no chunk is empty
@@ -15,7 +15,8 @@ blocks is the mean over the blocks of a template; only rounding to whole numbers
                 Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `block_program`; between
                 Σ_a w[u, a, b] = Σ_{o wants b} x         blocks it leaves from h instead of x
                 Σ_{o makes a} x[i, ...] = h[tensor, a]   one way to hand over
-                T ≥ time[s],  U ≥ step[s]
+                T, U and H                               the pace, the longest update and what
+                                                         is sent: `stages.shape`
                 bytes[s] + section[s] ≤ limit            on every stage
                 section[s] ≥ bytes alive at each op of every block on s
 
@@ -27,11 +28,14 @@ The rows of `section` say what `planner.memory.transient_bytes` computes: a plac
 through is alive until the last reader that is reached through it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from models.graph import ITEMSIZE
+from planner.sbp import local_size
+from planner.search.blocks.states import sbp_of
 from planner.search.integer_program import IntegerProgram
 from planner.search.joint.cells import CellRows
 from planner.search.joint.parts import Cell, Mode, Parts
@@ -39,6 +43,8 @@ from planner.search.stages import Pipeline, inflight_counts
 
 OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, nothing is asked
 TOLERANCE = 1e-6  # of the solver, as a share
+
+SentNs = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +77,10 @@ class JointProgram:
     pipeline : Pipeline
     sizes : tuple of int
         Mesh axes.
-    limit_bytes : int, optional
-        Memory of one stage; None: memory is left out.
-    cutoff_ns : float
-        No plan that takes longer is wanted.
+    limits : tuple of int or None, and float
+        Memory of one stage (None: memory is left out); no plan that takes longer is wanted.
+    sent_ns : callable
+        What a microbatch takes from stage to stage, by the bytes that a device hands on.
     """
 
     def __init__(
@@ -83,15 +89,15 @@ class JointProgram:
         templates: Sequence[str],
         pipeline: Pipeline,
         sizes: tuple[int, ...],
-        limit_bytes: int | None = None,
-        cutoff_ns: float = np.inf,
+        limits: tuple[int | None, float],
+        sent_ns: SentNs,
     ) -> None:
         self.modes = modes
         self.templates = templates
         self.pipeline = pipeline
         self.sizes = sizes
-        self.limit = limit_bytes
-        self.cutoff = cutoff_ns
+        self.limit, self.cutoff = limits
+        self.sent_ns = sent_ns
         self.program = IntegerProgram()
         self.parts = [Parts(mode, templates) for mode in modes]
         self.handed: dict[tuple[str, int], int] = {}  # tensor, source → h
@@ -144,23 +150,31 @@ class JointProgram:
     def _add_stages(self) -> None:
         """Times are counted in `unit`, bytes in shares of the limit."""
         pipeline, program, unit = self.pipeline, self.program, self.unit
-        stages = pipeline.stages
+        stages, places = pipeline.stages, pipeline.stages * pipeline.rows
         pace = pipeline.microbatches - pipeline.ramp
-        self.time = program.add_columns(np.full(stages, pipeline.ramp * unit))
-        slowest = program.add_columns([pace * unit])
+        self.time = program.add_columns(np.full(places, pipeline.ramp * unit))
+        paces = program.add_columns(np.full(pipeline.rows, pace * unit)) + np.arange(pipeline.rows)
         self.update = program.add_columns(np.zeros(stages))
-        longest = program.add_columns([unit])
+        longest, self.sent = program.add_columns([unit]), program.add_columns([unit])
+        at, place = np.arange(stages), np.arange(places)
         if np.isfinite(self.cutoff):
             self.whole = program.add_rows(1, upper=self.cutoff / unit)
-            program.enter(self.whole, self.time + np.arange(stages), pipeline.ramp)
-            program.enter(self.whole, [slowest, longest], [pace, 1.0])
-        at = np.arange(stages)
-        for all_of_them, one in ((self.time, slowest), (self.update, longest)):
-            rows = program.add_rows(stages, lower=0.0) + at
-            program.enter(rows, one, 1.0)
-            program.enter(rows, all_of_them + at, -1.0)
-        self.time_rows = program.add_rows(stages, 0.0, 0.0)
-        program.enter(self.time_rows + at, self.time + at, -1.0)
+            program.enter(self.whole, self.time + place, pipeline.ramp)
+            program.enter(self.whole, paces, pace)
+            program.enter(self.whole, [longest, self.sent], 1.0)
+        slowest = program.add_rows(places, lower=0.0) + place
+        program.enter(slowest, np.repeat(paces, stages), 1.0)
+        program.enter(slowest, self.time + place, -1.0)
+        if pipeline.in_turn:
+            mean = program.add_rows(1, lower=0.0)
+            program.enter(mean, paces, stages)
+            program.enter(mean, self.time + place, -1.0)
+            program.enter(mean, self.sent, -1.0)
+        rows = program.add_rows(stages, lower=0.0) + at
+        program.enter(rows, longest, 1.0)
+        program.enter(rows, self.update + at, -1.0)
+        self.time_rows = program.add_rows(places, 0.0, 0.0)
+        program.enter(self.time_rows + place, self.time + place, -1.0)
         self.update_rows = program.add_rows(stages, 0.0, 0.0)
         program.enter(self.update_rows + at, self.update + at, -1.0)
         if self.limit is not None:
@@ -216,8 +230,11 @@ class JointProgram:
                         [0.0], integer=True, highest=1.0
                     )
         for tensor in names:
-            columns = [column for (name, _), column in self.handed.items() if name == tensor]
-            program.enter(program.add_rows(1, 1.0, 1.0), columns, 1.0)
+            ways = {
+                state: column for (name, state), column in self.handed.items() if name == tensor
+            }
+            program.enter(program.add_rows(1, 1.0, 1.0), list(ways.values()), 1.0)
+            self._add_sent(tensor, ways)
         for block in range(len(self.templates)):
             rows: dict[tuple[str, int], int] = {}
             for cell in self.cells:
@@ -230,3 +247,16 @@ class JointProgram:
                                 rows[tensor, one] = program.add_rows(1, 0.0, 0.0)
                                 program.enter(rows[tensor, one], self.handed[tensor, one], -1.0)
                         program.enter(rows[tensor, state], cell.first[choice] + options, 1.0)
+
+    def _add_sent(self, tensor: str, ways: dict[int, int]) -> None:
+        """What is sent takes no less than the largest tensor of the forward pass."""
+        mode = self.modes[0]
+        if not any(net.tensor == tensor and net.forward for net in mode.space.nets):
+            return
+        whole = mode.tensors[tensor]
+        row = self.program.add_rows(1, lower=0.0)
+        self.program.enter(row, self.sent, 1.0)
+        for state, column in ways.items():
+            sbp = sbp_of(state, len(self.sizes))
+            size = ITEMSIZE[whole.dtype] * local_size(whole.shape, sbp, self.sizes)
+            self.program.enter(row, column, -self.sent_ns(size) / self.unit)

@@ -1,9 +1,11 @@
 """Breakdown: what the planner's step time of a plan is made of.
 
-With m microbatches, p stages of times t, and the ramp r of `stages.step_time_ns`::
+With m microbatches, p stages of times t, and the ramp r and paces of `stages.shape`::
 
-    step = m mean(t) + (m - r)(max(t) - mean(t)) + r((p - 1) mean(t) - deferred) + max(update)
-           work        uneven stages               pipeline bubble                 once a step
+    step = m mean(t) + (m - r)(pace of times - mean(t)) + r((p - 1) mean(t) - deferred)
+           work        uneven stages                      pipeline bubble
+           + (m - r)(pace - pace of times) + sent + max(update)
+             sends between stages                   once a step
 
 Work and what is done once a step are shared out over computing, recomputing, and communication by
 the role of the mesh axes that it crosses.
@@ -25,7 +27,7 @@ from planner.search.programs import Programs, Shape
 from planner.search.stages.shape import deferred_ns
 
 COMPUTE, RECOMPUTE, UPDATE = "compute", "recomputation", "optimizer update"
-BUBBLE, UNEVEN = "pipeline bubble", "uneven stages"
+BUBBLE, UNEVEN, SENDS = "pipeline bubble", "uneven stages", "sends between stages"
 NAMES = {"dp": "data", "tp": "tensor", "cp": "context", "ep": "expert"}
 Parts = dict[str, float]
 Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a step
@@ -40,17 +42,18 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     solved = [(one.mode, one.solution.options) for one in found.solved]
     figures = [[programs.block_figures(part, *one) for one in solved] for part in shape.parts]
     shares = [[block_parts(programs, part, *one) for one in solved] for part in shape.parts]
-    busy, update = [0.0] * pipeline.stages, [0.0] * pipeline.stages
+    busy, update = [0.0] * (pipeline.stages * pipeline.rows), [0.0] * pipeline.stages
     work: Parts = {}
     once: Parts = {}
-    deferred = 0.0
+    deferred = sent = 0.0
     for position, chunk in enumerate(found.division.chunks):
         stage = pipeline.stage_of(position)
         kind = pipeline.kinds[stage]
         for block, variant in chunk:
             template = templates[block]
             one = figures[kind][variant][template]
-            busy[stage] += one.microbatch_ns
+            busy[pipeline.place_of(position)] += one.microbatch_ns
+            sent = evaluator.sent_ns(found.candidate, found.solved[variant])
             update[stage] += one.step_ns
             deferred += deferred_ns(one, pipeline)
             for sums, mine in zip((work, once), shares[kind][variant][template], strict=True):
@@ -61,7 +64,9 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     for name, time in _scaled(once, max(update)).items():
         parts[name] = parts.get(name, 0.0) + time
     parts[BUBBLE] = ramp * ((pipeline.stages - 1) * mean - deferred)
-    parts[UNEVEN] = (pipeline.microbatches - ramp) * (max(busy) - mean)
+    paces = pipeline.microbatches - ramp
+    parts[UNEVEN] = paces * (pipeline.pace(busy) - mean)
+    parts[SENDS] = paces * (pipeline.pace(busy, sent) - pipeline.pace(busy)) + sent
     return {name: time for name, time in parts.items() if time}
 
 

@@ -145,7 +145,7 @@ class Pipeline:
         """Return what a chunk's time counts in: its stage, or itself where rows wait for it."""
         return position if self.rows > 1 else self.stage_of(position)
 
-    def pace(self, times: Sequence[float], sent: float) -> float:
+    def pace(self, times: Sequence[float], sent: float = 0.0) -> float:
         """Return what each further microbatch takes, from the times of every place."""
         row = self.stages
         found: float = sum(max(times[at : at + row]) for at in range(0, len(times), row))

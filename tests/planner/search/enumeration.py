@@ -12,11 +12,14 @@ prices come from `plain.py`. Nothing of the search's tables, ascent or programs 
 
 from collections.abc import Sequence
 from itertools import combinations
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.graph import Phase
 from models.zoo.catalogue import build_training
+from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.search.candidates import Candidate, candidates
 from planner.search.request import SearchRequest
@@ -53,6 +56,7 @@ class Enumerator:
         every = ("none", "selective", "full") if limited else ("none",)
         self.modes = every if pinned is None else (pinned,)
         self._known: dict[object, Variants] = {}
+        self._meshes: dict[object, Blocks] = {}
 
     def optimum(self, everything: Sequence[Candidate] | None = None) -> float:
         """The least step time in nanoseconds of any plan that fits; infinite where none does."""
@@ -164,10 +168,35 @@ class Enumerator:
                 rows[one] = np.concatenate(
                     [np.zeros((0, FIGURES + 1), np.int64), *(f for f in found if f is not None)]
                 )
-            best = min(best, self._divided(candidate, rows, best))
+            sent = self._sent(candidate, handover)
+            best = min(best, self._divided(candidate, rows, best, sent))
         return best
 
-    def _divided(self, candidate: Candidate, rows: dict[str, Ints], best: float) -> float:
+    def _sent(self, candidate: Candidate, handover: dict[str, Value]) -> int:
+        """What a microbatch takes from chunk to chunk, and back, as its largest tensor does."""
+        pipeline = candidate.pipeline
+        key = candidate.axes, candidate.batch, pipeline.positions > 1
+        if key not in self._meshes:
+            blocks = Blocks(self.request, self.graph, self.modes[0], candidate, self.limited)
+            self._meshes[key] = blocks
+        blocks = self._meshes[key]
+        sizes = [
+            blocks.plain.local_bytes(blocks.tensors[name], lies)  # type: ignore[arg-type]
+            for name, lies in handover.items()
+            if blocks.makers[name].phase == Phase.FORWARD
+        ]
+        devices, found = prod(candidate.sizes), 0
+        for position in range(pipeline.positions - 1):
+            home, target = (pipeline.stage_of(position + at) * devices for at in (0, 1))
+            if home != target:
+                found += 2 * collective_duration_ns(
+                    "send", max(sizes), 2, self.request.cluster, (home, target)
+                )
+        return found
+
+    def _divided(
+        self, candidate: Candidate, rows: dict[str, Ints], best: float, sent: int
+    ) -> float:
         """The least step time over all divisions of blocks with these variants."""
         blocks, pipeline = self.graph.blocks, candidate.pipeline
         loads = {one: mine[:, MICROBATCH] + mine[:, DEFERRABLE] for one, mine in rows.items()}
@@ -182,7 +211,8 @@ class Enumerator:
         found = float("inf")
         for cuts in combinations(range(1, len(blocks)), pipeline.positions - 1):
             edges = (0, *cuts, len(blocks))
-            stages = [STAGE_EMPTY] * pipeline.stages
+            chunks = pipeline.interleave
+            stages = [np.zeros((1, STAGE_WIDTH + chunks - 1), np.int64)] * pipeline.stages
             for position in range(pipeline.positions):
                 at = pipeline.stage_of(position)
                 for block in blocks[edges[position] : edges[position + 1]]:
@@ -191,10 +221,11 @@ class Enumerator:
                         kept[position],
                         pipeline.stages,
                         pipeline.schedule in DEFERRING,
+                        np.arange(chunks) == position // pipeline.stages,
                     )
                     stages[at] = self._joined(stages[at], own)
             if all(len(one) for one in stages):
-                found = min(found, self._together(candidate, stages))
+                found = min(found, self._together(candidate, stages, sent))
         return found
 
     def _joined(self, held: Ints, own: Ints) -> Ints:
@@ -207,33 +238,44 @@ class Enumerator:
             sums = sums[fits]
             values = sums
         else:
-            values = sums[:, :BYTES]
+            values = np.delete(sums, [BYTES, SECTION], axis=1)
         return sums[undominated(np.zeros(len(sums), np.int64), values)]
 
-    def _together(self, candidate: Candidate, stages: list[Ints]) -> float:
+    def _together(self, candidate: Candidate, stages: list[Ints], sent: int) -> float:
         """The least step time of one holding per stage (`stages.shape`)."""
         pipeline = candidate.pipeline
-        longest, spread, update = (np.zeros(1) for _ in range(3))
+        rows = pipeline.interleave
+        paces = [np.zeros(1) for _ in range(rows)]
+        spread, deferred, update = (np.zeros(1) for _ in range(3))
         for held in stages:
-            longest, spread, update = (
-                np.maximum.outer(longest, held[:, TIME]).ravel(),
-                np.add.outer(spread, held[:, TIME] + held[:, DEFERRED] / pipeline.stages).ravel(),
-                np.maximum.outer(update, held[:, UPDATE]).ravel(),
-            )
-        total = (pipeline.microbatches - pipeline.ramp) * longest + pipeline.ramp * spread + update
+            times = held[:, TIMES:]
+            if pipeline.schedule == "zb-v":
+                times = np.column_stack([times.sum(axis=1), *[0 * times[:, 0]] * (rows - 1)])
+            paces = [np.maximum.outer(row, times[:, at]).ravel() for at, row in enumerate(paces)]
+            spread = np.add.outer(spread, times.sum(axis=1)).ravel()
+            deferred = np.add.outer(deferred, held[:, DEFERRED] / pipeline.stages).ravel()
+            update = np.maximum.outer(update, held[:, UPDATE]).ravel()
+        pace = np.sum(paces, axis=0)
+        if pipeline.schedule in ("1f1b", "gpipe") and rows == 1 and len(stages) > 1:
+            pace = np.maximum(pace, (spread + sent) / len(stages))
+        ramp = pipeline.ramp * (spread + deferred)
+        total = (pipeline.microbatches - pipeline.ramp) * pace + ramp + update + sent
         return float(total.min())
 
 
-TIME, DEFERRED, UPDATE, BYTES, SECTION = range(5)
-STAGE_EMPTY: Ints = np.zeros((1, 5), np.int64)
+DEFERRED, UPDATE, BYTES, SECTION, TIMES = range(5)
+STAGE_WIDTH = 5  # the last of them a column per chunk of the stage
 
 
-def block_rows(variants: Ints, kept: int, stages: int, defers: bool) -> Ints:
-    """Variants as a stage sees them: time, what is deferred (below zero, in shares of a stage)."""
+def block_rows(
+    variants: Ints, kept: int, stages: int, defers: bool, chunk: NDArray[np.bool_]
+) -> Ints:
+    """Variants as a stage sees them: what is deferred (below zero, in shares of a stage), times."""
     time = variants[:, MICROBATCH] + variants[:, DEFERRABLE]
     deferred = np.minimum(2 * variants[:, DEFERRABLE] * (stages - 1), time * stages) * defers
     size = variants[:, PERSISTENT] + kept * variants[:, INFLIGHT]
-    return np.column_stack([time, -deferred, variants[:, STEP], size, variants[:, FIGURES]])
+    figures = -deferred, variants[:, STEP], size, variants[:, FIGURES], time[:, None] * chunk
+    return np.column_stack(figures)
 
 
 def figure_weights(width: int, candidate: Candidate, limited: bool) -> Ints:
