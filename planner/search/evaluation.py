@@ -119,7 +119,7 @@ class Evaluator:
         self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
-        self.sends = Sends(request.cluster)
+        self.sends = Sends(request.cluster, self.programs.handed_bytes)
         self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self._everywhere: dict[int, Site] = {}
@@ -146,7 +146,7 @@ class Evaluator:
             return [error] * len(candidates)
         floors = self._floors(candidates, shapes, costs, cutoff_ns)
         return [
-            max(float(cost), floor) / candidate.pipeline.stages + self._waits_ns(candidate)
+            max(float(cost), floor) / candidate.pipeline.stages + self.sends.waits_ns(candidate)
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
             for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
@@ -333,17 +333,6 @@ class Evaluator:
             )
         )
 
-    def sent_ns(self, candidate: Candidate, one: Solved) -> int:
-        """What a microbatch of a solution takes from stage to stage and back."""
-        first = self.shape(candidate).parts[0]
-        size = self.programs.handed_bytes(first, one.mode, one.solution.options)
-        return self.sends.sent_ns(candidate, size)
-
-    def _waits_ns(self, candidate: Candidate) -> float:
-        """What every plan of a candidate waits for sends, its stages in balance."""
-        least = self.programs.handed_bytes_min(candidate.batch) // prod(candidate.sizes)
-        return self.sends.waits_ns(candidate, least)
-
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""
         space = self.programs.space(self.shape(candidate), self.modes[0])
@@ -378,7 +367,7 @@ class Evaluator:
         """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
         shape, memory_bytes = self.shape(candidate), room(candidate, limits)
         found, bound = by_mode(self.programs, shape, candidate.pipeline, self.modes, memory_bytes)
-        least_ns = bound * self.unit(candidate) + self._waits_ns(candidate)
+        least_ns = bound * self.unit(candidate) + self.sends.waits_ns(candidate)
         return [Solved(*one) for one in found], least_ns
 
     def _jointly(
@@ -398,16 +387,13 @@ class Evaluator:
             except InfeasibleError:
                 return float("inf")
 
-        def sent_ns(size: int) -> int:
-            return self.sends.sent_ns(candidate, size)
-
         answer = decided(
             self.programs,
             shape,
             self.modes,
-            candidate.pipeline,
+            self.sends.pipeline(candidate),
             (limits[0], best_ns),
-            (step_ns, sent_ns),
+            step_ns,
         )
         return answer and ([solved(*one) for one in answer[0]], answer[1])
 
@@ -424,7 +410,7 @@ class Evaluator:
 
     def _cutoff(self, candidate: Candidate, best_ns: float) -> float:
         """The bound of a program, its memory included, at which a candidate has nothing to gain."""
-        left_ns = best_ns - self._waits_ns(candidate)
+        left_ns = best_ns - self.sends.waits_ns(candidate)
         return left_ns / self.unit(candidate) * (1 + TIE_BREAKER)
 
     def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limits: Limits) -> float:
@@ -432,7 +418,7 @@ class Evaluator:
         price = ask.prices[2]
         paid = price * room(candidate, limits)
         least = max(0.0, solution.bound - paid) * self.unit(candidate)
-        return least + self._waits_ns(candidate)
+        return least + self.sends.waits_ns(candidate)
 
     def _found(
         self,
@@ -445,26 +431,30 @@ class Evaluator:
         """Divide the blocks with these solutions, unless no division gains anything."""
         shape = self.shape(candidate)
         runs = self._runs(
-            [[self._figures(candidate, part, one) for one in group] for part in shape.parts]
+            [
+                [
+                    self.programs.block_figures(
+                        part,
+                        one.mode,
+                        one.solution.options,
+                        candidate.pipeline.schedule in DEFERRING,
+                    )
+                    for one in group
+                ]
+                for part in shape.parts
+            ]
         )
-        if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
+        pipeline = self.sends.pipeline(candidate)
+        if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
-            division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
+            division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,
             bound_ns=min(bound_ns, division.step_ns),
             solved=tuple(group),
         )
-
-    def _figures(self, candidate: Candidate, part: Shape, one: Solved) -> dict[str, VariantFigures]:
-        """Figures of a solution's blocks on one site."""
-        found = self.programs.block_figures(
-            part, one.mode, one.solution.options, candidate.pipeline.schedule in DEFERRING
-        )
-        sent_ns = self.sent_ns(candidate, one)
-        return {name: replace(mine, sent_ns=sent_ns) for name, mine in found.items()}
 
     def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""

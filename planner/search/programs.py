@@ -358,20 +358,8 @@ class Programs:
             self._figures[key] = self._block_figures(shape, mode, options, deferring)
         return self._figures[key]
 
-    def handed_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> int:
-        """The most bytes that a device hands from a block of the forward pass to the next."""
-        pricing, row = self._priced[mode, shape]
-        assert isinstance(pricing, Pricing), "asked for one site"
-        space = self.space(shape, mode)
-        found = [0]
-        for net in space.nets:
-            if net.crossing and net.forward:
-                made = net.sources[[net.makes[options[net.producer]]]]
-                found.append(int(pricing.local_bytes(net.tensor, made)[0, row]))
-        return max(found)
-
-    def handed_bytes_min(self, batch: int) -> int:
-        """Bytes of the largest tensor handed on in the forward pass, over all devices at least."""
+    def handed_bytes(self, batch: int) -> int:
+        """Bytes of the largest tensor that a block of the forward pass hands to the next, whole."""
         if batch not in self._handed:
             tensors, folded = self._tensors("none", batch), self.folded("none")
             makers = {name: op for op in folded.ops for name in op.outputs}

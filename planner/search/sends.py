@@ -1,11 +1,19 @@
-"""Sends: what the microbatches of a step take from stage to stage."""
+"""Sends: what the microbatches of a step take from stage to stage.
 
+Every device hands on its share of the largest tensor that blocks of the forward pass hand on: where
+several devices hold all of it, readers that want all of it gather it faster on their side
+(`planner.boxing.crossing`). Gradients go back as they came.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from planner.cluster import Cluster
 from planner.costs import collective_duration_ns
 from planner.search.candidates import Candidate
 from planner.search.sites import ordered
+from planner.search.stages import Pipeline
 
 
 class Sends:
@@ -14,44 +22,39 @@ class Sends:
     Parameters
     ----------
     cluster : Cluster
+    handed_bytes : callable
+        Bytes of what blocks hand on, over all devices, for a microbatch of so many samples.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, handed_bytes: Callable[[int], int]) -> None:
         self.cluster = cluster
+        self.handed_bytes = handed_bytes
         self._known: dict[object, tuple[int, int]] = {}
 
-    def sent_ns(self, candidate: Candidate, size: int) -> int:
-        """Time of all transfers of one microbatch: through all chunks, and of gradients back.
-
-        Parameters
-        ----------
-        candidate : Candidate
-        size : int
-            Bytes that one device hands to its counterpart on the next stage.
-        """
+    def pipeline(self, candidate: Candidate) -> Pipeline:
+        """A candidate's pipeline, with what its stages send."""
         pipeline = candidate.pipeline
         if pipeline.stages == 1:
-            return 0
+            return pipeline
+        devices = prod(candidate.sizes)
         order = candidate.placing.order if candidate.placing else ()
-        key = order, prod(candidate.sizes), pipeline.stages, size
+        key = order, devices, pipeline.stages, self.handed_bytes(candidate.batch) // devices
         if key not in self._known:
             self._known[key] = self._row(*key)
         row, back = self._known[key]
         # A V turns round on one stage, other rows go from the last stage to the first.
-        turn = back if pipeline.rows > 1 else 0
-        return 2 * (pipeline.interleave * row + (pipeline.interleave - 1) * turn)
+        turns = back * (pipeline.interleave - 1) if pipeline.rows > 1 else 0
+        return replace(pipeline, sent_ns=2 * (pipeline.interleave * row + turns))
 
-    def waits_ns(self, candidate: Candidate, size: int) -> float:
-        """What sends of at least `size` bytes add to a bound in which stages are in balance.
+    def waits_ns(self, candidate: Candidate) -> float:
+        """What sends add to bounds in which the stages are in balance, as each pace has a share.
 
-        Where microbatches are in turn, each pace has a stage's share of them (`stages.shape`). On
-        several kinds of device stages are in balance with unequal shares.
+        On several kinds of device stages are in balance with unequal shares.
         """
-        pipeline = candidate.pipeline
-        sent_ns = self.sent_ns(candidate, size)
-        if not pipeline.in_turn or (candidate.placing and len(candidate.placing.sites) > 1):
-            return sent_ns
-        return sent_ns * (1 + (pipeline.microbatches - 1) / pipeline.stages)
+        pipeline = self.pipeline(candidate)
+        alike = candidate.placing is None or len(candidate.placing.sites) == 1
+        paces = (pipeline.microbatches - 1) / pipeline.stages if pipeline.in_turn and alike else 0.0
+        return pipeline.sent_ns * (1 + paces)
 
     def _row(self, order: tuple[int, ...], devices: int, stages: int, size: int) -> tuple[int, int]:
         """Time from the first stage to the last one by one, and from the last to the first."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from models.graph import scaled
 from planner.errors import InfeasibleError
 from planner.search.joint.parts import Mode
-from planner.search.joint.program import JointProgram, SentNs, Taken
+from planner.search.joint.program import JointProgram, Taken
 from planner.search.programs import Programs, Shape
 from planner.search.stages import Pipeline
 
@@ -36,7 +36,7 @@ def decided(
     modes: Sequence[str],
     pipeline: Pipeline,
     limits: tuple[int, float],
-    asked: tuple[Callable[[Solutions], float], SentNs],
+    step_ns: Callable[[Solutions], float],
 ) -> tuple[Solutions, float] | None:
     """Return the solutions of which the best plan is mixed, and the bound; None if too large.
 
@@ -51,16 +51,14 @@ def decided(
     pipeline : Pipeline
     limits : tuple of int and float
         Memory of a stage, and the step time up to which plans are wanted.
-    asked : tuple of callables
-        Step time of the best division with some solutions, infinite where none fits; and what a
-        microbatch takes from stage to stage, by the bytes that a device hands on.
+    step_ns : callable
+        Step time of the best division with some solutions; infinite where none fits.
     """
     limit_bytes, cutoff_ns = limits
-    step_ns, sent_ns = asked
     found: Solutions = ()
     bound = 0.0
     for some, limit in ((modes[:1], None), (modes, limit_bytes)):
-        answer = solve_jointly(programs, shape, some, pipeline, (limit, cutoff_ns), sent_ns)
+        answer = solve_jointly(programs, shape, some, pipeline, limit, cutoff_ns)
         if answer is None:
             return None
         bound = max(bound, answer.bound_ns)
@@ -78,8 +76,8 @@ def solve_jointly(
     shape: Shape,
     modes: Sequence[str],
     pipeline: Pipeline,
-    limits: tuple[int | None, float],
-    sent_ns: SentNs,
+    limit_bytes: int | None,
+    cutoff_ns: float,
 ) -> JointAnswer | None:
     """Return the best plan of one shape and the bound of all; None where it is too large.
 
@@ -90,12 +88,11 @@ def solve_jointly(
     modes : sequence of str
         Modes of recomputation that blocks may take.
     pipeline : Pipeline
-    limits : tuple of int or None, and float
-        Memory of a stage (None: as if there were no limit); no plan that takes longer is wanted.
-    sent_ns : callable
-        What a microbatch takes from stage to stage, by the bytes that a device hands on.
+    limit_bytes : int or None
+        Memory of a stage; None: as if there were no limit.
+    cutoff_ns : float
+        No plan that takes longer is wanted.
     """
-    limit_bytes, cutoff_ns = limits
     graph = programs.graph
     templates = [graph.templates[block] for block in graph.blocks]
     offered: list[Mode] = []
@@ -117,9 +114,7 @@ def solve_jointly(
         return JointAnswer(solutions=(), bound_ns=float("inf"), rounding_ns=rounding_ns)
     if len(templates) < pipeline.positions or not JointProgram.fits(offered, templates, pipeline):
         return None
-    program = JointProgram(
-        offered, templates, pipeline, shape.sizes, (limit_bytes, cutoff_ns), sent_ns
-    )
+    program = JointProgram(offered, templates, pipeline, shape.sizes, limit_bytes, cutoff_ns)
     found = program.solve()
     solutions = () if found.taken is None else _whole(offered, found.taken)
     return JointAnswer(

@@ -7,7 +7,7 @@ recomputation, each block on its own; all blocks hand tensors over in one way
 source a and target b, and figures per block as `Programs.block_figures` has them (boxing between
 blocks is the mean over the blocks of a template; only rounding to whole numbers is left out)::
 
-    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + H + U
+    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + sent + U
     subject to  Σ_kq y[i, k, q] = 1                      a block lies somewhere, in one mode
                 Σ_{k' ≤ k} y[i + 1, k'] ≤ Σ_{k' ≤ k} y[i, k']   in the order of the model
                 Σ_i y[i, k] ≥ 1                          no chunk is empty
@@ -15,8 +15,7 @@ blocks is the mean over the blocks of a template; only rounding to whole numbers
                 Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `block_program`; between
                 Σ_a w[u, a, b] = Σ_{o wants b} x         blocks it leaves from h instead of x
                 Σ_{o makes a} x[i, ...] = h[tensor, a]   one way to hand over
-                T, U and H                               the pace, the longest update and what
-                                                         is sent: `stages.shape`
+                T ≥ its terms in `stages.shape`,  U ≥ step[s]
                 bytes[s] + section[s] ≤ limit            on every stage
                 section[s] ≥ bytes alive at each op of every block on s
 
@@ -28,14 +27,12 @@ The rows of `section` say what `planner.memory.transient_bytes` computes: a plac
 through is alive until the last reader that is reached through it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from models.graph import ITEMSIZE
-from planner.sbp import local_size
-from planner.search.blocks.states import sbp_of
+from planner.search.blocks.states import Ints
 from planner.search.integer_program import IntegerProgram
 from planner.search.joint.cells import CellRows
 from planner.search.joint.parts import Cell, Mode, Parts
@@ -43,8 +40,6 @@ from planner.search.stages import Pipeline, inflight_counts
 
 OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, nothing is asked
 TOLERANCE = 1e-6  # of the solver, as a share
-
-SentNs = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +72,10 @@ class JointProgram:
     pipeline : Pipeline
     sizes : tuple of int
         Mesh axes.
-    limits : tuple of int or None, and float
-        Memory of one stage (None: memory is left out); no plan that takes longer is wanted.
-    sent_ns : callable
-        What a microbatch takes from stage to stage, by the bytes that a device hands on.
+    limit_bytes : int, optional
+        Memory of one stage; None: memory is left out.
+    cutoff_ns : float
+        No plan that takes longer is wanted.
     """
 
     def __init__(
@@ -89,15 +84,15 @@ class JointProgram:
         templates: Sequence[str],
         pipeline: Pipeline,
         sizes: tuple[int, ...],
-        limits: tuple[int | None, float],
-        sent_ns: SentNs,
+        limit_bytes: int | None = None,
+        cutoff_ns: float = np.inf,
     ) -> None:
         self.modes = modes
         self.templates = templates
         self.pipeline = pipeline
         self.sizes = sizes
-        self.limit, self.cutoff = limits
-        self.sent_ns = sent_ns
+        self.limit = limit_bytes
+        self.cutoff = cutoff_ns
         self.program = IntegerProgram()
         self.parts = [Parts(mode, templates) for mode in modes]
         self.handed: dict[tuple[str, int], int] = {}  # tensor, source → h
@@ -143,37 +138,29 @@ class JointProgram:
                 values = answer.values[first : first + len(kept)]
                 options[choice] = int(kept[int(np.argmax(values))])
             taken.append(Taken(mode=cell.mode, options=options))
-        return Joint(taken=tuple(taken), bound_ns=answer.bound)
+        return Joint(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
 
     # -- what all blocks share ---------------------------------------------------------------
 
     def _add_stages(self) -> None:
         """Times are counted in `unit`, bytes in shares of the limit."""
         pipeline, program, unit = self.pipeline, self.program, self.unit
-        stages, places = pipeline.stages, pipeline.stages * pipeline.rows
-        pace = pipeline.microbatches - pipeline.ramp
-        self.time = program.add_columns(np.full(places, pipeline.ramp * unit))
-        paces = program.add_columns(np.full(pipeline.rows, pace * unit)) + np.arange(pipeline.rows)
+        stages, rows = pipeline.stages, pipeline.rows
+        paces = pipeline.microbatches - pipeline.ramp
+        self.time = program.add_columns(np.full(stages * rows, pipeline.ramp * unit))
+        pace = program.add_columns([paces * unit])
         self.update = program.add_columns(np.zeros(stages))
-        longest, self.sent = program.add_columns([unit]), program.add_columns([unit])
-        at, place = np.arange(stages), np.arange(places)
+        longest = program.add_columns([unit])
+        at, place = np.arange(stages), np.arange(stages * rows)
         if np.isfinite(self.cutoff):
-            self.whole = program.add_rows(1, upper=self.cutoff / unit)
+            self.whole = program.add_rows(1, upper=(self.cutoff - pipeline.sent_ns) / unit)
             program.enter(self.whole, self.time + place, pipeline.ramp)
-            program.enter(self.whole, paces, pace)
-            program.enter(self.whole, [longest, self.sent], 1.0)
-        slowest = program.add_rows(places, lower=0.0) + place
-        program.enter(slowest, np.repeat(paces, stages), 1.0)
-        program.enter(slowest, self.time + place, -1.0)
-        if pipeline.in_turn:
-            mean = program.add_rows(1, lower=0.0)
-            program.enter(mean, paces, stages)
-            program.enter(mean, self.time + place, -1.0)
-            program.enter(mean, self.sent, -1.0)
-        rows = program.add_rows(stages, lower=0.0) + at
-        program.enter(rows, longest, 1.0)
-        program.enter(rows, self.update + at, -1.0)
-        self.time_rows = program.add_rows(places, 0.0, 0.0)
+            program.enter(self.whole, [pace, longest], [paces, 1.0])
+        self._add_pace(pace)
+        last = program.add_rows(stages, lower=0.0) + at
+        program.enter(last, longest, 1.0)
+        program.enter(last, self.update + at, -1.0)
+        self.time_rows = program.add_rows(stages * rows, 0.0, 0.0)
         program.enter(self.time_rows + place, self.time + place, -1.0)
         self.update_rows = program.add_rows(stages, 0.0, 0.0)
         program.enter(self.update_rows + at, self.update + at, -1.0)
@@ -181,6 +168,33 @@ class JointProgram:
             self.section = program.add_columns(np.zeros(stages))
             self.memory_rows = program.add_rows(stages, upper=1.0)
             program.enter(self.memory_rows + at, self.section + at, 1.0)
+
+    def _add_pace(self, pace: int) -> None:
+        """The pace is no less than its terms, each a column of its own."""
+        pipeline, program = self.pipeline, self.program
+        stages, share, lag = pipeline.stages, pipeline.row_share, pipeline.lag
+        times = self.time + np.arange(stages * pipeline.rows).reshape(-1, stages)
+        slowest, most = program.add_columns([0.0]), program.add_columns([0.0])
+        whole = program.add_rows(1, lower=0.0)
+        program.enter(whole, [pace, slowest, most], [1.0, share - 1, -lag * pipeline.rows])
+        for column in times.T:
+            self._at_least(slowest, column, 1.0)
+        for row in times if share else ():
+            level = program.add_columns([0.0])
+            program.enter(whole, level, -share)
+            program.enter(whole, row, lag / stages)
+            for one in row:
+                self._at_least(level, one, 1.0)
+            self._at_least(most, row, 1 / stages)
+        if pipeline.in_turn:
+            mean = program.add_rows(1, lower=pipeline.sent_ns / self.unit)
+            program.enter(mean, pace, stages)
+            program.enter(mean, times, -1.0)
+
+    def _at_least(self, column: int, others: Ints, share: float) -> None:
+        row = self.program.add_rows(1, lower=0.0)
+        self.program.enter(row, column, 1.0)
+        self.program.enter(row, others, -share)
 
     def _add_blocks(self) -> None:
         program, blocks = self.program, len(self.templates)
@@ -230,11 +244,8 @@ class JointProgram:
                         [0.0], integer=True, highest=1.0
                     )
         for tensor in names:
-            ways = {
-                state: column for (name, state), column in self.handed.items() if name == tensor
-            }
-            program.enter(program.add_rows(1, 1.0, 1.0), list(ways.values()), 1.0)
-            self._add_sent(tensor, ways)
+            columns = [column for (name, _), column in self.handed.items() if name == tensor]
+            program.enter(program.add_rows(1, 1.0, 1.0), columns, 1.0)
         for block in range(len(self.templates)):
             rows: dict[tuple[str, int], int] = {}
             for cell in self.cells:
@@ -247,16 +258,3 @@ class JointProgram:
                                 rows[tensor, one] = program.add_rows(1, 0.0, 0.0)
                                 program.enter(rows[tensor, one], self.handed[tensor, one], -1.0)
                         program.enter(rows[tensor, state], cell.first[choice] + options, 1.0)
-
-    def _add_sent(self, tensor: str, ways: dict[int, int]) -> None:
-        """What is sent takes no less than the largest tensor of the forward pass."""
-        mode = self.modes[0]
-        if not any(net.tensor == tensor and net.forward for net in mode.space.nets):
-            return
-        whole = mode.tensors[tensor]
-        row = self.program.add_rows(1, lower=0.0)
-        self.program.enter(row, self.sent, 1.0)
-        for state, column in ways.items():
-            sbp = sbp_of(state, len(self.sizes))
-            size = ITEMSIZE[whole.dtype] * local_size(whole.shape, sbp, self.sizes)
-            self.program.enter(row, column, -self.sent_ns(size) / self.unit)

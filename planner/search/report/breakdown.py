@@ -12,6 +12,7 @@ the role of the mesh axes that it crosses.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a s
 
 def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     """Return nanoseconds of the step by what they go to; they sum up to `division.step_ns`."""
-    pipeline = found.candidate.pipeline
+    pipeline = evaluator.sends.pipeline(found.candidate)
     shape = evaluator.shape(found.candidate)
     templates = evaluator.graph.templates
     programs = evaluator.programs
@@ -45,7 +46,7 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     busy, update = [0.0] * (pipeline.stages * pipeline.rows), [0.0] * pipeline.stages
     work: Parts = {}
     once: Parts = {}
-    deferred = sent = 0.0
+    deferred = 0.0
     for position, chunk in enumerate(found.division.chunks):
         stage = pipeline.stage_of(position)
         kind = pipeline.kinds[stage]
@@ -53,7 +54,6 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
             template = templates[block]
             one = figures[kind][variant][template]
             busy[pipeline.place_of(position)] += one.microbatch_ns
-            sent = evaluator.sent_ns(found.candidate, found.solved[variant])
             update[stage] += one.step_ns
             deferred += deferred_ns(one, pipeline)
             for sums, mine in zip((work, once), shares[kind][variant][template], strict=True):
@@ -65,8 +65,9 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
         parts[name] = parts.get(name, 0.0) + time
     parts[BUBBLE] = ramp * ((pipeline.stages - 1) * mean - deferred)
     paces = pipeline.microbatches - ramp
-    parts[UNEVEN] = paces * (pipeline.pace(busy) - mean)
-    parts[SENDS] = paces * (pipeline.pace(busy, sent) - pipeline.pace(busy)) + sent
+    alone = replace(pipeline, sent_ns=0).pace(busy)
+    parts[UNEVEN] = paces * (alone - mean)
+    parts[SENDS] = paces * (pipeline.pace(busy) - alone) + pipeline.sent_ns
     return {name: time for name, time in parts.items() if time}
 
 

@@ -1,6 +1,6 @@
 """Bounds on the step time of every division, without dividing."""
 
-from planner.search.stages.rows import least_pace_ns
+from planner.search.stages.rows import least_rows_ns
 from planner.search.stages.shape import Pipeline, Run, deferred_ns
 
 
@@ -22,13 +22,12 @@ def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
         left = [figures.microbatch_ns - deferred_ns(figures, pipeline) for figures in options]
         ramp += len(run.blocks) * min(left)
         longest, longest_update = max(longest, time), max(longest_update, step)
-    sent = min(figures.sent_ns for run in runs for figures in run.variants)
-    pace = max((load + pipeline.in_turn * sent) / pipeline.stages, longest)
-    if pipeline.rows > 1:
-        pace = max(pace, least_pace_ns(runs, pipeline))
+    pace = max((load + pipeline.in_turn * pipeline.sent_ns) / pipeline.stages, longest)
+    if share := pipeline.row_share:
+        pace = (1 - share) * pace + share * max(pace, least_rows_ns(runs, pipeline))
     return (
         (pipeline.microbatches - pipeline.ramp) * pace
         + pipeline.ramp * ramp
-        + sent
+        + pipeline.sent_ns
         + max(update / pipeline.stages, longest_update)
     )

@@ -41,7 +41,7 @@ class Prices:
     in_turn: bool
 
     @classmethod
-    def of(cls, pipeline: Pipeline, sent_ns: int) -> "Prices":
+    def of(cls, pipeline: Pipeline) -> "Prices":
         """Prices of a pipeline's stages.
 
         Where rows of chunks wait for their longest, the least of that: that stages wait for the
@@ -53,7 +53,7 @@ class Prices:
             stages=pipeline.stages,
             slots=pipeline.microbatches * pipeline.interleave - 1,
             unit=pipeline.stages**2 * pipeline.interleave,
-            sent_ns=sent_ns,
+            sent_ns=pipeline.sent_ns,
             in_turn=pipeline.in_turn,
         )
 

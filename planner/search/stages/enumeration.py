@@ -83,7 +83,7 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
     TooManyError
         There are too many layouts, or rows.
     """
-    prices = Prices.of(model.pipeline, model.sent_ns)
+    prices = Prices.of(model.pipeline)
     floor = _Floor(model)
     best: tuple[int, Callable[[], Chunks]] | None = None
     longest = int(max(floor.time, _typical_ns(model, limits)) * FIRST_CAP)

@@ -82,7 +82,6 @@ class Model:
         self.runs = runs
         self.pipeline = pipeline
         self.inflight = inflight or inflight_counts(pipeline)
-        self.sent_ns = max(one.sent_ns for run in runs for one in run.variants)
         self.stages: list[list[int]] = [[] for _ in range(pipeline.stages)]
         for position in range(pipeline.positions):
             self.stages[pipeline.stage_of(position)].append(position)

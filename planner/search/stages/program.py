@@ -60,7 +60,6 @@ class StageProgram:
         self._counts(least_memory)
         self._contiguous()
         weight = 0.0 if least_memory else 1.0
-        self.sent_ns = max(one.sent_ns for run in runs for one in run.variants)
         self._paces(weight * (pipeline.microbatches - pipeline.ramp))
         update = self.program.add_columns(weight)
         over = self.program.add_columns(1.0) if least_memory else None
@@ -108,21 +107,34 @@ class StageProgram:
                 program.enter(after, done, -len(self.runs[r + 1].blocks))
 
     def _paces(self, weight: float) -> None:
-        """Each row's pace is no less than any place's time; all of it no less than the mean."""
-        pipeline, program = self.pipeline, self.program
+        """The pace is no less than its terms in `stages.shape`, each a column of its own."""
+        pipeline, program, stages = self.pipeline, self.program, self.pipeline.stages
         compute = [[f.microbatch_ns / self.time_unit for f in one] for one in self.figures]
-        paces = [program.add_columns(weight) for _ in range(pipeline.rows)]
-        places: dict[int, list[int]] = {}
-        for position in range(pipeline.positions):
-            places.setdefault(pipeline.place_of(position), []).append(position)
-        for place, positions in places.items():
-            stage = pipeline.stage_of(positions[0])
-            self._at_least(paces[place // pipeline.stages], positions, compute[stage])
+        share, lag = pipeline.row_share, pipeline.lag
+        pace = program.add_columns(weight)
+        slowest, longest = program.add_columns(0.0), program.add_columns(0.0)
+        whole = program.add_rows(1, lower=0.0)
+        program.enter(whole, [pace, slowest, longest], [1.0, share - 1, -lag * pipeline.rows])
+        at_positions: list[tuple[int, list[float]]] = []
+        for k in range(pipeline.positions):
+            at_positions.append((k, compute[pipeline.stage_of(k)]))
+        for stage in range(stages):
+            on_stage = [k for k, _ in at_positions if pipeline.stage_of(k) == stage]
+            self._at_least(slowest, on_stage, compute[stage])
+        for row in range(pipeline.rows if share else 0):
+            level = program.add_columns(0.0)
+            program.enter(whole, level, -share)
+            mean = program.add_rows(1, lower=0.0)
+            program.enter(mean, longest, 1.0)
+            for k, times in at_positions[row * stages : (row + 1) * stages]:
+                self._at_least(level, [k], times)
+                program.enter(mean, self.counts[k], [-one / stages for one in times])
+                program.enter(whole, self.counts[k], [lag * one / stages for one in times])
         if pipeline.in_turn:
-            row = program.add_rows(1, lower=self.sent_ns / self.time_unit)
-            program.enter(row, paces, float(pipeline.stages))
-            for k in range(pipeline.positions):
-                program.enter(row, self.counts[k], [-one for one in compute[k]])
+            mean = program.add_rows(1, lower=pipeline.sent_ns / self.time_unit)
+            program.enter(mean, pace, float(stages))
+            for k, times in at_positions:
+                program.enter(mean, self.counts[k], [-one for one in times])
 
     def _at_least(self, column: int, positions: list[int], values: list[float]) -> None:
         """The column is no less than the sum over the blocks at some positions."""
@@ -174,5 +186,5 @@ class StageProgram:
             chunks=tuple(chunks),
             step_ns=step_ns,
             memory_bytes=0,
-            bound_ns=min(answer.bound * self.time_unit + self.sent_ns, step_ns),
+            bound_ns=min(answer.bound * self.time_unit + self.pipeline.sent_ns, step_ns),
         )

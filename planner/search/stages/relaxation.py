@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
     """Return a step time that no division undercuts, however many variants a stage mixes."""
-    prices = Prices.of(model.pipeline, model.sent_ns)
+    prices = Prices.of(model.pipeline)
     bound = UNBEATEN
     for layout in model.layouts(len(model.blocks)):
         places = [_place(layout, model, stage, limit) for stage, limit in enumerate(limits)]

@@ -7,6 +7,7 @@ those of which most microbatches are in flight: rows grow in the same order on e
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -24,7 +25,8 @@ from planner.search.stages.shape import (
 
 Ints = NDArray[np.int64]
 
-LAID_OUT = 3  # ways to lay out the ends that are filled, those of the least pace
+LAID_OUT = 3  # ways to lay out the ends that are filled
+NEVER = 2**61
 
 
 class Rows:
@@ -47,6 +49,7 @@ class Rows:
         times: Sequence[Sequence[int]],
     ) -> None:
         self.ends = ends
+        self.lag = pipeline.lag
         self.total = len(runs[ends.main].blocks)
         positions = np.arange(pipeline.positions)
         stages = [pipeline.stage_of(k) for k in positions.tolist()]
@@ -58,6 +61,7 @@ class Rows:
         self.due = np.ones(len(positions), np.int64)
         self.due[[position for _, position in ends.places]] = 0
         shape = pipeline.rows, pipeline.stages
+        self.times = self.beside, self.block, self.due
         self.options = [self._options(row) for row in positions.reshape(shape)]
 
     def _options(self, row: Ints) -> tuple[Ints, Ints]:
@@ -72,48 +76,89 @@ class Rows:
         first = np.flatnonzero(np.diff(np.minimum(room, self.total), prepend=-1))
         return levels[first], room[first]
 
-    def levels(self) -> Ints | None:
-        """Levels of least sum that hold all blocks; None where there are too few blocks."""
-        if self.total < self.due.sum():
+    def filled(self, most_ns: float = np.inf) -> "Filled | None":
+        """Levels of least sum that hold all blocks; None where there are too few blocks, or chunks.
+
+        No row of chunks takes longer than `most_ns` in all.
+        """
+        total = self.total - int(self.due.sum())
+        if total < 0:
             return None
-        best = np.full(self.total + 1, 2**62)
+        best = np.full(total + 1, NEVER)
         best[0] = 0
         taken = []
-        for levels, room in self.options:
-            before = np.maximum(np.arange(self.total + 1) - room[:, None], 0)
-            sums = np.minimum(best[before], 2**61) + levels[:, None]
+        for (levels, room), beside, block, due in zip(
+            self.options, *(one.reshape(len(self.options), -1) for one in self.times), strict=True
+        ):
+            spare = (most_ns - int(beside.sum()) - int(due @ block)) / int(block.min())
+            if spare < 0:
+                return None
+            extra = np.minimum(room - int(due.sum()), min(int(min(spare, total)), total))
+            before = np.maximum(np.arange(total + 1) - extra[:, None], 0)
+            sums = np.minimum(best[before], NEVER) + levels[:, None]
             choice = sums.argmin(axis=0)
-            taken.append((choice, before, levels))
+            taken.append((choice, before, levels, int(due.sum())))
             best = sums.min(axis=0)
-        if best[-1] >= 2**61:
+        if best[-1] >= NEVER:
             return None
-        found, left = [], self.total
-        for choice, before, levels in reversed(taken):
-            found.append(int(levels[choice[left]]))
-            left = int(before[choice[left], left])
-        return np.array(found[::-1])
+        found, left = [], total
+        for choice, before, levels, due in reversed(taken):
+            at = int(choice[left])
+            found.append((int(levels[at]), due + left - int(before[at, left])))
+            left = int(before[at, left])
+        return Filled(
+            levels=tuple(one for one, _ in found[::-1]), held=tuple(n for _, n in found[::-1])
+        )
 
-    def counts(self, levels: Ints, sizes: Ints, stages: Ints) -> Ints:
+    def ways(self) -> Iterator["Filled"]:
+        """Levels of least sum, then likewise for ever shorter rows, while all find a place."""
+        most_ns = np.inf
+        while (found := self.filled(most_ns)) is not None:
+            yield found
+            if not self.lag:
+                return
+            most_ns = max(self._row_ns(found)) - 1
+
+    def _row_ns(self, found: "Filled") -> list[int]:
+        """At least what each row takes, in all of its chunks."""
+        beside, block, _ = (one.reshape(len(self.options), -1) for one in self.times)
+        return [
+            int(other.sum()) + held * int(one.min())
+            for other, one, held in zip(beside, block, found.held, strict=True)
+        ]
+
+    def counts(self, found: "Filled", sizes: Ints, stages: Ints) -> Ints:
         """Blocks of the longest run per chunk; the fullest stages have the fewest.
 
         `sizes` are bytes of one of its blocks by position, `stages` where each position lies.
         """
-        room = np.repeat(levels, len(self.block) // len(levels)) - self.beside
+        row = len(self.block) // len(found.levels)
+        room = np.repeat(np.array(found.levels), row) - self.beside
         held: Ints = np.where(self.open, np.minimum(room // self.block, self.total), 0)
-        for _ in range(int(held.sum()) - self.total):
-            used = np.bincount(stages, weights=held * sizes)
-            spare = np.where(held > self.due, used[stages], -1.0)
-            held[int(spare.argmax())] -= 1
+        for number, wanted in enumerate(found.held):
+            mine = slice(number * row, (number + 1) * row)
+            for _ in range(int(held[mine].sum()) - wanted):
+                used = np.bincount(stages, weights=held * sizes)
+                spare = np.where(held > self.due, used[stages], -1.0)[mine]
+                held[mine.start + int(spare.argmax())] -= 1
         return held
 
 
-def least_pace_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
-    """The least pace of any division, whatever the memory: each block at its fastest."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """Per row the nanoseconds that no chunk exceeds, and how many blocks it holds."""
+
+    levels: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+def least_rows_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
+    """The least sum of all rows' longest chunks, whatever the memory: blocks at their fastest."""
     times = [
         [min(one.microbatch_ns for one in run.on(kind)) for kind in pipeline.kinds] for run in runs
     ]
-    least = [rows.levels() for rows in _laid_out(runs, pipeline, times)]
-    return min((float(one.sum()) for one in least if one is not None), default=0.0)
+    least = [rows.filled() for rows in _laid_out(runs, pipeline, times)]
+    return min((float(sum(one.levels)) for one in least if one is not None), default=0.0)
 
 
 def _laid_out(
@@ -147,15 +192,12 @@ def filled(
             [run.on(kind)[v].microbatch_ns for kind in pipeline.kinds]
             for run, v in zip(runs, taken, strict=True)
         ]
-        ways = [(rows, rows.levels()) for rows in _laid_out(runs, pipeline, times)]
-        known = [(int(one.sum()), at) for at, (_, one) in enumerate(ways) if one is not None]
-        for _, at in sorted(known)[:LAID_OUT]:
-            rows, levels = ways[at]
-            assert levels is not None, "others were left out"
-            for small in variants:
-                chunks = _Filling(runs, pipeline, limits, rows, taken).chunks(levels, small)
-                if chunks is not None:
-                    yield step_time_ns(chunks, runs, pipeline), chunks
+        for rows in _laid_out(runs, pipeline, times)[:LAID_OUT]:
+            for way in rows.ways():
+                for small in variants:
+                    chunks = _Filling(runs, pipeline, limits, rows, taken).chunks(way, small)
+                    if chunks is not None:
+                        yield step_time_ns(chunks, runs, pipeline), chunks
 
 
 def _time(figures: VariantFigures) -> tuple[int, int]:
@@ -185,12 +227,12 @@ class _Filling:
         self.inflight = inflight_counts(pipeline)
         self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
 
-    def chunks(self, levels: Ints, small: int) -> Chunks | None:
+    def chunks(self, way: Filled, small: int) -> Chunks | None:
         """Blocks and variants per position; as few as need be in the small variant."""
         main = self.rows.ends.main
         usual = self.taken[main]
         sizes = np.array([self._bytes(main, usual, k) for k in range(len(self.stages))])
-        held = self.rows.counts(levels, sizes, self.stages)
+        held = self.rows.counts(way, sizes, self.stages)
         less = np.zeros_like(held)
         found = self._named(held, less, small)
         if small != usual:

@@ -21,6 +21,7 @@ from models.graph import Phase
 from models.zoo.catalogue import build_training
 from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
+from planner.search.blocks.folding import fold
 from planner.search.candidates import Candidate, candidates
 from planner.search.request import SearchRequest
 from planner.search.stages import DEFERRING, inflight_counts
@@ -39,6 +40,7 @@ from tests.planner.search.enumerated_blocks import (
     Variants,
     undominated,
 )
+from tests.planner.search.plain import sized
 
 
 class Enumerator:
@@ -56,7 +58,6 @@ class Enumerator:
         every = ("none", "selective", "full") if limited else ("none",)
         self.modes = every if pinned is None else (pinned,)
         self._known: dict[object, Variants] = {}
-        self._meshes: dict[object, Blocks] = {}
 
     def optimum(self, everything: Sequence[Candidate] | None = None) -> float:
         """The least step time in nanoseconds of any plan that fits; infinite where none does."""
@@ -168,35 +169,32 @@ class Enumerator:
                 rows[one] = np.concatenate(
                     [np.zeros((0, FIGURES + 1), np.int64), *(f for f in found if f is not None)]
                 )
-            sent = self._sent(candidate, handover)
-            best = min(best, self._divided(candidate, rows, best, sent))
+            best = min(best, self._divided(candidate, rows, best))
         return best
 
-    def _sent(self, candidate: Candidate, handover: dict[str, Value]) -> int:
-        """What a microbatch takes from chunk to chunk, and back, as its largest tensor does."""
-        pipeline = candidate.pipeline
-        key = candidate.axes, candidate.batch, pipeline.positions > 1
-        if key not in self._meshes:
-            blocks = Blocks(self.request, self.graph, self.modes[0], candidate, self.limited)
-            self._meshes[key] = blocks
-        blocks = self._meshes[key]
-        sizes = [
-            blocks.plain.local_bytes(blocks.tensors[name], lies)  # type: ignore[arg-type]
-            for name, lies in handover.items()
-            if blocks.makers[name].phase == Phase.FORWARD
-        ]
+    def _sent(self, candidate: Candidate) -> int:
+        """What a microbatch's largest tensor takes from chunk to chunk, in shares, and back."""
+        pipeline, folded = candidate.pipeline, fold(self.graph)
+        makers = {name: op for op in folded.ops for name in op.outputs}
+        tensors = sized(self.graph, candidate.batch)
+        size = max(
+            (
+                tensors[net.tensor].size_bytes
+                for net in folded.nets
+                if net.crossing and makers[net.tensor].phase == Phase.FORWARD
+            ),
+            default=0,
+        )
         devices, found = prod(candidate.sizes), 0
         for position in range(pipeline.positions - 1):
             home, target = (pipeline.stage_of(position + at) * devices for at in (0, 1))
             if home != target:
                 found += 2 * collective_duration_ns(
-                    "send", max(sizes), 2, self.request.cluster, (home, target)
+                    "send", size // devices, 2, self.request.cluster, (home, target)
                 )
         return found
 
-    def _divided(
-        self, candidate: Candidate, rows: dict[str, Ints], best: float, sent: int
-    ) -> float:
+    def _divided(self, candidate: Candidate, rows: dict[str, Ints], best: float) -> float:
         """The least step time over all divisions of blocks with these variants."""
         blocks, pipeline = self.graph.blocks, candidate.pipeline
         loads = {one: mine[:, MICROBATCH] + mine[:, DEFERRABLE] for one, mine in rows.items()}
@@ -208,6 +206,7 @@ class Enumerator:
             if (pipeline.microbatches + ramp) / pipeline.stages * least > best:
                 return float("inf")
         kept = inflight_counts(pipeline)
+        sent = self._sent(candidate)
         found = float("inf")
         for cuts in combinations(range(1, len(blocks)), pipeline.positions - 1):
             edges = (0, *cuts, len(blocks))
@@ -246,16 +245,20 @@ class Enumerator:
         pipeline = candidate.pipeline
         rows = pipeline.interleave
         paces = [np.zeros(1) for _ in range(rows)]
-        spread, deferred, update = (np.zeros(1) for _ in range(3))
+        longest, spread, deferred, update = (np.zeros(1) for _ in range(4))
         for held in stages:
             times = held[:, TIMES:]
             if pipeline.schedule == "zb-v":
                 times = np.column_stack([times.sum(axis=1), *[0 * times[:, 0]] * (rows - 1)])
             paces = [np.maximum.outer(row, times[:, at]).ravel() for at, row in enumerate(paces)]
+            longest = np.maximum.outer(longest, times.sum(axis=1)).ravel()
             spread = np.add.outer(spread, times.sum(axis=1)).ravel()
             deferred = np.add.outer(deferred, held[:, DEFERRED] / pipeline.stages).ravel()
             update = np.maximum.outer(update, held[:, UPDATE]).ravel()
         pace = np.sum(paces, axis=0)
+        if pipeline.schedule == "interleaved-1f1b":
+            assert len(stages) == 2, "no row waits for one that is longer on the whole"
+            pace = (pace + longest) / 2
         if pipeline.schedule in ("1f1b", "gpipe") and rows == 1 and len(stages) > 1:
             pace = np.maximum(pace, (spread + sent) / len(stages))
         ramp = pipeline.ramp * (spread + deferred)

@@ -63,7 +63,9 @@ def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> floa
             if used.max() > limit_bytes:
                 continue
             ramp = 1 / pipe.interleave
-            pace = time.reshape(pipe.interleave, pipe.stages).max(axis=1).sum()
+            rows = time.reshape(pipe.interleave, pipe.stages)
+            pace = rows.sum(axis=0).max() / pipe.stages
+            pace += (1 - 1 / pipe.stages) * rows.max(axis=1).sum()
             step = (pipe.microbatches - ramp) * pace + ramp * time.sum() + update.max()
             best = step if best is None else min(best, step)
     return best
