@@ -252,15 +252,14 @@ def figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None = None) ->
     from millrace.figures import memory_figures, predicted_figures
     from planner.memory import plan_memory
     from planner.plan import plan_graph
-    from simulator import predict
+    from simulator import forecast
 
     graph = plan_graph(plan)
     memory = plan_memory(plan, graph)
     held = memory_figures([one.by_kind for one in memory])
     if fits is not None and not fits(held):
         return held
-    found = predict(plan, spans=False, graph=graph, memory=memory)
-    return predicted_figures(plan, found, graph)
+    return predicted_figures(plan, forecast(plan, graph, memory), graph)
 
 
 def compile(plan: Plan) -> ActorGraph:

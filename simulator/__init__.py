@@ -4,11 +4,12 @@ Comes in: an ActorGraph and a Cluster, or a Plan. Goes out: a Trace in simulated
 steady step time, bubbles, exposed communication and memory.
 
 Read first `kernel.py` (SimPy drives the same protocol as the executor does), then `simulate.py`
-(what is measured from a run), `stages.py` (large plans) and `prediction.py`.
+(what is measured from a run), `stages.py` (large plans), `prediction.py` and `forecast.py`.
 """
 
 from simulator.errors import SimulationError
+from simulator.forecast import Forecast, forecast
 from simulator.prediction import predict
 from simulator.simulate import Simulated, simulate
 
-__all__ = ["Simulated", "SimulationError", "predict", "simulate"]
+__all__ = ["Forecast", "Simulated", "SimulationError", "forecast", "predict", "simulate"]

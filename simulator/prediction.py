@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from models.graph import Graph
 from planner.compile import compile_plan
 from planner.memory import StageMemory, plan_memory
@@ -73,14 +71,13 @@ def predict(
     )
     if chosen != STAGE:
         return run(compile_plan(plan, graph), fidelity=chosen)
-    coarse = stage_graph(plan, graph)
-    found = run(coarse.graph, durations_ns=coarse.durations_ns)
-    inside_ns = round(float(np.mean(coarse.exposed_ns)))
+    stages = stage_graph(plan, graph)
+    found = run(stages.coarse.ordered(), durations_ns=stages.coarse.durations_ns)
     memory = plan_memory(plan, graph) if memory is None else memory
     return replace(
         found,
         fidelity=STAGE,
-        exposed_communication_ns=found.exposed_communication_ns + inside_ns,
+        exposed_communication_ns=found.exposed_communication_ns + stages.inside_ns,
         memory_bytes_max=max(one.total_bytes for one in memory),
         memory_by_kind=tuple(one.by_kind for one in memory),
     )

@@ -10,9 +10,10 @@ long as a part; and where ranks share cores, that communication needs them less 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from models.graph import Graph
-from planner.actors.graph import ActorGraph
-from planner.compile.coarse import coarse_graph
+from planner.compile.coarse import CoarseGraph, coarse_graph
 from planner.compile.part_times import PartTimes
 from planner.compile.pieces import Pieces
 from planner.compile.placement import check_plan
@@ -29,12 +30,13 @@ BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run 
 class StageGraph:
     """What is simulated at stage fidelity.
 
-    `exposed_ns` is per program the communication that nothing hides inside parts of one step.
+    `table` holds the schedule's orders; `inside_ns` is the communication that nothing hides inside
+    parts of one step, in the mean over stages.
     """
 
-    graph: ActorGraph
-    durations_ns: tuple[tuple[int, ...], ...]
-    exposed_ns: tuple[int, ...]
+    coarse: CoarseGraph
+    table: Timetable
+    inside_ns: int
 
 
 def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
@@ -65,9 +67,8 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
     exposed = [0] * plan.stages
     for chunk, one in zip(plan.chunks, times, strict=True):
         exposed[chunk.stage] += plan.microbatches * sum(one.exposed_ns.values())
-    return StageGraph(
-        graph=coarse.graph, durations_ns=coarse.durations_ns, exposed_ns=tuple(exposed)
-    )
+    inside_ns = round(float(np.mean(exposed)))
+    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns)
 
 
 class _Measured:

@@ -37,14 +37,31 @@ Place = tuple[int, str]  # a chunk of the model and a part of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseGraph:
-    """The actor graph and the duration of every actor, per program."""
+    """The actor graph and the duration of every actor, per program.
+
+    Compute queues have their orders and registers their slots; every meeting is in a queue of its
+    own, until `ordered` puts it into its lane (which `drafts` name) and the launch queue.
+    """
 
     graph: ActorGraph
     durations_ns: tuple[tuple[int, ...], ...]
+    drafts: tuple[DraftStage, ...]
+
+    def ordered(self) -> ActorGraph:
+        """The actor graph with all orders, proven to run to its end.
+
+        Raises
+        ------
+        ProtocolError
+            The schedule's orders wait for one another in a cycle.
+        """
+        graph = validate(with_queues(self.graph, self.drafts, self.durations_ns))
+        run_to_completion(graph)
+        return graph
 
 
 def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:
-    """Return the chunks' actor graph, proven to run to its end.
+    """Return the chunks' actor graph, its communication in no order yet.
 
     Parameters
     ----------
@@ -69,12 +86,12 @@ def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafting.stages)
     ]
-    durations_ns = tuple(tuple(row) for row in drafting.durations_ns)
     graph = joined(programs, plan.model.name, plan.mesh.axes)
-    graph = with_slots(graph, drafting.stages, table)
-    graph = validate(with_queues(graph, drafting.stages, durations_ns))
-    run_to_completion(graph)
-    return CoarseGraph(graph=graph, durations_ns=durations_ns)
+    return CoarseGraph(
+        graph=with_slots(graph, drafting.stages, table),
+        durations_ns=tuple(tuple(row) for row in drafting.durations_ns),
+        drafts=tuple(drafting.stages),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

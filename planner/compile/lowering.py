@@ -15,10 +15,13 @@ from models.ops import state_of
 from planner.actors.graph import Meeting, Port
 from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
+from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
+from planner.compile.rounds import lower_rounds
 from planner.errors import PlanError
 from planner.mesh import Mesh
-from planner.plan import OpSignature
+from planner.plan import ON_DEVICES, OpSignature
+from planner.rings import RING
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
 
@@ -54,7 +57,9 @@ class Inside:
 class Lowering:
     """Builds every stage's draft from the placed ops of one plan."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, stages: int, microbatches: int) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
+    ) -> None:
         self.tensors = graph.tensors_by_name
         self.mesh = mesh
         self.microbatches = microbatches
@@ -67,11 +72,14 @@ class Lowering:
         # What another stage sent, and as which SBP: one transfer per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
+        self._host = HostState(graph, offload)
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
         rule = _RULES.get(placed.op.kind, Lowering._compute)
-        (Lowering._expanded if placed.expansion else rule)(self, placed)
+        if placed.expansion:
+            rule = Lowering._on_a_ring if placed.expansion == RING else Lowering._expanded
+        rule(self, placed)
 
     # Rules, one per kind of op that is not simply one actor.
 
@@ -97,7 +105,7 @@ class Lowering:
                 shape=shape,
                 dtype=self.tensors[op.outputs[0]].dtype,
                 sbp=placed.outputs[0],
-                memory_kind="optimizer",
+                memory_kind=self._host.kind,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
@@ -118,6 +126,7 @@ class Lowering:
                 attributes=dict(op.attributes),
                 block=op.block,
                 state=state,
+                buffer=self._host.updated(stage, self.stages[stage], (*state, register)),
                 in_place=True,
             )
         )
@@ -209,8 +218,17 @@ class Lowering:
                 labels=op.labels,
                 attributes=dict(op.attributes),
                 block=op.block,
+                buffer=self._from_host(placed),
             )
         )
+
+    def _from_host(self, placed: PlacedOp) -> int | None:
+        """The buffer of a cast that reads a variable where it is stored, if that is the host."""
+        stage, name = placed.stage, placed.op.inputs[0] if placed.op.kind == "cast" else ""
+        register = self._variables.get((stage, name))
+        if register is None or self._homes[name][stage][0] != placed.inputs[0]:
+            return None
+        return self._host.read(stage, self.stages[stage], name, register)
 
     def _expanded(self, placed: PlacedOp) -> None:
         """An extra signature: its primitive ops one by one, with boxing in between."""
@@ -271,6 +289,19 @@ class Lowering:
                     block=op.block,
                 )
             )
+
+    def _on_a_ring(self, placed: PlacedOp) -> None:
+        """An extra signature whose operands travel."""
+        op, stage = placed.op, placed.stage
+        section = self._section(placed, Rate.MICROBATCH)
+        inputs = [
+            self.need(stage, name, sbp, section, Rate.MICROBATCH).register
+            for name, sbp in zip(op.inputs, placed.inputs, strict=True)
+        ]
+        draft, firings = self.stages[stage], self.microbatches
+        outputs = lower_rounds(draft, placed, self.tensors, self.mesh, section, firings, inputs)
+        for name, sbp, register in zip(op.outputs, placed.outputs, outputs, strict=True):
+            self._made(stage, name, sbp, Value(register, Rate.MICROBATCH))
 
     # Values: where a tensor is, and how it gets where it is needed.
 

@@ -36,7 +36,7 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     check_plan(plan)
     if graph is None:
         graph = plan_graph(plan)
-    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches)
+    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)
     drafts = lowering.stages

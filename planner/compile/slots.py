@@ -18,7 +18,7 @@ it still goes to its end: a marked graph that has one run to its end stops in no
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from planner.compile.draft import SLOT_PARTS, DraftStage, Section
 from planner.errors import ProtocolError
@@ -99,13 +99,16 @@ class Timetable:
     def _started(self) -> list[dict[Section, list[int]]]:
         if self._starts is None:
             self._starts = [
-                _by_section(order, times)
-                for order, times in zip(self.orders, self._times(), strict=True)
+                _by_section(
+                    order, [at - len(slot.part) for slot, at in zip(order, ends, strict=True)]
+                )
+                for order, ends in zip(self.orders, self.times, strict=True)
             ]
         return self._starts
 
-    def _times(self) -> list[list[int]]:
-        """When each slot of each stage starts, if a part lasts one unit and none waits for slots.
+    @cached_property
+    def times(self) -> list[list[int]]:
+        """When each slot of each stage ends, if a part lasts one unit and none waits for slots.
 
         Raises
         ------
@@ -128,8 +131,8 @@ class Timetable:
                     waiting[need] = stage
                     break
                 begin = max(free[stage], ends[need] if need else 0)
-                times.append(begin)
                 free[stage] = begin + len(part)
+                times.append(free[stage])
                 if part != "W":
                     made = part[0], position, microbatch
                     ends[made] = free[stage]

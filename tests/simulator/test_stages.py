@@ -1,7 +1,9 @@
 """Stage fidelity against op fidelity: the same step, however the plan is cut, for far less work."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cache
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -9,13 +11,16 @@ from msgspec.structs import replace
 from models.spec import Config, ModelSpec, TrainingSpec
 from planner.actors.null_clock import run_to_completion
 from planner.clusters import parse_cluster
+from planner.compile.coarse import CoarseGraph
+from planner.compile.slots import Timetable
 from planner.plan import BlockChoice, Chunk, Plan, plan_graph
 from planner.recomputed import recomputed
 from planner.schedules import stage_of
 from planner.search import Pins, SearchRequest, search
-from simulator import SimulationError, predict
+from simulator import SimulationError, predict, simulate
 from simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from simulator.stages import StageGraph, stage_graph
+from simulator.steady import steady_step
 from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.graphs import GPU
 
@@ -157,6 +162,17 @@ def step_time_ns(plan: Plan) -> int:
     return predict(plan, fidelity="stage", spans=False).step_time_ns
 
 
+CUTS = [
+    ("zb-v", 2, 2, 1),
+    ("zb-v", 4, 2, 8),
+    ("gpipe", 2, 2, 3),
+    ("interleaved-1f1b", 2, 3, 2),
+    ("interleaved-1f1b", 4, 2, 8),
+    ("1f1b", 5, 1, 3),
+    ("zb-h1", 8, 1, 2),
+]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
     plan = planned(name)
@@ -171,18 +187,7 @@ def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
     assert coarse.memory_bytes_max == fine.memory_bytes_max
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages", "rows", "microbatches"),
-    [
-        ("zb-v", 2, 2, 1),
-        ("zb-v", 4, 2, 8),
-        ("gpipe", 2, 2, 3),
-        ("interleaved-1f1b", 2, 3, 2),
-        ("interleaved-1f1b", 4, 2, 8),
-        ("1f1b", 5, 1, 3),
-        ("zb-h1", 8, 1, 2),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "stages", "rows", "microbatches"), CUTS)
 def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
     schedule: str, stages: int, rows: int, microbatches: int
 ) -> None:
@@ -190,6 +195,48 @@ def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
     plan = replace(plan, cluster=GPU)
     fine = predict(plan, fidelity="op", spans=False)
     assert step_time_ns(plan) == pytest.approx(fine.step_time_ns, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steady_step_is_what_events_show(name: str) -> None:
+    stages = stage_graph(planned(name), plan_graph(planned(name)))
+    check_steady(stages.coarse, stages.table, planned(name))
+
+
+@pytest.mark.parametrize("cutting", [*CUTS, ("zb-h1", 4, 1, 40), ("interleaved-1f1b", 4, 2, 14)])
+def test_the_steady_step_is_what_events_show_whatever_takes_how_long(
+    cutting: tuple[str, int, int, int],
+) -> None:
+    plan = replace(cut(planned("one device"), *cutting), cluster=GPU)
+    stages = stage_graph(plan, plan_graph(plan))
+    for seed in range(6):
+        check_steady(with_random_durations(stages.coarse, seed), stages.table, plan)
+
+
+def with_random_durations(coarse: CoarseGraph, seed: int) -> CoarseGraph:
+    """The graph with other durations; those who meet agree on theirs."""
+    random = Random(seed)
+    slowest = 10 ** random.randint(1, 6)  # of a meeting; parts take up to a millisecond
+    drawn: dict[str, int] = {}
+    rows = []
+    for program in coarse.graph.programs:
+        row = []
+        for actor in program.actors:
+            key = actor.meeting.key if actor.meeting else f"{program.name} {actor.name}"
+            most = slowest if actor.meeting else 10**6
+            row.append(drawn.setdefault(key, random.randint(1, most)))
+        rows.append(tuple(row))
+    return dataclasses.replace(coarse, durations_ns=tuple(rows))
+
+
+def check_steady(coarse: CoarseGraph, table: Timetable, plan: Plan) -> None:
+    """Hold the longest paths of one step to the events of three."""
+    steady = steady_step(coarse, table)
+    found = simulate(coarse.ordered(), plan.cluster, spans=False, durations_ns=coarse.durations_ns)
+    assert steady is not None
+    assert steady.step_time_ns == found.step_time_ns
+    assert steady.bubble_fraction == pytest.approx(found.bubble_fraction, rel=1e-12)
+    assert steady.exposed_communication_ns == found.exposed_communication_ns
 
 
 def test_the_depth_of_a_model_enters_only_as_counts() -> None:
@@ -202,7 +249,7 @@ def test_the_depth_of_a_model_enters_only_as_counts() -> None:
 
 
 def graph_size(plan: Plan) -> list[tuple[int, int]]:
-    graph = stage_graph(plan, plan_graph(plan)).graph
+    graph = stage_graph(plan, plan_graph(plan)).coarse.graph
     return [(len(program.actors), len(program.registers)) for program in graph.programs]
 
 
@@ -222,8 +269,9 @@ def test_the_same_plan_gives_the_same_prediction() -> None:
 def test_the_graph_of_stages_goes_through_several_steps_in_every_slot_order() -> None:
     plan = cut(planned("one device"), "zb-v", 4, 2, 9)
     found: StageGraph = stage_graph(replace(plan, cluster=GPU), plan_graph(plan))
-    firings = run_to_completion(found.graph, steps=3)
-    assert firings == 3 * sum(a.firings for p in found.graph.programs for a in p.actors)
+    graph = found.coarse.ordered()
+    firings = run_to_completion(graph, steps=3)
+    assert firings == 3 * sum(a.firings for p in graph.programs for a in p.actors)
 
 
 def test_a_straggler_and_jitter_act_on_whole_parts() -> None:

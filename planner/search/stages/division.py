@@ -168,7 +168,8 @@ def _in_rows(
     """
     stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
     known = step_time_ns(division.chunks, runs, pipeline), division.chunks
-    step_ns, chunks = min((known, *filled(runs, pipeline, stage_limits)), key=lambda one: one[0])
+    better = filled(runs, pipeline, stage_limits, known[0])
+    step_ns, chunks = min((known, *better), key=lambda one: one[0])
     bound_ns = min(max(division.bound_ns, lower_bound_ns(runs, pipeline)), step_ns)
     found = replace(division, chunks=chunks, step_ns=step_ns, bound_ns=bound_ns)
     few = sum(len(run.blocks) for run in runs) <= PROGRAM_BLOCKS

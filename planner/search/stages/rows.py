@@ -49,7 +49,6 @@ class Rows:
         times: Sequence[Sequence[int]],
     ) -> None:
         self.ends = ends
-        self.lag = pipeline.lag
         self.total = len(runs[ends.main].blocks)
         positions = np.arange(pipeline.positions)
         stages = [pipeline.stage_of(k) for k in positions.tolist()]
@@ -115,9 +114,15 @@ class Rows:
         most_ns = np.inf
         while (found := self.filled(most_ns)) is not None:
             yield found
-            if not self.lag:
-                return
             most_ns = max(self._row_ns(found)) - 1
+
+    def least_ns(self, found: "Filled", pipeline: Pipeline) -> float:
+        """A step time that no division of these levels and rows undercuts, but for memory."""
+        loads = self._row_ns(found)
+        share, mean = pipeline.row_share, sum(loads) / pipeline.stages
+        lag = pipeline.lag * (len(loads) * max(loads) / pipeline.stages - mean)
+        pace = (1 - share) * mean + share * sum(found.levels) + lag
+        return (pipeline.microbatches - pipeline.ramp) * pace + pipeline.ramp * sum(loads)
 
     def _row_ns(self, found: "Filled") -> list[int]:
         """At least what each row takes, in all of its chunks."""
@@ -172,9 +177,9 @@ def _laid_out(
 
 
 def filled(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...]
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], best_ns: float
 ) -> Iterator[tuple[float, Chunks]]:
-    """Divisions that fit, with their step times; `limits` are the bytes of each stage."""
+    """Divisions that fit, with their step times, ever better ones; `limits` are bytes of stages."""
     fastest = [
         min(range(len(run.variants)), key=lambda v, run=run: _time(run.variants[v]))  # type: ignore[misc]
         for run in runs
@@ -193,11 +198,19 @@ def filled(
             for run, v in zip(runs, taken, strict=True)
         ]
         for rows in _laid_out(runs, pipeline, times)[:LAID_OUT]:
+            filling = _Filling(runs, pipeline, limits, rows, taken)
             for way in rows.ways():
-                for small in variants:
-                    chunks = _Filling(runs, pipeline, limits, rows, taken).chunks(way, small)
+                if rows.least_ns(way, pipeline) >= best_ns:
+                    continue
+                # Where memory is not short, nothing smaller is of use.
+                tried = (filling.chunks(way, v) for v in sorted(variants, key=usual.__ne__))
+                for number, chunks in enumerate(tried):
                     if chunks is not None:
-                        yield step_time_ns(chunks, runs, pipeline), chunks
+                        step_ns = step_time_ns(chunks, runs, pipeline)
+                        best_ns = min(best_ns, step_ns)
+                        yield step_ns, chunks
+                        if not number:
+                            break
 
 
 def _time(figures: VariantFigures) -> tuple[int, int]:

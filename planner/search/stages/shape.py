@@ -46,9 +46,9 @@ from planner.errors import PlanError
 from planner.schedules import FOLDED, kept_counts, stage_of
 
 DEFERRING = ("zb-h1", "zb-v")  # schedules that move weight gradients into the ramp
-# What rows wait for a longer one, in shares of what it is longer: at most, and the stages up to
-# which they do not. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
-LAG, NO_LAG = 0.7, 3
+# What rows wait for a longer one, in shares of what it is longer: with many stages, with so many
+# stages less, and at least. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
+LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +154,9 @@ class Pipeline:
     @property
     def lag(self) -> float:
         """What rows wait for each nanosecond that the longest row's mean is above theirs."""
-        if self.rows == 1:
+        if self.rows == 1 or self.stages == 1:
             return 0.0
-        return LAG * max(0.0, 1 - NO_LAG / self.stages) / (self.rows - 1)
+        return max(LAG_MIN, LAG * (1 - LESS_LAG / self.stages)) / (self.rows - 1)
 
     @property
     def row_share(self) -> float:

@@ -244,21 +244,24 @@ class Enumerator:
         """The least step time of one holding per stage (`stages.shape`)."""
         pipeline = candidate.pipeline
         rows = pipeline.interleave
-        paces = [np.zeros(1) for _ in range(rows)]
+        paces, loads = ([np.zeros(1) for _ in range(rows)] for _ in range(2))
         longest, spread, deferred, update = (np.zeros(1) for _ in range(4))
         for held in stages:
             times = held[:, TIMES:]
             if pipeline.schedule == "zb-v":
                 times = np.column_stack([times.sum(axis=1), *[0 * times[:, 0]] * (rows - 1)])
             paces = [np.maximum.outer(row, times[:, at]).ravel() for at, row in enumerate(paces)]
+            loads = [np.add.outer(row, times[:, at]).ravel() for at, row in enumerate(loads)]
             longest = np.maximum.outer(longest, times.sum(axis=1)).ravel()
             spread = np.add.outer(spread, times.sum(axis=1)).ravel()
             deferred = np.add.outer(deferred, held[:, DEFERRED] / pipeline.stages).ravel()
             update = np.maximum.outer(update, held[:, UPDATE]).ravel()
         pace = np.sum(paces, axis=0)
         if pipeline.schedule == "interleaved-1f1b":
-            assert len(stages) == 2, "no row waits for one that is longer on the whole"
-            pace = (pace + longest) / 2
+            loads = np.array([load / len(stages) for load in loads])
+            lag = 0.2 * (rows * loads.max(axis=0) - loads.sum(axis=0)) / (rows - 1)
+            pace = pace + (longest - pace) / len(stages) + lag
+            assert len(stages) < 5, "with more stages rows wait longer"
         if pipeline.schedule in ("1f1b", "gpipe") and rows == 1 and len(stages) > 1:
             pace = np.maximum(pace, (spread + sent) / len(stages))
         ramp = pipeline.ramp * (spread + deferred)

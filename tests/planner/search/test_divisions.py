@@ -51,7 +51,8 @@ def evaluated(
     if pipe.schedule == "interleaved-1f1b":
         means = [sum(row) / p for row in compute]
         pace = max(times) / p + (1 - 1 / p) * sum(map(max, compute))
-        pace += 0.7 * max(0, 1 - 3 / p) * (2 * max(means) - sum(means))
+        lag = max(0.2, 0.7 * (1 - 3 / p)) if p > 1 else 0
+        pace += lag * (2 * max(means) - sum(means))
     if pipe.schedule in ("1f1b", "gpipe") and p > 1:
         pace = max(pace, (sum(times) + pipe.sent_ns) / p)
     step = (m - 1 / v) * pace + (sum(times) - deferred) / v + pipe.sent_ns + max(update)
@@ -95,7 +96,6 @@ def figures(handovers: int) -> st.SearchStrategy[VariantFigures]:
 @st.composite
 def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ...]]:
     schedule = draw(st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]))
-    # No lag of rows up to three stages.
     stages = draw(st.integers(1, 4 if schedule == "interleaved-1f1b" else 3))
     interleave = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
     kinds = draw(st.integers(1, 2))

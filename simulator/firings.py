@@ -1,0 +1,219 @@
+"""Firings: one step of a coarse graph as nodes, each with the nodes that it waits for.
+
+Compute orders and slots are fixed and nothing but lanes is shared, so a node begins when the last
+of those it waits for has ended: a longest path. A meeting is one node for all its members. Beyond
+the nodes, number `count` stands for what ended before the step, and `count + 1 + i` for what came
+before it on the compute queue of program i. Waiting for one's turn on a lane or on the compute
+queue is kept apart (`before`), for a lane's order follows from the times.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.actors.graph import Program
+from planner.compile.coarse import CoarseGraph
+from planner.compile.draft import BEGIN
+from planner.compile.slots import Timetable
+
+Nodes = NDArray[np.int64]
+
+NEVER = 1 << 62  # the end of what has not been reached
+FIRST, LAST = -(1 << 40), 1 << 40  # ranks before and after all microbatches
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """An actor's firings, or those of the actors that meet: the nodes from `base` on.
+
+    `members` are programs and actors; `waits` holds columns of nodes for each of them.
+    """
+
+    base: int
+    count: int
+    duration_ns: int
+    lane: object
+    members: list[tuple[int, int]] = field(default_factory=list)
+    waits: list[list[Nodes]] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Its firings in order."""
+        return np.arange(self.base, self.base + self.count)
+
+
+class Firings:
+    """The nodes of one step.
+
+    Parameters
+    ----------
+    coarse
+        The graph, with slots and compute orders.
+    table
+        Its timetable: the times there rank the nodes, so that few are looked at in vain.
+    """
+
+    def __init__(self, coarse: CoarseGraph, table: Timetable) -> None:
+        self.coarse = coarse
+        self.programs = coarse.graph.programs
+        self.count = 0
+        named: dict[object, Group] = {}
+        self.group_of = [
+            [self._group(named, index, actor) for actor in range(len(program.actors))]
+            for index, program in enumerate(self.programs)
+        ]
+        self.groups = list(named.values())
+        self.before = np.full(self.count, self.count)
+        self.ranks = np.full(self.count, NEVER)
+        for index, program in enumerate(self.programs):
+            self._queue(index, program, table.times[index])
+        for index, program in enumerate(self.programs):
+            self._waits(index, program)
+        self._rank_meetings()
+        self.durations = np.repeat(
+            [group.duration_ns for group in self.groups], [group.count for group in self.groups]
+        )
+        # A row per node, as long as it must be.
+        self.waits = [row for group in self.groups for row in _rows(group)]
+        self.lanes = self._lanes()
+
+    def ends(self, updated_ns: Sequence[int], floors_ns: Nodes | None = None) -> Nodes | None:
+        """When every node ends; None where they wait for one another.
+
+        Parameters
+        ----------
+        updated_ns
+            When the compute queue of each program is free; all else is free at 0.
+        floors_ns
+            Per node, before when it does not begin.
+        """
+        rows, durations = self.waits, self.durations.tolist()
+        before = self.before.tolist()
+        floors = [0] * self.count if floors_ns is None else floors_ns.tolist()
+        ends = [NEVER] * self.count + [0, *updated_ns]
+        pending: list[int] = np.argsort(self.ranks, kind="stable").tolist()
+        while pending:
+            later = []
+            for node in pending:
+                begin = max(ends[before[node]], floors[node])
+                for other in rows[node]:
+                    end = ends[other]
+                    if end > begin:
+                        begin = end
+                if begin < NEVER:
+                    ends[node] = begin + durations[node]
+                else:
+                    later.append(node)
+            if len(later) == len(pending):
+                return None
+            pending = later
+        found = np.asarray(ends)
+        # Nothing begins before what it waits for: next time no node is looked at in vain.
+        self.ranks = np.lexsort((self.ranks, found[: self.count] - self.durations)).argsort()
+        return found
+
+    def set_order(self, nodes: Nodes) -> None:
+        """Let the nodes of a lane follow one another."""
+        self.before[nodes[1:]] = nodes[:-1]
+        self.before[nodes[0]] = self.count
+
+    def _group(self, named: dict[object, Group], program: int, actor: int) -> Group:
+        """The group of an actor: that of those it meets, or one of its own."""
+        found = self.programs[program].actors[actor]
+        meeting = found.meeting
+        lane: object = None
+        key: object = (program, actor)
+        if meeting is not None:
+            lane = program, self.coarse.drafts[program].actors[actor].lane
+            if meeting.world:
+                key = lane = meeting.key
+            elif meeting.peer is not None:
+                ends = (program, meeting.peer)
+                lane = "transfer", *(ends if meeting.kind == "send" else ends[::-1])
+                key = meeting.key, lane
+        if key not in named:
+            named[key] = Group(
+                base=self.count,
+                count=found.firings,
+                duration_ns=self.coarse.durations_ns[program][actor],
+                lane=lane,
+            )
+            self.count += found.firings
+        named[key].members.append((program, actor))
+        return named[key]
+
+    def _queue(self, index: int, program: Program, times: Sequence[int]) -> None:
+        """Order and rank what runs on a compute queue: `times` are the ends of its slots."""
+        order = np.asarray(program.queues[0].order)
+        nodes = np.empty(len(order), np.int64)
+        for actor in dict.fromkeys(program.queues[0].order):
+            nodes[order == actor] = self.group_of[index][actor].nodes
+        self.before[nodes[1:]] = nodes[:-1]
+        self.before[nodes[0]] = self.count + 1 + index
+        sections = [actor.section for actor in self.coarse.drafts[index].actors]
+        begun = sum(sections[actor] == BEGIN for actor in program.queues[0].order)
+        slots = slice(begun, begun + len(times))
+        self.ranks[nodes[:begun]] = FIRST
+        self.ranks[nodes[slots]] = 2 * np.asarray(times)
+        rest = nodes[slots.stop :]
+        self.ranks[rest] = LAST + 3 * np.arange(1, len(rest) + 1)
+
+    def _waits(self, index: int, program: Program) -> None:
+        """What each actor's firings wait for beside their turn: inputs and slots."""
+        makers: dict[int, tuple[Group, int]] = {}
+        readers: dict[int, list[tuple[Group, int]]] = {}
+        for group, actor in zip(self.group_of[index], program.actors, strict=True):
+            makers.update({port.register: (group, port.hold) for port in actor.outputs})
+            for port in actor.inputs:
+                readers.setdefault(port.register, []).append((group, port.hold))
+        for group, actor in zip(self.group_of[index], program.actors, strict=True):
+            at = np.arange(group.count)
+            found: list[Nodes] = []
+            for port in actor.inputs:
+                maker, hold = makers[port.register]
+                version = at // port.hold - program.registers[port.register].initial
+                found.append(self._done(maker, (version + 1) * hold - 1))
+            for port in actor.outputs:
+                register = program.registers[port.register]
+                freed = at // port.hold + register.initial - register.slots
+                for reader, hold in readers.get(port.register, ()):
+                    found.append(self._done(reader, (freed + 1) * hold - 1))
+            if actor.meeting is not None:
+                found.append(self._done(group, at - 1))
+            group.waits.append([column for column in found if (column < self.count).any()])
+
+    def _done(self, group: Group, firings: Nodes) -> Nodes:
+        """The nodes of a group's firings; those of the step before are over."""
+        return np.where(firings >= 0, group.base + firings, self.count)
+
+    def _rank_meetings(self) -> None:
+        """A meeting comes right after what its members wait for."""
+        ranks = np.append(self.ranks, FIRST)
+        for _ in range(3):  # begin, gathered, sent; or the last backward, reduced, sent
+            for group in self.groups:
+                columns = [c for own in group.waits for c in own if (ranks[c] < NEVER).all()]
+                if group.lane is not None and columns:
+                    ranks[group.nodes] = 1 + ranks[np.stack(columns)].max(axis=0)
+        self.ranks = ranks[: self.count]
+
+    def _lanes(self) -> list[Nodes]:
+        """Order every lane by rank; return those that several groups share."""
+        lanes: dict[object, list[Group]] = {}
+        for group in self.groups:
+            if group.lane is not None:
+                lanes.setdefault(group.lane, []).append(group)
+        shared = []
+        for groups in lanes.values():
+            nodes = np.concatenate([group.nodes for group in groups])
+            nodes = nodes[np.argsort(self.ranks[nodes], kind="stable")]
+            self.set_order(nodes)
+            if len(groups) > 1:
+                shared.append(nodes)
+        return shared
+
+
+def _rows(group: Group) -> Iterator[tuple[int, ...]]:
+    columns = [column.tolist() for columns in group.waits for column in columns]
+    return zip(*columns, strict=True) if columns else iter([()] * group.count)

@@ -1,0 +1,63 @@
+"""Forecast: the figures of a plan's steady step, for which no trace is needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.graph import Graph
+from planner.memory import StageMemory
+from planner.plan import Plan
+from simulator.prediction import STAGE, chosen_fidelity, predict
+from simulator.stages import stage_graph
+from simulator.steady import steady_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Figures of a plan, as `simulator.Simulated` has them."""
+
+    step_time_ns: int
+    bubble_fraction: float
+    exposed_communication_ns: int
+    memory_by_kind: tuple[dict[str, int], ...]
+    fidelity: str
+
+
+def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecast:
+    """Return the figures that `predict` gives at the fidelity that the plan's size allows.
+
+    At stage fidelity they are computed for one step (`simulator.steady`), where that is possible.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    graph
+        Its graph, as `plan_graph` gives it.
+    memory
+        Of its stages, as `plan_memory` gives it.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit its model or mesh.
+    ProtocolError
+        The graph stops before its end.
+    """
+    stages = stage_graph(plan, graph) if chosen_fidelity(plan) == STAGE else None
+    steady = steady_step(stages.coarse, stages.table) if stages is not None else None
+    if stages is None or steady is None:
+        found = predict(plan, spans=False, graph=graph, memory=memory)
+        return Forecast(
+            step_time_ns=found.step_time_ns,
+            bubble_fraction=found.bubble_fraction,
+            exposed_communication_ns=found.exposed_communication_ns,
+            memory_by_kind=found.memory_by_kind,
+            fidelity=found.fidelity,
+        )
+    return Forecast(
+        step_time_ns=steady.step_time_ns,
+        bubble_fraction=steady.bubble_fraction,
+        exposed_communication_ns=steady.exposed_communication_ns + stages.inside_ns,
+        memory_by_kind=tuple(one.by_kind for one in memory),
+        fidelity=STAGE,
+    )

@@ -1,0 +1,153 @@
+"""The steady step: what a run of stages comes to, without running several steps of it.
+
+All ranks meet in the step's totals. By then everything but the updates is over, so how a step goes
+on follows from the updates alone, which take the same time in every step: steps are alike from the
+second on, and the third adds nothing. Of one step, from meeting to meeting, all times are computed
+as longest paths (`firings`).
+
+Lanes take transfers in the order in which they are ready in a first step that begins at once, as
+`planner.compile.orders` has it. That order is guessed, the times follow, and where they contradict
+it they give the next guess: an order that its own times confirm is the one that a run finds. What
+the order of launching, the same run's, holds back is found likewise. Where no guess is confirmed
+there is no answer, and events find one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.compile.coarse import CoarseGraph
+from planner.compile.slots import Timetable
+from simulator.figures import covered_ns
+from simulator.firings import Firings, Nodes
+
+GUESSES = 8  # orders of lanes that are tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """Figures of a steady step, as `simulator.simulate.Simulated` has them."""
+
+    step_time_ns: int
+    bubble_fraction: float
+    exposed_communication_ns: int
+
+
+def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
+    """Return what the third of three simulated steps of a coarse graph would show.
+
+    Parameters
+    ----------
+    coarse
+        The plan's chunks, as `planner.compile.coarse.coarse_graph` gives them.
+    table
+        Their timetable.
+
+    Returns
+    -------
+    Steady or None
+        None where only events can tell.
+    """
+    firings = Firings(coarse, table)
+    first = _first_step(firings)
+    if first is None:
+        return None
+    updates, world = _last(firings)
+    updated = [firings.coarse.durations_ns[i][actor] for i, actor in enumerate(updates)]
+    ends = _launched_step(firings, first, updated)
+    if ends is None:
+        return None
+    over = np.ones(firings.count, bool)
+    over[[world, *(firings.group_of[i][actor].base for i, actor in enumerate(updates))]] = False
+    meeting_ns = int(firings.durations[world])
+    if (ends[: firings.count][over] > ends[world] - meeting_ns).any():
+        return None
+    return _figures(firings, ends, int(ends[world]), max(updated))
+
+
+def _first_step(firings: Firings) -> Nodes | None:
+    """The ends of a step that begins at once, its lanes in the order that they themselves give."""
+    for _ in range(GUESSES):
+        ends = firings.ends([0] * len(firings.programs))
+        if ends is None:
+            return None
+        settled = True
+        for at, nodes in enumerate(firings.lanes):
+            ready = np.asarray([ends[list(firings.waits[n])].max(initial=0) for n in nodes])
+            if (ready[1:] < ready[:-1]).any():
+                settled = False
+                firings.lanes[at] = nodes[np.argsort(ready, kind="stable")]
+                firings.set_order(firings.lanes[at])
+        if settled:
+            return ends
+    return None
+
+
+def _last(firings: Firings) -> tuple[list[int], int]:
+    """The actor that ends each program's step, and the node of the meeting before it."""
+    updates = [program.queues[0].order[-1] for program in firings.programs]
+    (world,) = (
+        group.base
+        for group in firings.groups
+        for program, actor in group.members[:1]
+        if (meeting := firings.programs[program].actors[actor].meeting) and meeting.world
+    )
+    return updates, world
+
+
+def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nodes | None:
+    """The ends of a step after another, its meetings launched in the order of the first."""
+    begun = first[: firings.count] - firings.durations
+    floors = np.zeros(firings.count, np.int64)
+    for _ in range(GUESSES):
+        ends = firings.ends(updated_ns, floors)
+        if ends is None:
+            return None
+        launched = _launches(firings, begun, ends)
+        if (launched <= ends[: firings.count] - firings.durations).all():
+            return ends
+        floors = np.maximum(floors, launched)
+    return None
+
+
+def _launches(firings: Firings, begun: Nodes, ends: Nodes) -> Nodes:
+    """When the last member of each meeting can be launched: after all that are launched before.
+
+    A member is ready for it when what it waits for itself is over.
+    """
+    launched = np.zeros(firings.count, np.int64)
+    for index, groups in enumerate(firings.group_of):
+        nodes, ready = [], []
+        for actor, group in enumerate(groups):
+            if group.lane is not None:
+                own = group.waits[group.members.index((index, actor))]
+                columns = np.stack([firings.before[group.nodes], *own])
+                nodes.append(group.nodes)
+                ready.append(ends[columns].max(axis=0))
+        mine = np.concatenate(nodes)
+        order = np.argsort(begun[mine], kind="stable")
+        latest = np.maximum.accumulate(np.concatenate(ready)[order])
+        launched[mine[order]] = np.maximum(launched[mine[order]], latest)
+    return launched
+
+
+def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Steady:
+    """Bubbles and exposed communication, from the end of a step's last update to the next's."""
+    bubbles, exposed = [], []
+    for groups in firings.group_of:
+        nodes = np.concatenate([group.nodes for group in groups])
+        until = ends[nodes]
+        since = until - firings.durations[nodes]
+        # What began before the window is seen again at its end: the next step begins like this.
+        early = since < begin_ns
+        again = (since[early] + step_ns, until[early] + step_ns)
+        window = (begin_ns, begin_ns + step_ns)
+        either = covered_ns([(since, until), again], *window)
+        busy = sum(group.count * group.duration_ns for group in groups if group.lane is None)
+        bubbles.append(step_ns - either)
+        exposed.append(either - busy)
+    return Steady(
+        step_time_ns=step_ns,
+        bubble_fraction=float(np.mean(bubbles)) / step_ns if step_ns else 0.0,
+        exposed_communication_ns=round(float(np.mean(exposed))),
+    )
