@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.errors import ExecutorError
-from planner.actors.graph import Program, Register
+from planner.actors.graph import HOST, Program, Register
 
 Array = NDArray[Any]
 
@@ -17,7 +17,8 @@ class Arena:
     """The registers of one program as NumPy views of a single allocation.
 
     Registers lie at the offsets that the compiler gave them, so that registers whose lives do not
-    overlap may share bytes. Nothing is allocated after construction.
+    overlap may share bytes; those in host memory have an allocation of their own. Nothing is
+    allocated after construction.
 
     Parameters
     ----------
@@ -38,10 +39,8 @@ class Arena:
     """
 
     def __init__(self, program: Program, block: Array | None = None) -> None:
-        if block is None:
-            room = np.zeros(program.memory_bytes + ALIGNMENT_BYTES, np.uint8)
-            block = room[-room.ctypes.data % ALIGNMENT_BYTES :]
-        self._block = block
+        self._block = _aligned(program.memory_bytes) if block is None else block
+        self._host = _aligned(program.host_bytes)
         self.views = tuple(self._slots(register) for register in program.registers)
 
     def _slots(self, register: Register) -> tuple[Array, ...]:
@@ -52,13 +51,20 @@ class Arena:
                 f"register `{register.name}` needs {size_bytes} bytes for {register.shape} of "
                 f"{register.dtype}, but a slot has {register.slot_bytes}: compile the plan again"
             )
+        block = self._host if register.memory_kind == HOST else self._block
         starts = (
             register.offset_bytes + slot * register.slot_bytes for slot in range(register.slots)
         )
         return tuple(
-            self._block[start : start + size_bytes].view(dtype).reshape(register.shape)
+            block[start : start + size_bytes].view(dtype).reshape(register.shape)
             for start in starts
         )
+
+
+def _aligned(size_bytes: int) -> Array:
+    """Bytes of this process's memory that begin on a cache line."""
+    room = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    return room[-room.ctypes.data % ALIGNMENT_BYTES :]
 
 
 def numpy_dtype(register: Register) -> np.dtype[Any]:

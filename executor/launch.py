@@ -123,7 +123,7 @@ def execute(
     training_graph = plan_graph(plan)
     check_weights(weights, training_graph)
     graph = compile_plan(plan, training_graph)
-    check_capacity([program.memory_bytes for program in graph.programs for _ in program.ranks])
+    check_capacity([one.memory_bytes + one.host_bytes for one in graph.programs for _ in one.ranks])
     source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
     job = _job(
         plan,

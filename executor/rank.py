@@ -149,5 +149,6 @@ class RankState(RankMemory):
                 coordinate=self.coordinate,
                 axis_sizes=self.graph.axis_sizes,
                 state=tuple(self.arena.views[register][0] for register in actor.state),
+                buffer=None if actor.buffer is None else self.arena.views[actor.buffer][0],
             )
         )

@@ -16,9 +16,8 @@ from planner.actors.trace import Lane, Span, Trace
 from planner.errors import PlanError
 
 WARM_UP_STEPS = 5
-MEETINGS = frozenset(
-    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
-)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+MEETINGS = frozenset((*COLLECTIVES, "rotate", "send", "recv"))
 
 
 class ActorRow(msgspec.Struct, frozen=True, kw_only=True):

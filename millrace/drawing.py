@@ -14,7 +14,7 @@ from rich.text import Text
 
 from millrace.units import format_bytes, format_percent, format_seconds
 from models.graph import Phase
-from planner.plan import Chunk, Plan, plan_graph, recompute_modes
+from planner.plan import ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
 
 # Kinds of memory beside what a plan lays out: one column, so that the table fits a screen.
 BESIDE = ("context", "slack", "workspace")
@@ -48,7 +48,9 @@ def headline(plan: Plan) -> str:
     stages = "1 stage" if plan.stages == 1 else f"{plan.stages} stages, {plan.schedule}{loops}"
     pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     samples = "1 sample" if plan.batch == 1 else f"{plan.batch} samples"
-    return f"{plan.model.name} on {plan.cluster.name}: mesh {axes}, {stages}; {pieces} of {samples}"
+    host = "" if plan.offload == ON_DEVICES else "; optimizer state in host memory"
+    mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
+    return f"{mesh}, {stages}; {pieces} of {samples}{host}"
 
 
 def devices_table(plan: Plan) -> Table:
@@ -125,6 +127,8 @@ def draw_memory(plan: Plan, console: Console) -> None:
         cells = [format_bytes(amounts.get(kind, 0)) for kind in kinds]
         table.add_row(str(stage), *cells, format_bytes(sum(amounts.values())))
     console.print(table)
+    if on_host := plan.figures.get("host_memory_bytes_max"):
+        console.print(f"at most {format_bytes(on_host)} of a device in host memory", markup=False)
 
 
 def _together(amounts: dict[str, int]) -> dict[str, int]:

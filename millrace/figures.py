@@ -1,7 +1,7 @@
 """Figures of a plan: what follows from its step time, its registers, and its signatures.
 
-`dp tp pp cp ep zero sequence_parallel recompute` are derived from the variants and None where ops
-or blocks disagree; `axes` and the variants then hold the truth.
+`dp tp pp cp ep zero sequence_parallel ring recompute` are derived from the variants and None where
+ops or blocks disagree; `axes` and the variants then hold the truth.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.graph import Graph
 from models.ops import model_flops
-from planner.plan import Plan, plan_graph
+from planner.memory import plan_memory
+from planner.plan import ON_DEVICES, Plan, plan_graph
 from planner.roles import roles
 from planner.spending import cost_usd_per_mtoken, energy_j_per_token
 
@@ -65,10 +66,15 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
 def predicted_figures(plan: Plan, found: "Forecast", graph: Graph) -> dict[str, Any]:
     """Return what the simulator says of a plan and its graph, as the plan's `figures` hold it."""
     step_time_s = found.step_time_ns / 1e9
+    on_host = {}
+    if plan.offload != ON_DEVICES:
+        sizes = [stage.host_bytes for stage in plan_memory(plan, graph)]
+        on_host = {"host_memory_bytes_max": max(sizes)}
     return {
         "step_time_s": step_time_s,
         **speed(plan, step_time_s, graph)._asdict(),
         **memory_figures(found.memory_by_kind),
+        **on_host,
         "fidelity": found.fidelity,
         "busy_fraction": max(
             0.0,
@@ -91,6 +97,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "micro_batch": None if dp is None else plan.batch // dp,
         "schedule": plan.schedule,
         "interleave": plan.interleave,
+        "offload": plan.offload,
         "axes": [{"name": axis.name, "size": axis.size} for axis in plan.mesh.axes],
         "microbatches": plan.microbatches,
         "global_batch": plan.global_batch,

@@ -25,6 +25,19 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
 
 
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The memory of a node beside its devices, and the way there.
+
+    α-β of one device's copies, per direction, while all devices of the node copy. `memory_bytes` is
+    a device's share of that memory; None where it is not known.
+    """
+
+    latency_ns: int
+    bandwidth_bytes_per_s: float
+    source: str
+    memory_bytes: int | None = None
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of device.
 
@@ -109,6 +122,7 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inter_node: Link
     islands: Islands | None = None
     torus: Torus | None = None
+    host: Host | None = None
 
     @property
     def devices(self) -> int:
@@ -143,6 +157,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     torus: Torus | None = None
     leaves: Leaves | None = None
     others: tuple[NodeGroup, ...] = ()
+    host: Host | None = None
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
@@ -155,6 +170,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             inter_node=self.inter_node,
             islands=self.islands,
             torus=self.torus,
+            host=self.host,
         )
         return first, *self.others
 

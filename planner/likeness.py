@@ -55,6 +55,8 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("top_k_grad", Like("top_k", 0.15)),
     _same("biased_attention", Like("attention", 1.1)),
     _same("biased_attention_grad", Like("attention_grad", 1.1)),
+    _same("attention_round", Like("attention")),
+    _same("attention_grad_round", Like("attention_grad")),
 )
 
 

@@ -20,6 +20,9 @@ from planner.mesh import Mesh
 SCHEMA_VERSION = 1
 # Relative gap at which a search stops by default: finer than any cost is known.
 MAX_GAP = 0.02
+# Where optimizer state lies: on the devices, or in the memory of their nodes.
+ON_DEVICES, OPTIMIZER = "none", "optimizer"
+OFFLOADS = (ON_DEVICES, OPTIMIZER)
 
 
 class OpSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Stage s holds the ranks `s * mesh.devices … (s + 1) * mesh.devices - 1`. A step is
     `microbatches` microbatches of `global_batch / microbatches` samples. `chunks` are in model
-    order; chunk i lies on stage i mod stages for an interleaved schedule.
+    order; chunk i lies on stage i mod stages for an interleaved schedule. With `offload` optimizer
+    the moments of every variable lie in host memory and pass through the device once a step.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -98,6 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pins: dict[str, str | int | bool] = {}
     memory_limit_bytes: int = 0
     seed: int = 0
+    offload: str = ON_DEVICES
     evidence: Evidence | None = None
     figures: dict[str, Any] = {}  # what the simulator said of it: step_time_s, memory_bytes_max, …
 

@@ -15,6 +15,7 @@ from models.labels import BATCH, EXPERT, SEQUENCE
 from models.ops import op_kind
 from models.recompute import NONE
 from planner.plan import OpSignature, Plan, recompute_modes
+from planner.rings import RING, RINGS
 from planner.sbp import parse_nd_sbp
 from planner.signatures import split_labels
 
@@ -66,7 +67,7 @@ def _counted_blocks(graph: Graph) -> set[str]:
 
 
 def roles(plan: Plan, graph: Graph) -> Roles:
-    """Return dp, tp, pp, cp, ep, zero, sequence_parallel and recompute of a plan.
+    """Return dp, tp, pp, cp, ep, zero, sequence_parallel, ring and recompute of a plan.
 
     Parameters
     ----------
@@ -106,6 +107,7 @@ def roles(plan: Plan, graph: Graph) -> Roles:
             else None
         ),
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
+        "ring": _ring(plan, graph, axes("cp")) if known("cp") else None,
         "recompute": _recompute(plan, graph),
     }
 
@@ -169,6 +171,18 @@ def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None
         for op, signature in _placed(plan, graph)
         if op.kind in NORMS
         for axis in axes
+    }
+    if not found:
+        return False
+    return found.pop() if len(found) == 1 else None
+
+
+def _ring(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
+    """Whether keys and values of attention travel round the cp axes."""
+    found = {
+        signature.expansion == RING
+        for op, signature in _placed(plan, graph)
+        if op.kind in RINGS and axes
     }
     if not found:
         return False

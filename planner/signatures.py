@@ -9,7 +9,7 @@ On one mesh axis (`axis_signatures`) an op may
   linear op, on exactly one input and all outputs for a multilinear one;
 - take one of the extra signatures of the table `EXTRA`, which labels cannot say: collectives inside
   complete the outputs. `EXPANSIONS` gives such an op as primitive ops, and `sub_signatures` says
-  how those lie.
+  how those lie; `planner.rings` gives attention as rounds.
 
 On several axes (`op_signatures`) it is one of these per axis, where every dim divides.
 """
@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from models.graph import Graph, Op, Tensor
-from models.labels import Expression, dim_of, parse
+from models.labels import Expression, Operand, dim_of, parse
 from models.ops import op_kind
 from planner.errors import PlanError
 from planner.plan import OpSignature
+from planner.rings import RING, RINGS
 from planner.sbp import (
     BROADCAST,
     PARTIAL_SUM,
@@ -76,15 +77,34 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """An extra signature: the label of one dim is split, the outputs come out whole."""
+    """An extra signature: the label of one dim is split, outputs that lack it come out whole.
+
+    `along` are dims (operand and dim) whose labels are split at the same time.
+    """
 
     name: str
     operand: int
     dim: int
+    along: tuple[tuple[int, int], ...] = ()
 
     def label(self, expression: Expression) -> str:
         """Return the label that is split, in the words of the op's own expression."""
         return expression.operands[self.operand][self.dim][0]
+
+    def signature(self, expression: Expression) -> AxisSignature:
+        """Return what it makes of an op on one mesh axis."""
+        dims = ((self.operand, self.dim), *self.along)
+        labels = [expression.operands[operand][dim][0] for operand, dim in dims]
+
+        def cut(operand: Operand) -> Sbp:
+            return next((one for x in labels if (one := _split_on(operand, x))), BROADCAST)
+
+        return AxisSignature(
+            inputs=tuple(map(cut, expression.inputs)),
+            outputs=tuple(map(cut, expression.outputs)),
+            label=labels[0],
+            expansion=self.name,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +134,8 @@ class Expansion:
 
 EXTRA: dict[str, tuple[Extra, ...]] = {
     "cross_entropy": (Extra(name="vocabulary_parallel", operand=0, dim=-1),),
+    # The sequence of the queries, and with it that of the keys.
+    **{kind: (Extra(name=RING, operand=0, dim=1, along=((1, 1),)),) for kind in RINGS},
 }
 
 # Megatron-LM's cross entropy over a split vocabulary (Shoeybi et al. 2019, section 3): all_reduces
@@ -145,20 +167,13 @@ EXPANSIONS: dict[tuple[str, str], Expansion] = {
 }
 
 
-def split_signature(
-    kind: str, expression: Expression, label: str, whole_outputs: bool = False
-) -> AxisSignature | None:
-    """Return the signature that splits `label`, None where an output cannot be partial.
-
-    `whole_outputs` marks an extra signature: outputs that lack the label come out B.
-    """
+def split_signature(kind: str, expression: Expression, label: str) -> AxisSignature | None:
+    """Return the signature that splits `label`, None where an output cannot be partial."""
     reduction = op_kind(kind).reduction
     inputs = tuple(_split_on(operand, label) or BROADCAST for operand in expression.inputs)
     outputs: list[Sbp] = []
     for operand in expression.outputs:
         one = _split_on(operand, label)
-        if one is None and whole_outputs:
-            one = BROADCAST
         if one is None:
             if reduction is None:
                 return None
@@ -167,7 +182,7 @@ def split_signature(
     return AxisSignature(inputs=inputs, outputs=tuple(outputs), label=label)
 
 
-def _split_on(operand: tuple[tuple[str, ...], ...], label: str) -> Sbp | None:
+def _split_on(operand: Operand, label: str) -> Sbp | None:
     dim = dim_of(operand, label)
     return None if dim is None else split(dim)
 
@@ -210,10 +225,8 @@ def axis_signatures(
             inputs = tuple(PARTIAL_SUM if i in partial else BROADCAST for i in range(count))
             found.append(AxisSignature(inputs=inputs, outputs=(PARTIAL_SUM,) * outputs))
     for extra in EXTRA.get(kind, ()):
-        label = extra.label(expression)
-        one = split_signature(kind, expression, label, whole_outputs=True)
-        if one is not None and label not in barred:
-            found.append(replace(one, expansion=extra.name))
+        if extra.label(expression) not in barred:
+            found.append(extra.signature(expression))
     return tuple(found)
 
 

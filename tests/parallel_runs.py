@@ -19,6 +19,14 @@ from planner.sbp import parse_nd_sbp, shard_offsets
 
 def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:
     """The states of all ranks after so many steps."""
+    states = begun(plan, graph, actors)
+    work = KernelWork(states)
+    execute_lockstep(actors, steps, work, work.meet)
+    return states
+
+
+def begun(plan: Plan, graph: Graph, actors: ActorGraph) -> list[RankState]:
+    """The states of all ranks before the first step."""
     dataset = open_dataset(None, plan.model, 0)
     attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
     states = []
@@ -37,8 +45,6 @@ def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankSt
                 kind = attributes[register.tensor]
                 state.load(index, initial_value(register.tensor, shape, dtype, kind, 0))
         states.append(state)
-    work = KernelWork(states)
-    execute_lockstep(actors, steps, work, work.meet)
     return states
 
 

@@ -61,7 +61,13 @@ CASES = [
         4,
         {"all_gather", "reduce_scatter"},
     ),
-    Case("context parallelism", {"dp": 1, "tp": 1, "pp": 1, "cp": 2}, 2, {"all_gather"}),
+    Case(
+        "context parallelism",
+        {"dp": 1, "tp": 1, "pp": 1, "cp": 2, "ring": False},
+        2,
+        {"all_gather"},
+    ),
+    Case("ring", {"dp": 1, "tp": 1, "pp": 1, "cp": 4, "ring": True}, 4, {"rotate"}),
     Case(
         "vocabulary-parallel loss",
         {"dp": 1, "tp": 2, "pp": 1},

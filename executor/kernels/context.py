@@ -150,6 +150,8 @@ class KernelContext:
     state
         Arrays that only this actor touches, zero before the first step: for `adamw` the two
         moments, for `sgd` with momentum the velocity, in the shape of the variable's shard.
+    buffer
+        Where `state` lies in host memory: the device's bytes that it passes through.
     run
         The run that the actor belongs to.
     """
@@ -167,6 +169,7 @@ class KernelContext:
     coordinate: tuple[int, ...] = ()
     axis_sizes: tuple[int, ...] = ()
     state: Sequence[Array] = ()
+    buffer: Array | None = None
 
     def number(self, attribute: str, default: float) -> float:
         """Return an attribute as a float."""

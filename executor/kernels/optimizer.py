@@ -4,7 +4,7 @@ Gradients arrive as unscaled sums over the step's tokens. The gradient that is u
 sum / tokens · min(1, clip_norm / norm), where norm is that of sum / tokens over all variables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import cos, pi, sqrt
 
 import numpy as np
@@ -91,8 +91,42 @@ def _gradient_scale(totals: Array, clip_norm: float) -> float:
     return (clip_norm / norm if 0 < clip_norm < norm else 1.0) / tokens
 
 
-def _state(context: KernelContext) -> list[Array]:
-    """Return the flat state arrays, as many as the op table says."""
+class _State:
+    """The flat state arrays of an optimizer, as many as the op table says.
+
+    Where there is a buffer they lie in host memory: each piece is copied into the buffer, worked on
+    there and copied back.
+    """
+
+    def __init__(self, context: KernelContext) -> None:
+        self._arrays = _flat_state(context)
+        self._size = context.outputs[0].size
+        self._staged: list[Array] = []
+        if context.buffer is not None and self._arrays:
+            room = context.buffer.reshape(-1).view(np.uint8)
+            dtype, share = self._arrays[0].dtype, room.size // len(self._arrays)
+            length = share // dtype.itemsize
+            self._staged = [
+                room[at * length * dtype.itemsize :][: length * dtype.itemsize].view(dtype)
+                for at in range(len(self._arrays))
+            ]
+
+    def pieces(self) -> Iterator[tuple[slice, list[Array]]]:
+        """Yield where every piece lies in the variable, and its state to read and overwrite."""
+        if not self._staged:
+            yield slice(0, self._size), self._arrays
+            return
+        for piece in chunks(self._size, self._staged[0].size):
+            here = [staged[: piece.stop - piece.start] for staged in self._staged]
+            for staged, array in zip(here, self._arrays, strict=True):
+                np.copyto(staged, array[piece])
+            yield piece, here
+            for staged, array in zip(here, self._arrays, strict=True):
+                np.copyto(array[piece], staged)
+
+
+def _flat_state(context: KernelContext) -> list[Array]:
+    """Return the state arrays in one dim."""
     names = state_of(context.kind, context.attributes)
     if len(context.state) != len(names):
         raise ExecutorError(
@@ -114,7 +148,7 @@ def adamw(context: KernelContext) -> Kernel:
     beta1, beta2 = context.number("beta1", 0.9), context.number("beta2", 0.95)
     epsilon, decay = context.number("epsilon", 1e-8), context.number("weight_decay", 0.0)
     clip_norm = context.number("clip_norm", 0.0)
-    first_moment, second_moment = _state(context)
+    state = _State(context)
     (buffer,) = scratch(1, size, context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -124,24 +158,26 @@ def adamw(context: KernelContext) -> Kernel:
         steps = context.run.first_step + firing + 1
         correction = sqrt(1 - beta2**steps)
         pace = rate * correction / (1 - beta1**steps)
-        for part in chunks(size):
-            g, m, v = gradient[part], first_moment[part], second_moment[part]
-            change = buffer[: g.size]
-            np.multiply(g, scale, out=change)
-            np.multiply(m, beta1, out=m)
-            np.multiply(v, beta2, out=v)
-            # m gains (1 − β₁) g and v gains (1 − β₂) g², with one array of scratch
-            np.multiply(change, 1 - beta1, out=change)
-            np.add(m, change, out=m)
-            np.multiply(change, change, out=change)
-            np.multiply(change, (1 - beta2) / (1 - beta1) ** 2, out=change)
-            np.add(v, change, out=v)
-            np.sqrt(v, out=change)
-            np.add(change, epsilon * correction, out=change)
-            np.divide(m, change, out=change)
-            np.multiply(change, pace, out=change)
-            np.multiply(w[part], 1 - rate * decay, out=target[part])
-            np.subtract(target[part], change, out=target[part])
+        for piece, (first_moment, second_moment) in state.pieces():
+            for inner in chunks(first_moment.size):
+                part = slice(piece.start + inner.start, piece.start + inner.stop)
+                g, m, v = gradient[part], first_moment[inner], second_moment[inner]
+                change = buffer[: g.size]
+                np.multiply(g, scale, out=change)
+                np.multiply(m, beta1, out=m)
+                np.multiply(v, beta2, out=v)
+                # m gains (1 − β₁) g and v gains (1 − β₂) g², with one array of scratch
+                np.multiply(change, 1 - beta1, out=change)
+                np.add(m, change, out=m)
+                np.multiply(change, change, out=change)
+                np.multiply(change, (1 - beta2) / (1 - beta1) ** 2, out=change)
+                np.add(v, change, out=v)
+                np.sqrt(v, out=change)
+                np.add(change, epsilon * correction, out=change)
+                np.divide(m, change, out=change)
+                np.multiply(change, pace, out=change)
+                np.multiply(w[part], 1 - rate * decay, out=target[part])
+                np.subtract(target[part], change, out=target[part])
 
     return kernel
 
@@ -155,22 +191,24 @@ def sgd(context: KernelContext) -> Kernel:
     size = context.outputs[0].size
     momentum, decay = context.number("momentum", 0.0), context.number("weight_decay", 0.0)
     clip_norm = context.number("clip_norm", 0.0)
-    state = _state(context)
+    state = _State(context)
     (buffer,) = scratch(1, size, context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         w, gradient, target = (a.reshape(-1) for a in (inputs[0], inputs[1], outputs[0]))
         context.run.record_totals(firing, inputs[2])
         scale, rate = _gradient_scale(inputs[2], clip_norm), float(inputs[3])
-        for part in chunks(size):
-            change = buffer[: part.stop - part.start]
-            np.multiply(gradient[part], scale, out=change)
-            for velocity in state:
-                np.multiply(velocity[part], momentum, out=velocity[part])
-                np.add(velocity[part], change, out=velocity[part])
-                np.copyto(change, velocity[part])
-            np.multiply(change, rate, out=change)
-            np.multiply(w[part], 1 - rate * decay, out=target[part])
-            np.subtract(target[part], change, out=target[part])
+        for piece, kept in state.pieces():
+            for inner in chunks(piece.stop - piece.start):
+                part = slice(piece.start + inner.start, piece.start + inner.stop)
+                change = buffer[: part.stop - part.start]
+                np.multiply(gradient[part], scale, out=change)
+                for velocity in kept:
+                    np.multiply(velocity[inner], momentum, out=velocity[inner])
+                    np.add(velocity[inner], change, out=velocity[inner])
+                    np.copyto(change, velocity[inner])
+                np.multiply(change, rate, out=change)
+                np.multiply(w[part], 1 - rate * decay, out=target[part])
+                np.subtract(target[part], change, out=target[part])
 
     return kernel

@@ -4,6 +4,8 @@ from executor.errors import ExecutorError
 from executor.kernels.attention import (
     attention,
     attention_grad,
+    attention_grad_round,
+    attention_round,
     biased_attention,
     biased_attention_grad,
 )
@@ -66,6 +68,8 @@ KERNELS: dict[str, KernelFactory] = (
         "arc_margin_grad": arc_margin_grad,
         "attention": attention,
         "attention_grad": attention_grad,
+        "attention_grad_round": attention_grad_round,
+        "attention_round": attention_round,
         "biased_attention": biased_attention,
         "biased_attention_grad": biased_attention_grad,
         "broadcast": broadcast,

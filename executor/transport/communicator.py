@@ -1,7 +1,8 @@
 """What a driver asks of a transport, and what the members of a meeting give each other.
 
 A meeting is told by what a member receives: a sum of what all send, blocks of it put side by side,
-or one block of each. Blocks lie along one dim, in the order of the group.
+one block of each, or all that one of them sends. Blocks lie along one dim, in the order of the
+group.
 """
 
 from collections.abc import Callable, Sequence
@@ -171,6 +172,10 @@ def _transferred(exchange: Exchange, sends: Sequence[Array], recv: Array) -> Non
     np.copyto(recv, sends[0])
 
 
+def _rotated(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
+    np.copyto(recv, sends[exchange.position - 1])
+
+
 RECEIVED: dict[str, Callable[[Exchange, Sequence[Array], Array], None]] = {
     "all_reduce": _reduced,
     "reduce_scatter": _reduced,
@@ -178,4 +183,5 @@ RECEIVED: dict[str, Callable[[Exchange, Sequence[Array], Array], None]] = {
     "all_to_all": _gathered,
     "send": _transferred,
     "recv": _transferred,
+    "rotate": _rotated,
 }

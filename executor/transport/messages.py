@@ -61,6 +61,17 @@ class Blocks:
             np.copyto(view.reshape(self._strided).swapaxes(0, 1), self._staging)
 
 
+class _Both(NamedTuple):
+    """Two requests as one."""
+
+    first: Any
+    second: Any
+
+    def Test(self) -> bool:  # noqa: N802 - as MPI's requests have it
+        """Whether both are done; a request that is done stays so."""
+        return bool(self.first.Test()) & bool(self.second.Test())
+
+
 class _Call(NamedTuple):
     """One posted meeting: its request, and where the data goes when that is done."""
 
@@ -193,6 +204,14 @@ class MessageCommunicator:
     def _recv(self, exchange: Exchange, send: Any, recv: Any) -> Any:
         return self._transfers.Irecv(recv, exchange.members[0], self._tags[exchange.key])
 
+    def _rotate(self, exchange: Exchange, send: Any, recv: Any) -> Any:
+        count, at = len(exchange.members), exchange.position
+        tag = self._tags[exchange.key]
+        return _Both(
+            self._transfers.Irecv(recv, exchange.members[at - 1], tag),
+            self._transfers.Isend(send, exchange.members[(at + 1) % count], tag),
+        )
+
 
 CALLS: dict[str, Callable[[MessageCommunicator, Exchange, Any, Any], Any]] = {
     "all_reduce": MessageCommunicator._all_reduce,
@@ -201,6 +220,7 @@ CALLS: dict[str, Callable[[MessageCommunicator, Exchange, Any, Any], Any]] = {
     "all_to_all": MessageCommunicator._all_to_all,
     "send": MessageCommunicator._send,
     "recv": MessageCommunicator._recv,
+    "rotate": MessageCommunicator._rotate,
 }
 
 

@@ -28,11 +28,17 @@ OptimizeFor = Annotated[str, typer.Option(help="throughput, or per token: cost, 
 Explain = Annotated[bool, typer.Option("--explain", help="Say what decided each choice.")]
 # Pins: what is left out, the search decides.
 Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
+SequenceParallel = Annotated[
+    bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Pin.")
+]
+Ring = Annotated[
+    bool | None, typer.Option("--ring/--no-ring", help="Pin: keys and values travel round cp.")
+]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel"),
+    *("recompute", "zero", "sequence_parallel", "offload", "ring"),
 )
-SCHEDULES = "gpipe, 1f1b, interleaved-1f1b or zb-h1"
+SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
 
 def register(app: typer.Typer) -> None:
@@ -64,9 +70,9 @@ def plan(
     interleave: Annotated[int | None, typer.Option(min=1, help="Pin: chunks of a stage.")] = None,
     recompute: Annotated[str | None, typer.Option(help="Pin: none, selective or full.")] = None,
     zero: Annotated[str | None, typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid.")] = None,
-    sequence_parallel: Annotated[
-        bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Pin.")
-    ] = None,
+    sequence_parallel: SequenceParallel = None,
+    offload: Annotated[str | None, typer.Option(help="Pin: none or optimizer (state).")] = None,
+    ring: Ring = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
@@ -79,7 +85,7 @@ def plan(
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    given = zip(PINS, (*chosen, sequence_parallel), strict=True)
+    given = zip(PINS, (*chosen, sequence_parallel, offload, ring), strict=True)
     pins = {name: value for name, value in given if value is not None}
     # Before this machine is measured, which takes a while.
     opened = api.check_question(

@@ -182,6 +182,31 @@ ATTENTION = (
         extra_outputs=("key", "value", "bias"),
         attributes=("causal", "scale"),
     ),
+    OpKind(
+        name="attention_round",
+        description="(q, k, v, out, logsumexp) b t g r d!, b s! g d!, b s! g u!, b t g r u!, "
+        "b t g r -> b t g r u!, b t g r: attention to one block of the keys, joined by the "
+        "logarithms of the sums to what others gave; `round`: how many places the block has "
+        "travelled round a ring (0: it is this device's own)",
+        products=((0, 1), (3, 2)),
+        extra_outputs=("logsumexp",),
+        wide_outputs=(0, 1),
+        attributes=("causal", "scale"),
+        joined=(3, 4),
+        expansion_only=True,
+    ),
+    OpKind(
+        name="attention_grad_round",
+        description="(q, k, v, out, logsumexp, dout, dq) b t g r d!, b s! g d!, b s! g u!, "
+        "b t g r u!, b t g r, b t g r u!, b t g r d! -> b t g r d!, b s! g d!, b s! g u!: dq of "
+        "one block of the keys added to dq, and the block's dk and dv; `round` as forward",
+        products=((0, 1), (0, 1), (5, 2), (5, 2)),
+        extra_outputs=("key", "value"),
+        wide_outputs=(0,),
+        attributes=("causal", "scale"),
+        joined=(6,),
+        expansion_only=True,
+    ),
 )
 
 _WINDOW = ("stride_y", "stride_x", "pad_y", "pad_x")

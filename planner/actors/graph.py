@@ -10,6 +10,7 @@ reads one version for four firings and then gives it back; an output port with h
 at the first of four firings and publishes it at the last.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from math import prod
 
@@ -20,6 +21,7 @@ from planner.mesh import Axis
 SCHEMA_VERSION = 1
 
 TEMPORARY = "temporary"  # the kind of registers that share one area of the arena
+HOST = "host"  # the kind of registers in the memory of the node, outside the device's arena
 COMMUNICATION = "communication"  # the kind of boxing's buffers that have a place of their own
 
 
@@ -35,7 +37,8 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Version v lies in slot v mod slots. `initial` versions exist before the first step (variables).
     `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
-    `offset_bytes + k * slot_bytes`.
+    `offset_bytes + k * slot_bytes`. Registers of the kind `host` have an arena of their own, in the
+    memory of the node.
     """
 
     name: str
@@ -48,7 +51,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     initial: int = 0
     offset_bytes: int = 0
     slot_bytes: int = 0
-    # parameter, gradient, optimizer, activation, communication or temporary
+    # parameter, gradient, optimizer, activation, communication, temporary or host
     memory_kind: str = "activation"
 
 
@@ -66,11 +69,12 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `peer` is the program of a transfer's other end (the rank at the same coordinate);
     `world` is a group of every rank of every program. `message_bytes` is the size of the whole
     message as collective libraries count it: the reduced tensor for all_reduce, the larger side
-    for all_gather and reduce_scatter, the local tensor for all_to_all, send and recv.
+    for all_gather and reduce_scatter, the local tensor for all_to_all, send, recv and rotate (of
+    which every member gets what the one before it in the group has).
     """
 
     key: str
-    kind: str  # all_reduce all_gather reduce_scatter all_to_all broadcast send recv
+    kind: str  # all_reduce all_gather reduce_scatter all_to_all broadcast rotate send recv
     axes: tuple[str, ...] = ()
     peer: int | None = None
     world: bool = False
@@ -81,7 +85,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One op, boxing step or end of a meeting, fired `firings` times a step.
 
-    `state` are registers that only this actor touches and updates in place (Adam's moments).
+    `state` are registers that only this actor touches and updates in place (Adam's moments). Where
+    they lie in host memory they pass through the register `buffer`, piece by piece.
     `in_place`: the op's first operand is the version before the one it writes, found in the same
     slot (a variable under its optimizer), so no input port reads it. A collective sends its first
     input; a second one only says what it waits for.
@@ -98,6 +103,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     phase: str = "forward"
     block: str = ""
     state: tuple[int, ...] = ()
+    buffer: int | None = None
     in_place: bool = False
     meeting: Meeting | None = None
 
@@ -128,8 +134,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the arena: the end of the last register."""
-        return max((r.offset_bytes + r.slots * r.slot_bytes for r in self.registers), default=0)
+        """Size of the device's arena: the end of the last register."""
+        return _end(register for register in self.registers if register.memory_kind != HOST)
+
+    @property
+    def host_bytes(self) -> int:
+        """Size of the arena in the memory of the node."""
+        return _end(register for register in self.registers if register.memory_kind == HOST)
 
     @property
     def memory_bytes_by_kind(self) -> dict[str, int]:
@@ -137,11 +148,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         found: dict[str, int] = {}
         for register in self.registers:
             size, before = register.slots * register.slot_bytes, found.get(register.memory_kind, 0)
+            if register.memory_kind == HOST:
+                continue
             if register.memory_kind == TEMPORARY:
                 found[TEMPORARY] = max(before, register.offset_bytes + size)
             else:
                 found[register.memory_kind] = before + size
         return dict(sorted(found.items()))
+
+
+def _end(registers: Iterable[Register]) -> int:
+    return max((r.offset_bytes + r.slots * r.slot_bytes for r in registers), default=0)
 
 
 class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

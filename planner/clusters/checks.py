@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import isfinite, prod
 
-from planner.cluster import Cluster, Device, Leaves, Link, NodeGroup
+from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup
 from planner.errors import ClusterError
 
 
@@ -42,6 +42,8 @@ def _group_faults(group: NodeGroup, where: str) -> Iterator[str]:
     yield from _device_faults(group.device, f"{where}device.")
     yield from _link_faults(group.intra_node, f"{where}intra_node.")
     yield from _link_faults(group.inter_node, f"{where}inter_node.")
+    if group.host is not None:
+        yield from _host_faults(group.host, f"{where}host.")
     per_node = group.devices_per_node
     if (islands := group.islands) is not None:
         yield from _link_faults(islands.link, f"{where}islands.link.")
@@ -110,6 +112,13 @@ def _table_faults(field: str, tables: Mapping[str, tuple[tuple[int, int], ...]])
         for (before, _), (after, _) in pairwise(points):
             if after <= before:
                 yield f"{where}: {after} follows {before}; sort by the first column"
+
+
+def _host_faults(host: Host, where: str) -> Iterator[str]:
+    yield from _above_zero(f"{where}bandwidth_bytes_per_s", host.bandwidth_bytes_per_s)
+    yield from _not_negative(f"{where}latency_ns", host.latency_ns)
+    if host.memory_bytes is not None:
+        yield from _above_zero(f"{where}memory_bytes", host.memory_bytes)
 
 
 def _link_faults(link: Link, where: str) -> Iterator[str]:

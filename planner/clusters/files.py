@@ -14,6 +14,7 @@ import msgspec
 from planner.cluster import (
     Cluster,
     Device,
+    Host,
     Islands,
     Leaves,
     Link,
@@ -35,6 +36,7 @@ class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     inter_node: Link | None = None
     islands: Islands | None = None
     torus: Torus | None = None
+    host: Host | None = None
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +51,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     inter_node: Link | None = None
     islands: Islands | None = None
     torus: Torus | None = None
+    host: Host | None = None
     cores_per_node: int | None = None
     leaves: Leaves | None = None
     groups: tuple[_Nodes, ...] = ()
@@ -137,6 +140,7 @@ def _decode(text: str, where: str, name: str = "") -> Cluster:
             torus=first.torus,
             leaves=entry.leaves,
             others=tuple(others),
+            host=first.host,
         )
     )
 
@@ -150,6 +154,7 @@ def _in_place(entry: _Entry, device: Device | str) -> _Nodes:
         inter_node=entry.inter_node,
         islands=entry.islands,
         torus=entry.torus,
+        host=entry.host,
     )
 
 
@@ -169,6 +174,7 @@ def _nodes(nodes: _Nodes, where: str) -> NodeGroup:
             inter_node=nodes.inter_node,
             islands=nodes.islands,
             torus=nodes.torus,
+            host=nodes.host,
         )
     base = reference_node(nodes.device)
     if nodes.devices_per_node is not None:
@@ -181,4 +187,5 @@ def _nodes(nodes: _Nodes, where: str) -> NodeGroup:
         inter_node=nodes.inter_node or base.inter_node,
         islands=nodes.islands or base.islands,
         torus=nodes.torus or base.torus,
+        host=nodes.host or base.host,
     )

@@ -5,7 +5,8 @@ share one area: sections follow one another on that queue, and inside a section 
 again once its last reader has run. A collective within a section shares it too: it cannot begin
 before the op that makes its input, and is over when the first op that reads its result begins. All
 other registers have their own places: what lives from one section to another, and what is sent or
-received, for no order on this rank says when that happens.
+received, for no order on this rank says when that happens. What lies in host memory is laid out
+there, one after the other.
 
 Within a section the ops of one block form a *stretch*. What lives from one stretch to the next is
 placed first, in turns in two parts of the area; what lives within one fits around it. So equal
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from planner.actors.graph import COMMUNICATION, TEMPORARY, Program, Register
+from planner.actors.graph import COMMUNICATION, HOST, TEMPORARY, Program, Register
 from planner.compile.draft import BEGIN, BOXING, UPDATE, DraftStage, Section
 
 
@@ -59,7 +60,12 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
     offsets, end = shared_places(draft, joint_backward)
     buffers = communication_buffers(draft)
     registers: list[Register] = []
+    host_end = 0
     for index, register in enumerate(program.registers):
+        if register.memory_kind == HOST:
+            registers.append(replace(register, offset_bytes=host_end))
+            host_end += register.slots * register.slot_bytes
+            continue
         if index in offsets:
             at = offsets[index]
             registers.append(replace(register, offset_bytes=at, memory_kind=TEMPORARY))
@@ -103,6 +109,7 @@ def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, in
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
         area = max(area, size)
+    offsets |= {register: offsets[leader] for register, leader in spans.followers.items()}
     return offsets, area
 
 
@@ -113,6 +120,7 @@ class Spans:
         self.draft = draft
         self.joint = joint_backward
         self.readers: dict[int, list[int]] = {}
+        self.followers: dict[int, int] = {}  # register → the one whose place it takes
         held: set[int] = set()
         for index, actor in enumerate(draft.actors):
             for port in actor.inputs:
@@ -142,15 +150,27 @@ class Spans:
         ]
 
     def by_section(self) -> dict[Section, list[Span]]:
-        """Per section, the spans of the registers that share the area."""
-        found: dict[Section, list[Span]] = {}
+        """Per section, the spans of the registers that share the area.
+
+        One place that several take in turn is one span, known by the first of them.
+        """
+        found: dict[Section, dict[int, Span]] = {}
         for register in self._candidates:
             begin = self.begin(register)
             end = self.end(register, begin[0]) if begin else None
-            if begin and end is not None:
-                size = self.draft.registers[register].slot_bytes
-                found.setdefault(begin[0], []).append(Span(register, size, begin[1], end))
-        return found
+            if not begin or end is None:
+                continue
+            spans = found.setdefault(begin[0], {})
+            leader = self.draft.places.get(register, register)
+            size = self.draft.registers[register].slot_bytes
+            one = Span(register, size, begin[1], end)
+            if leader != register and leader in spans:
+                self.followers[register] = leader
+                first = spans[leader]
+                size = max(size, first.size)
+                one = Span(leader, size, min(one.first, first.first), max(end, first.last))
+            spans[one.register] = one
+        return {section: list(spans.values()) for section, spans in found.items()}
 
     def local(self, index: int) -> bool:
         """Whether an actor is a collective of this stage alone."""

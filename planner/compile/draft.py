@@ -5,7 +5,8 @@ from math import prod
 
 from models.graph import ITEMSIZE
 from planner.actors.graph import Actor, Meeting, Port, Register
-from planner.sbp import NdSbp, format_nd_sbp, local_shape
+from planner.rings import ROTATE
+from planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
 
 # What runs when: `part` is begin, F, R, B, W or update; F, R, B, W once a microbatch and chunk.
 # R, what is recomputed, runs among the actors of B, in their order.
@@ -31,6 +32,7 @@ class DraftActor:
     attributes: dict[str, int | float | str | bool] = field(default_factory=dict)
     block: str = ""
     state: tuple[int, ...] = ()
+    buffer: int | None = None
     in_place: bool = False
     meeting: Meeting | None = None
     lane: str = "compute"
@@ -49,6 +51,7 @@ class DraftActor:
             phase=PHASES[self.section[0]],
             block=self.block,
             state=self.state,
+            buffer=self.buffer,
             in_place=self.in_place,
             meeting=self.meeting,
         )
@@ -66,12 +69,21 @@ PHASES = {
 
 @dataclass(slots=True)
 class DraftStage:
-    """Actors and registers of one stage, in the order in which they were needed."""
+    """Actors and registers of one stage, in the order in which they were needed.
+
+    `places`: registers that take the place of another, by waiting until that one is read.
+    """
 
     sizes: tuple[int, ...]
     actors: list[DraftActor] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
     producer: dict[int, int] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> NdSbp:
+        """B on every axis."""
+        return (BROADCAST,) * len(self.sizes)
 
     def add_register(
         self,
@@ -121,5 +133,5 @@ class DraftStage:
 
 ALIGNMENT = 64  # bytes; a cache line, and enough for the widest vector instructions
 BOXING = frozenset(
-    ("slice", "pad", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "recv")
+    ("slice", "pad", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "recv", ROTATE)
 )

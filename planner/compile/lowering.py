@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from models.graph import ITEMSIZE, Graph, Phase, Rate
 from models.labels import parse
 from models.ops import state_of
-from planner.actors.graph import Meeting, Port
+from planner.actors.graph import HOST, Meeting, Port
 from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
+from planner.compile.offload import Buffers
 from planner.compile.placement import PlacedOp
+from planner.compile.rounds import lower_rounds
 from planner.errors import PlanError
 from planner.mesh import Mesh
-from planner.plan import OpSignature
+from planner.plan import ON_DEVICES, OPTIMIZER, OpSignature
+from planner.rings import RING
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
 
@@ -54,7 +57,9 @@ class Inside:
 class Lowering:
     """Builds every stage's draft from the placed ops of one plan."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, stages: int, microbatches: int) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
+    ) -> None:
         self.tensors = graph.tensors_by_name
         self.mesh = mesh
         self.sizes = mesh.sizes
@@ -68,11 +73,14 @@ class Lowering:
         # What another stage sent, and as which SBP: one transfer per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
+        self._buffers = Buffers() if offload == OPTIMIZER else None
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
         rule = _RULES.get(placed.op.kind, Lowering._compute)
-        (Lowering._expanded if placed.expansion else rule)(self, placed)
+        if placed.expansion:
+            rule = Lowering._on_a_ring if placed.expansion == RING else Lowering._expanded
+        rule(self, placed)
 
     # Rules, one per kind of op that is not simply one actor.
 
@@ -98,7 +106,7 @@ class Lowering:
                 shape=shape,
                 dtype=self.tensors[op.outputs[0]].dtype,
                 sbp=placed.outputs[0],
-                memory_kind="optimizer",
+                memory_kind="optimizer" if self._buffers is None else HOST,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
@@ -119,6 +127,9 @@ class Lowering:
                 attributes=dict(op.attributes),
                 block=op.block,
                 state=state,
+                buffer=None
+                if self._buffers is None
+                else self._buffers.of(stage, self.stages[stage], state),
                 in_place=True,
             )
         )
@@ -272,6 +283,19 @@ class Lowering:
                     block=op.block,
                 )
             )
+
+    def _on_a_ring(self, placed: PlacedOp) -> None:
+        """An extra signature whose operands travel."""
+        op, stage = placed.op, placed.stage
+        section = self._section(placed, Rate.MICROBATCH)
+        inputs = [
+            self.need(stage, name, sbp, section, Rate.MICROBATCH).register
+            for name, sbp in zip(op.inputs, placed.inputs, strict=True)
+        ]
+        draft, firings = self.stages[stage], self.microbatches
+        outputs = lower_rounds(draft, placed, self.tensors, self.mesh, section, firings, inputs)
+        for name, sbp, register in zip(op.outputs, placed.outputs, outputs, strict=True):
+            self._made(stage, name, sbp, Value(register, Rate.MICROBATCH))
 
     # Values: where a tensor is, and how it gets where it is needed.
 

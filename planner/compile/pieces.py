@@ -87,7 +87,7 @@ class Pieces:
         """
         wiring, plan = self.wiring, self.wiring.plan
         graph, readings = _restricted(wiring, chunk, kept)
-        lowering = _Alone(graph, plan.mesh)
+        lowering = _Alone(graph, plan.mesh, plan.offload)
         for reading in readings:
             lowering.arrives(reading.tensor, wiring.made_as(reading.tensor))
         for placed in place(_plan_of(plan, kept, wiring), graph):
@@ -216,8 +216,8 @@ def _plan_of(plan: Plan, kept: Sequence[str], wiring: Wiring) -> Plan:
 class _Alone(Lowering):
     """Lowering of one chunk; every other one is elsewhere."""
 
-    def __init__(self, graph: Graph, mesh: Mesh) -> None:
-        super().__init__(graph, mesh, 2, MICROBATCHES)
+    def __init__(self, graph: Graph, mesh: Mesh, offload: str) -> None:
+        super().__init__(graph, mesh, 2, MICROBATCHES, offload)
         # The step's totals ask for what every block of the model has: most of it is nowhere here.
         self._homes = defaultdict(dict)
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from models.graph import GLOBAL_BLOCK, Graph, Op
 from planner.errors import InfeasibleError, PlanError
-from planner.plan import OpSignature, Plan
+from planner.plan import OFFLOADS, OpSignature, Plan
 from planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
 from planner.schedules import SCHEDULES
 
@@ -40,6 +40,8 @@ def check_plan(plan: Plan) -> None:
             raise PlanError(f"plan: mesh axis `{axis.name}` has size {axis.size}")
     if len(set(plan.mesh.names)) != len(plan.mesh.names):
         raise PlanError(f"plan: mesh axes {plan.mesh.names} are not all different")
+    if plan.offload not in OFFLOADS:
+        raise PlanError(f"plan: offload is `{plan.offload}`; one of {', '.join(OFFLOADS)}")
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"plan: unknown schedule `{plan.schedule}`; one of {', '.join(SCHEDULES)}")
     if plan.global_batch % plan.microbatches:

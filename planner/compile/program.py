@@ -74,7 +74,7 @@ def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
     """
     check_plan(plan)
-    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches)
+    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)
     drafts = lowering.stages

@@ -1,9 +1,15 @@
 """Compiled actors: the duration of each one's firing on a cluster."""
 
+from math import prod
+
+import numpy as np
+
+from models.graph import ITEMSIZE
 from models.ops import state_of
 from planner.actors.graph import Actor, ActorGraph, Meeting, Program
 from planner.cluster import Cluster, Device
 from planner.costs.collectives import collective_duration_ns
+from planner.costs.host import host_of, state_copies_ns
 from planner.costs.layout import frame_of, layout_of
 from planner.costs.ops import LOCAL_BOXING, op_duration_ns
 
@@ -33,13 +39,26 @@ class _Costs:
         kept = () if actor.kind in LOCAL_BOXING else state_of(actor.kind, actor.attributes)
         devices = self._kinds(program.ranks)
         names = tuple(device.name for device in devices)
-        key = (actor.kind, actor.labels, kept, work, names)
+        key = (actor.kind, actor.labels, kept, work, names, actor.buffer is None)
         if key not in self._ops:
             self._ops[key] = max(
                 op_duration_ns(actor.kind, actor.labels, actor.attributes, *work, device)
                 for device in devices
             )
+            if actor.buffer is not None:
+                self._ops[key] += self._copies_ns(actor, program)
         return self._ops[key]
+
+    def _copies_ns(self, actor: Actor, program: Program) -> int:
+        """What an update waits for its state to come from host memory and go back there."""
+        state = program.registers[actor.state[0]]
+        size = np.array([prod(state.shape) * ITEMSIZE[state.dtype]])
+        groups = self.cluster.groups
+        if self.cluster.others:
+            ranks = program.ranks
+            groups = tuple({id(one): one for one in map(self.cluster.group_of, ranks)}.values())
+        hosts = [host_of(group, self.cluster) for group in groups]
+        return int(state_copies_ns(size, len(actor.state), hosts)[0])
 
     def _kinds(self, ranks: tuple[int, ...]) -> tuple[Device, ...]:
         """The kinds of device that a program's ranks lie on."""

@@ -12,9 +12,16 @@ from math import ceil, log2, prod
 import numpy as np
 
 from planner.cluster import Cluster, Device
-from planner.costs.grids import Pieces, exchange_pieces, gather_pieces, spread_pieces
+from planner.costs.grids import (
+    Pieces,
+    exchange_pieces,
+    gather_pieces,
+    rotation_pieces,
+    spread_pieces,
+)
 from planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
 from planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
+from planner.rings import ROTATE
 
 # Kinds for which a ring moves the message once; an all_reduce is one of each.
 GATHERS = ("all_gather", "reduce_scatter")
@@ -85,6 +92,8 @@ def _pieces(kind: str, layout: Layout, launch_ns: int) -> Pieces:
         found = _chain(layout) + _tree(layout, rounds=1)
     elif kind in TRANSFERS:
         found = _transfer(layout)
+    elif kind == ROTATE:
+        found = _rotation(layout)
     else:
         raise ValueError(f"collective `{kind}` has no cost")
     return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(found))
@@ -258,6 +267,17 @@ def _transfer(layout: Layout) -> list[tuple[int, float]]:
         return list(spread_pieces(layout.size, layout.grid))
     last = layout.crossings[-1]
     return [(last.latency_ns, 1 / last.own_bytes_per_ns)]
+
+
+def _rotation(layout: Layout) -> list[tuple[int, float]]:
+    """Return one message from every member to the next: the slowest border counts."""
+    low, found = 0, [(0, 0.0)]
+    if layout.grid is not None:
+        low, found = 1, list(rotation_pieces(layout.grid))
+    for crossing in layout.crossings[low:]:
+        slope = 1 / crossing.own_bytes_per_ns
+        found = [(max(f, crossing.latency_ns), max(s, slope)) for f, s in found]
+    return found
 
 
 def _table(kind: str, group_size: int) -> str:

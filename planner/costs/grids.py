@@ -68,5 +68,11 @@ def spread_pieces(members: int, grid: Grid) -> Pieces:
     return ((fixed, max(shared, 1.0) / grid.bytes_per_ns),)
 
 
+def rotation_pieces(grid: Grid) -> Pieces:
+    """Return the costs of one transfer of every member to the next one, all at once."""
+    shared = max((line.stride / (2 if line.ring else 1) for line in grid.lines), default=grid.hops)
+    return ((grid.hops * grid.latency_ns, max(shared, 1.0) / grid.bytes_per_ns),)
+
+
 def _scattered_ns(members: int, grid: Grid) -> int:
     return (members - 1) * grid.hops * grid.latency_ns

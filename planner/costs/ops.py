@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from models.graph import ITEMSIZE
-from models.ops import op_work
+from models.ops import op_kind, op_work
 from planner.cluster import Device
 from planner.costs.measured import Floats, Ints, interpolated_ns, whole_ns
 from planner.errors import ClusterError
@@ -28,9 +28,10 @@ LOCAL_BOXING = ("slice", "pad")
 ATTENTION = ("attention", "attention_grad")
 
 
-def precision_of(dtypes: Sequence[str]) -> str:
-    """Precision in which an op on these dtypes computes: that of its widest floating operand."""
-    floating = [dtype for dtype in dtypes if dtype in PRECISION]
+def precision_of(kind: str, dtypes: Sequence[str]) -> str:
+    """Precision in which an op computes: that of its widest floating input that is not `joined`."""
+    joined = op_kind(kind).joined
+    floating = [one for at, one in enumerate(dtypes) if one in PRECISION and at not in joined]
     return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
 
 
@@ -163,7 +164,7 @@ def op_duration_ns(
         )
         if priced_like(kind, device.kernels).kind in ATTENTION:
             head_size = input_shapes[0][-1]
-    precision = precision_of(input_dtypes) if flops else "fp32"
+    precision = precision_of(kind, input_dtypes) if flops else "fp32"
     work = (np.array([flops], float), np.array([size], float))
     found = op_durations_ns(kind, labels, attributes, *work, precision, device, head_size)
     return int(found[0])

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from models.graph import Graph
-from planner.actors.graph import TEMPORARY
+from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
 from planner.compile.arena import communication_buffers, shared_places
 from planner.compile.draft import DraftStage, Section
@@ -78,7 +78,7 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
 
 def _lowered(small: Regular, joint_backward: bool) -> list[DraftStage]:
     plan = small.plan
-    lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches)
+    lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, small.graph):
         lowering.lower(placed)
     for draft in lowering.stages:
@@ -145,6 +145,7 @@ def _moved(lifetime: Lifetime, stage: int, table: Timetable) -> Lifetime:
 
 def _memory(sizes: Counter[str], area: int, cluster: Cluster) -> StageMemory:
     kinds = Counter(sizes)
+    host = kinds.pop(HOST, 0)
     kinds[TEMPORARY] = area
     kinds.update(beside(sum(kinds.values()), cluster))
-    return StageMemory(**{f"{kind}_bytes": kinds[kind] for kind in KINDS})
+    return StageMemory(host_bytes=host, **{f"{kind}_bytes": kinds[kind] for kind in KINDS})

@@ -34,6 +34,7 @@ class StageMemory:
     workspace_bytes: int = 0  # of kernel libraries, and buffers of communicators
     context_bytes: int = 0
     slack_bytes: int = 0  # what an allocator reserves beyond the arena
+    host_bytes: int = 0  # in the memory of the node, in no sum of the device's
 
     @property
     def arena_bytes(self) -> int:
@@ -58,7 +59,9 @@ class StageMemory:
         return {kind: size for kind in KINDS if (size := getattr(self, f"{kind}_bytes"))}
 
 
-KINDS = tuple(field.name.removesuffix("_bytes") for field in fields(StageMemory))
+KINDS = tuple(
+    field.name.removesuffix("_bytes") for field in fields(StageMemory) if field.name != "host_bytes"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from planner.search.pins import Pins
 from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.ranks import Site, core_share
-from planner.search.request import MemoryLimitError, NoPlanError, SearchRequest
+from planner.search.request import MemoryLimitError, SearchRequest
 from planner.search.sites import everywhere, room, usable_bytes
 from planner.search.stages import (
     DEFERRING,
@@ -485,12 +485,3 @@ def _lowered(best_ns: float, one: Found | Pruned) -> float:
 def _distinct(group: list[Solved]) -> list[Solved]:
     """Each solution once."""
     return list({(one.mode, one.solution.options): one for one in group}.values())
-
-
-def unfit(found: list[Refused]) -> InfeasibleError:
-    """Join the reasons of all candidates: the nearest to fitting, or the first refusal."""
-    close = [(one.candidate, one.error) for one in found if isinstance(one.error, MemoryLimitError)]
-    if not close:
-        return InfeasibleError(f"{found[0].candidate.text}: {found[0].error}")
-    candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
-    return NoPlanError(candidate.text, nearest.needed_bytes, nearest.limit_bytes, nearest.stage)

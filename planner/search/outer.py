@@ -15,13 +15,14 @@ from models.graph import Graph
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import plan_memory
-from planner.plan import Evidence, Plan, plan_graph
+from planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
 from planner.search.candidates import Candidate, PipelineShape
-from planner.search.evaluation import Evaluator, Found, Limits, Refused, unfit
+from planner.search.evaluation import Evaluator, Found, Limits, Refused
 from planner.search.ranking import Ranker, Ranking
+from planner.search.report.offload import host_shortage, last_resort, resorted
 from planner.search.report.record import SIMULATION, Answer, Record, layers
-from planner.search.report.remedies import check_storage, shapes, with_remedies
-from planner.search.request import MemoryLimitError, SearchRequest
+from planner.search.report.remedies import check_storage, shapes, unfit, with_remedies
+from planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
 from planner.search.sites import usable_bytes
 from planner.search.writing import disobeyed, write_plan
 
@@ -44,6 +45,7 @@ class Checked:
     plan: Plan
     figures: Figures
     reason: str
+    short: HostMemoryError | None = None
 
 
 def search(
@@ -69,7 +71,8 @@ def search(
     record : Record, optional
         Filled with what every layer did, and how long it took by the record's clock.
     remedies : bool
-        Where there is no plan, look for the nearest change that makes one.
+        Where there is no plan, put optimizer state on the host if no pin forbids it; where there is
+        none even so, look for the nearest change that makes one.
 
     Returns
     -------
@@ -83,12 +86,20 @@ def search(
     """
     graph = build_training(request.model, request.training, request.global_batch)
     record = record or Record()
+    tell = progress or (lambda line: None)
     try:
-        return _search(request, graph, simulate, progress or (lambda line: None), record)
+        return _search(request, graph, simulate, tell, record)
     except InfeasibleError as error:
         if not remedies:
             raise
-        raise with_remedies(error, request, graph) from None
+        failure = error
+    if again := last_resort(request, graph, failure):
+        tell("nothing fits: once more with optimizer state in host memory")
+        try:
+            return resorted(_search(again, graph, simulate, tell, record), failure)
+        except InfeasibleError as error:
+            request, failure = again, error
+    raise with_remedies(failure, request, graph) from None
 
 
 def _search(
@@ -137,12 +148,12 @@ def _search(
             if not one.figures:
                 barred.add(candidate)
                 everything = tuple(other for other in everything if other not in barred)
-                tried.append(Refused(candidate, InfeasibleError(one.reason)))
+                tried.append(Refused(candidate, one.short or InfeasibleError(one.reason)))
                 continue
             size, most = _fullest(request, candidate, one.figures)
             limits[candidate] = _tightened(request, one.found, one.figures)
             tried.append(Refused(candidate, MemoryLimitError(size, most)))
-    raise unfit(tried or ranking.refused)
+    raise unfit(tried or ranking.refused, request.offload)
 
 
 def _check(
@@ -164,8 +175,9 @@ def _check(
         one = waiting.pop(0)
         plan = write_plan(evaluator, one)
         tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
-        if differs := disobeyed(plan, graph, request.pins):
-            checked.append(Checked(one, plan, {}, differs))
+        short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
+        if differs := disobeyed(plan, graph, request.pins) or str(short or ""):
+            checked.append(Checked(one, plan, {}, differs, short))
             continue
 
         def fits(figures: Figures, candidate: Candidate = one.candidate) -> bool:

@@ -14,6 +14,8 @@ from models.graph import Graph, Op
 from models.labels import BATCH, EXPERT, SEQUENCE, parse
 from models.ops import op_kind
 from planner.errors import InfeasibleError, PlanError
+from planner.plan import OFFLOADS
+from planner.rings import RING, RINGS
 from planner.roles import HYBRID
 from planner.schedules import SCHEDULES
 from planner.signatures import Allowed, AxisSignature
@@ -29,7 +31,8 @@ NORMS = tuple(
 class Pins:
     """Choices fixed by the user; None leaves one to the search.
 
-    `micro_batch` counts the samples of one microbatch on one data-parallel replica.
+    `micro_batch` counts the samples of one microbatch on one data-parallel replica. `ring` says
+    whether keys and values travel round the context-parallel ranks, or are gathered.
     """
 
     dp: int | None = None
@@ -43,6 +46,8 @@ class Pins:
     recompute: str | None = None
     zero: str | int | None = None
     sequence_parallel: bool | None = None
+    offload: str | None = None
+    ring: bool | None = None
 
     @property
     def document(self) -> dict[str, str | int | bool]:
@@ -56,7 +61,7 @@ class Pins:
         Raises
         ------
         PlanError
-            A degree or micro batch below one, or an unknown schedule, recompute or zero.
+            A degree or micro batch below one, or an unknown schedule, recompute, zero or offload.
         InfeasibleError
             Pins that contradict each other.
         """
@@ -70,6 +75,8 @@ class Pins:
             )
         if self.recompute not in (None, "none", "selective", "full"):
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
+        if self.offload not in (None, *OFFLOADS):
+            raise PlanError(f"--offload {self.offload}: choose {' or '.join(OFFLOADS)}")
         if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:
@@ -82,6 +89,11 @@ class Pins:
                 "--sequence-parallel splits the sequence over tensor-parallel ranks, and --tp is "
                 "1: raise --tp or leave it out"
             )
+        if self.ring and self.cp == 1:
+            raise InfeasibleError(
+                "--ring sends keys and values round the context-parallel ranks, and --cp is 1: "
+                "raise --cp or leave --ring out"
+            )
         if self.zero == HYBRID and self.dp is not None and len(_divisors_between(self.dp)) == 0:
             raise InfeasibleError(
                 f"--zero {HYBRID} splits storage over a part of the data-parallel ranks, and --dp "
@@ -93,7 +105,7 @@ class Pins:
         """Degrees that are pinned, or that other pins speak of, so that each must be known.
 
         The size of a microbatch and ZeRO are those of the data-parallel replicas, sequence
-        parallelism is that of the tensor-parallel ones.
+        parallelism is that of the tensor-parallel ones, rings are those of the context-parallel.
         """
         found = {name for name in ("dp", "tp", "cp") if getattr(self, name) is not None}
         if self.micro_batch is not None or self.zero is not None:
@@ -113,6 +125,8 @@ class Pins:
             return bool(_divisors_between(value))
         if degree == "dp" and self.zero_level:
             return value > 1 or (self.cp or 1) > 1
+        if degree == "cp" and self.ring:
+            return value > 1
         return not (degree == "tp" and self.sequence_parallel and value == 1)
 
     @property
@@ -153,6 +167,8 @@ class AxisRules:
     def may(self, op: Op, axis: int, signature: AxisSignature) -> bool:
         """Whether the role of the axis lets the op take this signature."""
         role, experts = self.axes[axis].role, self.axes[axis].experts
+        if signature.expansion == RING and self.pins.ring is False:
+            return False
         if EXPERT in parse(op.labels).splittable:
             if signature.label == EXPERT and experts is not False:
                 return True
@@ -175,6 +191,8 @@ class AxisRules:
             return signature.label == self.required[op.name]
         if role == "tp" and self.pins.sequence_parallel and op.kind in NORMS:
             return signature.label == SEQUENCE
+        if role == "cp" and self.pins.ring and op.kind in RINGS:
+            return signature.expansion == RING
         if role in ("dp", "cp"):
             return self._zero(axis, op, signature)
         return True

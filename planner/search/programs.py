@@ -170,6 +170,7 @@ class Programs:
                 stretch=float(members[0].stretch),
                 crossing_partial=not members[0].chunked,
                 starts=[shape.sites[number].starts for shape in members],
+                offload=self.request.offload,
             )
             for number, site in enumerate(members[0].sites)
         ]

@@ -7,7 +7,7 @@ from models.spec import ModelSpec, TrainingSpec
 from planner.cluster import Cluster, Device
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
-from planner.plan import MAX_GAP
+from planner.plan import MAX_GAP, ON_DEVICES, OPTIMIZER
 from planner.search.pins import Pins
 from planner.wording import size
 
@@ -30,14 +30,31 @@ class NoPlanError(InfeasibleError):
     """No plan fits the memory of the devices; `nearest` says what comes closest."""
 
     def __init__(
-        self, nearest: str, needed_bytes: int, limit_bytes: int, stage: int | None = None
+        self,
+        nearest: str,
+        needed_bytes: int,
+        limit_bytes: int,
+        stage: int | None = None,
+        offload: str = ON_DEVICES,
     ) -> None:
         self.needed_bytes = needed_bytes
         where = "" if stage is None else f" on stage {stage}"
+        even = "" if offload == ON_DEVICES else " with optimizer state on the host"
         super().__init__(
-            f"no plan fits the memory. Nearest: {nearest}: at least {size(needed_bytes)} a device"
-            f"{where}, where {size(limit_bytes)} can be laid out: "
+            f"no plan fits the memory{even}. Nearest: {nearest}: at least {size(needed_bytes)} a "
+            f"device{where}, where {size(limit_bytes)} can be laid out: "
             f"{size(needed_bytes - limit_bytes)} too few"
+        )
+
+
+class HostMemoryError(InfeasibleError):
+    """Optimizer state does not fit the memory of the nodes."""
+
+    def __init__(self, needed_bytes: int, limit_bytes: int, stage: int | None = None) -> None:
+        where = "" if stage is None else f" on stage {stage}"
+        super().__init__(
+            f"host memory: optimizer state takes at least {size(needed_bytes)} a device{where}, a "
+            f"node has {size(limit_bytes)} for each: {size(needed_bytes - limit_bytes)} too few"
         )
 
 
@@ -61,6 +78,8 @@ class SearchRequest:
         Written into the plan; runs take their random numbers from it.
     required : mapping
         Label that an op (by its name) must split on the tp axes, for plans of a wanted form.
+    last_resort : bool
+        Optimizer state goes to host memory though no pin says so, for nothing fits otherwise.
     """
 
     model: ModelSpec
@@ -72,6 +91,7 @@ class SearchRequest:
     max_gap: float = MAX_GAP
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
+    last_resort: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -80,6 +100,11 @@ class SearchRequest:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
+
+    @property
+    def offload(self) -> str:
+        """Where optimizer state lies, as in a Plan."""
+        return self.pins.offload or (OPTIMIZER if self.last_resort else ON_DEVICES)
 
     @property
     def usable_bytes(self) -> int:

@@ -115,6 +115,7 @@ def ordered(cluster: Cluster, order: tuple[int, ...]) -> Cluster:
         inter_node=first.inter_node,
         islands=first.islands,
         torus=first.torus,
+        host=first.host,
         others=tuple(others),
     )
 

@@ -50,6 +50,7 @@ def write_plan(evaluator: Evaluator, found: Found) -> Plan:
         pins=request.pins.document,
         memory_limit_bytes=request.limit_bytes,
         seed=request.seed,
+        offload=request.offload,
     )
     plan = only_used(plan)
     return replace(plan, mesh=named_mesh(plan, with_batch(graph, candidate.batch)))
@@ -64,7 +65,7 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
     asked = pins.document
     if pins.zero is not None and pins.zero != HYBRID:
         asked["zero"] = int(pins.zero)
-    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel"):
+    for name in ("dp", "tp", "pp", "cp", "zero", "sequence_parallel", "ring"):
         if name in asked and found[name] is not None and found[name] != asked[name]:
             return (
                 f"--{name.replace('_', '-')} {asked[name]} cannot be had: the labels of this "

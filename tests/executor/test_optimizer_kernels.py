@@ -16,7 +16,12 @@ SIZE = 40_000  # more than two chunks
 
 
 def optimizer_run(
-    kind: str, attributes: dict[str, float], state_count: int, dtype: str, first_step: int = 0
+    kind: str,
+    attributes: dict[str, float],
+    state_count: int,
+    dtype: str,
+    first_step: int = 0,
+    buffer: Array | None = None,
 ) -> tuple[Array, Array, list[Array], list[Array]]:
     """Fire an optimizer for three steps; return w before, w after, the gradients and the totals."""
     rng = np.random.default_rng(0)
@@ -27,7 +32,7 @@ def optimizer_run(
             kind=kind, name="w.update", labels="n, n, z!, -> n",
             attributes={"variable": "w", **attributes}, inputs=shards,
             outputs=(whole((SIZE,), dtype),), run=run,
-            state=[np.zeros(SIZE, dtype) for _ in range(state_count)],
+            state=[np.zeros(SIZE, dtype) for _ in range(state_count)], buffer=buffer,
         )
     )  # fmt: skip
     start = rng.standard_normal(SIZE).astype(dtype)
@@ -39,6 +44,21 @@ def optimizer_run(
         kernel(firing, [w, gradients[-1], totals[-1], np.array(0.01, dtype)], [w])
     assert [t[1] for t in run.totals] == [100, 100, 100]
     return start, w, gradients, totals
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "attributes", "state_count"), [("adamw", ADAMW, 2), ("sgd", {"momentum": 0.9}, 1)]
+)
+def test_state_that_passes_through_a_buffer_in_pieces_gives_the_same_bits(
+    kind: str, attributes: dict[str, float], state_count: int, dtype: str
+):
+    _, expected, *_ = optimizer_run(kind, attributes, state_count, dtype)
+    for pieces in (1, 3, 7):
+        count = -(-SIZE * state_count * np.dtype(dtype).itemsize // 4 // pieces)
+        buffer = np.full(count + 3, 77, "int32")
+        _, found, *_ = optimizer_run(kind, attributes, state_count, dtype, buffer=buffer)
+        np.testing.assert_array_equal(found, expected)
 
 
 def clipped(gradient: Array, total: Array, clip_norm: float) -> Array:

@@ -66,6 +66,8 @@ def test_both_transports_move_what_one_process_moves(
             shape, TWO, "reduce_scatter", ("dp", "tp"), ["(P(sum), P(sum))", "(S(1), S(1))"]
         ),
         "turn": boxed(shape, ONE, "all_to_all", ("tp",), ["S(2)", "S(1)"]),
+        "rotate": boxed(shape, ONE, "rotate", ("tp",), ["S(0)", "S(0)"]),
+        "rotate both": boxed(shape, TWO, "rotate", ("dp", "tp"), ["(S(1), S(1))"] * 2),
         "hand on": handed_on((6, 5)),
     }
     folder = tmp_path / "job"

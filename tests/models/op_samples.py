@@ -198,6 +198,18 @@ SEQUENCES = {
             {"scale": 0.5, "causal": True, "window": 3, "alibi": 8.0},
         )
     ],
+    "attention_round": [
+        Sample(f"{GROUPED}, b t g r u!, b t g r -> b t g r u!, b t g r", (), {"scale": 0.5} | form)
+        for form in FORMS
+    ],
+    "attention_grad_round": [
+        Sample(
+            f"{ATTENTION}, b t h d!, b t h, b t h d!, b t h d! -> {ATTENTION}",
+            (),
+            {"scale": 0.5} | form,
+        )
+        for form in FORMS
+    ],
     "biased_attention": [
         Sample(f"{BIASED} -> b t h u!, b t h", (), {"scale": 0.5, "causal": False})
     ],

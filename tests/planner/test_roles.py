@@ -103,6 +103,7 @@ def test_an_axis_that_repeats_all_work_has_no_role() -> None:
         "ep": 1,
         "zero": 0,
         "sequence_parallel": False,
+        "ring": False,
         "recompute": "none",
     }
 

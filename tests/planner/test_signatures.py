@@ -9,6 +9,7 @@ from models.graph import Op, Tensor
 from models.ops import OPS
 from planner.errors import PlanError
 from planner.plan import OpSignature
+from planner.rings import RING, RINGS
 from planner.sbp import local_shape, parse_nd_sbp
 from planner.signatures import (
     EXPANSIONS,
@@ -167,7 +168,9 @@ def place(total, part, sbp, sizes, at):
 
 def test_every_extra_signature_has_an_expansion_of_known_kinds() -> None:
     named = {(kind, extra.name) for kind, extras in EXTRA.items() for extra in extras}
-    assert named == set(EXPANSIONS)
+    rings = {(kind, RING) for kind in RINGS}
+    assert named == set(EXPANSIONS) | rings
+    assert all(ring.later in OPS for ring in RINGS.values())
     for expansion in EXPANSIONS.values():
         made = {name for op in expansion.ops for name in op.outputs}
         for op in expansion.ops:
@@ -201,6 +204,21 @@ def test_an_expansion_takes_the_labels_of_the_op_it_stands_for() -> None:
         "b c, b, b -> b moments!",
         "b, b moments!, b -> b, b",
     ]
+
+
+def test_on_a_ring_queries_and_keys_are_split_along_the_sequence() -> None:
+    labels = "b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r"
+    (one,) = (s for s in axis_signatures("attention", labels) if s.expansion)
+    assert [str(s) for s in (*one.inputs, *one.outputs)] == ["S(1)"] * 5
+    assert (one.label, one.expansion) == ("t", RING)
+    given = "b t h d!, b s! h d!, b s! h d!, b t h d!, b t h, b t h d!"
+    (one,) = (
+        s
+        for s in axis_signatures("attention_grad", f"{given} -> b t h d!, b s! h d!, b s! h d!")
+        if s.expansion
+    )
+    assert [str(s) for s in (*one.inputs, *one.outputs)] == ["S(1)"] * 9
+    assert not [s for s in axis_signatures("attention", labels, whole=("t",)) if s.expansion]
 
 
 def test_an_unknown_expansion_is_refused() -> None:

@@ -35,20 +35,28 @@ def _forward(context: KernelContext, bias: int | None) -> Kernel:
             value = inputs[2][sample].transpose(1, 0, 2)[:, None]
             for room in parts:
                 block, scores = room.block, room.scores
+                if not block.keys:
+                    out[:, :, block.rows], logsumexp[:, :, block.rows] = 0, -np.inf
+                    continue
                 np.multiply(q[:, :, block.rows], found.scale, out=room.query_apart)
                 score(room, key)
                 for add in added:
                     add(room, sample, inputs)
                 hide(room)
                 largest = np.maximum.reduce(scores, axis=1)
+                if block.blind:
+                    np.maximum(largest, np.finfo(found.dtype).min, out=largest)
                 np.subtract(scores, largest[:, None, :], out=scores)
                 np.exp(scores, out=scores)
                 mixed = out[:, :, block.rows]
                 total = np.matmul(ones[:, : block.keys], scores).reshape(mixed.shape[:3])
                 weights = room.scores_apart.transpose(0, 2, 3, 1)
                 np.matmul(weights, value[:, :, block.columns], out=mixed)
-                np.divide(mixed, total[..., None], out=mixed)
-                np.log(total, out=total)
+                # The largest term of a sum is one: only that of a query without keys is less.
+                shares = np.maximum(total, 1) if block.blind else total
+                np.divide(mixed, shares[..., None], out=mixed)
+                with np.errstate(divide="ignore" if block.blind else "warn"):
+                    np.log(total, out=total)
                 np.add(total, largest.reshape(total.shape), out=logsumexp[:, :, block.rows])
 
     return kernel

@@ -2,7 +2,7 @@
 
 b samples, t queries here, s keys, g groups of heads that share keys, r query heads of a group, d
 head dim, u value dim. Queries may be a shard of the sequence: their offset shifts masks and
-distances. Keys are whole.
+distances. Keys are whole, or the block of one device on a ring (`first_key`).
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import numpy as np
 
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, KernelContext
+from planner.sbp import shard_offsets, split
 
 QUERY_BLOCK = 64
 """Queries of a block."""
@@ -29,8 +30,8 @@ class Mask:
 class Block:
     """Queries `rows` see the keys `columns`; where only some of them do, `masks` say which.
 
-    `queries` and `keys` are how many there are, `first` is the place of the first query in the
-    whole sequence.
+    `queries` and `keys` are how many there are, `first` is the place of the first query, counted
+    from the first key here. `blind`: some query sees no key at all.
     """
 
     rows: slice
@@ -39,6 +40,7 @@ class Block:
     keys: int
     first: int
     masks: tuple[Mask, ...]
+    blind: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +95,16 @@ def geometry(context: KernelContext) -> Geometry:
     behind = window or None
     ahead = 1 if causal else behind
     starts = range(0, queries, QUERY_BLOCK)
+    offset = query.offsets[1] - first_key(context)
     blocks = tuple(
-        _block(slice(start, min(start + QUERY_BLOCK, queries)), query.offsets[1], keys, behind,
-               ahead, query.dtype)
+        _block(slice(start, min(start + QUERY_BLOCK, queries)), offset, keys, behind, ahead,
+               query.dtype)
         for start in starts
     )  # fmt: skip
-    last = query.offsets[1] + queries - 1
-    if window and last - window + 1 >= keys:
+    last, there = query.offsets[1] + queries - 1, key.global_shape[1]
+    if window and last - window + 1 >= there:
         raise ExecutorError(
-            f"query {last} sees none of {keys} keys through a window of {window}; widen it",
+            f"query {last} sees none of {there} keys through a window of {window}; widen it",
             actor=context.name,
         )
     return Geometry(
@@ -119,13 +122,33 @@ def geometry(context: KernelContext) -> Geometry:
     )
 
 
+def first_key(context: KernelContext) -> int:
+    """Return the place of the first key here in the whole sequence.
+
+    After `round` rounds a device of a ring holds the block of the device that many places before.
+    """
+    key, rounds = context.inputs[1], int(context.attributes.get("round", 0))
+    if not rounds:
+        return key.offsets[1]
+    sizes, sbp = context.axis_sizes, context.input_sbp[1]
+    ring = [axis for axis, one in enumerate(sbp) if one == split(1)]
+    here = [sizes[axis] for axis in ring]
+    place = int(np.ravel_multi_index([context.coordinate[axis] for axis in ring], here))
+    source = np.unravel_index((place - rounds) % prod(here), here)
+    coordinate = list(context.coordinate)
+    for axis, at in zip(ring, source, strict=True):
+        coordinate[axis] = int(at)
+    return shard_offsets(key.global_shape, sbp, sizes, tuple(coordinate))[1]
+
+
 def _block(
     rows: slice, offset: int, keys: int, behind: int | None, ahead: int | None, dtype: str
 ) -> Block:
     """Return the block of `rows`: a query at t sees the keys with -ahead < t - s < behind."""
     first, queries = offset + rows.start, rows.stop - rows.start
-    begin = 0 if behind is None else max(0, first - behind + 1)
-    end = keys if ahead is None else min(first + queries - 1 + ahead, keys)
+    last = first + queries - 1
+    begin = 0 if behind is None else min(max(0, first - behind + 1), keys)
+    end = keys if ahead is None else max(begin, min(last + ahead, keys))
     square = np.full((queries, queries), -np.inf, dtype)
     hidden = []
     if ahead is not None:
@@ -147,4 +170,6 @@ def _block(
         keys=end - begin,
         first=first,
         masks=tuple(masks),
+        blind=(ahead is not None and first + ahead <= 0)
+        or (behind is not None and last - behind + 1 >= keys),
     )

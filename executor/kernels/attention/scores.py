@@ -43,7 +43,7 @@ def rooms(found: Geometry) -> list[Room]:
                 query_apart=query,
                 query=query.reshape(found.groups, -1, found.head_dim),
                 scores_apart=score,
-                scores=score.reshape(found.groups, block.keys, -1),
+                scores=score.reshape(found.groups, block.keys, found.repeats * block.queries),
             )
         )
     return made

@@ -17,7 +17,10 @@ from models.labels import bind, parse
 from models.ops import op_kind, state_of
 from planner.cluster import Cluster
 from planner.costs import precision_of
+from planner.costs.host import host_of, state_copies_ns
 from planner.memory import UPDATES
+from planner.plan import ON_DEVICES, OPTIMIZER
+from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
 from planner.search.blocks.moving import Moving, kernel_ns
 from planner.search.blocks.space import Net as SpaceNet
@@ -65,6 +68,8 @@ class Pricing:
         (partial values do not cross stages).
     starts : sequence, optional
         Per row, the first ranks of its stages.
+    offload : str
+        Where optimizer state lies, as in a Plan.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Pricing:
         stretch: float = 1.0,
         crossing_partial: bool = True,
         starts: Sequence[tuple[int, ...]] = (),
+        offload: str = ON_DEVICES,
     ) -> None:
         self.space = space
         self.cluster = cluster
@@ -84,6 +90,7 @@ class Pricing:
         self.batch = batch
         self.stretch = stretch
         self.crossing_partial = crossing_partial
+        self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.tensors = space.folded.graph.tensors_by_name
         self.rows = sizes.shape[1]
         self._dims: dict[str, Ints] = {}
@@ -181,7 +188,12 @@ class Pricing:
         made = one.states[len(op.inputs)]
         if op.kind in UPDATES:
             kept = len(state_of(op.kind, op.attributes))
-            figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
+            size = self.local_bytes(op.outputs[0], made)
+            if self.hosts and kept:
+                copies = state_copies_ns(size, kept, self.hosts)
+                figures[STEP] += np.ceil(copies * self.stretch).astype(np.int64)
+            else:
+                figures[PERSISTENT] += kept * size
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made)
 
@@ -195,8 +207,9 @@ class Pricing:
         dtypes = [self.tensors[name].dtype for name in names]
         split_on = [labels[row] for row in one.taken]
         found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), split_on)
+        price = self._ring_ns if op.kind in RINGS else self._expanded_ns
         for option in np.flatnonzero(one.expanded).tolist():
-            found[option] = self._expanded_ns(op, one, option)
+            found[option] = price(op, one, option)
         return found
 
     def _kernel_ns(
@@ -208,8 +221,12 @@ class Pricing:
         dtypes: list[str],
         states: list[Ints],
         split_on: list[NDArray[np.str_]],
+        rounds: Ints | int = 1,
     ) -> Ints:
-        """Duration of a kernel on every row: [O, K]; `split_on` [O] per axis is the label cut."""
+        """Duration of a kernel on every row: [O, K]; `split_on` [O] per axis is the label cut.
+
+        It does one of so many `rounds` [K] of the work.
+        """
         row = op_kind(kind)
         inputs = len(parse(labels).inputs)
         sizes = [self._local(d, s)[0] for d, s in zip(dims, states, strict=True)]
@@ -222,7 +239,7 @@ class Pricing:
         if row.reads_output:
             moved += item[inputs] * first
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
-        flops = self._flops(kind, labels, dims, split_on)
+        flops = self._flops(kind, labels, dims, split_on) // rounds
         found = kernel_ns(
             self.cluster,
             kind,
@@ -230,7 +247,7 @@ class Pricing:
             op.attributes,
             flops,
             moved,
-            precision_of(dtypes[:inputs]) if row.products else "fp32",
+            precision_of(kind, dtypes[:inputs]) if row.products else "fp32",
             int(dims[0][-1, 0]) if len(dims[0]) else None,
         )
         if self.stretch == 1.0:
@@ -313,6 +330,57 @@ class Pricing:
             cut = [np.array([label or ""]) for label in split_labels(part.labels, document)]
             total += self._kernel_ns(op, part.kind, part.labels, dims, dtypes, states, cut)[0]
         return total
+
+    def _ring_ns(self, op: Op, one: OpOptions, option: int) -> Ints:
+        """The rounds of an op on a ring: [K]."""
+        ring, signature = RINGS[op.kind], one.signature(option)
+        axes = ring.axes(signature.inputs)
+        size = self.sizes[list(axes)].prod(axis=0)
+        cut = [np.array([one.base[at].label or ""]) for at in one.taken[:, option]]
+        states = [row[option : option + 1] for row in one.states]
+        inputs = len(op.inputs)
+        dims = [self.dims(name) for name in (*op.inputs, *op.outputs)]
+        given = [self.tensors[name].dtype for name in op.inputs]
+        made = list(ring.dtypes([self.tensors[name].dtype for name in op.outputs]))
+
+        def work(kind: str, labels: str, operands: list[int], share: Ints | int) -> Ints:
+            """A kernel on these operands of the op, outputs numbered after inputs."""
+            dtypes = [*given, *made]
+            found: Ints = self._kernel_ns(
+                op,
+                kind,
+                labels,
+                [dims[at] for at in operands],
+                [dtypes[at] for at in operands],
+                [states[at] for at in operands],
+                cut,
+                share,
+            )[0]
+            return found
+
+        def sent(at: int, dtype: str) -> Ints:
+            local = self._local(dims[at], states[at])[0][0] * ITEMSIZE[dtype]
+            found: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
+            return found
+
+        own, results = list(range(inputs)), list(range(inputs, len(dims)))
+        carried = [inputs + at for at in ring.carried]
+        sending, adding, back = np.zeros((3, self.rows), np.int64)
+        for at in ring.travelling:
+            sending += sent(at, given[at])
+        for at in ring.returning:
+            total = inputs + at
+            adding += work("add", ring.adding(op.labels, at), [total] * 3, 1)
+            back += sent(total, made[at])
+        found: Ints = ring_ns(
+            size,
+            work(op.kind, op.labels, [*own, *results], size),
+            work(ring.later, ring.labels(op.labels), [*own, *carried, *results], size),
+            sending,
+            adding,
+            back,
+        )
+        return found
 
     def _moved_ns(self, dims: Ints, dtype: str, source: int, target: int) -> Ints:
         boxed = self.moving.boxed(
@@ -404,6 +472,7 @@ def _alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
         note(ndim, net.targets)
     for choice in space.choices:
         for one in choice.ops:
-            for option in np.flatnonzero(one.expanded).tolist():
-                note_parts(one, option)
+            if one.op.kind not in RINGS:
+                for option in np.flatnonzero(one.expanded).tolist():
+                    note_parts(one, option)
     return {ndim: tuple(tuple(sorted(one)) for one in sets) for ndim, sets in found.items()}

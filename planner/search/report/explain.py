@@ -30,7 +30,7 @@ from planner.wording import percent, size
 
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel"),
+    *("recompute", "zero", "sequence_parallel", "offload", "ring"),
 )
 NUMBERS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "interleave", "zero")
 SAME = 0.0005  # differences below are none
@@ -96,7 +96,7 @@ def explain(plan: Plan, answer: Answer) -> tuple[Reason, ...]:
         leaves none of, has one reason that says so.
     """
     evaluator, chosen = answer.evaluator, answer.chosen
-    shown = dict(roles(plan, plan_graph(plan)))
+    shown = {**roles(plan, plan_graph(plan)), "offload": plan.offload}
     pins = evaluator.request.pins
     neighbours = _neighbours(evaluator, chosen.candidate, shown, pins)
     own = breakdown(evaluator, chosen)
@@ -234,6 +234,8 @@ def _slower(plain: Reason, evaluator: Evaluator, best: Found, chosen: Found, own
             )
     elif effect >= -SAME:
         text = "is as good by the planner's cost"
+    elif plain.choice == "offload":
+        text = f"is {percent(-effect)} faster, but is chosen where nothing fits or --offload asks"
     else:
         text = f"is {percent(-effect)} faster by the planner's cost, which is not the simulator's"
     return replace(

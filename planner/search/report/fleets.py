@@ -163,6 +163,7 @@ def fleets(cluster: Cluster) -> Iterator[Cluster]:
                 inter_node=group.inter_node,
                 islands=group.islands,
                 torus=group.torus,
+                host=group.host,
                 others=(),
             )
         yield cluster

@@ -6,6 +6,7 @@ from math import gcd
 
 from models.counting import splits
 from planner.errors import InfeasibleError, PlanError
+from planner.plan import OFFLOADS
 from planner.schedules import SCHEDULES
 from planner.search.candidates import Candidate, candidates
 from planner.search.evaluation import MODES, Evaluator, Found, Outcome, Refused
@@ -177,7 +178,7 @@ def _cannot(pipeline: Pipeline, blocks: int) -> str:
 def storage(
     evaluator: Evaluator, roled: Candidate, known: dict[str, object], pins: Pins
 ) -> list[Neighbour]:
-    """Neighbours in recomputation, ZeRO and sequence parallelism, and in expert parallelism."""
+    """Neighbours in recomputation, ZeRO, sequence parallelism, rings and offloading."""
     found = []
     asked = evaluator.request.pins
 
@@ -208,6 +209,15 @@ def storage(
             if other is not given:
                 value = "mixed" if given is None else given
                 add("sequence_parallel", value, other, (roled,))
+    if asked.offload is None and evaluator.request.cluster.cores_per_node is None:
+        for place in OFFLOADS:
+            if place != known["offload"]:
+                add("offload", known["offload"], place, (roled,))
+    if asked.ring is None and "cp" in roles:
+        given = known["ring"]
+        for other in (True, False):
+            if other is not given:
+                add("ring", "mixed" if given is None else given, other, (roled,))
     return found
 
 

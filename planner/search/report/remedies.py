@@ -17,12 +17,18 @@ from planner.cluster import Cluster
 from planner.clusters import reference_node
 from planner.errors import ClusterError, InfeasibleError
 from planner.memory import UPDATES, beside, plan_memory, reserved_bytes
-from planner.plan import plan_graph
+from planner.plan import ON_DEVICES, OPTIMIZER, plan_graph
 from planner.search.candidates import Candidate, PipelineShape, candidates, wider
-from planner.search.evaluation import Evaluator, Found
+from planner.search.evaluation import Evaluator, Found, Refused
 from planner.search.meshes import divisors
 from planner.search.pins import DEGREES
-from planner.search.request import NoPlanError, SearchRequest
+from planner.search.report.offload import host_room_bytes, host_shortage
+from planner.search.request import (
+    HostMemoryError,
+    MemoryLimitError,
+    NoPlanError,
+    SearchRequest,
+)
 from planner.search.sites import placed, usable_bytes
 from planner.search.writing import write_plan
 from planner.wording import limit_option, one_of
@@ -31,8 +37,8 @@ SHOWN = 3  # remedies in one sentence
 SIZES = 3  # of clusters that are tried
 DEPTHS = 4  # numbers of stages that are tried on each
 # What to try of a pin: more of it, else without it.
-STRONGER = {"recompute": "full", "zero": 3}
-ORDER = ("recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
+STRONGER = {"recompute": "full", "zero": 3, "offload": OPTIMIZER}
+ORDER = ("offload", "recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
 
 
 def shapes(
@@ -116,20 +122,24 @@ class Room:
     fits: bool
 
 
-def storage_bytes(graph: Graph) -> int:
-    """Bytes of variables, gradients and optimizer state: no plan holds less on all its devices."""
+def storage_bytes(graph: Graph, offload: str = ON_DEVICES) -> int:
+    """Bytes of variables, gradients and optimizer state: no plan holds less on all its devices.
+
+    With optimizer state in host memory, of variables and gradients alone.
+    """
     tensors = graph.tensors_by_name
     found = 0
     for op in graph.ops:
         if op.kind == "variable":
-            found += _size(tensors[op.outputs[0]])
+            found += _tensor_bytes(tensors[op.outputs[0]])
         elif op.kind in UPDATES:
-            kept = 1 + len(state_of(op.kind, op.attributes))
-            found += kept * _size(tensors[op.outputs[0]])
+            states = state_of(op.kind, op.attributes) if offload == ON_DEVICES else ()
+            kept = 1 + len(states)
+            found += kept * _tensor_bytes(tensors[op.outputs[0]])
     return found
 
 
-def _size(tensor: Tensor) -> int:
+def _tensor_bytes(tensor: Tensor) -> int:
     found = ITEMSIZE[tensor.dtype]
     for dim in tensor.shape:
         found *= dim
@@ -141,8 +151,8 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
 
     Raises
     ------
-    NoPlanError
-        Names what weights, gradients and optimizer state take of a device.
+    NoPlanError, HostMemoryError
+        Names what weights, gradients and optimizer state take of a device, or of its node.
     """
     reserved = reserved_bytes(request.cluster)
     if request.usable_bytes <= 0:
@@ -152,16 +162,30 @@ def check_storage(request: SearchRequest, graph: Graph) -> None:
             request.limit_bytes,
         )
     devices = request.cluster.devices
-    needed = -(-storage_bytes(graph) // devices)
+    needed = -(-storage_bytes(graph, request.offload) // devices)
     groups = request.cluster.groups
     room = sum(group.devices * request.usable_on((group.device,)) for group in groups)
     if needed * devices > room:
+        on_host = request.offload != ON_DEVICES
         raise NoPlanError(
-            f"weights, gradients and optimizer state, spread over "
-            f"{'all ' if devices > 1 else ''}{devices} device{'s' * (devices > 1)}",
+            f"{'weights and gradients' if on_host else 'weights, gradients and optimizer state'}, "
+            f"spread over {'all ' if devices > 1 else ''}{devices} device{'s' * (devices > 1)}",
             needed,
             room // devices,
+            offload=request.offload,
         )
+    _check_host(request, graph)
+
+
+def _check_host(request: SearchRequest, graph: Graph) -> None:
+    """Refuse optimizer state that the nodes' memory cannot hold, wherever it is known."""
+    room = host_room_bytes(request) if request.offload != ON_DEVICES else None
+    if room is None:
+        return
+    devices = request.cluster.devices
+    needed = storage_bytes(graph) - storage_bytes(graph, request.offload)
+    if needed > room:
+        raise HostMemoryError(-(-needed // devices), room // devices)
 
 
 def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
@@ -197,12 +221,14 @@ def memory_remedies(request: SearchRequest, graph: Graph) -> list[str]:
 
 def _worth_asking(request: SearchRequest, graph: Graph) -> bool:
     """Whether the memory that is missing could be that of a larger device."""
-    return storage_bytes(graph) < 8 * request.usable_bytes * request.cluster.devices
+    return (
+        storage_bytes(graph, request.offload) < 8 * request.usable_bytes * request.cluster.devices
+    )
 
 
 def _more_devices(request: SearchRequest, graph: Graph) -> str | None:
     """The smallest of a few larger clusters on which a plan fits."""
-    least = storage_bytes(graph) / request.usable_bytes
+    least = storage_bytes(graph, request.offload) / request.usable_bytes
     tried = 0
     for cluster in larger(request.cluster):
         if cluster.devices < least:
@@ -273,9 +299,11 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
 def _laid_out(evaluator: Evaluator, found: Found) -> Room:
     request = evaluator.request
     plan = write_plan(evaluator, found)
-    arena = max(one.arena_bytes for one in plan_memory(plan, plan_graph(plan)))
+    graph = plan_graph(plan)
+    arena = max(one.arena_bytes for one in plan_memory(plan, graph))
     needed = arena + sum(beside(arena, request.cluster).values())
-    return Room(needed_bytes=needed, fits=arena <= request.usable_bytes)
+    fits = arena <= request.usable_bytes and host_shortage(plan, graph) is None
+    return Room(needed_bytes=needed, fits=fits)
 
 
 def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
@@ -293,7 +321,7 @@ def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
 
 def with_remedies(error: InfeasibleError, request: SearchRequest, graph: Graph) -> InfeasibleError:
     """Return the error with the nearest changes that help, where any does."""
-    short = isinstance(error, NoPlanError)
+    short = isinstance(error, NoPlanError | HostMemoryError)
     found = (memory_remedies if short else shape_remedies)(request, graph)
     if not found:
         return error
@@ -304,3 +332,16 @@ def with_remedies(error: InfeasibleError, request: SearchRequest, graph: Graph) 
 
 def _spoken(remedy: str) -> str:
     return f"with {remedy}" if remedy.startswith("--") else remedy
+
+
+def unfit(found: list[Refused], offload: str) -> InfeasibleError:
+    """Join the reasons of all candidates: the nearest to fitting, or the first refusal."""
+    close = [(one.candidate, one.error) for one in found if isinstance(one.error, MemoryLimitError)]
+    first = found[0].error
+    if isinstance(first, HostMemoryError):
+        return first
+    if not close:
+        return InfeasibleError(f"{found[0].candidate.text}: {first}")
+    candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
+    needed, limit = nearest.needed_bytes, nearest.limit_bytes
+    return NoPlanError(candidate.text, needed, limit, nearest.stage, offload)

@@ -106,6 +106,24 @@ class Form:
         given = inputs[: 4 if self.bias else 3]
         return *given, *self.forward(*given), inputs[-1]
 
+    def forward_round(self, *inputs: Array) -> tuple[Array, ...]:
+        """Joined by the sums of exponentials that either stands for."""
+        *given, before, logsumexp = inputs
+        out, own = self.forward(*given)
+        mine, others = np.exp(own), np.exp(logsumexp)
+        joined = (mine[..., None] * out + others[..., None] * before) / (mine + others)[..., None]
+        return joined, np.log(mine + others)
+
+    def backward_round(self, *inputs: Array) -> tuple[Array, ...]:
+        """What others gave for the queries is added."""
+        *given, before = inputs
+        query, key, value = self.backward(*given)
+        return query + before, key, value
+
+    def derive_round(self, *inputs: Array) -> tuple[Array, ...]:
+        """Make `out` and `logsumexp` those of q, k and v."""
+        return *self.derive(*inputs[:-1]), inputs[-1]
+
     @property
     def labels(self) -> tuple[str, str]:
         """Of the op and of its gradient."""
@@ -142,6 +160,22 @@ def _both(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
     )  # fmt: skip
 
 
+def _rounds(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
+    """A round of a ring and its gradient, of a device that has the only block."""
+    forward, backward = form.labels
+    given, made = forward.split(" -> ")
+    yield Example(
+        kind="attention_round", labels=f"{given}, {made} -> {made}", formula=form.forward_round,
+        attributes=form.attributes, sizes=sizes, large=_LARGE,
+    )  # fmt: skip
+    given, made = backward.split(" -> ")
+    yield Example(
+        kind="attention_grad_round", labels=f"{given}, {made.split(',')[0]} -> {made}",
+        formula=form.backward_round, derive=form.derive_round, attributes=form.attributes,
+        sizes=sizes, large=_LARGE,
+    )  # fmt: skip
+
+
 def _examples() -> Iterator[Example]:
     plain: Attributes = {"causal": False, "scale": 0.5}
     for causal in (True, False):
@@ -151,6 +185,8 @@ def _examples() -> Iterator[Example]:
         yield from _both(Form(attributes=here), _LONG)
         yield from _both(Form(attributes=here | {"window": 3}), {})
         yield from _both(Form(attributes=everything, grouped=True), _LONG | _GROUPED)
+        yield from _rounds(Form(attributes=here), {})
+        yield from _rounds(Form(attributes=here, grouped=True), _GROUPED)
     yield from _both(Form(attributes=plain, grouped=True), _GROUPED)
     yield from _both(Form(attributes=here | {"alibi": 8.0}), {})
     yield from _both(Form(attributes=plain | {"causal": True}, bias="h t s"), {})

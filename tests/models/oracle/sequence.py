@@ -157,6 +157,19 @@ def biased_attention_grad(call: Call, *inputs: Array) -> tuple[Array, ...]:
     return _backward(call, inputs, True)
 
 
+def attention_round(call: Call, *inputs: Array) -> tuple[Array, ...]:
+    """What others gave counts by the sum of exponentials it stands for."""
+    out, logsumexp = _forward(call, inputs[:3], False)
+    total = np.exp(logsumexp) + np.exp(inputs[4])
+    share = (np.exp(logsumexp) / total)[..., None]
+    return share * out + (1 - share) * inputs[3], np.log(total)
+
+
+def attention_grad_round(call: Call, *inputs: Array) -> tuple[Array, ...]:
+    query, key, value = _backward(call, inputs[:6], False)
+    return query + inputs[6], key, value
+
+
 SEQUENCES: dict[str, Definition] = {
     "embedding": embedding,
     "embedding_grad": embedding_grad,
@@ -165,6 +178,8 @@ SEQUENCES: dict[str, Definition] = {
     "relative_bias_grad": relative_bias_grad,
     "attention": attention,
     "attention_grad": attention_grad,
+    "attention_round": attention_round,
+    "attention_grad_round": attention_grad_round,
     "biased_attention": biased_attention,
     "biased_attention_grad": biased_attention_grad,
 }

@@ -5,15 +5,19 @@ import pytest
 from msgspec.structs import replace
 
 from models.graph import to_json
+from models.spec import TrainingSpec
 from planner.actors.graph import ActorGraph, Leave
 from planner.actors.null_clock import run_to_completion
 from planner.actors.protocol import Fire
+from planner.clusters import local_cluster
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError, PlanError
 from planner.mesh import Axis, Mesh
 from planner.plan import Chunk, Plan
 from planner.recomputed import recomputed
+from planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
+from tests.small_models import small
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
@@ -37,12 +41,26 @@ def recomputing(plan: Plan, mode: str) -> Plan:
     return recomputed(plan, {b.block: mode for chunk in plan.chunks for b in chunk.blocks})
 
 
+def on_a_ring(**pins) -> Plan:
+    request = SearchRequest(
+        model=small("llama"),
+        training=TrainingSpec(),
+        cluster=local_cluster(8, cores=2, memory_bytes=2**33),
+        global_batch=8,
+        pins=Pins(**{"dp": 1, "tp": 1, "cp": 4, "pp": 2, "micro_batch": 2, "ring": True} | pins),
+    )
+    return search(request)
+
+
 KEEPING = [*(plan_with(schedule=name) for name in SCHEDULES), interleaved()]
 PLANS = [
     *KEEPING,
     *(recomputing(plan, "full") for plan in KEEPING),
     recomputing(KEEPING[1], "selective"),
     recomputed(KEEPING[2], {"embedding": "full", "h.1": "selective", "h.3": "full"}),
+    on_a_ring(schedule="zb-h1"),
+    on_a_ring(schedule="1f1b", recompute="full"),
+    on_a_ring(cp=8, pp=1),
 ]
 
 

@@ -5,7 +5,7 @@ from the scalar functions of `planner.costs`, paths from `planner.boxing`.
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, prod
 
 from models.graph import ITEMSIZE, Graph, Op, Phase, Rate, Tensor, scaled
 from models.labels import parse
@@ -14,6 +14,7 @@ from planner.boxing import Step, boxing_path, message_bytes
 from planner.cluster import Cluster
 from planner.costs import collective_duration_ns, op_duration_ns
 from planner.memory import LOCAL, UPDATES, boxing_places
+from planner.rings import RING, RINGS
 from planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
 from planner.search.ranks import group_ranks
 from planner.signatures import EXPANSIONS, Signature, sub_signatures
@@ -103,6 +104,8 @@ class Plain:
         """One firing of an op under a signature."""
         if op.kind in ("variable", "repeat"):  # registers, without an actor
             return 0
+        if signature.expansion == RING:
+            return self._ring_ns(op, signature, tensors)
         if signature.expansion:
             return self._expanded_ns(op, signature, tensors)
         inputs, outputs = (
@@ -146,6 +149,46 @@ class Plain:
                 outputs.append(self.local(*known[name]))
             total += self.kernel_ns(part.kind, part.labels, op.attributes, inputs, outputs)
         return total
+
+    def _ring_ns(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> int:
+        """Rounds: each takes the longer of its work and what travels meanwhile."""
+        ring = RINGS[op.kind]
+        axes = ring.axes(signature.inputs)
+        size = prod(self.sizes[axis] for axis in axes)
+        ranks = group_ranks(self.sizes, axes)
+        inputs = [
+            self.local(tensors[name].shape, tensors[name].dtype, sbp)
+            for name, sbp in zip(op.inputs, signature.inputs, strict=True)
+        ]
+        wide = ring.dtypes([tensors[name].dtype for name in op.outputs])
+        outputs = [
+            self.local(tensors[name].shape, dtype, sbp)
+            for name, dtype, sbp in zip(op.outputs, wide, signature.outputs, strict=True)
+        ]
+        carried = [outputs[at] for at in ring.carried]
+        first = self.kernel_ns(op.kind, op.labels, op.attributes, inputs, outputs)
+        later = self.kernel_ns(
+            ring.later, ring.labels(op.labels), op.attributes, [*inputs, *carried], outputs
+        )
+
+        def sent_ns(operands: list[Operand]) -> int:
+            sizes = [prod(shape) * ITEMSIZE[dtype] for shape, dtype in operands]
+            return sum(
+                collective_duration_ns("rotate", n, size, self.cluster, ranks) for n in sizes
+            )
+
+        blocks = sent_ns([inputs[at] for at in ring.travelling])
+        back = [outputs[at] for at in ring.returning]
+        sums = sent_ns(back)
+        adding = sum(
+            self.kernel_ns("add", ring.adding(op.labels, at), {}, [one, one], [one])
+            for at, one in zip(ring.returning, back, strict=True)
+        )
+        total = max(first, blocks)
+        for number in range(1, size):
+            sending = blocks if number < size - 1 else 0
+            total += max(later, sending + sums) + adding
+        return total + sums
 
     def figures(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> Figures:
         """What an op costs by itself, as `planner.search.blocks.tables` says."""

@@ -56,6 +56,8 @@ def graph_of(plan: Plan) -> Graph:
         (2, {"pp": 2}, {"dp": 1, "tp": 1, "pp": 2}),
         (8, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 2, "tp": 2, "pp": 2}),
         (2, {"cp": 2, "dp": 1, "tp": 1, "pp": 1}, {"cp": 2, "dp": 1}),
+        (2, {"cp": 2, "dp": 1, "pp": 1, "ring": True}, {"cp": 2, "ring": True}),
+        (2, {"cp": 2, "dp": 1, "pp": 1, "ring": False}, {"cp": 2, "ring": False}),
         (2, {"tp": 2, "sequence_parallel": True}, {"tp": 2, "sequence_parallel": True}),
         (2, {"tp": 2, "sequence_parallel": False}, {"tp": 2, "sequence_parallel": False}),
         *((4, {"dp": 4, "tp": 1, "pp": 1, "zero": z}, {"zero": z, "dp": 4}) for z in range(4)),

@@ -1,0 +1,229 @@
+"""Rounds: an op on a ring (`planner.rings`) as actors, a round of work and its rotations each.
+
+Round j works on the block that rotation j brought; rotation j + 1 hands the same block on at the
+same time. The block of round j + 2 takes the place of that of round j, so a device never holds more
+than two blocks that are not its own: rotation j + 2 waits for round j, and since it sends what
+rotation j + 1 brought, the block of round j has been handed on by then.
+
+The first rotation waits for whatever tells the arena in which section it runs: its own block where
+that was made there, else another input that was, else the first round.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from models.graph import ITEMSIZE, Tensor
+from planner.actors.graph import Meeting, Port
+from planner.compile.draft import DraftActor, DraftStage, Section
+from planner.compile.placement import PlacedOp
+from planner.mesh import Mesh
+from planner.rings import RINGS, ROTATE
+from planner.sbp import NdSbp
+
+TOGETHER = ("R", "B")  # parts that run in one section
+
+
+def lower_rounds(
+    draft: DraftStage,
+    placed: PlacedOp,
+    tensors: dict[str, Tensor],
+    mesh: Mesh,
+    section: Section,
+    firings: int,
+    inputs: Sequence[int],
+) -> tuple[int, ...]:
+    """Add the actors of one op on a ring; return the registers of its outputs.
+
+    Parameters
+    ----------
+    draft
+        The op's stage.
+    placed, tensors, mesh
+        The op, its tensors by name, and the mesh.
+    section, firings
+        Of all its actors.
+    inputs
+        The registers that it reads.
+    """
+    return _Rounds(draft, placed, tensors, mesh, section, firings, inputs).lower()
+
+
+class _Rounds:
+    """The rounds of one op while they are added."""
+
+    def __init__(
+        self,
+        draft: DraftStage,
+        placed: PlacedOp,
+        tensors: dict[str, Tensor],
+        mesh: Mesh,
+        section: Section,
+        firings: int,
+        inputs: Sequence[int],
+    ) -> None:
+        self.draft, self.op, self.mesh = draft, placed.op, mesh
+        self.section, self.firings = section, firings
+        self.ring = RINGS[placed.op.kind]
+        axes = self.ring.axes(placed.inputs)
+        self.names = tuple(mesh.names[axis] for axis in axes)
+        self.size = prod(mesh.sizes[axis] for axis in axes)
+        self.inputs = list(inputs)
+        self.input_sbp, self.output_sbp = placed.inputs, placed.outputs
+        self.given = [tensors[name] for name in placed.op.inputs]
+        self.made = [tensors[name] for name in placed.op.outputs]
+        self.dtypes = self.ring.dtypes([tensor.dtype for tensor in self.made])
+        self.blocks = {at: [inputs[at]] for at in self.ring.travelling}
+        self.done: list[int] = []  # per round, a small register that tells that it is done
+        self.outputs: list[int] = []
+
+    def lower(self) -> tuple[int, ...]:
+        if self.size == 1:
+            self._round(0)
+            return tuple(self.outputs)
+        begin, known = self._begin()
+        for number in range(self.size):
+            arrived = {
+                at: self._rotate_sum(at, number, self.outputs[at], "")
+                for at in (self.ring.returning if number else ())
+            }
+            if known and number < self.size - 1:
+                self._hand_on(number, begin)
+            self._round(number)
+            for at, register in arrived.items():
+                self.outputs[at] = self._add(at, number, register)
+            self.done.append(self.outputs[-1])
+            if not known:
+                self._hand_on(number, self.done[0])
+                known = True
+        for at in self.ring.returning:
+            name = self.op.outputs[at]
+            self.outputs[at] = self._rotate_sum(at, self.size, self.outputs[at], name)
+        return tuple(self.outputs)
+
+    def _begin(self) -> tuple[int | None, bool]:
+        """What the first rotation waits for beside its block; False: the first round."""
+
+        def here(register: int) -> int:
+            """The actor of the compute queue that makes a register in this section; -1: none."""
+            index = self.draft.producer.get(register, -1)
+            actor = self.draft.actors[index]
+            parts = {actor.section[0], self.section[0]}
+            same = actor.section == self.section or parts <= set(TOGETHER)
+            return index if index >= 0 and actor.lane == "compute" and same else -1
+
+        if all(here(blocks[0]) >= 0 for blocks in self.blocks.values()):
+            return None, True
+        latest = max(self.inputs, key=here)
+        return latest, here(latest) >= 0
+
+    def _round(self, number: int) -> None:
+        """Work on the blocks that the last rotation brought."""
+        reads = list(self.inputs)
+        for at, blocks in self.blocks.items():
+            reads[at] = blocks[number]
+        labels, attributes = self.op.labels, dict(self.op.attributes)
+        if number:
+            reads += [self.outputs[at] for at in self.ring.carried]
+            labels, attributes["round"] = self.ring.labels(labels), number
+        self.outputs = []
+        for at, tensor in enumerate(self.made):
+            last = number == self.size - 1 and at not in self.ring.returning
+            name = tensor.name if last else f"{self.op.name}.out{at} of round {number}"
+            dtype = tensor.dtype if last else self.dtypes[at]
+            self.outputs.append(self._register(name, tensor, dtype, self.output_sbp[at]))
+        self._actor(
+            f"{self.op.name}: round {number}",
+            self.ring.later if number else self.op.kind,
+            reads,
+            self.outputs,
+            labels,
+            attributes,
+        )
+
+    def _hand_on(self, number: int, begin: int | None) -> None:
+        """Send the blocks of a round to the next device."""
+        for at, blocks in self.blocks.items():
+            wait = begin if number == 0 else self.done[number - 1] if number > 1 else None
+            name = f"{self.op.name}.in{at}"
+            tensor, sbp = self.given[at], self.input_sbp[at]
+            block = self._register(f"{name} of round {number + 1}", tensor, tensor.dtype, sbp)
+            self._rotate(f"{name}: round {number} -> {number + 1}", blocks[-1], block, wait)
+            if number > 1:
+                behind = blocks[number - 1]
+                self.draft.places[block] = self.draft.places.get(behind, behind)
+            blocks.append(block)
+
+    def _rotate_sum(self, at: int, number: int, register: int, name: str) -> int:
+        """Send what returns to the next device, where the blocks it belongs to are by now."""
+        tensor = self.made[at]
+        own = f"{self.op.name}.out{at}"
+        name = name or f"{own} for round {number}"
+        arrived = self._register(name, tensor, self.dtypes[at], self.output_sbp[at])
+        self._rotate(f"{own}: round {number - 1} -> {number}", register, arrived, None)
+        return arrived
+
+    def _add(self, at: int, number: int, arrived: int) -> int:
+        name = f"{self.op.name}.out{at} up to round {number}"
+        total = self._register(name, self.made[at], self.dtypes[at], self.output_sbp[at])
+        labels = self.ring.adding(self.op.labels, at)
+        self._actor(
+            f"{self.op.name}.out{at}: sum of round {number}",
+            "add",
+            [arrived, self.outputs[at]],
+            [total],
+            labels,
+            {},
+        )
+        return total
+
+    def _rotate(self, name: str, source: int, target: int, wait: int | None) -> None:
+        """Add a rotation; what it waits for is a second input that it does not send."""
+        register = self.draft.registers[source]
+        local = prod(register.shape) * ITEMSIZE[register.dtype]
+        waits = () if wait is None else (Port(register=wait),)
+        self.draft.add_actor(
+            DraftActor(
+                name=name,
+                kind=ROTATE,
+                section=self.section,
+                firings=self.firings,
+                inputs=(Port(register=source), *waits),
+                outputs=(Port(register=target),),
+                block=self.op.block,
+                meeting=Meeting(key=name, kind=ROTATE, axes=self.names, message_bytes=local),
+                lane="+".join(self.names),
+            )
+        )
+
+    def _actor(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        labels: str,
+        attributes: dict[str, int | float | str | bool],
+    ) -> None:
+        self.draft.add_actor(
+            DraftActor(
+                name=name,
+                kind=kind,
+                section=self.section,
+                firings=self.firings,
+                inputs=tuple(Port(register=register) for register in inputs),
+                outputs=tuple(Port(register=register) for register in outputs),
+                labels=labels,
+                attributes=attributes,
+                block=self.op.block,
+            )
+        )
+
+    def _register(self, name: str, tensor: Tensor, dtype: str, sbp: NdSbp) -> int:
+        return self.draft.add_register(
+            name=name,
+            tensor=name,
+            shape=tensor.shape,
+            dtype=dtype,
+            sbp=sbp,
+            memory_kind="activation",
+        )

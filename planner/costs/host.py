@@ -1,0 +1,64 @@
+"""Host memory: how long optimizer state takes to and from it, beside the update itself.
+
+ZeRO-Offload's idea (Ren et al. 2021, section 4.1), with the update left on the device: every step
+the state of a variable comes in, is updated and goes out again, in pieces of at most `PIECE_BYTES`
+through one buffer. One piece is under way at a time and nothing else is counted as done meanwhile:
+
+    2 · (pieces · tensors · latency + bytes / bandwidth)
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from planner.cluster import Cluster, Host, NodeGroup
+from planner.costs.measured import Ints
+
+# Of the state of one variable; larger ones gain nothing where latency is microseconds.
+PIECE_BYTES = 16 * 2**20
+
+# What is assumed of a device whose cluster does not say it.
+UNKNOWN = Host(
+    latency_ns=2500,  # as NCCL counts a PCI hop (2.2x tuning.cc hwLat, LL128), read 2026-11
+    bandwidth_bytes_per_s=12.8e9,  # 0.8 of PCIe 3.0 x16, 16 GB/s (SimAI, calbusbw.h), read 2026-11
+    source="PCIe 3.0 x16 per direction, assumed",
+)
+
+
+def host_of(group: NodeGroup, cluster: Cluster) -> Host:
+    """The host memory of a group's devices; ranks on a CPU copy within the memory they have."""
+    if group.host is not None:
+        return group.host
+    if cluster.cores_per_node is None:
+        return UNKNOWN
+    device = group.device
+    return Host(
+        latency_ns=device.launch_ns,
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * device.memory_efficiency / 2,
+        source="a copy reads and writes the machine's memory",
+    )
+
+
+def state_copies_ns(state_bytes: Ints, tensors: int, hosts: Iterable[Host]) -> Ints:
+    """Time of one update's copies, both ways, on the slowest of some hosts.
+
+    Parameters
+    ----------
+    state_bytes : array of int
+        Bytes of each of the `tensors` that the update keeps of a variable.
+    tensors : int
+        Two moments of AdamW, one velocity.
+    hosts : iterable of Host
+
+    Examples
+    --------
+    >>> state_copies_ns(np.array([2**20]), 2, [UNKNOWN])
+    array([337680])
+    """
+    total = tensors * np.asarray(state_bytes, np.int64)
+    copies = tensors * -(-total // PIECE_BYTES)
+    found = np.zeros_like(total)
+    for host in hosts:
+        moved = np.ceil(total / host.bandwidth_bytes_per_s * 1e9).astype(np.int64)
+        found = np.maximum(found, 2 * (copies * host.latency_ns + moved))
+    return found

@@ -1,0 +1,75 @@
+"""Offload as the last resort: optimizer state in host memory, where nothing fits without.
+
+The idea is ZeRO-Offload's (Ren et al. 2021); what its copies take is in `planner.costs.host`.
+"""
+
+from dataclasses import replace
+
+import msgspec
+
+from models.graph import Graph
+from models.ops import state_of
+from planner.costs.host import host_of
+from planner.errors import InfeasibleError
+from planner.memory import UPDATES, plan_memory
+from planner.plan import ON_DEVICES, OPTIMIZER, Plan
+from planner.search.request import HostMemoryError, MemoryLimitError, NoPlanError, SearchRequest
+
+
+def last_resort(
+    request: SearchRequest, graph: Graph, error: InfeasibleError
+) -> SearchRequest | None:
+    """Return the request with optimizer state on the host; None where that cannot help.
+
+    It is asked only where memory binds and no pin speaks of it. Ranks on a CPU have no memory but
+    the machine's.
+    """
+    helps = (
+        isinstance(error, NoPlanError | MemoryLimitError)
+        and request.offload == ON_DEVICES
+        and request.pins.offload is None
+        and request.cluster.cores_per_node is None
+        and state_tensors(graph) > 0
+    )
+    return replace(request, last_resort=True) if helps else None
+
+
+def resorted(plan: Plan, error: InfeasibleError) -> Plan:
+    """The plan of the second search, with what the first one said foremost in its evidence."""
+    assert plan.evidence is not None
+    without = {"plan": "optimizer state on the devices", "reason": str(error)}
+    alternatives = (without, *plan.evidence.alternatives)
+    evidence = msgspec.structs.replace(plan.evidence, alternatives=alternatives)
+    return msgspec.structs.replace(plan, evidence=evidence)
+
+
+def state_tensors(graph: Graph) -> int:
+    """How many tensors an optimizer keeps of every variable."""
+    updates = (op for op in graph.ops if op.kind in UPDATES)
+    return max((len(state_of(op.kind, op.attributes)) for op in updates), default=0)
+
+
+def host_room_bytes(request: SearchRequest) -> int | None:
+    """Bytes of host memory of all devices together; None where one group's is not known."""
+    found = 0
+    for group in request.cluster.groups:
+        share = host_of(group, request.cluster).memory_bytes
+        if share is None:
+            return None
+        found += share * group.devices
+    return found
+
+
+def host_shortage(plan: Plan, graph: Graph) -> HostMemoryError | None:
+    """What the memory of a plan's nodes lacks; None where nothing is known to."""
+    if plan.offload != OPTIMIZER:
+        return None
+    cluster, devices = plan.cluster, plan.mesh.devices
+    for stage, memory in enumerate(plan_memory(plan, graph)):
+        ranks = range(stage * devices, (stage + 1) * devices)
+        groups = cluster.groups if not cluster.others else map(cluster.group_of, ranks)
+        for group in groups:
+            share = host_of(group, cluster).memory_bytes
+            if share is not None and memory.host_bytes > share:
+                return HostMemoryError(memory.host_bytes, share, stage)
+    return None

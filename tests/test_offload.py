@@ -1,0 +1,201 @@
+"""Optimizer state in host memory: the same numbers, in less of a device, for the time of copies."""
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from executor.checkpoint import manifest_of
+from models.graph import Graph, to_json
+from models.spec import TrainingSpec
+from planner.actors.graph import HOST, Program
+from planner.cluster import Cluster, Host
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.costs import durations
+from planner.costs.host import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
+from planner.errors import InfeasibleError, PlanError
+from planner.memory import UPDATES, plan_memory, reserved_bytes
+from planner.plan import Plan, plan_graph, read_plan
+from planner.search import Pins, SearchRequest, search
+from planner.search.report import Record
+from planner.search.report.explain import explain
+from simulator import predict
+from tests.parallel_runs import run
+from tests.small_models import small
+from tests.test_same_mathematics import CASES, planned
+
+GPUS = parse_cluster("a100-sxm-80gb:2x1")
+KINDS = [at for at, case in enumerate(CASES) if case.name in ("dp x tp", "interleaved pp")]
+
+
+def on_host(plan: Plan) -> Plan:
+    return replace(plan, offload="optimizer")
+
+
+def asked(cluster: Cluster, limit_bytes: int | None = None, **pins: object) -> SearchRequest:
+    return SearchRequest(
+        model=small("gpt"),
+        training=TrainingSpec(),
+        cluster=cluster,
+        global_batch=16,
+        memory_limit_bytes=limit_bytes,
+        pins=Pins(**pins),  # type: ignore[arg-type]
+    )
+
+
+def states(program: Program) -> list[int]:
+    """Bytes of the state of every update, padded as it lies."""
+    sizes = [program.registers[one].slot_bytes for a in program.actors for one in a.state]
+    assert sizes
+    return sizes
+
+
+@pytest.mark.parametrize("index", KINDS, ids=lambda at: CASES[at].name)
+def test_the_formula_says_what_is_laid_out_on_the_device_and_on_the_host(index: int) -> None:
+    plan, graph, _ = planned(index, "fp32")
+    before, said = plan_memory(plan, graph), plan_memory(on_host(plan), graph)
+    programs = compile_plan(on_host(plan), graph).programs
+    for was, now, program in zip(before, said, programs, strict=True):
+        assert now.by_kind == {k: n for k, n in program.memory_bytes_by_kind.items() if n}
+        assert now.arena_bytes == program.memory_bytes
+        assert now.host_bytes == program.host_bytes == sum(states(program)) == was.optimizer_bytes
+        # On the device there is the largest state of one variable, or a piece of it.
+        pairs = [sum(program.registers[r].slot_bytes for r in a.state) for a in program.actors]
+        assert now.optimizer_bytes == max(pairs) < was.optimizer_bytes
+        assert now.parameter_bytes == was.parameter_bytes
+        assert HOST not in now.by_kind
+
+
+@pytest.mark.parametrize("index", KINDS, ids=lambda at: CASES[at].name)
+def test_a_run_is_equal_bit_for_bit(index: int) -> None:
+    plan, graph, actors = planned(index, "fp32")
+    elsewhere = compile_plan(on_host(plan), graph)
+    for one, other in zip(
+        run(plan, graph, actors, 4), run(on_host(plan), graph, elsewhere, 4), strict=True
+    ):
+        assert one.run_state.totals == other.run_state.totals
+        kept = {r.name: at for at, r in enumerate(one.program.registers) if r.initial}
+        for at, register in enumerate(other.program.registers):
+            if register.initial:
+                np.testing.assert_array_equal(
+                    other.arena.views[at][0], one.arena.views[kept.pop(register.name)][0]
+                )
+        assert not kept
+
+
+def test_a_checkpoint_is_the_same_wherever_the_state_lies() -> None:
+    plan, graph, actors = planned(KINDS[0], "fp32")
+    elsewhere = compile_plan(on_host(plan), graph)
+    one, other = (manifest_of(a, model="m", plan_digest="d") for a in (actors, elsewhere))
+    assert one == other
+
+
+def on_gpus(index: int) -> tuple[Plan, Graph]:
+    plan, graph, _ = planned(index, "fp32")
+    return replace(plan, cluster=parse_cluster("a100-sxm-80gb:4x1")), graph
+
+
+def test_an_update_takes_its_copies_longer_and_nothing_else_does() -> None:
+    plan, graph = on_gpus(next(at for at in KINDS if CASES[at].name == "dp x tp"))
+    host = plan.cluster.host
+    assert host is not None
+    one, other = (compile_plan(p, graph) for p in (plan, on_host(plan)))
+    longer = 0
+    for program, before, after in zip(
+        other.programs,
+        durations(one, plan.cluster),
+        durations(other, plan.cluster),
+        strict=True,
+    ):
+        for actor, old, new in zip(program.actors, before, after, strict=True):
+            copies = 0
+            if actor.kind in UPDATES:
+                size = np.prod(program.registers[actor.state[0]].shape) * 4
+                copies = int(state_copies_ns(size, 2, [host]))
+                assert copies >= 4 * host.latency_ns
+            assert new - old == copies
+            longer += copies
+    for fidelity in ("op", "stage"):
+        slower, faster = (
+            predict(p, graph=graph, fidelity=fidelity).step_time_ns for p in (on_host(plan), plan)
+        )
+        assert slower - faster == pytest.approx(longer, rel=0.02)
+
+
+def test_the_planners_cost_grows_by_the_copies_that_the_simulator_sees() -> None:
+    pins = {"dp": 2, "tp": 1, "pp": 1, "zero": 0, "micro_batch": 2, "recompute": "none"}
+    plans = [search(asked(GPUS, offload=where, **pins)) for where in ("none", "optimizer")]
+    assert [plan.offload for plan in plans] == ["none", "optimizer"]
+    objectives = [plan.evidence.objective_s for plan in plans if plan.evidence]
+    times = [predict(plan).step_time_ns / 1e9 for plan in plans]
+    assert objectives[1] - objectives[0] == pytest.approx(times[1] - times[0], rel=0.02)
+
+
+def test_copies_take_latency_per_piece_and_bytes_both_ways() -> None:
+    host = Host(latency_ns=1000, bandwidth_bytes_per_s=1e9, source="made up")
+    assert state_copies_ns(np.array([10**6]), 2, [host])[0] == 2 * (2 * 1000 + 2 * 10**6)
+    large = state_copies_ns(np.array([PIECE_BYTES]), 2, [host])[0]
+    assert large == 2 * (2 * 2 * 1000 + 2 * PIECE_BYTES)
+    slow = Host(latency_ns=0, bandwidth_bytes_per_s=1e8, source="made up")
+    assert state_copies_ns(np.array([10**6]), 1, [host, slow])[0] == 2 * 10**7
+
+
+def test_every_gpu_of_the_catalogue_knows_the_way_to_its_host_and_others_get_a_default() -> None:
+    for name in ("v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb", "gb200", "mi300x"):
+        assert parse_cluster(f"{name}:1x1").host is not None
+    pod = parse_cluster("tpu-v4:4x1")
+    assert host_of(pod.groups[0], pod) == UNKNOWN
+
+
+def tight_bytes(cluster: Cluster, share: float = 1.05) -> int:
+    """A limit under which optimizer state must leave the device."""
+    plan = search(asked(cluster, pp=1, micro_batch=1, recompute="full", offload="optimizer"))
+    (memory,) = plan_memory(plan, plan_graph(plan))
+    return int(reserved_bytes(cluster) + share * (memory.arena_bytes + 8_000))
+
+
+def test_it_is_the_last_resort_and_the_evidence_says_so() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:1x1")
+    roomy = search(asked(cluster))
+    assert roomy.offload == "none"
+    limit, record = tight_bytes(cluster), Record()
+    plan = search(asked(cluster, limit), record=record)
+    assert plan.offload == "optimizer"
+    assert "offload" not in plan.pins
+    assert plan.evidence is not None
+    first = plan.evidence.alternatives[0]
+    assert first["plan"] == "optimizer state on the devices"
+    assert first["reason"].startswith("no plan fits the memory. Nearest: ")
+    assert read_plan(to_json(plan)) == plan
+    assert record.answer is not None
+    (why,) = [one for one in explain(plan, record.answer) if one.choice == "offload"]
+    assert why.line.startswith("offload = optimizer: none exceeds memory by ")
+
+
+def test_a_pin_keeps_it_from_the_host_and_the_answer_names_the_way_out() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:1x1")
+    with pytest.raises(InfeasibleError, match="It fits with --offload optimizer") as caught:
+        search(asked(cluster, tight_bytes(cluster), offload="none"))
+    assert "no plan fits the memory. Nearest: " in str(caught.value)
+    with pytest.raises(InfeasibleError, match="memory with optimizer state on the host"):
+        search(asked(cluster, tight_bytes(cluster, 0.8)))
+
+
+def test_host_memory_that_is_too_small_is_named() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:1x1")
+    assert cluster.host is not None
+    host = msgspec.structs.replace(cluster.host, memory_bytes=50_000)
+    small_host = replace(cluster, host=host)
+    with pytest.raises(InfeasibleError, match="host memory: optimizer state takes at least"):
+        search(asked(small_host, offload="optimizer"))
+    with pytest.raises(InfeasibleError, match="host memory: optimizer state takes at least"):
+        search(asked(small_host, tight_bytes(cluster)))
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(PlanError, match="--offload cpu: choose none or optimizer"):
+        search(asked(GPUS, offload="cpu"))
+    plan, graph, _ = planned(KINDS[0], "fp32")
+    with pytest.raises(PlanError, match="offload is `cpu`; one of none, optimizer"):
+        compile_plan(replace(plan, offload="cpu"), graph)
