@@ -64,17 +64,20 @@ def _kind(before: Sbp, after: Sbp) -> str | None:
 
 def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> int:
     """Bytes that each device receives during one step on a ring, rounded down."""
-    group = prod(sizes[axis] for axis in step.axes)
     before = local_size(shape, step.before, sizes) * itemsize
     after = local_size(shape, step.after, sizes) * itemsize
+    return _received(step, before, after, sizes)
+
+
+def _received(step: Step, before: int, after: int, sizes: tuple[int, ...]) -> int:
+    """Bytes received during a step between shards of so many bytes."""
+    group = prod([sizes[axis] for axis in step.axes])
     match step.kind:
         case "all_gather":
             return after * (group - 1) // group
         case "all_reduce":
             return 2 * before * (group - 1) // group
-        case "reduce_scatter":
-            return before * (group - 1) // group
-        case "all_to_all":
+        case "reduce_scatter" | "all_to_all":
             return before * (group - 1) // group
         case _:
             return 0
@@ -192,21 +195,41 @@ def _paths(
     count = 0
     queue: list[tuple[int, int, int, NdSbp, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
     found: dict[NdSbp, tuple[Step, ...]] = {}
+    held = _held(sizes, shape)
     while queue:
         moved, length, _, state, path = heapq.heappop(queue)
         if state in found:
             continue
         found[state] = path
+        before = _held_bytes(held, state, shape, sizes)
         for step in moves(state, len(shape), sizes):
             if step.after in found:
                 continue
-            try:
-                cost = step_bytes(step, shape, EXACT, sizes)
-            except PlanError:
+            after = _held_bytes(held, step.after, shape, sizes)
+            if before is None or after is None:
                 continue
             count += 1
+            cost = _received(step, before, after, sizes)
             heapq.heappush(queue, (moved + cost, length + 1, count, step.after, (*path, step)))
     return found
+
+
+@cache
+def _held(sizes: tuple[int, ...], shape: tuple[int, ...]) -> dict[NdSbp, int | None]:
+    """Bytes of every shard that was asked for: filled by `_held_bytes`."""
+    return {}
+
+
+def _held_bytes(
+    held: dict[NdSbp, int | None], sbp: NdSbp, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> int | None:
+    """Bytes of a shard; None where a dim does not divide."""
+    if sbp not in held:
+        try:
+            held[sbp] = local_size(shape, sbp, sizes) * EXACT
+        except PlanError:
+            held[sbp] = None
+    return held[sbp]
 
 
 def boxing_bytes(

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from models.graph import ITEMSIZE, Graph, Phase, Rate
 from models.labels import parse
 from models.ops import state_of
-from planner.actors.graph import HOST, Meeting, Port
+from planner.actors.graph import Meeting, Port
 from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
-from planner.compile.offload import Buffers
+from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
 from planner.compile.rounds import lower_rounds
 from planner.errors import PlanError
 from planner.mesh import Mesh
-from planner.plan import ON_DEVICES, OPTIMIZER, OpSignature
+from planner.plan import ON_DEVICES, OpSignature
 from planner.rings import RING
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
@@ -73,7 +73,7 @@ class Lowering:
         # What another stage sent, and as which SBP: one transfer per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
-        self._buffers = Buffers() if offload == OPTIMIZER else None
+        self._host = HostState(graph, offload)
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
@@ -106,7 +106,7 @@ class Lowering:
                 shape=shape,
                 dtype=self.tensors[op.outputs[0]].dtype,
                 sbp=placed.outputs[0],
-                memory_kind="optimizer" if self._buffers is None else HOST,
+                memory_kind=self._host.kind,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
@@ -127,9 +127,7 @@ class Lowering:
                 attributes=dict(op.attributes),
                 block=op.block,
                 state=state,
-                buffer=None
-                if self._buffers is None
-                else self._buffers.of(stage, self.stages[stage], state),
+                buffer=self._host.updated(stage, self.stages[stage], (*state, register)),
                 in_place=True,
             )
         )
@@ -221,8 +219,17 @@ class Lowering:
                 labels=op.labels,
                 attributes=dict(op.attributes),
                 block=op.block,
+                buffer=self._from_host(placed),
             )
         )
+
+    def _from_host(self, placed: PlacedOp) -> int | None:
+        """The buffer of a cast that reads a variable where it is stored, if that is the host."""
+        stage, name = placed.stage, placed.op.inputs[0] if placed.op.kind == "cast" else ""
+        register = self._variables.get((stage, name))
+        if register is None or self._homes[name][stage][0] != placed.inputs[0]:
+            return None
+        return self._host.read(stage, self.stages[stage], name, register)
 
     def _expanded(self, placed: PlacedOp) -> None:
         """An extra signature: its primitive ops one by one, with boxing in between."""

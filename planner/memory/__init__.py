@@ -10,20 +10,20 @@ from planner.memory.kinds import (
     LOCAL,
     UPDATES,
     Layout,
+    Sections,
     StageMemory,
     boxing_places,
-    transient_bytes,
 )
 
 __all__ = [
     "LOCAL",
     "UPDATES",
     "Layout",
+    "Sections",
     "StageMemory",
     "beside",
     "boxing_places",
     "plan_memory",
     "reserved_bytes",
     "slack_fraction",
-    "transient_bytes",
 ]

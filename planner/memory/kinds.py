@@ -4,8 +4,9 @@ What a block keeps, boxes and passes on within a section is known before its nei
 whole of a plan is `formula`'s.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from planner.boxing import Step, boxing_path
@@ -87,7 +88,7 @@ def boxing_places(
 
     Notes
     -----
-    What is boxed every microbatch shares the area of its section (`transient_bytes`).
+    What is boxed every microbatch shares the area of its section (`Sections`).
     """
     if not keeps_source:
         return ()
@@ -95,66 +96,88 @@ def boxing_places(
     return places[:-1] if keeps_target else places
 
 
-def transient_bytes(
-    ops: Iterable[Op],
-    layouts: Mapping[str, Layout],
-    tensors: Mapping[str, Tensor],
-    axis_sizes: tuple[int, ...],
-) -> int:
-    """Return the most bytes of a microbatch that live at once within one section.
+class Interval(NamedTuple):
+    """Bytes that live from one op to another; `ahead`: of a block and section they may precede."""
+
+    first: int
+    last: int
+    size: int
+    ahead: tuple[str, bool] | None
+
+
+class Sections:
+    """Ops of one microbatch, and the most bytes that live at once within one section.
 
     Forward is one section, backward another. A tensor counts from the op that makes it to its last
     reader in the section, what boxing makes of it likewise; what another section reads too is
     counted as an activation instead. Boxing of what is there before the section (weights,
     activations) may begin a block early, so a block holds its own results and the next one's.
+
+    Parameters
+    ----------
+    ops : iterable of Op
+        In their order.
+    tensors : mapping
+        By name, of one microbatch.
+    axis_sizes : tuple of int
+        Of the mesh.
     """
-    area = _Area(list(ops), layouts, tensors, axis_sizes)
-    return area.most()
-
-
-class _Area:
-    """What lives within the sections of one microbatch, as intervals of ops."""
 
     def __init__(
-        self,
-        ops: list[Op],
-        layouts: Mapping[str, Layout],
-        tensors: Mapping[str, Tensor],
-        axis_sizes: tuple[int, ...],
+        self, ops: Iterable[Op], tensors: Mapping[str, Tensor], axis_sizes: tuple[int, ...]
     ) -> None:
-        self.ops = ops
-        self.layouts = layouts
+        self.ops = list(ops)
         self.tensors = tensors
         self.sizes = axis_sizes
-        self.makers = {name: at for at, op in enumerate(ops) for name in op.outputs}
-        self.later = [op.phase in LATER for op in ops]
+        self.later = [op.phase in LATER for op in self.ops]
         self.first: dict[tuple[str, bool], int] = {}  # of a block in a section
-        self.ahead: dict[tuple[str, bool], int] = {}  # bytes boxed a block early
-        self.live = [0] * (len(ops) + 1)  # changes from op to op
-        for at, op in enumerate(ops):
-            self.first.setdefault((op.block, self.later[at]), at)
-
-    def most(self) -> int:
-        readings: dict[str, list[tuple[int, NdSbp]]] = {}
         for at, op in enumerate(self.ops):
-            for name, sbp in zip(op.inputs, self.layouts[op.name].inputs, strict=True):
-                if name in self.makers and self.tensors[name].rate is Rate.MICROBATCH:
-                    readings.setdefault(name, []).append((at, sbp))
-        for name, maker in self.makers.items():
-            if self.tensors[name].rate is Rate.MICROBATCH:
-                self._tensor(name, maker, readings.get(name, []))
+            self.first.setdefault((op.block, self.later[at]), at)
+        makers = {
+            name: (at, number)
+            for at, op in enumerate(self.ops)
+            for number, name in enumerate(op.outputs)
+            if tensors[name].rate is Rate.MICROBATCH
+        }
+        readers: dict[str, list[tuple[int, int]]] = {name: [] for name in makers}
+        for at, op in enumerate(self.ops):
+            for number, name in enumerate(op.inputs):
+                if name in makers:
+                    readers[name].append((at, number))
+        self._ends = [(name, *makers[name], readers[name]) for name in makers]
+        self._known: dict[tuple[str, NdSbp, tuple[NdSbp, ...]], tuple[Interval, ...]] = {}
+
+    def most(self, layouts: Mapping[str, Layout]) -> int:
+        """Bytes of the largest section, where every op's operands lie as `layouts` says."""
+        laid = [layouts[op.name] for op in self.ops]
+        live = [0] * (len(self.ops) + 1)  # changes from op to op
+        ahead: dict[tuple[str, bool], int] = {}  # bytes boxed a block early
+        for name, maker, number, readers in self._ends:
+            source = laid[maker].outputs[number]
+            read = tuple(laid[at].inputs[place] for at, place in readers)
+            key = name, source, read
+            if key not in self._known:
+                ends = [(at, sbp) for (at, _), sbp in zip(readers, read, strict=True)]
+                self._known[key] = tuple(self._intervals(name, source, maker, ends))
+            for first, last, size, block in self._known[key]:
+                live[first] += size
+                live[last + 1] -= size
+                if block is not None:
+                    ahead[block] = ahead.get(block, 0) + size
         most = total = 0
         for at, op in enumerate(self.ops):
-            total += self.live[at]
-            most = max(most, total + self.ahead.get((op.block, self.later[at]), 0))
+            total += live[at]
+            most = max(most, total + ahead.get((op.block, self.later[at]), 0))
         return most
 
-    def _tensor(self, name: str, maker: int, readings: list[tuple[int, NdSbp]]) -> None:
-        op = self.ops[maker]
-        source = self.layouts[op.name].outputs[op.outputs.index(name)]
-        home, repeats = self.later[maker], op.kind == "repeat"
+    def _intervals(
+        self, name: str, source: NdSbp, maker: int, readings: list[tuple[int, NdSbp]]
+    ) -> Iterator[Interval]:
+        """What lives of one tensor, and what boxing makes of it."""
+        home, repeats = self.later[maker], self.ops[maker].kind == "repeat"
         if not repeats and all(self.later[at] == home for at, _ in readings):
-            self._add(name, source, maker, max((at for at, _ in readings), default=maker))
+            last = max((at for at, _ in readings), default=maker)
+            yield Interval(maker, last, self._bytes(name, source), None)
         for later in (False, True):
             here = [(at, sbp) for at, sbp in readings if self.later[at] == later]
             elsewhere = {sbp for at, sbp in readings if self.later[at] != later}
@@ -166,13 +189,8 @@ class _Area:
             for place, end in ends.items():
                 block = self.ops[end].block, later
                 early = repeats or later != home
-                self._add(name, place, self.first[block] if early else maker, end)
-                if early:
-                    self.ahead[block] = self.ahead.get(block, 0) + self._bytes(name, place)
-
-    def _add(self, name: str, sbp: NdSbp, first: int, last: int) -> None:
-        self.live[first] += self._bytes(name, sbp)
-        self.live[last + 1] -= self._bytes(name, sbp)
+                first = self.first[block] if early else maker
+                yield Interval(first, end, self._bytes(name, place), block if early else None)
 
     def _bytes(self, name: str, sbp: NdSbp) -> int:
         tensor = self.tensors[name]

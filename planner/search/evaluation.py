@@ -8,7 +8,6 @@ of recomputation and at a ladder of prices, and the stages mix what comes of it.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -18,18 +17,17 @@ from models.graph import Graph
 from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
+from planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from planner.search.blocks.program import Prices
 from planner.search.blocks.solver import Solution
-from planner.search.blocks.variants import variants
+from planner.search.blocks.variants import Handover, handover, variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
 from planner.search.modes import by_mode
 from planner.search.pins import Pins
-from planner.search.prices import priced, prices, shared_prices
 from planner.search.programs import Ask, Programs, Shape
-from planner.search.ranks import Site, core_share
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import everywhere, room, usable_bytes
+from planner.search.sites import room, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
@@ -47,13 +45,13 @@ ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
-# Prices of all the memory there is, in shares of the step time without memory.
-TIE_BREAKER = 0.002
-LADDER = {
-    "none": (TIE_BREAKER, 0.03, 0.3),
-    "selective": (TIE_BREAKER, 0.3),
-    "full": (TIE_BREAKER, 0.3, 3.0),
-}
+# In modes of recomputation: prices of all the memory there is, as `TIE_BREAKER`.
+RUNGS = (
+    ("none", (0.03,)),
+    ("none", (TIE_BREAKER, 0.3)),
+    ("selective", (TIE_BREAKER, 0.3)),
+    ("full", (TIE_BREAKER, 0.3, 3.0)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +119,18 @@ class Evaluator:
         self.programs = Programs(request, graph)
         self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
-        self._everywhere: dict[int, Site] = {}
-        self._cheapest: dict[tuple[Shape, tuple[float, ...]], float] = {}
         self.modes = MODES if pinned is None else (pinned,)
+        self.asker = Asker(request, self.programs, self.modes[0])
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
         if pins not in self._under:
             self._under[pins] = Evaluator(replace(self.request, pins=pins), self.graph)
         return self._under[pins]
+
+    def shape(self, candidate: Candidate) -> Shape:
+        """What the tables of a candidate depend on."""
+        return self.asker.shape(candidate)
 
     # -- bounds ------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class Evaluator:
         ]
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
         endless = [float("inf")] * len(legal)
-        asks = self._asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
+        asks = self.asker.asks([plain[at] for at in legal], self.modes[0], TIE_BREAKER, endless)
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
@@ -189,62 +190,6 @@ class Evaluator:
             found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
         return found
 
-    def shape(self, candidate: Candidate) -> Shape:
-        """What the tables of a candidate depend on."""
-        pipeline = candidate.pipeline
-        ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
-        if pipeline.schedule in DEFERRING:
-            ramp /= 3  # forward, input and weight gradients taken as equally long
-        busy = pipeline.microbatches / (pipeline.microbatches + ramp)
-        cluster = self.request.cluster
-        sites = self._sites(candidate)
-        return Shape(
-            axes=candidate.axes,
-            batch=candidate.batch,
-            chunked=pipeline.positions > 1,
-            stretch=core_share(cluster, cluster.devices, busy),
-            sites=sites,
-            # Only how many stages lie on each site counts, not in which order.
-            pipeline=replace(pipeline, kind_of_stage=tuple(sorted(pipeline.kinds)))
-            if len(sites) > 1
-            else None,
-        )
-
-    def _sites(self, candidate: Candidate) -> tuple[Site, ...]:
-        if candidate.placing is not None:
-            return candidate.placing.sites
-        devices = prod(candidate.sizes)
-        if devices not in self._everywhere:
-            self._everywhere[devices] = everywhere(self.request.cluster, devices)
-        return (self._everywhere[devices],)
-
-    # -- asking ------------------------------------------------------------------------------
-
-    def _asks(
-        self,
-        candidates: Sequence[Candidate],
-        mode: str,
-        share: float,
-        cutoffs: Sequence[float],
-    ) -> list[Ask]:
-        """The programs of candidates where all memory together costs a share of their time."""
-        shapes = [self.shape(candidate) for candidate in candidates]
-        vectors = [shared_prices(one.pipeline).vector.tolist() for one in candidates]
-        keys = [(shape, tuple(vector)) for shape, vector in zip(shapes, vectors, strict=True)]
-        new = [key for key in dict.fromkeys(keys) if key not in self._cheapest]
-        found_costs = self.programs.cheapest(
-            [shape for shape, _ in new], self.modes[0], [vector for _, vector in new]
-        )
-        self._cheapest.update(zip(new, found_costs.tolist(), strict=True))
-        costs = [self._cheapest[key] for key in keys]
-        found = []
-        for candidate, shape, cost, cutoff in zip(candidates, shapes, costs, cutoffs, strict=True):
-            # By what devices have, whatever limits are in force: solutions serve all of these.
-            price = share * cost / room(candidate, usable_bytes(self.request, candidate))
-            vector = priced(candidate.pipeline, price, share > TIE_BREAKER).vector
-            found.append(Ask(shape=shape, mode=mode, prices=tuple(vector.tolist()), cutoff=cutoff))
-        return found
-
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
     ) -> list[Outcome | tuple[Candidate, float]]:
@@ -256,18 +201,18 @@ class Evaluator:
             Per candidate what came of it; a candidate with its bound where memory does matter.
         """
         cutoffs = [self._cutoff(candidate, best_ns) for candidate in candidates]
-        asks = self._asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
+        asks = self.asker.asks(candidates, self.modes[0], TIE_BREAKER, cutoffs)
         solutions = self.programs.solve_many(asks, SWEEPS, self.request.max_gap / 4)
         found: list[Outcome | tuple[Candidate, float]] = []
         for candidate, limit, ask, solution in zip(
             candidates, limits, asks, solutions, strict=True
         ):
-            if solution is None:
-                found.append(self._unsolved(candidate))
-                continue
             bound = self._bound(candidate, solution, ask, limit)
             if bound >= best_ns:
                 found.append(Pruned(candidate, bound, NO_GAIN))
+                continue
+            if isinstance(solution, float):
+                found.append(self._unsolved(candidate, bound))
                 continue
             try:
                 one = self._found(
@@ -282,15 +227,14 @@ class Evaluator:
                 best_ns = _lowered(best_ns, one)
         return found
 
-    def _unsolved(self, candidate: Candidate) -> Refused:
+    def _unsolved(self, candidate: Candidate, bound: float) -> Refused:
         """Nothing was read off the ascent: proof only where options alone say so."""
         error = InfeasibleError(f"no signatures fit together on {candidate.sizes}")
         try:
             self.programs.tables(self.shape(candidate), self.modes[0])
         except InfeasibleError:
             return Refused(candidate, error)
-        (bound,) = self.lower_bounds_ns([candidate])
-        return Refused(candidate, error, bound if isinstance(bound, float) else float("inf"))
+        return Refused(candidate, error, bound)
 
     def squeeze_many(
         self, tight: Sequence[tuple[Candidate, float]], limits: Sequence[Limits], best_ns: float
@@ -299,14 +243,24 @@ class Evaluator:
         candidates = [candidate for candidate, _ in tight]
         endless = [float("inf")] * len(tight)
         groups: list[list[Solved]] = [[] for _ in tight]
-        for mode in self.modes:
-            asks = [self._asks(candidates, mode, share, endless) for share in LADDER[mode]]
-            solutions = self.programs.solve_many(
-                [ask for rung in asks for ask in rung], FEWER, self.request.max_gap / 2
-            )
-            for at, solution in enumerate(solutions):
-                if solution is not None:
+        # All others hand tensors on as the first do, so that stages can mix them.
+        handed: list[Handover] = [()] * len(tight)
+        for mode, rungs in RUNGS:
+            mode = mode if mode in self.modes else self.modes[0]
+            asks = [
+                replace(ask, handover=wanted)
+                for share in rungs
+                for ask, wanted in zip(
+                    self.asker.asks(candidates, mode, share, endless), handed, strict=True
+                )
+            ]
+            solutions = self.programs.solve_many(asks, FEWER, self.request.max_gap / 2)
+            for at, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
+                if not isinstance(solution, float):
                     groups[at % len(groups)].append(Solved(mode, solution))
+                    if not ask.handover:
+                        space = self.programs.space(ask.shape, mode)
+                        handed[at] = handover(space, solution.options)
         found: list[Outcome] = []
         for (candidate, bound), limit, group in zip(tight, limits, groups, strict=True):
             if bound >= best_ns:
@@ -423,11 +377,13 @@ class Evaluator:
         """The bound of a program, its memory included, at which a candidate has nothing to gain."""
         return best_ns / self.unit(candidate) * (1 + TIE_BREAKER)
 
-    def _bound(self, candidate: Candidate, solution: Solution, ask: Ask, limits: Limits) -> float:
+    def _bound(
+        self, candidate: Candidate, solution: Solution | float, ask: Ask, limits: Limits
+    ) -> float:
         """Bound of every plan of a candidate: memory that is all used up has been paid for."""
-        price = ask.prices[2]
-        paid = price * room(candidate, limits)
-        return max(0.0, solution.bound - paid) * self.unit(candidate)
+        proven = solution if isinstance(solution, float) else solution.bound
+        paid = ask.prices[2] * room(candidate, limits)
+        return max(0.0, proven - paid) * self.unit(candidate)
 
     def _found(
         self,

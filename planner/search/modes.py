@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from planner.search.asking import shared_prices
 from planner.search.blocks.program import MemoryRow
 from planner.search.blocks.solver import BeyondCutoff, Solution
-from planner.search.prices import shared_prices
 from planner.search.programs import Programs, Shape
 from planner.search.request import MemoryLimitError
 from planner.search.stages import Pipeline, inflight_counts

@@ -12,30 +12,31 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph, Op, Tensor, scaled
+from models.graph import Graph
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
-from planner.memory import Layout, transient_bytes
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.blending import Blended
 from planner.search.blocks.folding import Folded, fold
+from planner.search.blocks.moving import Known
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.program import MemoryRow, Prices
+from planner.search.blocks.reading import Working, template_figures
 from planner.search.blocks.solver import Solution, solve
-from planner.search.blocks.space import OpOptions, Space, build_space
+from planner.search.blocks.space import Space, build_space
 from planner.search.blocks.tables import (
     DEFERRABLE,
-    FIGURES,
     INFLIGHT,
     MICROBATCH,
     PERSISTENT,
     STEP,
     Tables,
     single,
+    stacked,
     take,
     totals,
 )
-from planner.search.blocks.variants import handover
+from planner.search.blocks.variants import Handover, handing, handover
 from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
 from planner.search.ranks import Site
 from planner.search.request import SearchRequest
@@ -72,7 +73,7 @@ class Shape:
     @property
     def family(self) -> tuple[object, ...]:
         """Shapes of one family are priced together."""
-        return self.kinds, self.chunked, self.stretch, tuple(site.groups for site in self.sites)
+        return self.kinds, self.stretch, tuple(site.groups for site in self.sites)
 
     @property
     def parts(self) -> "tuple[Shape, ...]":
@@ -84,12 +85,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One program to solve: no solution that costs `cutoff` or more is wanted."""
+    """One program to solve: no solution that costs `cutoff` or more is wanted.
+
+    With a `handover`, blocks hand on what they make in these states, so that its solutions mix.
+    """
 
     shape: Shape
     mode: str
     prices: tuple[float, ...]
     cutoff: float = float("inf")
+    handover: Handover = ()
 
 
 class Programs:
@@ -109,11 +114,11 @@ class Programs:
         self._spaces: dict[object, Space] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
-        self._solved: dict[Ask, Solution | None] = {}
-        self._sized: dict[tuple[str, int], dict[str, Tensor]] = {}
+        self._solved: dict[Ask, Solution | float] = {}
         self._figures: dict[object, dict[str, VariantFigures]] = {}
-        self._layouts: dict[tuple[int, int], Layout] = {}
+        self.working = Working()
         self._exact: dict[object, Solution] = {}
+        self._known: dict[tuple[int, ...], Known] = {}
         self._forced: frozenset[str] | None = None
 
     # -- what there is -----------------------------------------------------------------------
@@ -168,8 +173,9 @@ class Programs:
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
                 stretch=float(members[0].stretch),
-                crossing_partial=not members[0].chunked,
+                crossing_partial=np.array([not shape.chunked for shape in members]),
                 starts=[shape.sites[number].starts for shape in members],
+                known=self._known.setdefault(site.groups, Known()),
                 offload=self.request.offload,
             )
             for number, site in enumerate(members[0].sites)
@@ -254,22 +260,49 @@ class Programs:
             found.setdefault(id(tables), (tables, []))[1].append(place)
         return found
 
-    def solve_many(self, asks: Sequence[Ask], sweeps: int, max_gap: float) -> list[Solution | None]:
-        """Solve programs together; None where no legal solution was found.
+    def solve_many(
+        self, asks: Sequence[Ask], sweeps: int, max_gap: float
+    ) -> list[Solution | float]:
+        """Solve programs together; the bound alone where no legal solution was found.
 
         A solution's bound is proven even where it is not the best; a program whose bound reaches
         its cutoff is left as it is then.
         """
         new = [ask for ask in dict.fromkeys(asks) if ask not in self._solved]
-        for tables, places in self._rows([(ask.mode, ask.shape) for ask in new]).values():
-            for first in range(0, len(places), GROUP):
-                mine = [new[place] for place in places[first : first + GROUP]]
-                rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
-                ascent = Ascent(take(tables, rows), np.array([ask.prices for ask in mine]).T)
+        # Programs of one space are swept together, whichever tables hold them.
+        spaces: dict[object, list[Ask]] = {}
+        for ask in new:
+            spaces.setdefault((ask.mode, ask.shape.kinds), []).append(ask)
+        for members in spaces.values():
+            for first in range(0, len(members), GROUP):
+                tables, mine = self._stacked(members[first : first + GROUP])
+                ascent = Ascent(tables, np.array([ask.prices for ask in mine]).T)
                 ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in mine]))
                 for ask, solution in zip(mine, _solutions(ascent), strict=True):
                     self._solved[ask] = solution
         return [self._solved[ask] for ask in asks]
+
+    def _stacked(self, asks: list[Ask]) -> tuple[Tables, list[Ask]]:
+        """Tables with a row for every program of one space, and the programs in their order."""
+        parts: list[Tables] = []
+        order: list[Ask] = []
+        for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
+            mine = [asks[place] for place in places]
+            rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
+            parts.append(take(tables, rows))
+            order += mine
+        return self._handing(stacked(parts), order), order
+
+    def _handing(self, tables: Tables, asks: list[Ask]) -> Tables:
+        """The tables with what does not hand on as asked marked illegal."""
+        if not any(ask.handover for ask in asks):
+            return tables
+        legal = [choice.legal.copy() for choice in tables.choices]
+        for row, ask in enumerate(asks):
+            for choice, fine in handing(self.space(ask.shape, ask.mode), ask.handover).items():
+                legal[choice][:, row] &= fine
+        choices = zip(tables.choices, legal, strict=True)
+        return replace(tables, choices=tuple(replace(one, legal=mine) for one, mine in choices))
 
     def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
         """Bounds of programs after a few sweeps, without reading solutions off."""
@@ -375,32 +408,11 @@ class Programs:
     ) -> dict[str, VariantFigures]:
         tables, row = self._tables[mode, shape]
         space = self.space(shape, mode)
-        counts: dict[str, int] = {}
-        sums: dict[str, NDArray[np.int64]] = {}
-        home = [self.graph.templates[choice.ops[0].op.block] for choice in space.choices]
-        for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
-            mine = choice.count * choice.figures[:, options[at], row]
-            sums[template] = sums.get(template, np.zeros(len(FIGURES), np.int64)) + mine
-            counts[template] = max(counts.get(template, 0), choice.count)
-        for net in tables.nets:
-            source = net.makes[options[net.producer]]
-            wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
-            held = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
-            mine = sums[home[net.uses[0].choice]]
-            for target in wanted:
-                time = net.duration_ns[source, target, row]
-                mine[STEP if net.step else MICROBATCH] += net.count * time
-                mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
-            if deferring and space.nets[net.number].deferred:
-                held = wanted
-            for target in held:
-                mine[INFLIGHT] += net.count * net.held_bytes[target, row]
-        working = self.working_bytes(shape, mode, options)
+        figures = template_figures(space, tables, row, options, deferring)
+        working = self.working.largest(space, mode, shape.batch, shape.sizes, options)
         shared = handover(space, options)
-        found: dict[str, VariantFigures] = {}
-        for template, total in sums.items():
-            one = [-(-int(figure) // counts[template]) for figure in total]
-            found[template] = VariantFigures(
+        return {
+            template: VariantFigures(
                 microbatch_ns=one[MICROBATCH] + one[DEFERRABLE],
                 deferrable_ns=one[DEFERRABLE],
                 step_ns=one[STEP],
@@ -409,48 +421,12 @@ class Programs:
                 transient_bytes=working[template],
                 handover=shared,
             )
-        return found
-
-    def working_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> dict[str, int]:
-        """Bytes of the largest section of every template's block."""
-        space = self.space(shape, mode)
-        layouts = {}
-        for choice, option in zip(space.choices, options, strict=True):
-            for one in choice.ops:
-                layouts[one.op.name] = self._layout(one, option)
-        tensors = self._tensors(mode, shape.batch)
-        found: dict[str, int] = {}
-        by_block: dict[str, list[Op]] = {}
-        for op in space.folded.ops:
-            by_block.setdefault(op.block, []).append(op)
-        for block, ops in by_block.items():
-            template = self.graph.templates[block]
-            size = transient_bytes(ops, layouts, tensors, shape.sizes)
-            found[template] = max(found.get(template, 0), size)
-        return found
-
-    def _layout(self, one: OpOptions, option: int) -> Layout:
-        key = id(one), option  # spaces are kept, so that the number stays its own
-        if key not in self._layouts:
-            signature = one.signature(option)
-            self._layouts[key] = Layout(signature.inputs, signature.outputs)
-        return self._layouts[key]
-
-    def _tensors(self, mode: str, batch: int) -> dict[str, Tensor]:
-        """Tensors of the representative blocks for one microbatch."""
-        if (mode, batch) not in self._sized:
-            folded = self.folded(mode)
-            wanted = {name for op in folded.ops for name in (*op.inputs, *op.outputs)}
-            self._sized[mode, batch] = {
-                name: scaled(tensor, folded.graph.batch, batch)
-                for name, tensor in folded.graph.tensors_by_name.items()
-                if name in wanted
-            }
-        return self._sized[mode, batch]
+            for template, one in figures.items()
+        }
 
 
-def _solutions(ascent: Ascent) -> list[Solution | None]:
-    """The best solution of every row, with its figures; None where there is none."""
+def _solutions(ascent: Ascent) -> list[Solution | float]:
+    """The best solution of every row, with its figures; where there is none, the row's bound."""
     figures, _ = totals(ascent.tables, ascent.options)
     return [
         Solution(
@@ -460,6 +436,6 @@ def _solutions(ascent: Ascent) -> list[Solution | None]:
             bound=min(float(bound), float(cost)),
         )
         if np.isfinite(cost)
-        else None
+        else float(bound)
         for row, (cost, bound) in enumerate(zip(ascent.costs, ascent.bounds, strict=True))
     ]

@@ -6,7 +6,7 @@ solved as if memory hardly mattered, then where it does matter solved again to m
 bound is below the best plan.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -36,6 +36,8 @@ SQUEEZED = 12  # likewise where memory is tight
 # Groups made room in, one after the other, that better the best plan by less than this.
 PATIENCE, BETTER = 1, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
+NO_FINER = "memory aside, a mesh of fewer axes is as good"
+FINER = 0.99  # of the bound with fewer axes, where room is made for a finer mesh at all
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 WIDENED = 2  # best pipelines for which meshes of three axes are tried too
@@ -121,9 +123,12 @@ class Ranker:
         if widened is not None:
             self.near = 1.0  # worth their time only where they win
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
-            found = (shape_of(one.candidate.pipeline) for one in self.ranking.found)
-            if wide := widened(list(dict.fromkeys(found))[:WIDENED]):
-                self._part(wide)
+            eased: dict[PipelineShape, float] = {}
+            for one in self.ranking.found:
+                shape = shape_of(one.candidate.pipeline)
+                eased[shape] = min(one.bound_ns, eased.get(shape, one.bound_ns))
+            if wide := widened(list(eased)[:WIDENED]):
+                self._part(wide, eased)
         with self.record.layer(BLOCKS):
             self.record.count("refined", self._refine())
         self.ranking.found.sort(key=lambda one: one.division.step_ns)
@@ -138,8 +143,14 @@ class Ranker:
         """The bound at which a candidate has nothing to gain."""
         return self.ranking.best_ns * self.near / (1 + self.request.max_gap)
 
-    def _part(self, part: list[Candidate]) -> None:
-        """Evaluate some of the candidates, beside what is known of others."""
+    def _part(
+        self, part: list[Candidate], eased: Mapping[PipelineShape, float] | None = None
+    ) -> None:
+        """Evaluate some of the candidates, beside what is known of others.
+
+        Where memory is tight, room is only made in those that gain something over the bound which
+        `eased` has of their pipeline: a finer mesh that saves no communication saves no memory.
+        """
         self.tell(f"bounding {len(part)} candidates")
         with self.record.layer(SHAPES):
             waiting = self._bounded(part)
@@ -149,14 +160,19 @@ class Ranker:
         while at < len(waiting) or tight:
             group = waiting[at : at + count]
             at, count = at + len(group), MANY
-            tight += self._solved([(candidate, bound) for bound, _, candidate in group], at)
+            solved = self._solved([(candidate, bound) for bound, _, candidate in group], at)
+            if eased and self.request.max_gap:
+                worth = [one for one in solved if one[1] < _worth(one[0], eased)]
+                self._left([one for one in solved if one not in worth], NO_FINER)
+                solved = worth
+            tight += solved
             # Without a plan yet, what needs least memory is asked first.
             known = bool(self.ranking.found)
             tight.sort(key=lambda one: (0 if known else one[0].batch, one[1]))
             # Few at a time while a good plan would prune the rest; all that is left at the end.
             now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
             if stale == PATIENCE and self.request.max_gap:
-                self._left([*now, *tight])
+                self._left([*now, *tight], LEFT)
                 now, tight = [], []
             best = self.ranking.best_ns
             self._squeezed(now)
@@ -165,9 +181,9 @@ class Ranker:
             if now and not self.ranking.found:
                 waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
 
-    def _left(self, group: list[Tight]) -> None:
+    def _left(self, group: list[Tight], reason: str) -> None:
         """Leave candidates whose like gained nothing; their bounds count in the gap."""
-        self.ranking.pruned += [Pruned(*one, LEFT) for one in self._open(group)]
+        self.ranking.pruned += [Pruned(*one, reason) for one in self._open(group)]
 
     def _bounded(self, part: list[Candidate]) -> list[Waiting]:
         """Candidates by ascending bound; those without a legal signature are refused."""
@@ -248,6 +264,11 @@ class Ranker:
             for one in (*others, better):
                 ranking.add(one)
         return len(done)
+
+
+def _worth(candidate: Candidate, eased: Mapping[PipelineShape, float]) -> float:
+    """The bound below which a finer mesh may be worth making room for."""
+    return FINER * eased.get(shape_of(candidate.pipeline), float("inf"))
 
 
 def _usual(candidate: Candidate, node: int) -> bool:

@@ -40,11 +40,32 @@ Pieces = tuple[tuple[int, float], ...]
 
 
 class Boxed(NamedTuple):
-    """Every boxing of a net: whether there is one, nanoseconds, and bytes of its buffers."""
+    """Every boxing of a tensor: whether there is one, nanoseconds, and bytes of what it makes."""
 
     reachable: Bools  # [A, B, K]
     duration_ns: Ints  # [A, B, K]
-    buffer_bytes: Ints  # [A, B, K]
+    made_bytes: Ints | None  # [A, B, K]: of all that is made on the way, the target included
+    last_bytes: Ints | None  # [A, B, K]: of the target, where it is not the source
+
+    def picked(self, sources: Ints, targets: Ints) -> "Boxed":
+        """From some of the sources to some of the targets, by their places."""
+        grid = np.ix_(sources, targets)
+        return Boxed(
+            self.reachable[grid],
+            self.duration_ns[grid],
+            None if self.made_bytes is None else self.made_bytes[grid],
+            None if self.last_bytes is None else self.last_bytes[grid],
+        )
+
+    def buffer_bytes(self, kept: Bools) -> Ints:
+        """Bytes of buffers, [A, B, K], where targets that are `kept` [B] are counted there.
+
+        None where the source is not counted where it is made (`planner.memory.boxing_places`).
+        """
+        if self.made_bytes is None or self.last_bytes is None:
+            return np.zeros(self.duration_ns.shape, np.int64)
+        found: Ints = self.made_bytes - self.last_bytes * kept[None, :, None]
+        return found
 
 
 class Edges(NamedTuple):
@@ -142,7 +163,7 @@ class Moving:
     stretch : float
         By how much sharing cores slows local work down.
     known : Known, optional
-        What other rows have asked already, of the same cluster and alphabets.
+        What others have asked already of the same cluster.
     starts : sequence, optional
         Per row, the first ranks of its stages: the slowest of their groups counts.
     """
@@ -177,7 +198,6 @@ class Moving:
         targets: Ints,
         *,
         keeps_source: bool,
-        kept: Bools,
     ) -> Boxed:
         """Box a tensor of `dims` [D, K] from every source to every target.
 
@@ -188,22 +208,12 @@ class Moving:
         sources, targets : arrays
             States.
         keeps_source : bool
-            The source is counted where it is made (`planner.memory.boxing_places`).
-        kept : array [B]
-            Targets that are counted where they are kept.
+            The source is counted where it is made (`planner.memory.boxing_places`), so that what
+            is made of it counts besides.
         """
-        key = (
-            dims.tobytes(),
-            itemsize,
-            sources.tobytes(),
-            targets.tobytes(),
-            keeps_source,
-            kept.tobytes(),
-        )
+        key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), keeps_source
         if key not in self._boxed:
-            self._boxed[key] = self._box(
-                dims, itemsize, sources, targets, kept if keeps_source else None
-            )
+            self._boxed[key] = self._box(dims, itemsize, sources, targets, keeps_source)
         return self._boxed[key]
 
     def _box(
@@ -212,9 +222,8 @@ class Moving:
         itemsize: int,
         sources: Ints,
         targets: Ints,
-        kept: Bools | None,
+        keeps_source: bool,
     ) -> Boxed:
-        """Box every way; buffers count where `kept` says what is counted elsewhere."""
         graph = edges(len(dims), self.alphabets[len(dims)])
         hops = self._hops(graph, dims, sources, targets)
         size = dims.prod(axis=0) * itemsize
@@ -225,19 +234,23 @@ class Moving:
         duration = step_ns[hops.edges[0], rows]
         for edge in hops.edges[1:]:
             duration += step_ns[edge, rows]
-        buffers = np.zeros(duration.shape, np.int64)
-        if kept is not None:
-            made = np.vstack([local[graph.after], np.zeros_like(local[:1])])
-            for edge, last in zip(hops.edges, hops.last, strict=True):
-                counted = ~(last & kept[None, :, None])
-                buffers += np.where(counted, made[edge, rows], 0)
-        return Boxed(hops.reachable, np.round(duration).astype(np.int64), buffers)
+        whole = np.round(duration).astype(np.int64)
+        if not keeps_source:
+            return Boxed(hops.reachable, whole, None, None)
+        sizes = np.vstack([local[graph.after], np.zeros_like(local[:1])])
+        made, arrives = np.zeros_like(whole), np.zeros_like(whole)
+        for edge, last in zip(hops.edges, hops.last, strict=True):
+            size = sizes[edge, rows]
+            made += size
+            arrives += size * last
+        return Boxed(hops.reachable, whole, made, arrives)
 
     def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> "Hops":
         """The edges of the paths from every source to every target."""
         fits = divisible(graph.states, dims, self.sizes)
+        alphabet = self.alphabets[len(dims)]
         keys = tuple(
-            (len(dims), mesh, column.tobytes())
+            (alphabet, mesh, column.tobytes())
             for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)
         )
         known = keys, sources.tobytes(), targets.tobytes()
@@ -368,7 +381,7 @@ class Known:
     """Paths and collectives that were looked up once."""
 
     def __init__(self) -> None:
-        self.paths: dict[tuple[int, Key, bytes], NDArray[np.int16]] = {}
+        self.paths: dict[tuple[tuple[Key, ...], Key, bytes], NDArray[np.int16]] = {}
         self.pieces: dict[object, tuple[Pieces | None, ...]] = {}
 
 

@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from models.counting import masters
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from models.labels import bind, parse
 from models.ops import op_kind, state_of
@@ -22,14 +23,13 @@ from planner.memory import UPDATES
 from planner.plan import ON_DEVICES, OPTIMIZER
 from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
-from planner.search.blocks.moving import Moving, kernel_ns
+from planner.search.blocks.layouts import alphabets, ends, likeness
+from planner.search.blocks.moving import Known, Moving, kernel_ns
 from planner.search.blocks.space import Net as SpaceNet
 from planner.search.blocks.space import OpOptions, Space
 from planner.search.blocks.states import (
-    WHOLE,
     Bools,
     Ints,
-    digits,
     divisible,
     is_partial,
     number_of,
@@ -63,11 +63,13 @@ class Pricing:
         Samples of a microbatch.
     stretch : float
         By how much sharing cores slows a rank down.
-    crossing_partial : bool
+    crossing_partial : bool or array [K]
         Whether a tensor may be partial both where one block makes it and where another reads it
-        (partial values do not cross stages).
+        (partial values do not cross stages), of all rows or row by row.
     starts : sequence, optional
         Per row, the first ranks of its stages.
+    known : Known, optional
+        Paths and collectives of the same cluster that were looked up before.
     offload : str
         Where optimizer state lies, as in a Plan.
     """
@@ -80,8 +82,9 @@ class Pricing:
         batch: Ints,
         *,
         stretch: float = 1.0,
-        crossing_partial: bool = True,
+        crossing_partial: bool | Bools = True,
         starts: Sequence[tuple[int, ...]] = (),
+        known: Known | None = None,
         offload: str = ON_DEVICES,
     ) -> None:
         self.space = space
@@ -89,13 +92,15 @@ class Pricing:
         self.sizes = sizes
         self.batch = batch
         self.stretch = stretch
-        self.crossing_partial = crossing_partial
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
+        self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
         self.rows = sizes.shape[1]
+        self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
+        self._ends = ends(space)
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
-        self.moving = Moving(cluster, sizes, _alphabets(space), stretch, starts=starts)
+        self.moving = Moving(cluster, sizes, alphabets(space), stretch, known, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         for choice in space.choices:
@@ -115,6 +120,7 @@ class Pricing:
         found = copy(self)
         found.sizes, found.batch = self.sizes[:, rows], self.batch[rows]
         found.rows = len(rows)
+        found.crossing_partial = self.crossing_partial[rows]
         found.figures = [figures[:, :, rows] for figures in self.figures]
         found.legal = [legal[:, rows] for legal in self.legal]
         found._dims, found._sized = {}, {}
@@ -186,16 +192,25 @@ class Pricing:
         column = (DEFERRABLE if later else MICROBATCH) if often else STEP
         figures[column] += self._duration_ns(one)
         made = one.states[len(op.inputs)]
+        if self.hosts and (op.kind in UPDATES or (op.inputs and op.inputs[0] in self.masters)):
+            figures[STEP] += self._copies_ns(one)
         if op.kind in UPDATES:
-            kept = len(state_of(op.kind, op.attributes))
-            size = self.local_bytes(op.outputs[0], made)
-            if self.hosts and kept:
-                copies = state_copies_ns(size, kept, self.hosts)
-                figures[STEP] += np.ceil(copies * self.stretch).astype(np.int64)
-            else:
-                figures[PERSISTENT] += kept * size
+            kept = 0 if self.hosts else len(state_of(op.kind, op.attributes))
+            figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
+        elif op.outputs[0] in self.masters:
+            pass  # in host memory
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made)
+
+    def _copies_ns(self, one: OpOptions) -> Ints:
+        """What an update or a cast waits for what passes between it and host memory: [O, K]."""
+        op, master = one.op, one.op.inputs[0] in self.masters
+        update = op.kind in UPDATES
+        tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
+        size = self.local_bytes(op.inputs[0], one.states[0])
+        found = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
+        stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
+        return stretched
 
     def _duration_ns(self, one: OpOptions) -> Ints:
         op = one.op
@@ -389,7 +404,6 @@ class Pricing:
             np.array([source]),
             np.array([target]),
             keeps_source=False,
-            kept=np.zeros(1, np.bool_),
         )
         found: Ints = boxed.duration_ns[0, 0]
         return found
@@ -403,20 +417,19 @@ class Pricing:
         for use in net.uses:
             if use.holds:
                 kept[use.wants] = True
+        sources, targets = self._ends[likeness(tensor)]
         boxed = self.moving.boxed(
-            self.dims(net.tensor),
-            ITEMSIZE[tensor.dtype],
-            net.sources,
-            net.targets,
-            keeps_source=step,
-            kept=kept,
-        )
+            self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets, keeps_source=step
+        ).picked(np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets))
         reachable = boxed.reachable
-        if net.crossing and not self.crossing_partial:
+        if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
+            same = np.equal.outer(net.sources, net.targets)
+            reachable = reachable & same[:, :, None]
+        if net.crossing and not self.crossing_partial.all():
             both = np.logical_and.outer(
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
             )
-            reachable = reachable & ~both[:, :, None]
+            reachable = reachable & (~both[:, :, None] | self.crossing_partial)
         return Net(
             number=number,
             producer=net.producer,
@@ -426,7 +439,7 @@ class Pricing:
             step=step,
             reachable=reachable,
             duration_ns=boxed.duration_ns,
-            buffer_bytes=boxed.buffer_bytes,
+            buffer_bytes=boxed.buffer_bytes(kept),
             held_bytes=self.local_bytes(net.tensor, net.targets),
         )
 
@@ -442,37 +455,3 @@ def _points(kind: str, labels: str, shapes: tuple[tuple[int, ...], ...]) -> tupl
         points = {label for at in pair for dim in expression.operands[at] for label in dim}
         found.append(prod(sizes[label] for label in points))
     return tuple(found)
-
-
-def _alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Per number of dims, the digits that tensors of the space take on each axis, and B."""
-    tensors = space.folded.graph.tensors_by_name
-    found: dict[int, list[set[int]]] = {}
-
-    def note(ndim: int, states: Ints) -> None:
-        sets = found.setdefault(ndim, [{WHOLE} for _ in range(space.axes)])
-        for axis, row in enumerate(digits(states, space.axes)):
-            sets[axis].update(row.tolist())
-
-    def note_parts(one: OpOptions, option: int) -> None:
-        """What the parts of an extra signature read and make."""
-        for operand, states in enumerate(one.states):
-            name = (*one.op.inputs, *one.op.outputs)[operand]
-            note(len(tensors[name].shape), states[option : option + 1])
-        document = one.signature(option).document
-        for part, signature in sub_signatures(one.op.kind, one.op.labels, document):
-            operands = parse(part.labels).operands
-            texts = (*signature.inputs, *signature.outputs)
-            for operand_labels, text in zip(operands, texts, strict=True):
-                note(len(operand_labels), np.array([number_of(parse_nd_sbp(text))]))
-
-    for net in space.nets:
-        ndim = len(tensors[net.tensor].shape)
-        note(ndim, net.sources)
-        note(ndim, net.targets)
-    for choice in space.choices:
-        for one in choice.ops:
-            if one.op.kind not in RINGS:
-                for option in np.flatnonzero(one.expanded).tolist():
-                    note_parts(one, option)
-    return {ndim: tuple(tuple(sorted(one)) for one in sets) for ndim, sets in found.items()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.graph import Op, Phase
+from models.graph import ITEMSIZE, Op, Phase
 from models.ops import op_kind
 from planner.errors import InfeasibleError
 from planner.memory import UPDATES
@@ -171,7 +171,10 @@ def build_space(
 
 
 def _tied(folded: Folded) -> dict[str, str]:
-    """Ops that choose with another: updates with their variable's op, clones with their op."""
+    """Ops that choose with another: updates and casts with their variable's op, clones with theirs.
+
+    A variable is cast as it is stored: to box what is cast moves fewer bytes, and keeps fewer.
+    """
     variables = {op.outputs[0]: op.name for op in folded.ops if op.kind == "variable"}
     found: dict[str, str] = {}
     gradients: dict[str, str] = {}
@@ -181,10 +184,18 @@ def _tied(folded: Folded) -> dict[str, str]:
         if op.kind in UPDATES and op.inputs[0] in variables:
             found[op.name] = variables[op.inputs[0]]
             gradients[op.inputs[1]] = variables[op.inputs[0]]
+        if op.kind == "cast" and op.inputs[0] in variables and _narrows(folded, op):
+            found[op.name] = variables[op.inputs[0]]
     for op in folded.ops:
         if op.kind == "squared_sum" and op.inputs[0] in gradients:
             found[op.name] = gradients[op.inputs[0]]
     return found
+
+
+def _narrows(folded: Folded, op: Op) -> bool:
+    """Whether what an op makes takes fewer bytes than what it reads."""
+    before, after = (folded.graph.tensors_by_name[one[0]].dtype for one in (op.inputs, op.outputs))
+    return ITEMSIZE[after] < ITEMSIZE[before]
 
 
 class _Builder:
@@ -221,10 +232,9 @@ class _Builder:
                 continue
             mine = self._options(other)
             storage = options[0].states[-1]
-            gradient = 0 if other.kind == "squared_sum" else 1
-            fits = storage[:, None] == mine.states[gradient][None, :]
-            if other.kind != "squared_sum":
-                fits &= storage[:, None] == mine.states[0][None, :]
+            fits = np.ones((len(storage), mine.states.shape[1]), np.bool_)
+            for operand in (0, 1) if other.kind in UPDATES else (0,):
+                fits &= storage[:, None] == mine.states[operand][None, :]
             before, now = np.nonzero(fits)
             options = [*(one.picked(before) for one in options), mine.picked(now)]
         if not options[0].states.shape[1]:
@@ -291,8 +301,8 @@ class _Builder:
         for reader in net.readers:
             choice, states, op = self._read[reader.op, reader.index]
             weights |= op.phase == Phase.BACKWARD_WEIGHT
-            if op.kind in UPDATES and reader.index == 0 and len(self.choices[choice].ops) > 1:
-                continue  # the variable under its own update: tied, not boxed
+            if choice == self._made[net.tensor][0] and op.kind in (*UPDATES, "cast"):
+                continue  # the variable under its own update or cast: tied, not boxed
             kept = self._phases[net.tensor] == Phase.FORWARD and op.phase in BACKWARD
             found.append((choice, states, kept and net.tensor not in self.values))
         if not found:

@@ -86,6 +86,32 @@ def take(tables: Tables, rows: Ints | Bools) -> Tables:
     )
 
 
+def stacked(parts: Sequence[Tables]) -> Tables:
+    """Return the rows of several tables of the same choices and nets as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Tables(
+        choices=tuple(
+            replace(
+                one[0],
+                figures=np.concatenate([c.figures for c in one], axis=2),
+                legal=np.concatenate([c.legal for c in one], axis=1),
+            )
+            for one in zip(*(part.choices for part in parts), strict=True)
+        ),
+        nets=tuple(
+            replace(
+                one[0],
+                reachable=np.concatenate([n.reachable for n in one], axis=2),
+                duration_ns=np.concatenate([n.duration_ns for n in one], axis=2),
+                buffer_bytes=np.concatenate([n.buffer_bytes for n in one], axis=2),
+                held_bytes=np.concatenate([n.held_bytes for n in one], axis=1),
+            )
+            for one in zip(*(part.nets for part in parts), strict=True)
+        ),
+    )
+
+
 def totals(tables: Tables, chosen: Ints, places: Ints | None = None) -> tuple[Ints, Bools]:
     """Sum up the figures of one option per choice and row.
 

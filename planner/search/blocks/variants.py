@@ -3,11 +3,14 @@
 from models.graph import Graph
 from planner.plan import OpSignature, Variant
 from planner.search.blocks.space import Space
+from planner.search.blocks.states import Bools
 
 Options = tuple[int, ...]
+Handover = tuple[tuple[str, int], ...]
+"""Per tensor that blocks hand on, the state that it is made in."""
 
 
-def handover(space: Space, options: Options) -> tuple[object, ...]:
+def handover(space: Space, options: Options) -> Handover:
     """How blocks hand tensors to one another; blocks alike in this mix without more boxing.
 
     What a reader wants is boxed, and counted, where it reads: only what is made has to agree.
@@ -17,6 +20,17 @@ def handover(space: Space, options: Options) -> tuple[object, ...]:
         for net in space.nets
         if net.crossing
     )
+
+
+def handing(space: Space, wanted: Handover) -> dict[int, Bools]:
+    """Per choice that hands something on, the options that do it in the wanted states."""
+    states = dict(wanted)
+    found: dict[int, Bools] = {}
+    for net in space.nets:
+        if net.crossing and net.tensor in states:
+            fine = net.sources[net.makes] == states[net.tensor]
+            found[net.producer] = found.get(net.producer, fine) & fine
+    return found
 
 
 def variants(space: Space, graph: Graph, options: Options, mode: str) -> tuple[Variant, ...]:

@@ -14,9 +14,9 @@ from planner.clusters import parse_cluster
 from planner.memory import beside, plan_memory
 from planner.plan import Plan, plan_graph
 from planner.search import Pins, SearchRequest, search
+from planner.search.asking import shared_prices
 from planner.search.candidates import candidates
 from planner.search.evaluation import Evaluator, Found, Solved
-from planner.search.prices import shared_prices
 from planner.search.programs import Ask
 from planner.search.sites import placed, placings, usable_bytes
 

@@ -10,7 +10,7 @@ from planner.cluster import Cluster
 from planner.clusters import local_cluster, parse_cluster
 from planner.errors import InfeasibleError
 from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
-from planner.search.blocks.moving import Moving, edges, shortest
+from planner.search.blocks.moving import Boxed, Moving, edges, shortest
 from planner.search.blocks.states import divisible, number_of, sbp_of
 from tests.planner.search.plain import Plain
 
@@ -91,9 +91,10 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
     states = states_of(2)[::2]
     numbers = np.array([number_of(sbp) for sbp in states])
     kept = np.arange(len(states)) % 3 == 0
-    found = moving.boxed(dims, 4, numbers, numbers, keeps_source=True, kept=kept)
-    free = moving.boxed(dims, 4, numbers, numbers, keeps_source=False, kept=kept)
-    assert not free.buffer_bytes.any()
+    found = moving.boxed(dims, 4, numbers, numbers, keeps_source=True)
+    free = moving.boxed(dims, 4, numbers, numbers, keeps_source=False)
+    assert not free.buffer_bytes(kept).any()
+    buffers = found.buffer_bytes(kept)
     assert (free.duration_ns == found.duration_ns).all()
     rng = np.random.default_rng(0)
     for row, (mesh, shape) in enumerate(zip(meshes, rows, strict=True)):
@@ -108,7 +109,7 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
             places = [step.after for step in path]
             places = places[:-1] if kept[b] else places
             size = sum(4 * local_size(shape, place, mesh) for place in places)
-            assert found.buffer_bytes[a, b, row] == size
+            assert buffers[a, b, row] == size
 
 
 def test_rows_together_say_what_each_says_alone() -> None:
@@ -116,13 +117,14 @@ def test_rows_together_say_what_each_says_alone() -> None:
     meshes = np.array([(2, 4), (4, 2), (8, 4)]).T
     dims = np.array([[64, 32], [64, 64], [32, 4096]]).T
     states = np.array([number_of(sbp) for sbp in states_of(2)])
-    kept = np.zeros(len(states), np.bool_)
 
-    def boxed(rows: list[int]) -> tuple[np.ndarray, ...]:
+    def boxed(rows: list[int]) -> Boxed:
         moving = Moving(cluster, meshes[:, rows], {2: (DIGITS,) * 2})
-        return moving.boxed(dims[:, rows], 2, states, states, keeps_source=True, kept=kept)
+        return moving.boxed(dims[:, rows], 2, states, states, keeps_source=True)
 
     together = boxed([0, 1, 2])
     for row in range(3):
         for mine, all_of_them in zip(boxed([row]), together, strict=True):
+            assert mine is not None
+            assert all_of_them is not None
             assert (mine[..., 0] == all_of_them[..., row]).all()

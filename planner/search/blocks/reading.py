@@ -1,0 +1,112 @@
+"""Reading: what the options of a solved block program come to, template by template."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from models.graph import Graph, Op, Tensor, scaled
+from planner.memory import Layout, Sections
+from planner.search.blocks.space import OpOptions, Space
+from planner.search.blocks.states import Ints
+from planner.search.blocks.tables import (
+    FIGURES,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+    Tables,
+)
+
+Options = tuple[int, ...]
+
+
+def template_figures(
+    space: Space, tables: Tables, row: int, options: Options, deferring: bool
+) -> dict[str, list[int]]:
+    """Figures of one block per template, in the order of `FIGURES`, rounded up.
+
+    Boxing between blocks counts where it is read. Where a schedule defers gradients of weights,
+    what they read of the backward pass is kept as long as what they read of the forward pass.
+    """
+    templates = space.folded.graph.templates
+    counts: dict[str, int] = {}
+    sums: dict[str, Ints] = {}
+    home = [templates[choice.ops[0].op.block] for choice in space.choices]
+    for at, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
+        mine = choice.count * choice.figures[:, options[at], row]
+        sums[template] = sums.get(template, np.zeros(len(FIGURES), np.int64)) + mine
+        counts[template] = max(counts.get(template, 0), choice.count)
+    for net in tables.nets:
+        source = net.makes[options[net.producer]]
+        wanted = {int(use.wants[options[use.choice]]) for use in net.uses}
+        held = {int(use.wants[options[use.choice]]) for use in net.uses if use.holds}
+        mine = sums[home[net.uses[0].choice]]
+        for target in wanted:
+            time = net.duration_ns[source, target, row]
+            mine[STEP if net.step else MICROBATCH] += net.count * time
+            mine[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
+        if deferring and space.nets[net.number].deferred:
+            held = wanted
+        for target in held:
+            mine[INFLIGHT] += net.count * net.held_bytes[target, row]
+    return {
+        template: [-(-int(figure) // counts[template]) for figure in total]
+        for template, total in sums.items()
+    }
+
+
+class Working:
+    """The largest sections of representative blocks; what solutions have in common is kept."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._sized: dict[tuple[str, int], Mapping[str, Tensor]] = {}
+        self._sections: dict[tuple[str, int, tuple[int, ...]], list[tuple[str, Sections]]] = {}
+
+    def largest(
+        self, space: Space, mode: str, batch: int, sizes: tuple[int, ...], options: Options
+    ) -> dict[str, int]:
+        """Bytes of the largest section of every template's block, in one mode."""
+        layouts = {}
+        for choice, option in zip(space.choices, options, strict=True):
+            for one in choice.ops:
+                layouts[one.op.name] = self._layout(one, option)
+        found: dict[str, int] = {}
+        for template, sections in self._sections_of(space, mode, batch, sizes):
+            found[template] = max(found.get(template, 0), sections.most(layouts))
+        return found
+
+    def _sections_of(
+        self, space: Space, mode: str, batch: int, sizes: tuple[int, ...]
+    ) -> list[tuple[str, Sections]]:
+        """The representative blocks' ops on a mesh, with their templates."""
+        key = mode, batch, sizes
+        if key not in self._sections:
+            by_block: dict[str, list[Op]] = {}
+            for op in space.folded.ops:
+                by_block.setdefault(op.block, []).append(op)
+            tensors = self._tensors(space, mode, batch)
+            self._sections[key] = [
+                (space.folded.graph.templates[block], Sections(ops, tensors, sizes))
+                for block, ops in by_block.items()
+            ]
+        return self._sections[key]
+
+    def _layout(self, one: OpOptions, option: int) -> Layout:
+        key = id(one), option  # spaces are kept, so that the number stays its own
+        if key not in self._layouts:
+            signature = one.signature(option)
+            self._layouts[key] = Layout(signature.inputs, signature.outputs)
+        return self._layouts[key]
+
+    def _tensors(self, space: Space, mode: str, batch: int) -> Mapping[str, Tensor]:
+        """Tensors of the representative blocks for one microbatch."""
+        if (mode, batch) not in self._sized:
+            graph: Graph = space.folded.graph
+            wanted = {name for op in space.folded.ops for name in (*op.inputs, *op.outputs)}
+            self._sized[mode, batch] = {
+                name: scaled(tensor, graph.batch, batch)
+                for name, tensor in graph.tensors_by_name.items()
+                if name in wanted
+            }
+        return self._sized[mode, batch]
