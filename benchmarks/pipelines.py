@@ -116,7 +116,7 @@ def _ratio(question: Question, name: str) -> float | None:
         return None
     assert plan.evidence is not None
     simulated = predict(plan, fidelity="stage", spans=False)
-    return plan.evidence.objective_s * 1e9 / simulated.step_time_ns
+    return float(plan.evidence.objective_s) * 1e9 / simulated.step_time_ns
 
 
 def _slowed(cluster: Cluster, slow: int) -> Cluster:
