@@ -62,6 +62,7 @@ class Lowering:
     ) -> None:
         self.tensors = graph.tensors_by_name
         self.mesh = mesh
+        self.sizes = mesh.sizes
         self.microbatches = microbatches
         self.stages = [DraftStage(mesh.sizes) for _ in range(stages)]
         self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
@@ -162,7 +163,7 @@ class Lowering:
         last = first
         if not alone:
             last = self._register(stage, op.outputs[0], op.outputs[0], self.whole, "gradient")
-            size = local_size(self.tensors[op.outputs[0]].shape, self.whole, self.mesh.sizes)
+            size = local_size(self.tensors[op.outputs[0]].shape, self.whole, self.sizes)
             meeting = Meeting(
                 key=op.name,
                 kind="all_reduce",
@@ -324,7 +325,7 @@ class Lowering:
         if value.repeated:
             raise PlanError(f"`{tensor}` is repeated on stage {home} but read on stage {stage}")
         if (stage, tensor) not in self._arrived:
-            carried = crossing(source, sbp, self.mesh.sizes, what.shape).carried
+            carried = crossing(source, sbp, self.sizes, what.shape).carried
             sent = self._box(home, what, source, value, carried, self._after(home, value))
             arrival = self._transfer(home, stage, tensor, carried, sent, section)
             self._arrived[stage, tensor] = carried, arrival
@@ -342,7 +343,7 @@ class Lowering:
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
         side = " again" if value.repeated and section[0] in ("R", "B", "W") else ""
-        for step in boxing_path(source, target, self.mesh.sizes, what.shape):
+        for step in boxing_path(source, target, self.sizes, what.shape):
             key = (stage, what.tensor, step.after, side)
             if key not in self._boxed:
                 self._boxed[key] = self._step(stage, what, step, value, section, side)
@@ -377,9 +378,7 @@ class Lowering:
                 kind=step.kind,
                 axes=axes,
                 reduction=before_one.reduction,
-                message_bytes=message_bytes(
-                    step, what.shape, ITEMSIZE[what.dtype], self.mesh.sizes
-                ),
+                message_bytes=message_bytes(step, what.shape, ITEMSIZE[what.dtype], self.sizes),
             )
         draft.add_actor(
             DraftActor(
@@ -401,7 +400,7 @@ class Lowering:
     ) -> Value:
         """Send a value to another stage, each device to its counterpart."""
         shape, dtype = self.tensors[tensor].shape, self.tensors[tensor].dtype
-        size = local_size(shape, sbp, self.mesh.sizes) * ITEMSIZE[dtype]
+        size = local_size(shape, sbp, self.sizes) * ITEMSIZE[dtype]
         firings = self.microbatches if value.rate is Rate.MICROBATCH else 1
         key = f"{tensor}: stage {home} -> stage {stage}"
         kind = self.stages[home].registers[value.register].memory_kind
