@@ -41,6 +41,24 @@ def _backward_products(op: Op, trained: set[str]) -> int:
     return 2 * len(row.products) if wanted else 0
 
 
+def masters(training: Graph) -> frozenset[str]:
+    """Variables of a training graph that a step reads in 16 bits only: but for the update, a cast.
+
+    Such a variable is the copy in float32 that training in 16 bits keeps (Micikevicius et al.,
+    "Mixed precision training", 2018, section 3.1).
+    """
+    variables = {op.outputs[0] for op in training.ops if op.kind == "variable"}
+    casts: dict[str, int] = {}
+    others: set[str] = set()
+    for op in training.ops:
+        for name in variables.intersection(op.inputs):
+            if op.kind == "cast":
+                casts[name] = casts.get(name, 0) + 1
+            elif op.phase is not Phase.UPDATE:
+                others.add(name)
+    return frozenset(name for name, count in casts.items() if count == 1) - others
+
+
 def splits(graph: Graph) -> dict[str, int | bool]:
     """Return what a plan may split: number of blocks and experts, and which labels there are.
 

@@ -84,7 +84,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Stage s holds the ranks `s * mesh.devices … (s + 1) * mesh.devices - 1`. A step is
     `microbatches` microbatches of `global_batch / microbatches` samples. `chunks` are in model
     order; chunk i lies on stage i mod stages for an interleaved schedule. With `offload` optimizer
-    the moments of every variable lie in host memory and pass through the device once a step.
+    the moments of every variable, and the variable itself where a step only reads it cast to 16
+    bits, lie in host memory and pass through the device once a step.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -50,6 +50,7 @@ def split(dim: int) -> Sbp:
 _ONE = re.compile(r"\s*(?:S\((\d+)\)|(B)|P\((sum|max)\))\s*")
 
 
+@lru_cache(maxsize=65536)
 def parse_nd_sbp(text: str) -> NdSbp:
     """Read `S(0)` or `(S(0), B)`; raises PlanError on anything else."""
     inner = text.strip()
@@ -68,11 +69,13 @@ def parse_nd_sbp(text: str) -> NdSbp:
     return tuple(found)
 
 
+@lru_cache(maxsize=65536)
 def format_nd_sbp(sbp: NdSbp) -> str:
     """Write an nd-SBP the one way it is written everywhere."""
     return str(sbp[0]) if len(sbp) == 1 else "(" + ", ".join(map(str, sbp)) + ")"
 
 
+@lru_cache(maxsize=65536)
 def local_shape(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one device's shard of a tensor of `shape`.
 

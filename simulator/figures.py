@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.instances import Instance
+from planner.actors.graph import Program
 
 Times = NDArray[np.int64]
 
@@ -29,10 +29,10 @@ class Split(NamedTuple):
     bubble_ns: int
 
 
-def step_ends_ns(instance: Instance, steps: int) -> list[int]:
-    """When the last firing of each step ended on one rank."""
+def step_ends_ns(program: Program, rows: Sequence[Sequence[int]], steps: int) -> list[int]:
+    """When the last firing of each step ended on one rank; `rows` are its actors' ends."""
     last = [0] * steps
-    for actor, ends in zip(instance.program.actors, instance.ends, strict=True):
+    for actor, ends in zip(program.actors, rows, strict=True):
         for step in range(steps):
             last[step] = max(last[step], ends[(step + 1) * actor.firings - 1])
     return last
@@ -62,14 +62,22 @@ def covered_ns(intervals: Iterable[tuple[Times, Times]], begin_ns: int, end_ns: 
     return int(np.maximum(ends - np.maximum(starts, before), 0).sum())
 
 
-def split(instance: Instance, begin_ns: int, end_ns: int) -> Split:
-    """Split one rank's window into busy, exposed communication and bubble."""
+def split(
+    program: Program,
+    starts: Sequence[Sequence[int]],
+    ends: Sequence[Sequence[int]],
+    begin_ns: int,
+    end_ns: int,
+) -> Split:
+    """Split one rank's window into busy, exposed communication and bubble.
+
+    Times are those of every actor's firings; a meeting starts when its data begins to move.
+    """
     compute: list[tuple[Times, Times]] = []
     moving: list[tuple[Times, Times]] = []
-    rows = zip(instance.meets, instance.starts, instance.moves, instance.ends, strict=True)
-    for meets, starts, moves, ends in rows:
-        begun = _array(moves if meets else starts)
-        (moving if meets else compute).append((begun, _array(ends)))
+    for actor, begun, ended in zip(program.actors, starts, ends, strict=True):
+        meets = actor.meeting is not None
+        (moving if meets else compute).append((_array(begun), _array(ended)))
     busy = covered_ns(compute, begin_ns, end_ns)
     either = covered_ns(compute + moving, begin_ns, end_ns)
     return Split(busy, either - busy, end_ns - begin_ns - either)

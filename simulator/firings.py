@@ -7,8 +7,9 @@ before it on the compute queue of program i. Waiting for one's turn on a lane or
 queue is kept apart (`before`), for a lane's order follows from the times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,11 @@ class Firings:
         self.durations = np.repeat(
             [group.duration_ns for group in self.groups], [group.count for group in self.groups]
         )
-        # A row per node, as long as it must be.
-        self.waits = [row for group in self.groups for row in _rows(group)]
+        rows = [self._rows(group) for group in self.groups]
+        self.waits = np.concatenate([one.ravel() for one in rows])
+        widths = np.repeat([one.shape[1] for one in rows], [group.count for group in self.groups])
+        self.offsets = np.cumsum(widths) - widths  # of each node's row in `waits`
+        self.widths = widths
         self.lanes = self._lanes()
 
     def ends(self, updated_ns: Sequence[int], floors_ns: Nodes | None = None) -> Nodes | None:
@@ -89,19 +93,51 @@ class Firings:
         floors_ns
             Per node, before when it does not begin.
         """
-        rows, durations = self.waits, self.durations.tolist()
-        before = self.before.tolist()
-        floors = [0] * self.count if floors_ns is None else floors_ns.tolist()
-        ends = [NEVER] * self.count + [0, *updated_ns]
+        known = np.asarray([0, *updated_ns])
+        floors = np.zeros(self.count, np.int64) if floors_ns is None else floors_ns
+        ranks = np.append(self.ranks, np.full(len(known), FIRST - 1))
+        latest = np.maximum(
+            ranks[self.before], np.maximum.reduceat(ranks[self.waits], self.offsets)
+        )
+        if (latest < self.ranks).all():
+            return self._by_rank(floors, known)
+        return self._in_turn(floors, known)
+
+    def _by_rank(self, floors: Nodes, known: Nodes) -> Nodes:
+        """Nodes of one rank at a time: none of them waits for another."""
+        order = np.argsort(self.ranks, kind="stable")
+        ranks, widths = self.ranks[order], self.widths[order]
+        place = np.append(np.empty(self.count, np.int64), self.count + np.arange(len(known)))
+        place[order] = np.arange(self.count)
+        # Rows in that order, of places in that order.
+        offsets = np.cumsum(widths) - widths
+        at = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - offsets, widths)
+        waits, before = place[self.waits[at]], place[self.before[order]]
+        floors, durations = floors[order], self.durations[order]
+        ends = np.append(np.empty(self.count, np.int64), known)
+        bounds = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), self.count]
+        rows = [*offsets[bounds[:-1]].tolist(), len(waits)]
+        for (low, high), (first, last) in zip(pairwise(bounds), pairwise(rows), strict=True):
+            begin = np.maximum.reduceat(ends[waits[first:last]], offsets[low:high] - first)
+            np.maximum(begin, ends[before[low:high]], out=begin)
+            np.maximum(begin, floors[low:high], out=begin)
+            ends[low:high] = begin + durations[low:high]
+        return ends[place]
+
+    def _in_turn(self, floors: Nodes, known: Nodes) -> Nodes | None:
+        """One node after the other, those that are looked at too early once more."""
+        low, before, durations = floors.tolist(), self.before.tolist(), self.durations.tolist()
+        waits, offsets = self.waits.tolist(), [*self.offsets.tolist(), len(self.waits)]
+        rows = [waits[first:last] for first, last in pairwise(offsets)]
+        ends: list[int] = [NEVER] * self.count + known.tolist()
         pending: list[int] = np.argsort(self.ranks, kind="stable").tolist()
         while pending:
             later = []
             for node in pending:
-                begin = max(ends[before[node]], floors[node])
+                begin = max(low[node], ends[before[node]])
                 for other in rows[node]:
-                    end = ends[other]
-                    if end > begin:
-                        begin = end
+                    if ends[other] > begin:
+                        begin = ends[other]
                 if begin < NEVER:
                     ends[node] = begin + durations[node]
                 else:
@@ -109,10 +145,11 @@ class Firings:
             if len(later) == len(pending):
                 return None
             pending = later
-        found = np.asarray(ends)
-        # Nothing begins before what it waits for: next time no node is looked at in vain.
-        self.ranks = np.lexsort((self.ranks, found[: self.count] - self.durations)).argsort()
-        return found
+        return np.asarray(ends)
+
+    def ready(self, nodes: Nodes, ends: Nodes) -> Nodes:
+        """When each node could begin if its turn had come."""
+        return np.asarray(np.maximum.reduceat(ends[self.waits], self.offsets)[nodes])
 
     def set_order(self, nodes: Nodes) -> None:
         """Let the nodes of a lane follow one another."""
@@ -188,6 +225,11 @@ class Firings:
         """The nodes of a group's firings; those of the step before are over."""
         return np.where(firings >= 0, group.base + firings, self.count)
 
+    def _rows(self, group: Group) -> Nodes:
+        """A row of waits per node; none is empty."""
+        columns = [column for own in group.waits for column in own]
+        return np.stack(columns or [np.full(group.count, self.count)], axis=1)
+
     def _rank_meetings(self) -> None:
         """A meeting comes right after what its members wait for."""
         ranks = np.append(self.ranks, FIRST)
@@ -209,11 +251,8 @@ class Firings:
             nodes = np.concatenate([group.nodes for group in groups])
             nodes = nodes[np.argsort(self.ranks[nodes], kind="stable")]
             self.set_order(nodes)
+            turns = np.arange(len(nodes))  # of equal ranks one comes first
+            self.ranks[nodes] = np.maximum.accumulate(self.ranks[nodes] - turns) + turns
             if len(groups) > 1:
                 shared.append(nodes)
         return shared
-
-
-def _rows(group: Group) -> Iterator[tuple[int, ...]]:
-    columns = [column.tolist() for columns in group.waits for column in columns]
-    return zip(*columns, strict=True) if columns else iter([()] * group.count)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.graph import Graph
+from planner.compile.program import ordered_plan
 from planner.memory import StageMemory
 from planner.plan import Plan
 from simulator.prediction import STAGE, chosen_fidelity, predict
 from simulator.stages import stage_graph
-from simulator.steady import steady_step
+from simulator.steady import Steady, steady_ops, steady_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Forecast:
 def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecast:
     """Return the figures that `predict` gives at the fidelity that the plan's size allows.
 
-    At stage fidelity they are computed for one step (`simulator.steady`), where that is possible.
+    They are computed without events (`simulator.steady`), unless ranks share cores.
 
     Parameters
     ----------
@@ -43,9 +44,15 @@ def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecas
     ProtocolError
         The graph stops before its end.
     """
-    stages = stage_graph(plan, graph) if chosen_fidelity(plan) == STAGE else None
-    steady = steady_step(stages.coarse, stages.table) if stages is not None else None
-    if stages is None or steady is None:
+    fidelity = chosen_fidelity(plan)
+    inside_ns = 0
+    steady: Steady | None = None
+    if fidelity == STAGE:
+        stages = stage_graph(plan, graph)
+        steady, inside_ns = steady_step(stages.coarse, stages.table), stages.inside_ns
+    elif plan.cluster.cores_per_node is None:
+        steady = steady_ops(ordered_plan(plan, graph))
+    if steady is None:
         found = predict(plan, spans=False, graph=graph, memory=memory)
         return Forecast(
             step_time_ns=found.step_time_ns,
@@ -57,7 +64,7 @@ def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecas
     return Forecast(
         step_time_ns=steady.step_time_ns,
         bubble_fraction=steady.bubble_fraction,
-        exposed_communication_ns=steady.exposed_communication_ns + stages.inside_ns,
+        exposed_communication_ns=steady.exposed_communication_ns + inside_ns,
         memory_by_kind=tuple(one.by_kind for one in memory),
-        fidelity=STAGE,
+        fidelity=fidelity,
     )

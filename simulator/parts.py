@@ -7,37 +7,31 @@ as far as computation does not hide it.
 
 from collections.abc import Iterable, Mapping
 
-from planner.cluster import Cluster
 from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
 from planner.compile.part_times import PartTimes
 from planner.compile.pieces import Piece
-from simulator.instances import Instance, instances_of
-from simulator.kernel import Kernel
-
-STEPS = 2
+from simulator.following import Following
 
 
-def part_times(piece: Piece, cluster: Cluster) -> PartTimes:
-    """Simulate a piece and return the times of its parts."""
-    (program,) = piece.graph.programs
-    instances = instances_of(piece.graph, cluster, program.ranks[:1], STEPS, (piece.durations_ns,))
-    Kernel(piece.graph, instances, folded=True).run()
-    (instance,) = instances
+def part_times(piece: Piece) -> PartTimes:
+    """Follow a piece through two steps and return the times of its parts."""
+    steps = Following(piece.graph, (piece.durations_ns,), piece.first)
+    steps.follow()
     by_section: dict[Section, list[int]] = {}
     for actor, section in enumerate(piece.sections):
         if section is not None:
             by_section.setdefault(section, []).append(actor)
-    return _Reading(piece, instance, by_section).times()
+    return _Reading(piece, steps, by_section).times()
 
 
 class _Reading:
-    """The second step of a simulated piece while it is read."""
+    """The second step of a piece while it is read."""
 
     def __init__(
-        self, piece: Piece, instance: Instance, by_section: Mapping[Section, list[int]]
+        self, piece: Piece, steps: Following, by_section: Mapping[Section, list[int]]
     ) -> None:
         self.piece = piece
-        self.instance = instance
+        (self.starts,), (self.ends,) = steps.starts, steps.ends
         self.by_section = by_section
         self.count = max(slot.microbatch for slot in piece.slots) + 1
 
@@ -53,7 +47,7 @@ class _Reading:
                 slots_ns[slot.part] = ends[index] - ends[index - 1]
         exposed = {part: ns - self._ns(self._actors(part)) for part, ns in slots_ns.items()}
         totals = self._totals()
-        totals_start, totals_ns = self.instance.starts[totals][1], self._ns([totals])
+        totals_start, totals_ns = self.starts[totals][1], self._ns([totals])
         first = self.piece.slots[0].part
         steady = self.count * sum(slots_ns.values()) - slots_ns[first]
         update = self.by_section[UPDATE]
@@ -74,13 +68,13 @@ class _Reading:
         return [a for one in SLOT_PARTS[part] for a in self.by_section.get((one, 0), ())]
 
     def _end(self, actor: int, microbatch: int) -> int:
-        return self.instance.ends[actor][self.count + microbatch]
+        return self.ends[actor][self.count + microbatch]
 
     def _ns(self, actors: Iterable[int]) -> int:
         return sum(self.piece.durations_ns[actor] for actor in actors)
 
     def _update_end(self, step: int) -> int:
-        return max(self.instance.ends[actor][step] for actor in self.by_section[UPDATE])
+        return max(self.ends[actor][step] for actor in self.by_section[UPDATE])
 
     def _totals(self) -> int:
         actors = self.piece.graph.programs[0].actors

@@ -132,7 +132,7 @@ class _Measured:
         if key not in self._found:
             kept = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
             piece = self._pieces.compile(number, kept, *self._where(number))
-            self._found[key] = part_times(piece, plan.cluster)
+            self._found[key] = part_times(piece)
         return self._found[key]
 
     def _where(self, number: int) -> tuple[str, int]:

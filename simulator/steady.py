@@ -1,9 +1,10 @@
-"""The steady step: what a run of stages comes to, without running several steps of it.
+"""The steady step: what a run of several steps comes to, without events.
 
-All ranks meet in the step's totals. By then everything but the updates is over, so how a step goes
-on follows from the updates alone, which take the same time in every step: steps are alike from the
-second on, and the third adds nothing. Of one step, from meeting to meeting, all times are computed
-as longest paths (`firings`).
+Ops are followed through the steps (`following`). For stages one step is enough: all ranks meet in
+the step's totals, and by then everything but the updates is over. So how a step goes on follows
+from the updates alone, which take the same time in every step: steps are alike from the second on,
+and the third adds nothing. Of one step, from meeting to meeting, all times are computed as longest
+paths (`firings`).
 
 Lanes take transfers in the order in which they are ready in a first step that begins at once, as
 `planner.compile.orders` has it. That order is guessed, the times follow, and where they contradict
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.compile.coarse import CoarseGraph
+from planner.compile.program import Ordered
 from planner.compile.slots import Timetable
-from simulator.figures import covered_ns
+from simulator.figures import Split, covered_ns, split, step_ends_ns
 from simulator.firings import Firings, Nodes
+from simulator.following import Following
 
 GUESSES = 8  # orders of lanes that are tried
 
@@ -31,6 +34,30 @@ class Steady:
     step_time_ns: int
     bubble_fraction: float
     exposed_communication_ns: int
+
+
+def steady_ops(ordered: Ordered) -> Steady:
+    """Return what the third of three simulated steps of a compiled plan would show.
+
+    The steps are followed one by one (`simulator.following`): the second, and as much of the third
+    as begins before the second is over on every rank.
+    """
+    steps = Following(ordered.graph, ordered.durations_ns, ordered.first)
+    programs = ordered.graph.programs
+    steps.follow()
+    ends = [step_ends_ns(*one, 2) for one in zip(programs, steps.ends, strict=True)]
+    begin_ns, end_ns = (max(column) for column in zip(*ends, strict=True))
+    steps.follow(until_ns=end_ns)
+    rows = zip(programs, steps.starts, steps.ends, strict=True)
+    parts = [split(*row, begin_ns, end_ns) for row in rows]
+    step_ns = end_ns - begin_ns
+    return Steady(
+        step_time_ns=step_ns,
+        bubble_fraction=float(np.mean([one.bubble_ns for one in parts])) / step_ns
+        if step_ns
+        else 0.0,
+        exposed_communication_ns=round(float(np.mean([one.exposed_ns for one in parts]))),
+    )
 
 
 def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
@@ -73,7 +100,7 @@ def _first_step(firings: Firings) -> Nodes | None:
             return None
         settled = True
         for at, nodes in enumerate(firings.lanes):
-            ready = np.asarray([ends[list(firings.waits[n])].max(initial=0) for n in nodes])
+            ready = firings.ready(nodes, ends)
             if (ready[1:] < ready[:-1]).any():
                 settled = False
                 firings.lanes[at] = nodes[np.argsort(ready, kind="stable")]
@@ -133,7 +160,7 @@ def _launches(firings: Firings, begun: Nodes, ends: Nodes) -> Nodes:
 
 def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Steady:
     """Bubbles and exposed communication, from the end of a step's last update to the next's."""
-    bubbles, exposed = [], []
+    parts = []
     for groups in firings.group_of:
         nodes = np.concatenate([group.nodes for group in groups])
         until = ends[nodes]
@@ -141,13 +168,17 @@ def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Stea
         # What began before the window is seen again at its end: the next step begins like this.
         early = since < begin_ns
         again = (since[early] + step_ns, until[early] + step_ns)
-        window = (begin_ns, begin_ns + step_ns)
-        either = covered_ns([(since, until), again], *window)
+        either = covered_ns([(since, until), again], begin_ns, begin_ns + step_ns)
         busy = sum(group.count * group.duration_ns for group in groups if group.lane is None)
-        bubbles.append(step_ns - either)
-        exposed.append(either - busy)
+        parts.append(Split(busy, either - busy, step_ns - either))
+    return _mean(step_ns, parts)
+
+
+def _mean(step_ns: int, parts: list[Split]) -> Steady:
+    """The figures of a step, from those of every program's representative."""
+    bubble_ns = float(np.mean([part.bubble_ns for part in parts]))
     return Steady(
         step_time_ns=step_ns,
-        bubble_fraction=float(np.mean(bubbles)) / step_ns if step_ns else 0.0,
-        exposed_communication_ns=round(float(np.mean(exposed))),
+        bubble_fraction=bubble_ns / step_ns if step_ns else 0.0,
+        exposed_communication_ns=round(float(np.mean([part.exposed_ns for part in parts]))),
     )

@@ -20,7 +20,7 @@ from planner.actors.validate import validate
 from planner.boxing import crossing
 from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, DraftActor, DraftStage, Section
 from planner.compile.lowering import PARTS
-from planner.compile.orders import joined, unordered, with_queues, with_slots
+from planner.compile.orders import first_step, joined, unordered, with_queues, with_slots
 from planner.compile.part_times import PartTimes
 from planner.compile.slots import Timetable
 from planner.compile.wiring import Reading, Wiring
@@ -55,7 +55,8 @@ class CoarseGraph:
         ProtocolError
             The schedule's orders wait for one another in a cycle.
         """
-        graph = validate(with_queues(self.graph, self.drafts, self.durations_ns))
+        first = first_step(self.graph, self.drafts, self.durations_ns)
+        graph = validate(with_queues(self.graph, self.drafts, first))
         run_to_completion(graph)
         return graph
 

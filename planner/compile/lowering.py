@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from models.graph import ITEMSIZE, Graph, Phase, Rate
 from models.labels import parse
 from models.ops import state_of
-from planner.actors.graph import HOST, Meeting, Port
+from planner.actors.graph import Meeting, Port
 from planner.boxing import Step, boxing_path, crossing, message_bytes
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
-from planner.compile.offload import Buffers
+from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
 from planner.compile.rounds import lower_rounds
 from planner.errors import PlanError
 from planner.mesh import Mesh
-from planner.plan import ON_DEVICES, OPTIMIZER, OpSignature
+from planner.plan import ON_DEVICES, OpSignature
 from planner.rings import RING
 from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
 from planner.signatures import EXPANSIONS, sub_signatures
@@ -62,6 +62,7 @@ class Lowering:
     ) -> None:
         self.tensors = graph.tensors_by_name
         self.mesh = mesh
+        self.sizes = mesh.sizes
         self.microbatches = microbatches
         self.stages = [DraftStage(mesh.sizes) for _ in range(stages)]
         self.whole: NdSbp = (BROADCAST,) * len(mesh.axes)
@@ -72,7 +73,7 @@ class Lowering:
         # What another stage sent, and as which SBP: one transfer per (stage, tensor).
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
-        self._buffers = Buffers() if offload == OPTIMIZER else None
+        self._host = HostState(graph, offload)
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
@@ -105,7 +106,7 @@ class Lowering:
                 shape=shape,
                 dtype=self.tensors[op.outputs[0]].dtype,
                 sbp=placed.outputs[0],
-                memory_kind="optimizer" if self._buffers is None else HOST,
+                memory_kind=self._host.kind,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
@@ -126,9 +127,7 @@ class Lowering:
                 attributes=dict(op.attributes),
                 block=op.block,
                 state=state,
-                buffer=None
-                if self._buffers is None
-                else self._buffers.of(stage, self.stages[stage], state),
+                buffer=self._host.updated(stage, self.stages[stage], (*state, register)),
                 in_place=True,
             )
         )
@@ -164,7 +163,7 @@ class Lowering:
         last = first
         if not alone:
             last = self._register(stage, op.outputs[0], op.outputs[0], self.whole, "gradient")
-            size = local_size(self.tensors[op.outputs[0]].shape, self.whole, self.mesh.sizes)
+            size = local_size(self.tensors[op.outputs[0]].shape, self.whole, self.sizes)
             meeting = Meeting(
                 key=op.name,
                 kind="all_reduce",
@@ -220,8 +219,17 @@ class Lowering:
                 labels=op.labels,
                 attributes=dict(op.attributes),
                 block=op.block,
+                buffer=self._from_host(placed),
             )
         )
+
+    def _from_host(self, placed: PlacedOp) -> int | None:
+        """The buffer of a cast that reads a variable where it is stored, if that is the host."""
+        stage, name = placed.stage, placed.op.inputs[0] if placed.op.kind == "cast" else ""
+        register = self._variables.get((stage, name))
+        if register is None or self._homes[name][stage][0] != placed.inputs[0]:
+            return None
+        return self._host.read(stage, self.stages[stage], name, register)
 
     def _expanded(self, placed: PlacedOp) -> None:
         """An extra signature: its primitive ops one by one, with boxing in between."""
@@ -317,7 +325,7 @@ class Lowering:
         if value.repeated:
             raise PlanError(f"`{tensor}` is repeated on stage {home} but read on stage {stage}")
         if (stage, tensor) not in self._arrived:
-            carried = crossing(source, sbp, self.mesh.sizes, what.shape).carried
+            carried = crossing(source, sbp, self.sizes, what.shape).carried
             sent = self._box(home, what, source, value, carried, self._after(home, value))
             arrival = self._transfer(home, stage, tensor, carried, sent, section)
             self._arrived[stage, tensor] = carried, arrival
@@ -335,7 +343,7 @@ class Lowering:
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
         side = " again" if value.repeated and section[0] in ("R", "B", "W") else ""
-        for step in boxing_path(source, target, self.mesh.sizes, what.shape):
+        for step in boxing_path(source, target, self.sizes, what.shape):
             key = (stage, what.tensor, step.after, side)
             if key not in self._boxed:
                 self._boxed[key] = self._step(stage, what, step, value, section, side)
@@ -370,9 +378,7 @@ class Lowering:
                 kind=step.kind,
                 axes=axes,
                 reduction=before_one.reduction,
-                message_bytes=message_bytes(
-                    step, what.shape, ITEMSIZE[what.dtype], self.mesh.sizes
-                ),
+                message_bytes=message_bytes(step, what.shape, ITEMSIZE[what.dtype], self.sizes),
             )
         draft.add_actor(
             DraftActor(
@@ -394,7 +400,7 @@ class Lowering:
     ) -> Value:
         """Send a value to another stage, each device to its counterpart."""
         shape, dtype = self.tensors[tensor].shape, self.tensors[tensor].dtype
-        size = local_size(shape, sbp, self.mesh.sizes) * ITEMSIZE[dtype]
+        size = local_size(shape, sbp, self.sizes) * ITEMSIZE[dtype]
         firings = self.microbatches if value.rate is Rate.MICROBATCH else 1
         key = f"{tensor}: stage {home} -> stage {stage}"
         kind = self.stages[home].registers[value.register].memory_kind

@@ -1,34 +1,67 @@
 """Offload: optimizer state in the memory of the node, and the device's buffer it passes through.
 
-State registers are of the kind `host`: they lie in an arena of their own beside the device's. Every
-update of a stage shares one buffer, for updates follow one another on the compute queue.
+State is the moments of a variable and, where a step reads it in 16 bits only, the variable itself
+(`models.counting.masters`). Its registers are of the kind `host`: they lie in an arena of their own
+beside the device's. All that passes to or from there on one stage shares one buffer, for casts and
+updates follow one another on the compute queue.
 """
 
 from math import prod
 
 from msgspec.structs import replace
 
-from models.graph import ITEMSIZE
+from models.counting import masters
+from models.graph import ITEMSIZE, Graph
+from planner.actors.graph import HOST
 from planner.compile.draft import ALIGNMENT, DraftStage
 from planner.costs.host import PIECE_BYTES
+from planner.plan import OPTIMIZER
 
 BUFFER = "optimizer state on its way"
 DTYPE = "int32"  # bytes, four by four; what passes through has its own dtype
 
 
-class Buffers:
-    """The buffers of all stages, as large as the largest state that passes through, or a piece."""
+class HostState:
+    """Which registers of a plan lie in host memory, and every stage's buffer.
 
-    def __init__(self) -> None:
-        self._registers: dict[int, int] = {}
+    Parameters
+    ----------
+    graph
+        The training graph.
+    offload
+        As in a Plan.
+    """
 
-    def of(self, stage: int, draft: DraftStage, state: tuple[int, ...]) -> int | None:
-        """Return the stage's buffer, made or enlarged for these registers; None without any."""
-        if not state:
+    def __init__(self, graph: Graph, offload: str) -> None:
+        self._used = offload == OPTIMIZER
+        self._masters = masters(graph) if self._used else frozenset()
+        self._buffers: dict[int, int] = {}
+
+    @property
+    def kind(self) -> str:
+        """The kind of memory in which moments lie."""
+        return HOST if self._used else "optimizer"
+
+    def read(self, stage: int, draft: DraftStage, tensor: str, register: int) -> int | None:
+        """Put a variable into host memory that its one reader takes as it is stored.
+
+        Returns the buffer by which it is read there; None where it stays on the device.
+        """
+        if tensor not in self._masters:
             return None
-        needed = min(sum(draft.registers[one].slot_bytes for one in state), PIECE_BYTES)
-        if stage not in self._registers:
-            self._registers[stage] = draft.add_register(
+        draft.registers[register] = replace(draft.registers[register], memory_kind=HOST)
+        return self._buffer(stage, draft, (register,))
+
+    def updated(self, stage: int, draft: DraftStage, registers: tuple[int, ...]) -> int | None:
+        """Return the buffer of an update of these registers; None where none is in host memory."""
+        there = tuple(one for one in registers if draft.registers[one].memory_kind == HOST)
+        return self._buffer(stage, draft, there) if there else None
+
+    def _buffer(self, stage: int, draft: DraftStage, registers: tuple[int, ...]) -> int:
+        """The stage's buffer, as large as the largest that passes through, or a piece of it."""
+        needed = min(sum(draft.registers[one].slot_bytes for one in registers), PIECE_BYTES)
+        if stage not in self._buffers:
+            self._buffers[stage] = draft.add_register(
                 name=BUFFER,
                 tensor=BUFFER,
                 shape=(0,),
@@ -36,7 +69,7 @@ class Buffers:
                 sbp=draft.whole,
                 memory_kind="optimizer",
             )
-        index = self._registers[stage]
+        index = self._buffers[stage]
         buffer = draft.registers[index]
         if buffer.slot_bytes < needed:
             shape = (-(-needed // ITEMSIZE[DTYPE]),)

@@ -10,6 +10,7 @@ went to its end, so with it the net still does.
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from msgspec.structs import replace
@@ -33,9 +34,12 @@ def compute_order(draft: DraftStage, slots: Sequence[Slot]) -> tuple[int, ...]:
         if actor.lane == "compute":
             sections.setdefault(actor.section, []).append(index)
     order = list(sections.get(("begin", 0), ()))
-    for slot in slots:
-        parts = [sections.get((part, slot.chunk), []) for part in SLOT_PARTS[slot.part]]
-        order.extend(sorted(index for part in parts for index in part))
+    runs: dict[tuple[str, int], list[int]] = {}
+    for part, chunk, _ in slots:
+        if (part, chunk) not in runs:
+            rows = [sections.get((one, chunk), []) for one in SLOT_PARTS[part]]
+            runs[part, chunk] = sorted(index for row in rows for index in row)
+        order += runs[part, chunk]
     order.extend(sections.get(("update", 0), ()))
     return tuple(order)
 
@@ -75,6 +79,19 @@ def with_slots(graph: ActorGraph, drafts: Sequence[DraftStage], table: Timetable
     return replace(graph, programs=tuple(programs))
 
 
+@dataclass(slots=True)
+class FirstStep:
+    """What a run of one step as early as durations allow saw, one instance a program.
+
+    `sequence` lists firings as they began, a meeting's members together; `starts` and `ends` hold
+    the times of every actor's firings (a meeting starts when its data begins to move).
+    """
+
+    sequence: list[tuple[Arrival, ...]]
+    starts: list[list[list[int]]]
+    ends: list[list[list[int]]]
+
+
 class _EarliestRun:
     """A run of one step as early as durations allow, in which a lane moves one meeting at a time.
 
@@ -84,67 +101,84 @@ class _EarliestRun:
     def __init__(
         self, graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations
     ) -> None:
-        self.drafts = drafts
         self.durations = durations
         self.protocols = [Protocol(program) for program in graph.programs]
         self.rendezvous = Rendezvous(graph, folded=True)
-        self.started: list[list[int]] = [[] for _ in self.protocols]
+        # Per program and actor, the lane on which it meets others.
+        self.lane_of = [
+            [None if one.meeting is None else (at, one.lane) for one in draft.actors]
+            for at, draft in enumerate(drafts)
+        ]
+        self.seen = FirstStep(
+            sequence=[],
+            starts=[[[] for _ in draft.actors] for draft in drafts],
+            ends=[[[] for _ in draft.actors] for draft in drafts],
+        )
         self.events: list[tuple[int, int, int, int]] = []  # time, sequence, instance, actor
         # Meetings that are ready, by lane; the first of them is under way. The ends of a transfer
         # always have the same two lanes, so one of them tells.
         self.lanes: dict[Lane, deque[list[Arrival]]] = {}
         self.count = 0
 
-    def order(self) -> list[list[int]]:
-        """Each program's meetings as they started."""
+    def run(self) -> FirstStep:
+        """Go through the step."""
         for instance, protocol in enumerate(self.protocols):
             self._fire(0, instance, protocol.start())
-        while self.events:
-            now, _, instance, actor = heapq.heappop(self.events)
-            meets = self.drafts[instance].actors[actor].meeting is not None
-            waiting = self.lanes.get(self._lane(instance, actor)) if meets else None
-            if waiting and waiting[0][0] == (instance, actor):
-                waiting.popleft()
-                if waiting:
-                    self._start(now, waiting[0])
-            self._fire(now, instance, self.protocols[instance].completed(actor))
-        return self.started
+        events, lane_of, lanes = self.events, self.lane_of, self.lanes
+        while events:
+            now, _, instance, actor = heapq.heappop(events)
+            lane = lane_of[instance][actor]
+            if lane is not None:
+                waiting = lanes.get(lane)
+                if waiting and waiting[0][0] == (instance, actor):
+                    waiting.popleft()
+                    if waiting:
+                        self._start(now, waiting[0])
+            if fires := self.protocols[instance].completed(actor):
+                self._fire(now, instance, fires)
+        return self.seen
 
     def _fire(self, now: int, instance: int, fires: list[Fire]) -> None:
+        lane_of = self.lane_of[instance]
         for fire in fires:
-            if self.drafts[instance].actors[fire.actor].meeting is None:
-                self._end_later(now, instance, fire.actor)
+            if lane_of[fire.actor] is None:
+                self._start(now, ((instance, fire.actor),))
                 continue
             parties = self.rendezvous.arrive(instance, fire.actor, fire.firing)
             if parties is not None:
                 parties = sorted(parties)
-                waiting = self.lanes.setdefault(self._lane(*parties[0]), deque())
+                first, actor = parties[0]
+                lane = self.lane_of[first][actor]
+                assert lane is not None
+                waiting = self.lanes.setdefault(lane, deque())
                 waiting.append(parties)
                 if len(waiting) == 1:
                     self._start(now, parties)
 
-    def _lane(self, instance: int, actor: int) -> Lane:
-        return instance, self.drafts[instance].actors[actor].lane
-
     def _start(self, now: int, parties: Sequence[Arrival]) -> None:
+        self.seen.sequence.append(tuple(parties))
         for instance, actor in parties:
-            self.started[instance].append(actor)
-            self._end_later(now, instance, actor)
-
-    def _end_later(self, now: int, instance: int, actor: int) -> None:
-        self.count += 1
-        end = now + self.durations[instance][actor]
-        heapq.heappush(self.events, (end, self.count, instance, actor))
+            self.count += 1
+            end = now + self.durations[instance][actor]
+            self.seen.starts[instance][actor].append(now)
+            self.seen.ends[instance][actor].append(end)
+            heapq.heappush(self.events, (end, self.count, instance, actor))
 
 
-def with_queues(
-    graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations
-) -> ActorGraph:
+def first_step(graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations) -> FirstStep:
+    """Run one step of a graph whose communication is in no order yet (`unordered`)."""
+    return _EarliestRun(graph, drafts, durations).run()
+
+
+def with_queues(graph: ActorGraph, drafts: Sequence[DraftStage], first: FirstStep) -> ActorGraph:
     """Put every meeting into its lane and the launch queue, in the one total order."""
+    launched: list[list[int]] = [[] for _ in drafts]
+    for parties in first.sequence:
+        for instance, actor in parties:
+            if drafts[instance].actors[actor].meeting is not None:
+                launched[instance].append(actor)
     programs = []
-    for program, draft, started in zip(
-        graph.programs, drafts, _EarliestRun(graph, drafts, durations).order(), strict=True
-    ):
+    for program, draft, started in zip(graph.programs, drafts, launched, strict=True):
         lanes = sorted({actor.lane for actor in draft.actors if actor.lane != "compute"})
         queues = [program.queues[0]]
         for lane in lanes:

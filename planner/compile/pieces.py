@@ -16,7 +16,14 @@ from models.graph import GLOBAL_BLOCK, Graph, Op, Rate
 from planner.actors.graph import ActorGraph, Meeting, Port
 from planner.compile.draft import UPDATE, DraftActor, Section
 from planner.compile.lowering import PARTS, Lowering, Value
-from planner.compile.orders import joined, unordered, with_queues, with_slots
+from planner.compile.orders import (
+    FirstStep,
+    first_step,
+    joined,
+    unordered,
+    with_queues,
+    with_slots,
+)
 from planner.compile.placement import place
 from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable
@@ -36,12 +43,14 @@ HERE, ELSEWHERE = 0, 1
 class Piece:
     """A compiled piece.
 
-    `graph` has one program; `durations_ns` lists its actors' durations, none for what arrives.
+    `graph` has one program; `durations_ns` lists its actors' durations, none for what arrives;
+    `first` is a run of its first step.
     `sections` says in which part of the step each actor of the compute queue runs (None for the
     actors of other queues); `slots` is the order of the parts.
     """
 
     graph: ActorGraph
+    first: FirstStep
     durations_ns: tuple[int, ...]
     sections: tuple[Section | None, ...]
     slots: tuple[Slot, ...]
@@ -60,6 +69,7 @@ class Pieces:
         self.wiring = wiring
         # A meeting costs the same in every piece on a stage: (stage, kind, axes, bytes) → ns.
         self._meetings: dict[tuple[int, str, tuple[str, ...], int], int] = {}
+        self._tables: dict[str, Timetable] = {}
 
     def compile(self, chunk: int, kept: Sequence[str], schedule: str, stage: int) -> Piece:
         """Compile some of a chunk's blocks alone.
@@ -87,7 +97,7 @@ class Pieces:
                 if wiring.chunk_of[reading.reader.block] != chunk:
                     lowering.leaves(reading, wiring.read_as(reading))
         drafts = lowering.stages[:ELSEWHERE]
-        table = Timetable(schedule, [HERE], MICROBATCHES)
+        table = self._table(schedule)
         hold_back(drafts[HERE], table.joint)
         alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
         actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)
@@ -96,14 +106,21 @@ class Pieces:
         program = replace(actors.programs[HERE], stage=stage, ranks=ranks)
         actors = replace(actors, programs=(program,))
         costs = self._durations(actors)
+        first = first_step(actors, drafts, (costs,))
         return Piece(
-            graph=with_queues(actors, drafts, (costs,)),
+            graph=with_queues(actors, drafts, first),
+            first=first,
             durations_ns=costs,
             sections=tuple(
                 actor.section if actor.lane == "compute" else None for actor in drafts[HERE].actors
             ),
             slots=table.orders[HERE],
         )
+
+    def _table(self, schedule: str) -> Timetable:
+        if schedule not in self._tables:
+            self._tables[schedule] = Timetable(schedule, [HERE], MICROBATCHES)
+        return self._tables[schedule]
 
     def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
         """The durations of a piece's actors; only meetings along the mesh's axes take time."""

@@ -1,6 +1,7 @@
 """Placement: which stage runs each op of the training graph, and with which signature."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from models.graph import GLOBAL_BLOCK, Graph, Op
 from planner.errors import InfeasibleError, PlanError
@@ -88,7 +89,8 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     if missing := [block for block in graph.blocks if block not in homes]:
         raise PlanError(f"plan: block `{missing[0]}` is placed on no stage")
     placed: list[PlacedOp] = []
-    shapes = {tensor.name: tensor.shape for tensor in graph.tensors}
+    sizes = plan.mesh.sizes
+    shapes = {name: tensor.shape for name, tensor in graph.tensors_by_name.items()}
     for op in graph.ops:
         if op.block == GLOBAL_BLOCK:
             placed.extend(_everywhere(op, plan))
@@ -98,7 +100,7 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
         signature = signatures.get(op.name.removeprefix(op.block + "."))
         if signature is None:
             raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")
-        inputs, outputs = _read(op, signature, plan, shapes)
+        inputs, outputs = _read(op, signature, sizes, shapes)
         placed.append(
             PlacedOp(
                 op=op,
@@ -122,7 +124,7 @@ def _everywhere(op: Op, plan: Plan) -> list[PlacedOp]:
 
 
 def _read(
-    op: Op, signature: OpSignature, plan: Plan, shapes: dict[str, tuple[int, ...]]
+    op: Op, signature: OpSignature, sizes: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
 ) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
     """Parse one op's signature and check it against the op and its tensors."""
     if len(signature.inputs) != len(op.inputs) or len(signature.outputs) != len(op.outputs):
@@ -130,17 +132,27 @@ def _read(
             f"plan: op `{op.name}` has {len(op.inputs)} inputs and {len(op.outputs)} outputs, its "
             f"signature {len(signature.inputs)} and {len(signature.outputs)}"
         )
-    sizes = plan.mesh.sizes
     found: list[NdSbp] = []
     for name, text in zip(
         (*op.inputs, *op.outputs), (*signature.inputs, *signature.outputs), strict=True
     ):
-        sbp = parse_nd_sbp(text)
-        if len(sbp) != len(sizes):
-            raise PlanError(f"plan: op `{op.name}`: {text} on a mesh of {len(sizes)} axes")
         try:
-            local_shape(shapes[name], sbp, sizes)
-        except PlanError as error:
+            found.append(_on_mesh(text, shapes[name], sizes))
+        except InfeasibleError as error:
             raise InfeasibleError(f"plan: op `{op.name}`, tensor `{name}`: {error}") from None
-        found.append(tuple(one if n > 1 else BROADCAST for one, n in zip(sbp, sizes, strict=True)))
+        except PlanError as error:
+            raise PlanError(f"plan: op `{op.name}`: {error}") from None
     return tuple(found[: len(op.inputs)]), tuple(found[len(op.inputs) :])
+
+
+@lru_cache(maxsize=65536)
+def _on_mesh(text: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> NdSbp:
+    """The SBP of one operand, checked against its shape; axes of size one say B."""
+    sbp = parse_nd_sbp(text)
+    if len(sbp) != len(sizes):
+        raise PlanError(f"{text} on a mesh of {len(sizes)} axes")
+    try:
+        local_shape(shape, sbp, sizes)
+    except PlanError as error:
+        raise InfeasibleError(str(error)) from None
+    return tuple(one if n > 1 else BROADCAST for one, n in zip(sbp, sizes, strict=True))

@@ -1,17 +1,41 @@
 """The compiler's passes, in order: place, lower, slots, orders, places in memory, proof."""
 
+from dataclasses import dataclass
+
 from models.graph import Graph
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import run_to_completion
 from planner.actors.validate import validate
 from planner.compile.arena import lay_out
+from planner.compile.draft import DraftStage
 from planner.compile.lowering import Lowering
-from planner.compile.orders import joined, unordered, with_queues, with_slots
+from planner.compile.orders import (
+    FirstStep,
+    first_step,
+    joined,
+    unordered,
+    with_queues,
+    with_slots,
+)
 from planner.compile.placement import check_plan, place
 from planner.compile.prefetch import hold_back
-from planner.compile.slots import timetable
+from planner.compile.slots import Timetable, timetable
 from planner.costs import durations
 from planner.plan import Plan, plan_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """A plan compiled but for its places in memory.
+
+    `first` is the run that gave the orders: of one step, by `durations_ns` per program and actor.
+    """
+
+    graph: ActorGraph
+    drafts: tuple[DraftStage, ...]
+    table: Timetable
+    durations_ns: tuple[tuple[int, ...], ...]
+    first: FirstStep
 
 
 def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
@@ -34,8 +58,22 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
         The compiled graph would deadlock (a bug in a schedule or in the compiler).
     """
     check_plan(plan)
-    if graph is None:
-        graph = plan_graph(plan)
+    ordered = ordered_plan(plan, plan_graph(plan) if graph is None else graph)
+    laid_out = [
+        lay_out(program, draft, ordered.table.joint)
+        for program, draft in zip(ordered.graph.programs, ordered.drafts, strict=True)
+    ]
+    actors = validate(joined(laid_out, plan.model.name, plan.mesh.axes))
+    run_to_completion(actors)
+    return actors
+
+
+def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
+    """Return what runs of a plan, and in which order; raises as `compile_plan` does.
+
+    That it runs to its end is shown by a run, not proven: whoever simulates it sees.
+    """
+    check_plan(plan)
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)
@@ -50,11 +88,12 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     ]
     actors = joined(programs, plan.model.name, plan.mesh.axes)
     actors = with_slots(actors, drafts, table)
-    actors = with_queues(actors, drafts, durations(actors, plan.cluster))
-    laid_out = [
-        lay_out(program, draft, table.joint)
-        for program, draft in zip(actors.programs, drafts, strict=True)
-    ]
-    actors = validate(joined(laid_out, plan.model.name, plan.mesh.axes))
-    run_to_completion(actors)
-    return actors
+    durations_ns = durations(actors, plan.cluster)
+    first = first_step(actors, drafts, durations_ns)
+    return Ordered(
+        graph=with_queues(actors, drafts, first),
+        drafts=tuple(drafts),
+        table=table,
+        durations_ns=durations_ns,
+        first=first,
+    )

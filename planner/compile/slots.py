@@ -15,10 +15,12 @@ it still goes to its end: a marked graph that has one run to its end stops in no
 "Marked directed graphs", 1971). The null clock proves it for every compiled plan.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.compile.draft import SLOT_PARTS, DraftStage, Section
 from planner.errors import ProtocolError
@@ -27,6 +29,7 @@ from planner.schedules import Slot, schedule_order
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 
 
+Turns = NDArray[np.int64]
 Done = tuple[str, int, int]  # F or B, position of the chunk, microbatch
 
 
@@ -72,7 +75,6 @@ class Timetable:
         self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(stages)]
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
         self._turns = [_by_section(order, range(len(order))) for order in self.orders]
-        self._starts: list[dict[Section, list[int]]] | None = None
         self._known: dict[tuple[int, Lifetime], int] = {}
 
     def slots(self, stage: int, lifetime: Lifetime) -> int:
@@ -84,27 +86,24 @@ class Timetable:
 
     def _counted(self, stage: int, lifetime: Lifetime) -> int:
         turns, made = self._turns[stage], lifetime.made
-        alive = [1]
+        count = np.arange(1, self.microbatches + 1)
+        most = 1
         for section in lifetime.read - {made}:
-            freed = turns[section]
-            alive += (m + 1 - bisect_left(freed, at) for m, at in enumerate(turns[made]))
-        most = max(alive) + (OVERLAP_DEPTH if lifetime.received else 0)
+            alive = count - np.searchsorted(turns[section], turns[made])
+            most = max(most, int(alive.max()))
+        most += OVERLAP_DEPTH if lifetime.received else 0
         for peer, section in lifetime.sent:
-            taken = self._started()[peer][section]
-            begun = enumerate(self._started()[stage][made])
-            waiting = max(m + 1 - bisect_right(taken, at) for m, at in begun)
-            most = max(most, waiting + OVERLAP_DEPTH)
+            taken, begun = self._started[peer][section], self._started[stage][made]
+            waiting = count - np.searchsorted(taken, begun, side="right")
+            most = max(most, int(waiting.max()) + OVERLAP_DEPTH)
         return min(most, self.microbatches)
 
-    def _started(self) -> list[dict[Section, list[int]]]:
-        if self._starts is None:
-            self._starts = [
-                _by_section(
-                    order, [at - len(slot.part) for slot, at in zip(order, ends, strict=True)]
-                )
-                for order, ends in zip(self.orders, self.times, strict=True)
-            ]
-        return self._starts
+    @cached_property
+    def _started(self) -> list[dict[Section, Turns]]:
+        return [
+            _by_section(order, [at - len(slot.part) for slot, at in zip(order, ends, strict=True)])
+            for order, ends in zip(self.orders, self.times, strict=True)
+        ]
 
     @cached_property
     def times(self) -> list[list[int]]:
@@ -154,13 +153,16 @@ def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timet
     return Timetable(schedule, homes, microbatches)
 
 
-def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, list[int]]:
+def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, Turns]:
     """The value of every section's slot, by microbatch."""
-    found: dict[Section, list[int]] = {}
+    found: dict[tuple[str, int], list[int]] = {}
     for (part, chunk, _), value in zip(order, values, strict=True):
-        for one in SLOT_PARTS[part]:
-            found.setdefault((one, chunk), []).append(value)
-    return found
+        found.setdefault((part, chunk), []).append(value)
+    return {
+        (one, chunk): np.asarray(row)
+        for (part, chunk), row in found.items()
+        for one in SLOT_PARTS[part]
+    }
 
 
 def _needs(

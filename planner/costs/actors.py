@@ -6,8 +6,8 @@ import numpy as np
 
 from models.graph import ITEMSIZE
 from models.ops import state_of
-from planner.actors.graph import Actor, ActorGraph, Meeting, Program
-from planner.cluster import Cluster, Device
+from planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Program
+from planner.cluster import Cluster, Device, Host
 from planner.costs.collectives import collective_duration_ns
 from planner.costs.host import host_of, state_copies_ns
 from planner.costs.layout import frame_of, layout_of
@@ -25,6 +25,7 @@ class _Costs:
         self._meetings: dict[object, int] = {}
         self._groups: dict[object, tuple[tuple[int, ...], ...]] = {}
         self._devices: dict[tuple[int, ...], tuple[Device, ...]] = {}
+        self._hosts: dict[tuple[int, ...], list[Host]] = {}
 
     def actor_ns(self, actor: Actor, program: Program) -> int:
         if actor.meeting is not None:
@@ -39,26 +40,34 @@ class _Costs:
         kept = () if actor.kind in LOCAL_BOXING else state_of(actor.kind, actor.attributes)
         devices = self._kinds(program.ranks)
         names = tuple(device.name for device in devices)
-        key = (actor.kind, actor.labels, kept, work, names, actor.buffer is None)
+        key = (actor.kind, actor.labels, kept, work, names)
         if key not in self._ops:
             self._ops[key] = max(
                 op_duration_ns(actor.kind, actor.labels, actor.attributes, *work, device)
                 for device in devices
             )
-            if actor.buffer is not None:
-                self._ops[key] += self._copies_ns(actor, program)
-        return self._ops[key]
+        return self._ops[key] + self._copies_ns(actor, program)
 
     def _copies_ns(self, actor: Actor, program: Program) -> int:
-        """What an update waits for its state to come from host memory and go back there."""
-        state = program.registers[actor.state[0]]
-        size = np.array([prod(state.shape) * ITEMSIZE[state.dtype]])
-        groups = self.cluster.groups
-        if self.cluster.others:
-            ranks = program.ranks
-            groups = tuple({id(one): one for one in map(self.cluster.group_of, ranks)}.values())
-        hosts = [host_of(group, self.cluster) for group in groups]
-        return int(state_copies_ns(size, len(actor.state), hosts)[0])
+        """What an update or a cast waits for what passes between it and host memory."""
+        if actor.buffer is None:
+            return 0
+        ports = actor.outputs if actor.in_place else actor.inputs
+        passing = [
+            program.registers[one]
+            for one in (*actor.state, ports[0].register)
+            if program.registers[one].memory_kind == HOST
+        ]
+        size = np.array([prod(passing[0].shape) * ITEMSIZE[passing[0].dtype]])
+        ways = 2 if actor.in_place else 1
+        if program.ranks not in self._hosts:
+            groups = self.cluster.groups
+            if self.cluster.others:
+                lie = map(self.cluster.group_of, program.ranks)
+                groups = tuple({id(group): group for group in lie}.values())
+            self._hosts[program.ranks] = [host_of(group, self.cluster) for group in groups]
+        found = state_copies_ns(size, len(passing), self._hosts[program.ranks], ways=ways)
+        return int(found[0])
 
     def _kinds(self, ranks: tuple[int, ...]) -> tuple[Device, ...]:
         """The kinds of device that a program's ranks lie on."""

@@ -5,6 +5,8 @@ the state of a variable comes in, is updated and goes out again, in pieces of at
 through one buffer. One piece is under way at a time and nothing else is counted as done meanwhile:
 
     2 · (pieces · tensors · latency + bytes / bandwidth)
+
+What training in 16 bits keeps in float32 comes in once more, to be cast: half of that for it.
 """
 
 from collections.abc import Iterable
@@ -39,16 +41,20 @@ def host_of(group: NodeGroup, cluster: Cluster) -> Host:
     )
 
 
-def state_copies_ns(state_bytes: Ints, tensors: int, hosts: Iterable[Host]) -> Ints:
-    """Time of one update's copies, both ways, on the slowest of some hosts.
+def state_copies_ns(
+    state_bytes: Ints, tensors: int, hosts: Iterable[Host], *, ways: int = 2
+) -> Ints:
+    """Time of the copies of one update, or of one cast, on the slowest of some hosts.
 
     Parameters
     ----------
     state_bytes : array of int
-        Bytes of each of the `tensors` that the update keeps of a variable.
+        Bytes of each of the `tensors` that are kept of a variable.
     tensors : int
-        Two moments of AdamW, one velocity.
+        Two moments of AdamW, one velocity; and the variable itself where it lies there.
     hosts : iterable of Host
+    ways : int
+        2: there and back, for an update; 1: what a cast reads.
 
     Examples
     --------
@@ -60,5 +66,5 @@ def state_copies_ns(state_bytes: Ints, tensors: int, hosts: Iterable[Host]) -> I
     found = np.zeros_like(total)
     for host in hosts:
         moved = np.ceil(total / host.bandwidth_bytes_per_s * 1e9).astype(np.int64)
-        found = np.maximum(found, 2 * (copies * host.latency_ns + moved))
+        found = np.maximum(found, ways * (copies * host.latency_ns + moved))
     return found

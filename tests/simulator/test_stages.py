@@ -13,11 +13,12 @@ from planner.actors.null_clock import run_to_completion
 from planner.clusters import parse_cluster
 from planner.compile.coarse import CoarseGraph
 from planner.compile.slots import Timetable
+from planner.memory import plan_memory
 from planner.plan import BlockChoice, Chunk, Plan, plan_graph
 from planner.recomputed import recomputed
 from planner.schedules import stage_of
 from planner.search import Pins, SearchRequest, search
-from simulator import SimulationError, predict, simulate
+from simulator import SimulationError, forecast, predict, simulate
 from simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from simulator.stages import StageGraph, stage_graph
 from simulator.steady import steady_step
@@ -201,6 +202,18 @@ def test_any_cut_runs_to_its_end_and_takes_as_long_as_op_by_op(
 def test_the_steady_step_is_what_events_show(name: str) -> None:
     stages = stage_graph(planned(name), plan_graph(planned(name)))
     check_steady(stages.coarse, stages.table, planned(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
+    plan, graph = planned(name), plan_graph(planned(name))
+    quick = forecast(plan, graph, plan_memory(plan, graph))
+    found = predict(plan, spans=False, fidelity="op")
+    assert quick.fidelity == "op"
+    assert quick.step_time_ns == found.step_time_ns
+    assert quick.bubble_fraction == pytest.approx(found.bubble_fraction, rel=1e-12)
+    assert quick.exposed_communication_ns == found.exposed_communication_ns
+    assert quick.memory_by_kind == found.memory_by_kind
 
 
 @pytest.mark.parametrize("cutting", [*CUTS, ("zb-h1", 4, 1, 40), ("interleaved-1f1b", 4, 2, 14)])

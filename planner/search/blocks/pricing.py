@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from models.counting import masters
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from models.labels import bind, parse
 from models.ops import op_kind, state_of
@@ -22,14 +23,13 @@ from planner.memory import UPDATES
 from planner.plan import ON_DEVICES, OPTIMIZER
 from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
+from planner.search.blocks.layouts import alphabets, ends, likeness
 from planner.search.blocks.moving import Known, Moving, kernel_ns
 from planner.search.blocks.space import Net as SpaceNet
 from planner.search.blocks.space import OpOptions, Space
 from planner.search.blocks.states import (
-    WHOLE,
     Bools,
     Ints,
-    digits,
     divisible,
     is_partial,
     number_of,
@@ -93,13 +93,14 @@ class Pricing:
         self.batch = batch
         self.stretch = stretch
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
+        self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
-        self._ends = _ends(space)
+        self._ends = ends(space)
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
-        self.moving = Moving(cluster, sizes, _alphabets(space), stretch, known, starts)
+        self.moving = Moving(cluster, sizes, alphabets(space), stretch, known, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         for choice in space.choices:
@@ -191,16 +192,25 @@ class Pricing:
         column = (DEFERRABLE if later else MICROBATCH) if often else STEP
         figures[column] += self._duration_ns(one)
         made = one.states[len(op.inputs)]
+        if self.hosts and (op.kind in UPDATES or (op.inputs and op.inputs[0] in self.masters)):
+            figures[STEP] += self._copies_ns(one)
         if op.kind in UPDATES:
-            kept = len(state_of(op.kind, op.attributes))
-            size = self.local_bytes(op.outputs[0], made)
-            if self.hosts and kept:
-                copies = state_copies_ns(size, kept, self.hosts)
-                figures[STEP] += np.ceil(copies * self.stretch).astype(np.int64)
-            else:
-                figures[PERSISTENT] += kept * size
+            kept = 0 if self.hosts else len(state_of(op.kind, op.attributes))
+            figures[PERSISTENT] += kept * self.local_bytes(op.outputs[0], made)
+        elif op.outputs[0] in self.masters:
+            pass  # in host memory
         elif out.rate is Rate.STEP and op.kind != "squared_sum":
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made)
+
+    def _copies_ns(self, one: OpOptions) -> Ints:
+        """What an update or a cast waits for what passes between it and host memory: [O, K]."""
+        op, master = one.op, one.op.inputs[0] in self.masters
+        update = op.kind in UPDATES
+        tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
+        size = self.local_bytes(op.inputs[0], one.states[0])
+        found = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
+        stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
+        return stretched
 
     def _duration_ns(self, one: OpOptions) -> Ints:
         op = one.op
@@ -212,9 +222,13 @@ class Pricing:
         dtypes = [self.tensors[name].dtype for name in names]
         split_on = [labels[row] for row in one.taken]
         found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), split_on)
-        price = self._ring_ns if op.kind in RINGS else self._expanded_ns
-        for option in np.flatnonzero(one.expanded).tolist():
-            found[option] = price(op, one, option)
+        expanded = np.flatnonzero(one.expanded)
+        if op.kind in RINGS:
+            for axes, options in _rings(one, expanded).items():
+                found[options] = self._ring_ns(op, one, axes, np.array(options))
+            return found
+        for option in expanded.tolist():
+            found[option] = self._expanded_ns(op, one, option)
         return found
 
     def _kernel_ns(
@@ -336,13 +350,12 @@ class Pricing:
             total += self._kernel_ns(op, part.kind, part.labels, dims, dtypes, states, cut)[0]
         return total
 
-    def _ring_ns(self, op: Op, one: OpOptions, option: int) -> Ints:
-        """The rounds of an op on a ring: [K]."""
-        ring, signature = RINGS[op.kind], one.signature(option)
-        axes = ring.axes(signature.inputs)
-        size = self.sizes[list(axes)].prod(axis=0)
-        cut = [np.array([one.base[at].label or ""]) for at in one.taken[:, option]]
-        states = [row[option : option + 1] for row in one.states]
+    def _ring_ns(self, op: Op, one: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
+        """The rounds of an op on a ring over these axes: [O, K] of these options."""
+        ring, size = RINGS[op.kind], self.sizes[list(axes)].prod(axis=0)
+        labels = np.array([base.label or "" for base in one.base])
+        cut = [labels[row[options]] for row in one.taken]
+        states = [row[options] for row in one.states]
         inputs = len(op.inputs)
         dims = [self.dims(name) for name in (*op.inputs, *op.outputs)]
         given = [self.tensors[name].dtype for name in op.inputs]
@@ -360,17 +373,17 @@ class Pricing:
                 [states[at] for at in operands],
                 cut,
                 share,
-            )[0]
+            )
             return found
 
         def sent(at: int, dtype: str) -> Ints:
-            local = self._local(dims[at], states[at])[0][0] * ITEMSIZE[dtype]
+            local = self._local(dims[at], states[at])[0] * ITEMSIZE[dtype]
             found: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
             return found
 
         own, results = list(range(inputs)), list(range(inputs, len(dims)))
         carried = [inputs + at for at in ring.carried]
-        sending, adding, back = np.zeros((3, self.rows), np.int64)
+        sending, adding, back = np.zeros((3, len(options), self.rows), np.int64)
         for at in ring.travelling:
             sending += sent(at, given[at])
         for at in ring.returning:
@@ -407,11 +420,14 @@ class Pricing:
         for use in net.uses:
             if use.holds:
                 kept[use.wants] = True
-        sources, targets = self._ends[_likeness(tensor)]
+        sources, targets = self._ends[likeness(tensor)]
         boxed = self.moving.boxed(
             self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets, keeps_source=step
         ).picked(np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets))
         reachable = boxed.reachable
+        if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
+            same = np.equal.outer(net.sources, net.targets)
+            reachable = reachable & same[:, :, None]
         if net.crossing and not self.crossing_partial.all():
             both = np.logical_and.outer(
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
@@ -431,24 +447,14 @@ class Pricing:
         )
 
 
-def _likeness(tensor: Tensor) -> tuple[object, ...]:
-    """What tensors have in common whose boxing costs the same, row by row."""
-    return tensor.shape, tensor.batch_dim, ITEMSIZE[tensor.dtype], tensor.rate is Rate.STEP
-
-
-def _ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
-    """All sources and all targets of the nets whose tensors are alike: boxed together, once."""
-    tensors = space.folded.graph.tensors_by_name
-    alike: dict[tuple[object, ...], list[SpaceNet]] = {}
-    for net in space.nets:
-        alike.setdefault(_likeness(tensors[net.tensor]), []).append(net)
-    return {
-        key: (
-            np.unique(np.concatenate([net.sources for net in nets])),
-            np.unique(np.concatenate([net.targets for net in nets])),
-        )
-        for key, nets in alike.items()
-    }
+def _rings(one: OpOptions, options: Ints) -> dict[tuple[int, ...], list[int]]:
+    """These options by the axes that make their ring."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    travels = np.array([bool(base.expansion) for base in one.base])[one.taken]
+    for option in options.tolist():
+        axes = tuple(np.flatnonzero(travels[:, option]).tolist())
+        found.setdefault(axes, []).append(option)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -462,37 +468,3 @@ def _points(kind: str, labels: str, shapes: tuple[tuple[int, ...], ...]) -> tupl
         points = {label for at in pair for dim in expression.operands[at] for label in dim}
         found.append(prod(sizes[label] for label in points))
     return tuple(found)
-
-
-def _alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Per number of dims, the digits that tensors of the space take on each axis, and B."""
-    tensors = space.folded.graph.tensors_by_name
-    found: dict[int, list[set[int]]] = {}
-
-    def note(ndim: int, states: Ints) -> None:
-        sets = found.setdefault(ndim, [{WHOLE} for _ in range(space.axes)])
-        for axis, row in enumerate(digits(states, space.axes)):
-            sets[axis].update(row.tolist())
-
-    def note_parts(one: OpOptions, option: int) -> None:
-        """What the parts of an extra signature read and make."""
-        for operand, states in enumerate(one.states):
-            name = (*one.op.inputs, *one.op.outputs)[operand]
-            note(len(tensors[name].shape), states[option : option + 1])
-        document = one.signature(option).document
-        for part, signature in sub_signatures(one.op.kind, one.op.labels, document):
-            operands = parse(part.labels).operands
-            texts = (*signature.inputs, *signature.outputs)
-            for operand_labels, text in zip(operands, texts, strict=True):
-                note(len(operand_labels), np.array([number_of(parse_nd_sbp(text))]))
-
-    for net in space.nets:
-        ndim = len(tensors[net.tensor].shape)
-        note(ndim, net.sources)
-        note(ndim, net.targets)
-    for choice in space.choices:
-        for one in choice.ops:
-            if one.op.kind not in RINGS:
-                for option in np.flatnonzero(one.expanded).tolist():
-                    note_parts(one, option)
-    return {ndim: tuple(tuple(sorted(one)) for one in sets) for ndim, sets in found.items()}

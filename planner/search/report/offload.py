@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from models.counting import masters
 from models.graph import Graph
 from models.ops import state_of
 from planner.costs.host import host_of
@@ -29,7 +30,7 @@ def last_resort(
         and request.offload == ON_DEVICES
         and request.pins.offload is None
         and request.cluster.cores_per_node is None
-        and state_tensors(graph) > 0
+        and host_state_bytes(graph) > 0
     )
     return replace(request, last_resort=True) if helps else None
 
@@ -43,10 +44,14 @@ def resorted(plan: Plan, error: InfeasibleError) -> Plan:
     return msgspec.structs.replace(plan, evidence=evidence)
 
 
-def state_tensors(graph: Graph) -> int:
-    """How many tensors an optimizer keeps of every variable."""
-    updates = (op for op in graph.ops if op.kind in UPDATES)
-    return max((len(state_of(op.kind, op.attributes)) for op in updates), default=0)
+def host_state_bytes(graph: Graph) -> int:
+    """Bytes of what offload takes off the devices: moments, and variables that are only cast."""
+    tensors = graph.tensors_by_name
+    found = sum(tensors[name].size_bytes for name in masters(graph))
+    for op in graph.ops:
+        if op.kind in UPDATES:
+            found += len(state_of(op.kind, op.attributes)) * tensors[op.outputs[0]].size_bytes
+    return found
 
 
 def host_room_bytes(request: SearchRequest) -> int | None:

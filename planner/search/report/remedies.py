@@ -11,7 +11,7 @@ from itertools import groupby
 import msgspec
 
 from models.counting import splits
-from models.graph import ITEMSIZE, Graph, Tensor
+from models.graph import Graph
 from models.ops import state_of
 from planner.cluster import Cluster
 from planner.clusters import reference_node
@@ -22,7 +22,7 @@ from planner.search.candidates import Candidate, PipelineShape, candidates, wide
 from planner.search.evaluation import Evaluator, Found, Refused
 from planner.search.meshes import divisors
 from planner.search.pins import DEGREES
-from planner.search.report.offload import host_room_bytes, host_shortage
+from planner.search.report.offload import host_room_bytes, host_shortage, host_state_bytes
 from planner.search.request import (
     HostMemoryError,
     MemoryLimitError,
@@ -125,25 +125,17 @@ class Room:
 def storage_bytes(graph: Graph, offload: str = ON_DEVICES) -> int:
     """Bytes of variables, gradients and optimizer state: no plan holds less on all its devices.
 
-    With optimizer state in host memory, of variables and gradients alone.
+    With optimizer state in host memory, of what is left on the devices.
     """
     tensors = graph.tensors_by_name
     found = 0
     for op in graph.ops:
         if op.kind == "variable":
-            found += _tensor_bytes(tensors[op.outputs[0]])
+            found += tensors[op.outputs[0]].size_bytes
         elif op.kind in UPDATES:
-            states = state_of(op.kind, op.attributes) if offload == ON_DEVICES else ()
-            kept = 1 + len(states)
-            found += kept * _tensor_bytes(tensors[op.outputs[0]])
-    return found
-
-
-def _tensor_bytes(tensor: Tensor) -> int:
-    found = ITEMSIZE[tensor.dtype]
-    for dim in tensor.shape:
-        found *= dim
-    return found
+            kept = 1 + len(state_of(op.kind, op.attributes))
+            found += kept * tensors[op.outputs[0]].size_bytes
+    return found if offload == ON_DEVICES else found - host_state_bytes(graph)
 
 
 def check_storage(request: SearchRequest, graph: Graph) -> None:
@@ -183,7 +175,7 @@ def _check_host(request: SearchRequest, graph: Graph) -> None:
     if room is None:
         return
     devices = request.cluster.devices
-    needed = storage_bytes(graph) - storage_bytes(graph, request.offload)
+    needed = host_state_bytes(graph)
     if needed > room:
         raise HostMemoryError(-(-needed // devices), room // devices)
 
