@@ -41,8 +41,6 @@ class OpKind:
         Tensors like the first output that the op keeps for itself from step to step.
     gathered : tuple of int
         Inputs of which only as much as the first output holds is read.
-    joined : tuple of int
-        Inputs that are only joined to what the op computes: they do not decide its precision.
     reads_output : bool
         The first output is read before it is written (added to in place).
     differentiable : bool
@@ -63,7 +61,6 @@ class OpKind:
     attributes: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     gathered: tuple[int, ...] = ()
-    joined: tuple[int, ...] = ()
     reads_output: bool = False
     differentiable: bool = False
     expansion_only: bool = False

@@ -192,7 +192,6 @@ ATTENTION = (
         extra_outputs=("logsumexp",),
         wide_outputs=(0, 1),
         attributes=("causal", "scale"),
-        joined=(3, 4),
         expansion_only=True,
     ),
     OpKind(
@@ -204,7 +203,6 @@ ATTENTION = (
         extra_outputs=("key", "value"),
         wide_outputs=(0,),
         attributes=("causal", "scale"),
-        joined=(6,),
         expansion_only=True,
     ),
 )

@@ -29,9 +29,18 @@ ATTENTION = ("attention", "attention_grad")
 
 
 def precision_of(kind: str, dtypes: Sequence[str]) -> str:
-    """Precision in which an op computes: that of its widest floating input that is not `joined`."""
-    joined = op_kind(kind).joined
-    floating = [one for at, one in enumerate(dtypes) if one in PRECISION and at not in joined]
+    """Precision in which an op multiplies: that of the wider input of its first product.
+
+    Inputs that only scale or join what is multiplied (the logsumexp of an attention) do not count.
+
+    Examples
+    --------
+    >>> precision_of("attention_grad", [*["bfloat16"] * 4, "float32", "bfloat16"])
+    'bf16'
+    """
+    factors = (op_kind(kind).products or ((),))[0]
+    inputs = [dtypes[at] for at in factors if at < len(dtypes)]
+    floating = [dtype for dtype in inputs if dtype in PRECISION]
     return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
 
 
