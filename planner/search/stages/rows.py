@@ -19,7 +19,6 @@ from planner.search.stages.shape import (
     Run,
     VariantFigures,
     inflight_counts,
-    stage_bytes,
     step_time_ns,
 )
 
@@ -239,43 +238,75 @@ class _Filling:
         self.taken = taken  # variant of each run, where nothing else is said
         self.inflight = inflight_counts(pipeline)
         self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
+        self._beside = [0] * pipeline.stages  # bytes of the ends
+        self._sections = [0] * pipeline.stages
+        for run, position in rows.ends.places:
+            stage = int(self.stages[position])
+            self._beside[stage] += self._bytes(run, taken[run], position)
+            section = self._figures(run, taken[run], position).transient_bytes
+            self._sections[stage] = max(self._sections[stage], section)
+        main = rows.ends.main
+        variants = range(len(runs[main].variants))
+        positions = range(pipeline.positions)
+        self._sizes = [np.array([self._bytes(main, v, k) for k in positions]) for v in variants]
+        self._working = [
+            [run.transient_bytes for run in (runs[main].on(kind)[v] for kind in pipeline.kinds)]
+            for v in variants
+        ]
 
     def chunks(self, way: Filled, small: int) -> Chunks | None:
         """Blocks and variants per position; as few as need be in the small variant."""
-        main = self.rows.ends.main
-        usual = self.taken[main]
-        sizes = np.array([self._bytes(main, usual, k) for k in range(len(self.stages))])
-        held = self.rows.counts(way, sizes, self.stages)
+        usual = self.taken[self.rows.ends.main]
+        held = self.rows.counts(way, self._sizes[usual], self.stages)
         less = np.zeros_like(held)
-        found = self._named(held, less, small)
         if small != usual:
-            for stage, limit in enumerate(self.limits):
-                over = stage_bytes(found, self.runs, self.pipeline)[stage] - limit
-                if over > 0:
-                    self._shrink(less, held, stage, over, small)
-            found = self._named(held, less, small)
-        used = stage_bytes(found, self.runs, self.pipeline)
-        return found if all(a <= b for a, b in zip(used, self.limits, strict=True)) else None
+            used = self._used(held, less, small)
+            for stage, (size, limit) in enumerate(zip(used, self.limits, strict=True)):
+                if size > limit:
+                    self._shrink(less, held, stage, size - limit, small)
+        used = self._used(held, less, small)
+        if any(size > limit for size, limit in zip(used, self.limits, strict=True)):
+            return None
+        return self._named(held, less, small)
+
+    def _used(self, held: Ints, less: Ints, small: int) -> list[int]:
+        """Bytes of every stage."""
+        usual = self.taken[self.rows.ends.main]
+        sizes = (held - less) * self._sizes[usual] + less * self._sizes[small]
+        most = np.zeros((3, self.pipeline.stages), np.int64)  # of all, and of either variant
+        for row, counts in enumerate((sizes, held - less, less)):
+            np.add.at(most[row], self.stages, counts)
+        return [
+            int(size)
+            + beside
+            + max(
+                section,
+                self._working[usual][stage] * bool(usually),
+                self._working[small][stage] * bool(smaller),
+            )
+            for stage, (size, usually, smaller, beside, section) in enumerate(
+                zip(*most, self._beside, self._sections, strict=True)
+            )
+        ]
 
     def _shrink(self, less: Ints, held: Ints, stage: int, over: int, small: int) -> None:
         """Run blocks of a stage in the small variant until it needs so many bytes less."""
-        main = self.rows.ends.main
-        usual = self.taken[main]
+        usual = self.taken[self.rows.ends.main]
         on = [k for k in range(len(held)) if self.stages[k] == stage]
-        kind = self.pipeline.kinds[stage]
-        one, other = (self.runs[main].on(kind)[v] for v in (usual, small))
         # Sections shrink only where all blocks do: until then the larger one counts.
-        over += max(0, other.transient_bytes - one.transient_bytes)
+        over += max(0, self._working[small][stage] - self._working[usual][stage])
         for k in sorted(on, key=lambda k: (-self.inflight[k], k)):
-            saved = self._bytes(main, usual, k) - self._bytes(main, small, k)
+            saved = int(self._sizes[usual][k] - self._sizes[small][k])
             if over <= 0 or saved <= 0:
                 continue
             less[k] = min(int(held[k]), -(-over // saved))
             over -= int(less[k]) * saved
 
+    def _figures(self, run: int, variant: int, position: int) -> VariantFigures:
+        return self.runs[run].on(self.pipeline.kinds[int(self.stages[position])])[variant]
+
     def _bytes(self, run: int, variant: int, position: int) -> int:
-        kind = self.pipeline.kinds[int(self.stages[position])]
-        figures = self.runs[run].on(kind)[variant]
+        figures = self._figures(run, variant, position)
         return figures.persistent_bytes + self.inflight[position] * figures.inflight_bytes
 
     def _named(self, held: Ints, less: Ints, small: int) -> Chunks:
