@@ -415,7 +415,7 @@ class Evaluator:
         if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
-            division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4)
+            division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4, best_ns)
         return Found(
             candidate=candidate,
             division=division,

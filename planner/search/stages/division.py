@@ -35,6 +35,7 @@ def divide(
     limit_bytes: int | tuple[int, ...],
     transient_bytes: int = 0,
     max_gap: float = 0.0,
+    worse_ns: float = float("inf"),
 ) -> Division:
     """Divide the blocks over the positions at the least predicted step time.
 
@@ -54,6 +55,8 @@ def divide(
         What every stage needs besides.
     max_gap : float
         Relative gap at which a division is good enough.
+    worse_ns : float
+        Where no division is below this, none is looked for beyond the first.
 
     Raises
     ------
@@ -74,7 +77,7 @@ def divide(
     short: list[MemoryLimitError] = []
     for group, numbers in _alike(runs):
         try:
-            one = _divide(group, pipeline, left, max_gap)
+            one = _divide(group, pipeline, left, max_gap, worse_ns)
         except MemoryLimitError as error:
             short.append(error)
             continue
@@ -133,7 +136,11 @@ def _renumbered(found: Division, runs: tuple[Run, ...], numbers: list[list[int]]
 
 
 def _divide(
-    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], max_gap: float
+    runs: tuple[Run, ...],
+    pipeline: Pipeline,
+    limits: tuple[int, ...],
+    max_gap: float,
+    worse_ns: float,
 ) -> Division:
     """Divide where all variants may be neighbours."""
     stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
@@ -151,7 +158,10 @@ def _divide(
     except TooManyError:
         division = _nearly(runs, pipeline, limits, max_gap)
     if pipeline.rows > 1:
-        division = _in_rows(division, runs, pipeline, limits, max_gap)
+        if division.bound_ns < worse_ns:
+            division = _in_rows(division, runs, pipeline, limits, max_gap)
+        else:
+            division = replace(division, step_ns=step_time_ns(division.chunks, runs, pipeline))
     return _measured(division, runs, pipeline, limits)
 
 
