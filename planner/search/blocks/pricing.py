@@ -222,9 +222,13 @@ class Pricing:
         dtypes = [self.tensors[name].dtype for name in names]
         split_on = [labels[row] for row in one.taken]
         found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), split_on)
-        price = self._ring_ns if op.kind in RINGS else self._expanded_ns
-        for option in np.flatnonzero(one.expanded).tolist():
-            found[option] = price(op, one, option)
+        expanded = np.flatnonzero(one.expanded)
+        if op.kind in RINGS:
+            for axes, options in _rings(one, expanded).items():
+                found[options] = self._ring_ns(op, one, axes, np.array(options))
+            return found
+        for option in expanded.tolist():
+            found[option] = self._expanded_ns(op, one, option)
         return found
 
     def _kernel_ns(
@@ -346,13 +350,12 @@ class Pricing:
             total += self._kernel_ns(op, part.kind, part.labels, dims, dtypes, states, cut)[0]
         return total
 
-    def _ring_ns(self, op: Op, one: OpOptions, option: int) -> Ints:
-        """The rounds of an op on a ring: [K]."""
-        ring, signature = RINGS[op.kind], one.signature(option)
-        axes = ring.axes(signature.inputs)
-        size = self.sizes[list(axes)].prod(axis=0)
-        cut = [np.array([one.base[at].label or ""]) for at in one.taken[:, option]]
-        states = [row[option : option + 1] for row in one.states]
+    def _ring_ns(self, op: Op, one: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
+        """The rounds of an op on a ring over these axes: [O, K] of these options."""
+        ring, size = RINGS[op.kind], self.sizes[list(axes)].prod(axis=0)
+        labels = np.array([base.label or "" for base in one.base])
+        cut = [labels[row[options]] for row in one.taken]
+        states = [row[options] for row in one.states]
         inputs = len(op.inputs)
         dims = [self.dims(name) for name in (*op.inputs, *op.outputs)]
         given = [self.tensors[name].dtype for name in op.inputs]
@@ -370,17 +373,17 @@ class Pricing:
                 [states[at] for at in operands],
                 cut,
                 share,
-            )[0]
+            )
             return found
 
         def sent(at: int, dtype: str) -> Ints:
-            local = self._local(dims[at], states[at])[0][0] * ITEMSIZE[dtype]
+            local = self._local(dims[at], states[at])[0] * ITEMSIZE[dtype]
             found: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
             return found
 
         own, results = list(range(inputs)), list(range(inputs, len(dims)))
         carried = [inputs + at for at in ring.carried]
-        sending, adding, back = np.zeros((3, self.rows), np.int64)
+        sending, adding, back = np.zeros((3, len(options), self.rows), np.int64)
         for at in ring.travelling:
             sending += sent(at, given[at])
         for at in ring.returning:
@@ -442,6 +445,16 @@ class Pricing:
             buffer_bytes=boxed.buffer_bytes(kept),
             held_bytes=self.local_bytes(net.tensor, net.targets),
         )
+
+
+def _rings(one: OpOptions, options: Ints) -> dict[tuple[int, ...], list[int]]:
+    """These options by the axes that make their ring."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    travels = np.array([bool(base.expansion) for base in one.base])[one.taken]
+    for option in options.tolist():
+        axes = tuple(np.flatnonzero(travels[:, option]).tolist())
+        found.setdefault(axes, []).append(option)
+    return found
 
 
 @lru_cache(maxsize=4096)
