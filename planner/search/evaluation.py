@@ -8,13 +8,11 @@ of recomputation and at a ladder of prices, and the stages mix what comes of it.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.graph import Graph
-from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
 from planner.plan import Variant
 from planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
@@ -27,7 +25,7 @@ from planner.search.modes import by_mode
 from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape
 from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import room, usable_bytes
+from planner.search.sites import Sends, room, usable_bytes
 from planner.search.stages import (
     DEFERRING,
     Division,
@@ -117,6 +115,7 @@ class Evaluator:
         self.dividing = dividing
         self.graph = graph
         self.programs = Programs(request, graph)
+        self.sends = Sends(request.cluster, self.programs.handed_bytes)
         self._under: dict[Pins, Evaluator] = {}
         pinned = request.pins.recompute
         self.modes = MODES if pinned is None else (pinned,)
@@ -146,7 +145,7 @@ class Evaluator:
             return [error] * len(candidates)
         floors = self._floors(candidates, shapes, costs, cutoff_ns)
         return [
-            max(float(cost), floor) / candidate.pipeline.stages
+            max(float(cost), floor) / candidate.pipeline.stages + self.sends.waits_ns(candidate)
             if np.isfinite(cost)
             else self.programs.refusal(shape, self.modes[0])
             for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
@@ -286,24 +285,6 @@ class Evaluator:
             )
         )
 
-    def expected_ns(self, found: Found) -> float:
-        """The step time of a plan with what stages hand each other: what a simulator should say.
-
-        A stage waits for every microbatch of every chunk to come, forward and backward, unless it
-        has more to do meanwhile, as where gradients of weights are deferred.
-        """
-        pipeline = found.candidate.pipeline
-        if pipeline.stages == 1 or pipeline.schedule in DEFERRING:
-            return found.division.step_ns
-        first = self.shape(found.candidate).parts[0]
-        size = max(
-            self.programs.handed_bytes(first, one.mode, one.solution.options)
-            for one in found.solved
-        )
-        pair = 0, prod(found.candidate.sizes)
-        sent_ns = collective_duration_ns("send", size, 2, self.request.cluster, pair)
-        return found.division.step_ns + 2 * pipeline.microbatches * pipeline.interleave * sent_ns
-
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""
         space = self.programs.space(self.shape(candidate), self.modes[0])
@@ -338,7 +319,8 @@ class Evaluator:
         """All blocks in one mode, for each of them: solutions, and the bound of all plans."""
         shape, memory_bytes = self.shape(candidate), room(candidate, limits)
         found, bound = by_mode(self.programs, shape, candidate.pipeline, self.modes, memory_bytes)
-        return [Solved(*one) for one in found], bound * self.unit(candidate)
+        least_ns = bound * self.unit(candidate) + self.sends.waits_ns(candidate)
+        return [Solved(*one) for one in found], least_ns
 
     def _jointly(
         self, candidate: Candidate, limits: Limits, best_ns: float
@@ -358,7 +340,12 @@ class Evaluator:
                 return float("inf")
 
         answer = decided(
-            self.programs, shape, self.modes, candidate.pipeline, (limits[0], best_ns), step_ns
+            self.programs,
+            shape,
+            self.modes,
+            self.sends.pipeline(candidate),
+            (limits[0], best_ns),
+            step_ns,
         )
         return answer and ([solved(*one) for one in answer[0]], answer[1])
 
@@ -375,7 +362,8 @@ class Evaluator:
 
     def _cutoff(self, candidate: Candidate, best_ns: float) -> float:
         """The bound of a program, its memory included, at which a candidate has nothing to gain."""
-        return best_ns / self.unit(candidate) * (1 + TIE_BREAKER)
+        left_ns = best_ns - self.sends.waits_ns(candidate)
+        return left_ns / self.unit(candidate) * (1 + TIE_BREAKER)
 
     def _bound(
         self, candidate: Candidate, solution: Solution | float, ask: Ask, limits: Limits
@@ -383,7 +371,8 @@ class Evaluator:
         """Bound of every plan of a candidate: memory that is all used up has been paid for."""
         proven = solution if isinstance(solution, float) else solution.bound
         paid = ask.prices[2] * room(candidate, limits)
-        return max(0.0, proven - paid) * self.unit(candidate)
+        least = max(0.0, proven - paid) * self.unit(candidate)
+        return least + self.sends.waits_ns(candidate)
 
     def _found(
         self,
@@ -409,10 +398,11 @@ class Evaluator:
                 for part in shape.parts
             ]
         )
-        if lower_bound_ns(runs, candidate.pipeline) >= best_ns:
+        pipeline = self.sends.pipeline(candidate)
+        if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
-            division = divide(runs, candidate.pipeline, limits, 0, self.request.max_gap / 4)
+            division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4)
         return Found(
             candidate=candidate,
             division=division,

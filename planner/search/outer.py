@@ -168,8 +168,7 @@ def _check(
     """
     request, graph = evaluator.request, evaluator.graph
     checked: list[Checked] = []
-    likely = sorted(found, key=evaluator.expected_ns)
-    waiting = (_varied(likely) if simulate else likely)[:TRIED]
+    waiting = (_varied(found) if simulate else found)[:TRIED]
     tightened: set[Candidate] = set()
     while waiting:
         one = waiting.pop(0)

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph
+from models.graph import Graph, Phase, scaled
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.search.blocks.ascent import Ascent
@@ -118,6 +118,7 @@ class Programs:
         self._figures: dict[object, dict[str, VariantFigures]] = {}
         self.working = Working()
         self._exact: dict[object, Solution] = {}
+        self._handed: dict[int, int] = {}
         self._known: dict[tuple[int, ...], Known] = {}
         self._forced: frozenset[str] | None = None
 
@@ -391,17 +392,19 @@ class Programs:
             self._figures[key] = self._block_figures(shape, mode, options, deferring)
         return self._figures[key]
 
-    def handed_bytes(self, shape: Shape, mode: str, options: tuple[int, ...]) -> int:
-        """The most bytes that a device hands from a block of the forward pass to the next."""
-        pricing, row = self._priced[mode, shape]
-        assert isinstance(pricing, Pricing), "asked for one site"
-        space = self.space(shape, mode)
-        found = [0]
-        for net in space.nets:
-            if net.crossing and net.forward:
-                made = net.sources[[net.makes[options[net.producer]]]]
-                found.append(int(pricing.local_bytes(net.tensor, made)[0, row]))
-        return max(found)
+    def handed_bytes(self, batch: int) -> int:
+        """Bytes of the largest tensor that a block of the forward pass hands to the next, whole."""
+        if batch not in self._handed:
+            folded = self.folded("none")
+            tensors = folded.graph.tensors_by_name
+            makers = {name: op for op in folded.ops for name in op.outputs}
+            handed = (
+                scaled(tensors[net.tensor], folded.graph.batch, batch).size_bytes
+                for net in folded.nets
+                if net.crossing and makers[net.tensor].phase is Phase.FORWARD
+            )
+            self._handed[batch] = max(handed, default=0)
+        return self._handed[batch]
 
     def _block_figures(
         self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool

@@ -3,10 +3,10 @@
 Stages take the ranks in turn, and ranks go from one group of nodes to the next. A *site* is what
 stages have in common that lie on the same groups, so that their blocks cost the same. On a cluster
 of several kinds of device the order of the groups is part of the search: the plan's cluster lists
-them in the order that was chosen.
+them in the order that was chosen. Where stages lie says what they take to send.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, permutations
 from math import prod
@@ -14,10 +14,12 @@ from math import prod
 import msgspec
 
 from planner.cluster import Cluster
+from planner.costs import collective_duration_ns
 from planner.costs.layout import frame_of
 from planner.search.candidates import Candidate
 from planner.search.ranks import Placing, Site, alike
 from planner.search.request import SearchRequest
+from planner.search.stages import Pipeline
 
 ORDERED = 3  # so many groups are put in every order; more of them as listed and in reverse
 
@@ -134,3 +136,58 @@ def usable_bytes(request: SearchRequest, candidate: Candidate) -> tuple[int, ...
 def room(candidate: Candidate, limits: tuple[int, ...]) -> int:
     """Bytes of one device of every stage together; `limits` are those on each of its sites."""
     return sum(limits[kind] for kind in candidate.pipeline.kinds)
+
+
+class Sends:
+    """Times of a cluster's transfers between stages, found once.
+
+    Every device hands on its share of the largest tensor that blocks of the forward pass hand on:
+    where several hold all of it, readers that want all of it gather it faster on their side
+    (`planner.boxing.crossing`). Gradients go back as they came.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    handed_bytes : callable
+        Bytes of what blocks hand on, over all devices, for a microbatch of so many samples.
+    """
+
+    def __init__(self, cluster: Cluster, handed_bytes: Callable[[int], int]) -> None:
+        self.cluster = cluster
+        self.handed_bytes = handed_bytes
+        self._known: dict[object, tuple[int, int]] = {}
+
+    def pipeline(self, candidate: Candidate) -> Pipeline:
+        """A candidate's pipeline, with what its stages send."""
+        pipeline = candidate.pipeline
+        if pipeline.stages == 1:
+            return pipeline
+        devices = prod(candidate.sizes)
+        order = candidate.placing.order if candidate.placing else ()
+        key = order, devices, pipeline.stages, self.handed_bytes(candidate.batch) // devices
+        if key not in self._known:
+            self._known[key] = self._row(*key)
+        row, back = self._known[key]
+        # A V turns round on one stage, other rows go from the last stage to the first.
+        turns = back * (pipeline.interleave - 1) if pipeline.rows > 1 else 0
+        return replace(pipeline, sent_ns=2 * (pipeline.interleave * row + turns))
+
+    def waits_ns(self, candidate: Candidate) -> float:
+        """What sends add to bounds in which the stages are in balance, as each pace has a share.
+
+        On several kinds of device stages are in balance with unequal shares.
+        """
+        pipeline = self.pipeline(candidate)
+        alike = candidate.placing is None or len(candidate.placing.sites) == 1
+        paces = (pipeline.microbatches - 1) / pipeline.stages if pipeline.in_turn and alike else 0.0
+        return pipeline.sent_ns * (1 + paces)
+
+    def _row(self, order: tuple[int, ...], devices: int, stages: int, size: int) -> tuple[int, int]:
+        """Time from the first stage to the last one by one, and from the last to the first."""
+        cluster = ordered(self.cluster, order) if order else self.cluster
+
+        def hop(home: int, target: int) -> int:
+            ends = {(home * devices + at, target * devices + at) for at in (0, devices - 1)}
+            return max(collective_duration_ns("send", size, 2, cluster, pair) for pair in ends)
+
+        return sum(hop(at, at + 1) for at in range(stages - 1)), hop(stages - 1, 0)

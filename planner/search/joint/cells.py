@@ -56,7 +56,8 @@ class CellRows:
         """Let columns cost these figures [columns, F]."""
         joint, program = self.joint, self.program
         time = (figures[:, MICROBATCH] + figures[:, DEFERRABLE]) / joint.unit
-        program.enter(joint.time_rows + self.stage, columns, time)
+        place = joint.pipeline.place_of(self.cell.position)
+        program.enter(joint.time_rows + place, columns, time)
         program.enter(joint.update_rows + self.stage, columns, figures[:, STEP] / joint.unit)
         self.spent.append((columns, time))
         self.deferred.append((columns, figures[:, DEFERRABLE] / joint.unit))

@@ -7,7 +7,7 @@ recomputation, each block on its own; all blocks hand tensors over in one way
 source a and target b, and figures per block as `Programs.block_figures` has them (boxing between
 blocks is the mean over the blocks of a template; only rounding to whole numbers is left out)::
 
-    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + U
+    minimise    (microbatches - ramp) T + ramp Σ_s (time[s] - deferred[s]) + sent + U
     subject to  Σ_kq y[i, k, q] = 1                      a block lies somewhere, in one mode
                 Σ_{k' ≤ k} y[i + 1, k'] ≤ Σ_{k' ≤ k} y[i, k']   in the order of the model
                 Σ_i y[i, k] ≥ 1                          no chunk is empty
@@ -15,7 +15,7 @@ blocks is the mean over the blocks of a template; only rounding to whole numbers
                 Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `block_program`; between
                 Σ_a w[u, a, b] = Σ_{o wants b} x         blocks it leaves from h instead of x
                 Σ_{o makes a} x[i, ...] = h[tensor, a]   one way to hand over
-                T ≥ time[s],  U ≥ step[s]
+                T ≥ its terms in `stages.shape`,  U ≥ step[s]
                 bytes[s] + section[s] ≤ limit            on every stage
                 section[s] ≥ bytes alive at each op of every block on s
 
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.search.blocks.states import Ints
 from planner.search.integer_program import IntegerProgram
 from planner.search.joint.cells import CellRows
 from planner.search.joint.parts import Cell, Mode, Parts
@@ -137,36 +138,63 @@ class JointProgram:
                 values = answer.values[first : first + len(kept)]
                 options[choice] = int(kept[int(np.argmax(values))])
             taken.append(Taken(mode=cell.mode, options=options))
-        return Joint(taken=tuple(taken), bound_ns=answer.bound)
+        return Joint(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
 
     # -- what all blocks share ---------------------------------------------------------------
 
     def _add_stages(self) -> None:
         """Times are counted in `unit`, bytes in shares of the limit."""
         pipeline, program, unit = self.pipeline, self.program, self.unit
-        stages = pipeline.stages
-        pace = pipeline.microbatches - pipeline.ramp
-        self.time = program.add_columns(np.full(stages, pipeline.ramp * unit))
-        slowest = program.add_columns([pace * unit])
+        stages, rows = pipeline.stages, pipeline.rows
+        paces = pipeline.microbatches - pipeline.ramp
+        self.time = program.add_columns(np.full(stages * rows, pipeline.ramp * unit))
+        pace = program.add_columns([paces * unit])
         self.update = program.add_columns(np.zeros(stages))
         longest = program.add_columns([unit])
+        at, place = np.arange(stages), np.arange(stages * rows)
         if np.isfinite(self.cutoff):
-            self.whole = program.add_rows(1, upper=self.cutoff / unit)
-            program.enter(self.whole, self.time + np.arange(stages), pipeline.ramp)
-            program.enter(self.whole, [slowest, longest], [pace, 1.0])
-        at = np.arange(stages)
-        for all_of_them, one in ((self.time, slowest), (self.update, longest)):
-            rows = program.add_rows(stages, lower=0.0) + at
-            program.enter(rows, one, 1.0)
-            program.enter(rows, all_of_them + at, -1.0)
-        self.time_rows = program.add_rows(stages, 0.0, 0.0)
-        program.enter(self.time_rows + at, self.time + at, -1.0)
+            self.whole = program.add_rows(1, upper=(self.cutoff - pipeline.sent_ns) / unit)
+            program.enter(self.whole, self.time + place, pipeline.ramp)
+            program.enter(self.whole, [pace, longest], [paces, 1.0])
+        self._add_pace(pace)
+        last = program.add_rows(stages, lower=0.0) + at
+        program.enter(last, longest, 1.0)
+        program.enter(last, self.update + at, -1.0)
+        self.time_rows = program.add_rows(stages * rows, 0.0, 0.0)
+        program.enter(self.time_rows + place, self.time + place, -1.0)
         self.update_rows = program.add_rows(stages, 0.0, 0.0)
         program.enter(self.update_rows + at, self.update + at, -1.0)
         if self.limit is not None:
             self.section = program.add_columns(np.zeros(stages))
             self.memory_rows = program.add_rows(stages, upper=1.0)
             program.enter(self.memory_rows + at, self.section + at, 1.0)
+
+    def _add_pace(self, pace: int) -> None:
+        """The pace is no less than its terms, each a column of its own."""
+        pipeline, program = self.pipeline, self.program
+        stages, share, lag = pipeline.stages, pipeline.row_share, pipeline.lag
+        times = self.time + np.arange(stages * pipeline.rows).reshape(-1, stages)
+        slowest, most = program.add_columns([0.0]), program.add_columns([0.0])
+        whole = program.add_rows(1, lower=0.0)
+        program.enter(whole, [pace, slowest, most], [1.0, share - 1, -lag * pipeline.rows])
+        for column in times.T:
+            self._at_least(slowest, column, 1.0)
+        for row in times if share else ():
+            level = program.add_columns([0.0])
+            program.enter(whole, level, -share)
+            program.enter(whole, row, lag / stages)
+            for one in row:
+                self._at_least(level, one, 1.0)
+            self._at_least(most, row, 1 / stages)
+        if pipeline.in_turn:
+            mean = program.add_rows(1, lower=pipeline.sent_ns / self.unit)
+            program.enter(mean, pace, stages)
+            program.enter(mean, times, -1.0)
+
+    def _at_least(self, column: int, others: Ints, share: float) -> None:
+        row = self.program.add_rows(1, lower=0.0)
+        self.program.enter(row, column, 1.0)
+        self.program.enter(row, others, -share)
 
     def _add_blocks(self) -> None:
         program, blocks = self.program, len(self.templates)

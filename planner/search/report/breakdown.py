@@ -1,15 +1,18 @@
 """Breakdown: what the planner's step time of a plan is made of.
 
-With m microbatches, p stages of times t, and the ramp r of `stages.step_time_ns`::
+With m microbatches, p stages of times t, and the ramp r and paces of `stages.shape`::
 
-    step = m mean(t) + (m - r)(max(t) - mean(t)) + r((p - 1) mean(t) - deferred) + max(update)
-           work        uneven stages               pipeline bubble                 once a step
+    step = m mean(t) + (m - r)(pace of times - mean(t)) + r((p - 1) mean(t) - deferred)
+           work        uneven stages                      pipeline bubble
+           + (m - r)(pace - pace of times) + sent + max(update)
+             sends between stages                   once a step
 
 Work and what is done once a step are shared out over computing, recomputing, and communication by
 the role of the mesh axes that it crosses.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from planner.search.programs import Programs, Shape
 from planner.search.stages.shape import deferred_ns
 
 COMPUTE, RECOMPUTE, UPDATE = "compute", "recomputation", "optimizer update"
-BUBBLE, UNEVEN = "pipeline bubble", "uneven stages"
+BUBBLE, UNEVEN, SENDS = "pipeline bubble", "uneven stages", "sends between stages"
 NAMES = {"dp": "data", "tp": "tensor", "cp": "context", "ep": "expert"}
 Parts = dict[str, float]
 Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a step
@@ -33,14 +36,14 @@ Blocks = dict[str, tuple[Parts, Parts]]  # per template: of a microbatch, of a s
 
 def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     """Return nanoseconds of the step by what they go to; they sum up to `division.step_ns`."""
-    pipeline = found.candidate.pipeline
+    pipeline = evaluator.sends.pipeline(found.candidate)
     shape = evaluator.shape(found.candidate)
     templates = evaluator.graph.templates
     programs = evaluator.programs
     solved = [(one.mode, one.solution.options) for one in found.solved]
     figures = [[programs.block_figures(part, *one) for one in solved] for part in shape.parts]
     shares = [[block_parts(programs, part, *one) for one in solved] for part in shape.parts]
-    busy, update = [0.0] * pipeline.stages, [0.0] * pipeline.stages
+    busy, update = [0.0] * (pipeline.stages * pipeline.rows), [0.0] * pipeline.stages
     work: Parts = {}
     once: Parts = {}
     deferred = 0.0
@@ -50,7 +53,7 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
         for block, variant in chunk:
             template = templates[block]
             one = figures[kind][variant][template]
-            busy[stage] += one.microbatch_ns
+            busy[pipeline.place_of(position)] += one.microbatch_ns
             update[stage] += one.step_ns
             deferred += deferred_ns(one, pipeline)
             for sums, mine in zip((work, once), shares[kind][variant][template], strict=True):
@@ -61,7 +64,10 @@ def breakdown(evaluator: Evaluator, found: Found) -> Parts:
     for name, time in _scaled(once, max(update)).items():
         parts[name] = parts.get(name, 0.0) + time
     parts[BUBBLE] = ramp * ((pipeline.stages - 1) * mean - deferred)
-    parts[UNEVEN] = (pipeline.microbatches - ramp) * (max(busy) - mean)
+    paces = pipeline.microbatches - ramp
+    alone = replace(pipeline, sent_ns=0).pace(busy)
+    parts[UNEVEN] = paces * (alone - mean)
+    parts[SENDS] = paces * (pipeline.pace(busy) - alone) + pipeline.sent_ns
     return {name: time for name, time in parts.items() if time}
 
 

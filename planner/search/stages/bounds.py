@@ -1,5 +1,6 @@
 """Bounds on the step time of every division, without dividing."""
 
+from planner.search.stages.rows import least_rows_ns
 from planner.search.stages.shape import Pipeline, Run, deferred_ns
 
 
@@ -7,7 +8,8 @@ def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
     """Return a step time that no division undercuts, whatever the memory.
 
     Every block takes the least of each figure over its variants and the kinds of device; the
-    slowest stage has at least the largest block and at least the average load.
+    slowest stage has at least the largest block and at least the average load, and every row of
+    chunks at least what it takes for all blocks to find a place.
     """
     kinds = sorted(set(pipeline.kinds))
     load = ramp = update = longest = longest_update = 0.0
@@ -20,8 +22,12 @@ def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
         left = [figures.microbatch_ns - deferred_ns(figures, pipeline) for figures in options]
         ramp += len(run.blocks) * min(left)
         longest, longest_update = max(longest, time), max(longest_update, step)
+    pace = max((load + pipeline.in_turn * pipeline.sent_ns) / pipeline.stages, longest)
+    if share := pipeline.row_share:
+        pace = (1 - share) * pace + share * max(pace, least_rows_ns(runs, pipeline))
     return (
-        (pipeline.microbatches - pipeline.ramp) * max(load / pipeline.stages, longest)
+        (pipeline.microbatches - pipeline.ramp) * pace
         + pipeline.ramp * ramp
+        + pipeline.sent_ns
         + max(update / pipeline.stages, longest_update)
     )

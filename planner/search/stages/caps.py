@@ -3,9 +3,8 @@
 With a cap on every stage's time and one on its update, stages meet in nothing but the blocks they
 share out, and a dynamic program over them finds the least ramp. A box of caps costs at least its
 lower corner's time and update and its upper corner's ramp; boxes are halved, the cheapest first.
-All figures are whole numbers, so that the answer is exact::
-
-    cost = pace · max time + Σ ramp + rate · max update        (step time = cost / rate)
+The cost (`Prices`) grows in all three, and all figures are whole numbers, so that the answer is
+exact.
 """
 
 import heapq
@@ -21,17 +20,54 @@ from planner.search.stages.shape import Pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Costs of a nanosecond of the slowest stage and of the longest update; of a ramp, one."""
+    """What the figures of a choice cost: the step time in whole numbers, times `unit`.
 
-    pace: int
-    rate: int
+    Attributes
+    ----------
+    stages : int
+    slots : int
+        Chunk-microbatches of a stage after its first.
+    unit : int
+    sent_ns : int
+        What a microbatch takes from stage to stage and back.
+    in_turn : bool
+        Whether the pace is no less than the mean time with what is sent.
+    """
+
+    stages: int
+    slots: int
+    unit: int
+    sent_ns: int
+    in_turn: bool
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> "Prices":
-        """Prices at which the step time is the cost over `rate`."""
-        # Both in shares of a stage and a chunk: ramps count `stages` times, over `interleave`.
-        slots = pipeline.microbatches * pipeline.interleave - 1
-        return cls(pace=pipeline.stages * slots, rate=pipeline.stages * pipeline.interleave)
+        """Prices of a pipeline's stages.
+
+        Where rows of chunks wait for their longest, the least of that: that stages wait for the
+        slowest.
+        """
+        # In shares of a chunk, and of a stage twice: ramps count `stages` times, and the mean of
+        # the stages is taken of that.
+        return cls(
+            stages=pipeline.stages,
+            slots=pipeline.microbatches * pipeline.interleave - 1,
+            unit=pipeline.stages**2 * pipeline.interleave,
+            sent_ns=pipeline.sent_ns,
+            in_turn=pipeline.in_turn,
+        )
+
+    @property
+    def per_time(self) -> int:
+        """Cost of a nanosecond of the slowest stage."""
+        return self.stages**2 * self.slots
+
+    def cost(self, time: int, ramp: int, update: int, *, waiting: bool = True) -> int:
+        """Cost of the slowest stage's time, all stages' ramps and the longest update."""
+        pace = self.stages**2 * time
+        if waiting and self.in_turn:
+            pace = max(pace, ramp + self.stages * self.sent_ns)
+        return self.slots * pace + self.stages * ramp + self.unit * (update + self.sent_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +81,7 @@ class Choice:
 
     def cost(self, prices: Prices) -> int:
         """Cost of the choice."""
-        return prices.pace * self.time + self.ramp + prices.rate * self.update
+        return prices.cost(self.time, self.ramp, self.update)
 
 
 class Ladder:
@@ -213,7 +249,7 @@ class _Box:
     def bound(self, times: Ints, updates: Ints, prices: Prices) -> int:
         assert self.corner is not None
         time, update = int(times[self.time_from]), int(updates[self.update_from])
-        return prices.pace * time + self.corner.ramp + prices.rate * update
+        return prices.cost(time, self.corner.ramp, update)
 
     def halves(self, times: Ints, updates: Ints, prices: Prices) -> list["_Box"]:
         """Two boxes for one, less what the corner's own choice makes superfluous."""
@@ -221,8 +257,8 @@ class _Box:
         # Nothing in the box has less ramp than the corner's choice: it must save time or update.
         time_at = int(np.searchsorted(times, self.corner.time))
         update_at = int(np.searchsorted(updates, self.corner.update))
-        time_cost = prices.pace * int(times[time_at] - times[self.time_from])
-        update_cost = prices.rate * int(updates[update_at] - updates[self.update_from])
+        time_cost = prices.per_time * int(times[time_at] - times[self.time_from])
+        update_cost = prices.unit * int(updates[update_at] - updates[self.update_from])
         if time_cost >= update_cost:
             middle = (int(times[self.time_from]) + int(times[time_at])) // 2
             cut = int(np.searchsorted(times, middle, side="right")) - 1

@@ -10,12 +10,14 @@ from planner.search.stages.enumeration import divided, least_excess
 from planner.search.stages.layout import Model, TooManyError
 from planner.search.stages.program import StageProgram
 from planner.search.stages.relaxation import relaxed_bound_ns
+from planner.search.stages.rows import filled
 from planner.search.stages.shape import (
     Division,
     Pipeline,
     Run,
     inflight_counts,
     stage_bytes,
+    step_time_ns,
 )
 from planner.search.stages.splitting import divided_by_positions
 
@@ -23,6 +25,7 @@ from planner.search.stages.splitting import divided_by_positions
 # they are good enough.
 MIXED = (3, 2)
 RESOLUTION = 1e-2
+ROUNDING = 1e-12  # of times that are equal
 PROGRAM_BLOCKS = 16  # up to so many blocks the integer program is quick, whatever the runs
 
 
@@ -35,9 +38,10 @@ def divide(
 ) -> Division:
     """Divide the blocks over the positions at the least predicted step time.
 
-    Exactly, but for two cases, in which `bound_ns` says how far it may be: stages of many blocks
-    and variants have more mixtures than can be tried (about one percent), and several long runs
-    on several chunks a stage are divided chunk by chunk.
+    Exactly, but for three cases, in which `bound_ns` says how far it may be: stages of many blocks
+    and variants have more mixtures than can be tried (about one percent), several long runs on
+    several chunks a stage are divided chunk by chunk, and where rows of chunks wait for their
+    longest, many blocks are exact only as far as memory is not short.
 
     Parameters
     ----------
@@ -146,7 +150,34 @@ def _divide(
         division = divided(model, stage_limits, max_gap)
     except TooManyError:
         division = _nearly(runs, pipeline, limits, max_gap)
+    if pipeline.rows > 1:
+        division = _in_rows(division, runs, pipeline, limits, max_gap)
     return _measured(division, runs, pipeline, limits)
+
+
+def _in_rows(
+    division: Division,
+    runs: tuple[Run, ...],
+    pipeline: Pipeline,
+    limits: tuple[int, ...],
+    max_gap: float,
+) -> Division:
+    """Divide where rows of chunks wait for their longest, from the best where stages do.
+
+    Few blocks exactly.
+    """
+    stage_limits = tuple(limits[kind] for kind in pipeline.kinds)
+    known = step_time_ns(division.chunks, runs, pipeline), division.chunks
+    better = filled(runs, pipeline, stage_limits, known[0])
+    step_ns, chunks = min((known, *better), key=lambda one: one[0])
+    bound_ns = min(max(division.bound_ns, lower_bound_ns(runs, pipeline)), step_ns)
+    found = replace(division, chunks=chunks, step_ns=step_ns, bound_ns=bound_ns)
+    few = sum(len(run.blocks) for run in runs) <= PROGRAM_BLOCKS
+    if not few or step_ns <= bound_ns * (1 + max(max_gap, ROUNDING)):
+        return found
+    other = by_program(runs, pipeline, limits, max_gap)
+    best = min(found, other, key=lambda one: one.step_ns)
+    return replace(best, bound_ns=min(max(bound_ns, other.bound_ns), best.step_ns))
 
 
 def _apart(

@@ -17,6 +17,7 @@ from planner.search.stages.shape import Division
 FIRST_CAP = 1.08  # of what stages would take if blocks could be mixed of variants
 NEXT_CAP = 1.15  # times the last, while nothing fits
 EVERYTHING = 2**60
+UNBEATEN = 2**200  # more than any cost
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
     best: tuple[int, Callable[[], Chunks]] | None = None
     longest = int(max(floor.time, _typical_ns(model, limits)) * FIRST_CAP)
     while True:
-        beat, bound = best[0] if best else EVERYTHING, EVERYTHING
+        beat, bound = best[0] if best else UNBEATEN, UNBEATEN
         for layout in model.layouts(floor.window(longest)):
             places = layout.places(longest, limits)
             found = search(Ladder(places, layout.states, limits, longest), prices, beat, max_gap)
@@ -109,9 +110,9 @@ def divided(model: Model, limits: tuple[int, ...], max_gap: float) -> Division:
             longest = min(floor.longest_below(prices, beat), floor.longest)
     return Division(
         chunks=best[1](),
-        step_ns=beat / prices.rate,
+        step_ns=beat / prices.unit,
         memory_bytes=0,
-        bound_ns=min(bound, beat) / prices.rate,
+        bound_ns=min(bound, beat) / prices.unit,
     )
 
 
@@ -175,18 +176,18 @@ class _Floor:
         updates = least[blocks, UPDATE]
         self.update = max(-(-int(updates.sum()) // stages), int(updates.max()))
         # No stage takes longer than all blocks in their slowest variants.
-        most = np.array([one[:, :2].max() for one in figures])
+        most = np.array([one[:, TIME].max() for one in figures])
         self.longest = int(most[blocks].sum())
 
     def cost(self, prices: Prices, time: int) -> int:
         """Least cost of a division whose slowest stage takes so long."""
-        return prices.pace * time + self.ramp + prices.rate * self.update
+        return prices.cost(time, self.ramp, self.update)
 
     def longest_below(self, prices: Prices, cost: int) -> int:
         """Longest time of a stage that a division of less cost may have."""
-        if not prices.pace:
+        if not prices.per_time:
             return self.longest
-        return (cost - self.ramp - prices.rate * self.update) // prices.pace
+        return (cost - prices.cost(0, self.ramp, self.update, waiting=False)) // prices.per_time
 
     def window(self, longest: int) -> int:
         """Most neighbours that fit into a time."""

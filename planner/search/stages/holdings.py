@@ -19,11 +19,11 @@ from planner.search.stages.shape import DEFERRING, Pipeline, VariantFigures
 Ints = NDArray[np.int64]
 
 TOO_LARGE = 2**50  # bytes that no stage has, and that many blocks still add up
-TIME, LANE, UPDATE, DEFERRED, STAYS, KEEPS = range(6)  # columns of figures
+TIME, UPDATE, DEFERRED, STAYS, KEEPS = range(5)  # columns of figures
 
 
 def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tuple[Ints, Ints]:
-    """Figures of variants [V, 6], and their transient bytes [V].
+    """Figures of variants [V, 5], and their transient bytes [V].
 
     What is deferred counts in shares of one stage, so that all figures are whole numbers.
     """
@@ -32,7 +32,6 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
     rows = [
         (
             one.microbatch_ns,
-            one.lane_ns,
             one.step_ns,
             defers * min(2 * one.deferrable_ns * (stages - 1), one.microbatch_ns * stages),
             one.persistent_bytes,
@@ -105,10 +104,9 @@ class Palette:
 
     def _strict(self, groups: Ints) -> Ints:
         """What must not grow when groups of blocks [G, blocks] are exchanged, on every kind."""
-        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), 6)
-        # A stage's ramp is the longer of computation and lane, less what is deferred.
-        ramp = sums[..., [TIME, LANE]] * self.stages - sums[..., [DEFERRED]]
-        plain = sums[..., [TIME, LANE, UPDATE, STAYS, KEEPS]]
+        sums = self._figures[groups].sum(axis=1).reshape(len(groups), len(self.kinds), 5)
+        ramp = sums[..., [TIME]] * self.stages - sums[..., [DEFERRED]]
+        plain = sums[..., [TIME, UPDATE, STAYS, KEEPS]]
         pieces = [plain.reshape(len(groups), -1), ramp.reshape(len(groups), -1)]
         return np.concatenate([*pieces, self._sections[groups].max(axis=1)], axis=1)
 
@@ -195,7 +193,7 @@ def rows_of(
     parts: Sequence[tuple[Palette, int]], kind: int, most: int, makeup: int, room: Room
 ) -> Holdings:
     """Every way to hold one make-up, so many blocks of each palette, that there is room for."""
-    sums = np.zeros((1, 6), np.int64)
+    sums = np.zeros((1, 5), np.int64)
     transient = np.zeros(1, np.int64)
     kept = np.zeros(1, np.int64)
     keeps = np.zeros((1, 0), np.int64)
@@ -210,18 +208,18 @@ def rows_of(
         here = counts @ figures[numbers]
         largest = np.where(counts > 0, sections[numbers], 0).max(axis=1)
         a, b = len(sums), len(counts)
-        sums = (sums[:, None] + here).reshape(a * b, 6)
+        sums = (sums[:, None] + here).reshape(a * b, 5)
         transient = np.maximum(transient[:, None], largest).ravel()
         kept = (kept[:, None] + inflight * here[:, KEEPS]).ravel()
         # Parts only add to what the others take.
-        fits = sums[:, :2].max(axis=1) <= room.time_ns
+        fits = sums[:, TIME] <= room.time_ns
         fits &= sums[:, STAYS] + transient + kept <= room.memory_bytes
         rows = np.flatnonzero(fits)
         before, mine = np.divmod(rows, max(b, 1))
         sums, transient, kept = sums[rows], transient[rows], kept[rows]
         keeps = np.column_stack([keeps[before], here[mine, KEEPS]])
         picks = np.column_stack([picks[before], mine + starts[count]])
-    time = sums[:, :2].max(axis=1)
+    time = sums[:, TIME]
     return Holdings(
         makeup=np.full(len(sums), makeup),
         time=time,

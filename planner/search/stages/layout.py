@@ -118,19 +118,45 @@ class Model:
         if self.pipeline.interleave == 1:
             yield Cuts(self, window)
             return
-        main = max(range(len(self.runs)), key=lambda r: len(self.runs[r].blocks))
-        before = [r for r in range(main) for _ in self.runs[r].blocks]
-        after = [r for r in range(main + 1, len(self.runs)) for _ in self.runs[r].blocks]
-        if max(len(before), len(after)) > ENDS_MAX:
-            raise TooManyError
-        last = self.pipeline.positions - 1
-        for steps in product((0, 1), repeat=max(len(before) - 1, 0)):
-            first = np.cumsum((0, *steps)).tolist()[: len(before)]
-            for back in product((0, 1), repeat=max(len(after) - 1, 0)):
-                ends = [last - p for p in np.cumsum((0, *back)).tolist()[: len(after)][::-1]]
-                if max(first, default=0) <= min(ends, default=last):
-                    places = [*zip(before, first, strict=True), *zip(after, ends, strict=True)]
-                    yield Counts(self, window, main, places, first, ends)
+        for ends in end_layouts(self.runs, self.pipeline.positions):
+            yield Counts(self, window, ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Where the blocks before and after the longest run lie, and between which chunks it does.
+
+    `places` are runs with positions, a pair for every block; `main` is the longest run.
+    """
+
+    main: int
+    places: tuple[tuple[int, int], ...]
+    low: int
+    high: int
+
+
+def end_layouts(runs: tuple[Run, ...], positions: int) -> Iterator[Ends]:
+    """Every way to lay out the ends, each block on the chunk of the one before or on the next.
+
+    Raises
+    ------
+    TooManyError
+        There are too many ways.
+    """
+    main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
+    before = [r for r in range(main) for _ in runs[r].blocks]
+    after = [r for r in range(main + 1, len(runs)) for _ in runs[r].blocks]
+    if max(len(before), len(after)) > ENDS_MAX:
+        raise TooManyError
+    last = positions - 1
+    for steps in product((0, 1), repeat=max(len(before) - 1, 0)):
+        first = np.cumsum((0, *steps)).tolist()[: len(before)]
+        for back in product((0, 1), repeat=max(len(after) - 1, 0)):
+            ends = [last - p for p in np.cumsum((0, *back)).tolist()[: len(after)][::-1]]
+            low, high = max(first, default=0), min(ends, default=last)
+            if low <= high:
+                pairs = [*zip(before, first, strict=True), *zip(after, ends, strict=True)]
+                yield Ends(main=main, places=tuple(pairs), low=low, high=high)
 
 
 class Layout(Protocol):
@@ -265,25 +291,15 @@ class Cuts:
 class Counts:
     """Several chunks a stage: the ends have their positions, the longest run only has counts."""
 
-    def __init__(
-        self,
-        model: Model,
-        window: int,
-        main: int,
-        places: list[tuple[int, int]],
-        first: list[int],
-        ends: list[int],
-    ) -> None:
+    def __init__(self, model: Model, window: int, ends: Ends) -> None:
         self.model = model
-        self.main = main
-        self.ends = places  # (run, position) of every block before and after the longest run
-        pipeline = model.pipeline
+        self.main = main = ends.main
+        self.ends = ends.places  # (run, position) of every block before and after the longest run
         self.states = len(model.runs[main].blocks)
         self.window = min(window, self.states)
-        taken = {position for _, position in places}
-        low, high = max(first, default=0), min(ends, default=pipeline.positions - 1)
+        taken = {position for _, position in ends.places}
         # Where the longest run may lie on each stage, and where it must: no chunk is empty.
-        self.open = [[k for k in on if low <= k <= high] for on in model.stages]
+        self.open = [[k for k in on if ends.low <= k <= ends.high] for on in model.stages]
         self.due = [[k for k in on if k not in taken] for on in model.stages]
         self.palette = model.palettes[model.palette_of[main]]
 

@@ -60,19 +60,18 @@ class StageProgram:
         self._counts(least_memory)
         self._contiguous()
         weight = 0.0 if least_memory else 1.0
-        slowest = self.program.add_columns(weight * (pipeline.microbatches - pipeline.ramp))
+        self._paces(weight * (pipeline.microbatches - pipeline.ramp))
         update = self.program.add_columns(weight)
         over = self.program.add_columns(1.0) if least_memory else None
         inflight = inflight_counts(pipeline)
         for stage in range(pipeline.stages):
             on_stage = [k for k in range(pipeline.positions) if pipeline.stage_of(k) == stage]
             figures = self.figures[stage]
-            self._time(slowest, stage, on_stage, weight)
             self._at_least(update, on_stage, [f.step_ns / self.time_unit for f in figures])
             self._memory(stage, on_stage, inflight, over)
 
     def _counts(self, least_memory: bool) -> None:
-        """Columns of counts; what they cost in the ramp, but for time on lanes."""
+        """Columns of counts; what they cost in the ramp."""
         most = float(max(len(run.blocks) for run in self.runs))
         found = []
         for position in range(self.pipeline.positions):
@@ -85,14 +84,8 @@ class StageProgram:
         self.counts = np.array(found)
 
     def _ramp_cost(self, figures: VariantFigures, stage: int) -> float:
-        left = -deferred_ns(figures, self.pipeline)
-        if not self._has_lanes(stage):
-            left += figures.microbatch_ns
+        left = figures.microbatch_ns - deferred_ns(figures, self.pipeline)
         return self.pipeline.ramp * left / self.time_unit
-
-    def _has_lanes(self, stage: int) -> bool:
-        """Whether communication may last longer than computation on a stage."""
-        return any(figures.lane_ns > figures.microbatch_ns for figures in self.figures[stage])
 
     def _contiguous(self) -> None:
         """Every block once, no position empty, a run only after all of the one before."""
@@ -113,19 +106,35 @@ class StageProgram:
                 program.enter(after, self.counts[k, run_of == r + 1], 1.0)
                 program.enter(after, done, -len(self.runs[r + 1].blocks))
 
-    def _time(self, slowest: int, stage: int, on_stage: list[int], weight: float) -> None:
-        """The slowest stage is no faster than this one's computation, nor than its lane."""
-        figures = self.figures[stage]
-        compute = [f.microbatch_ns / self.time_unit for f in figures]
-        if not self._has_lanes(stage):
-            self._at_least(slowest, on_stage, compute)
-            return
-        time = self.program.add_columns(weight * self.pipeline.ramp)
-        self._at_least(time, on_stage, compute)
-        self._at_least(time, on_stage, [f.lane_ns / self.time_unit for f in figures])
-        row = self.program.add_rows(1, lower=0.0)
-        self.program.enter(row, slowest, 1.0)
-        self.program.enter(row, time, -1.0)
+    def _paces(self, weight: float) -> None:
+        """The pace is no less than its terms in `stages.shape`, each a column of its own."""
+        pipeline, program, stages = self.pipeline, self.program, self.pipeline.stages
+        compute = [[f.microbatch_ns / self.time_unit for f in one] for one in self.figures]
+        share, lag = pipeline.row_share, pipeline.lag
+        pace = program.add_columns(weight)
+        slowest, longest = program.add_columns(0.0), program.add_columns(0.0)
+        whole = program.add_rows(1, lower=0.0)
+        program.enter(whole, [pace, slowest, longest], [1.0, share - 1, -lag * pipeline.rows])
+        at_positions: list[tuple[int, list[float]]] = []
+        for k in range(pipeline.positions):
+            at_positions.append((k, compute[pipeline.stage_of(k)]))
+        for stage in range(stages):
+            on_stage = [k for k, _ in at_positions if pipeline.stage_of(k) == stage]
+            self._at_least(slowest, on_stage, compute[stage])
+        for row in range(pipeline.rows if share else 0):
+            level = program.add_columns(0.0)
+            program.enter(whole, level, -share)
+            mean = program.add_rows(1, lower=0.0)
+            program.enter(mean, longest, 1.0)
+            for k, times in at_positions[row * stages : (row + 1) * stages]:
+                self._at_least(level, [k], times)
+                program.enter(mean, self.counts[k], [-one / stages for one in times])
+                program.enter(whole, self.counts[k], [lag * one / stages for one in times])
+        if pipeline.in_turn:
+            mean = program.add_rows(1, lower=pipeline.sent_ns / self.time_unit)
+            program.enter(mean, pace, float(stages))
+            for k, times in at_positions:
+                program.enter(mean, self.counts[k], [-one for one in times])
 
     def _at_least(self, column: int, positions: list[int], values: list[float]) -> None:
         """The column is no less than the sum over the blocks at some positions."""
@@ -177,5 +186,5 @@ class StageProgram:
             chunks=tuple(chunks),
             step_ns=step_ns,
             memory_bytes=0,
-            bound_ns=min(answer.bound * self.time_unit, step_ns),
+            bound_ns=min(answer.bound * self.time_unit + self.pipeline.sent_ns, step_ns),
         )

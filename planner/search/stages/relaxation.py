@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.stages.caps import Ladder, Prices, search
-from planner.search.stages.enumeration import EVERYTHING, least_bytes
+from planner.search.stages.enumeration import EVERYTHING, UNBEATEN, least_bytes
 from planner.search.stages.holdings import (
     DEFERRED,
     KEEPS,
-    LANE,
     STAYS,
     TIME,
     UPDATE,
@@ -30,12 +29,12 @@ Floats = NDArray[np.float64]
 def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
     """Return a step time that no division undercuts, however many variants a stage mixes."""
     prices = Prices.of(model.pipeline)
-    bound = EVERYTHING
+    bound = UNBEATEN
     for layout in model.layouts(len(model.blocks)):
         places = [_place(layout, model, stage, limit) for stage, limit in enumerate(limits)]
         ladder = Ladder(places, layout.states, limits, EVERYTHING)
-        bound = min(bound, search(ladder, prices, EVERYTHING, 0.0).bound)
-    return bound / prices.rate
+        bound = min(bound, search(ladder, prices, UNBEATEN, 0.0).bound)
+    return bound / prices.unit
 
 
 def _place(layout: Layout, model: Model, stage: int, limit: int) -> StagePlace:
@@ -43,13 +42,12 @@ def _place(layout: Layout, model: Model, stage: int, limit: int) -> StagePlace:
     kind, stages = model.pipeline.kinds[stage], model.pipeline.stages
     pieces = layout.pieces(stage)
     room = limit - int(model.transient_levels(kind).min())
-    time, lane, update = (_least(pieces, kind, room, (row,)) for row in (TIME, LANE, UPDATE))
-    deferring = [_least(pieces, kind, room, (row, DEFERRED), stages) for row in (TIME, LANE)]
+    time, update = (_least(pieces, kind, room, (row,)) for row in (TIME, UPDATE))
     size = least_bytes(layout, model, stage)
     held = Holdings(
         makeup=np.arange(len(size)),
-        time=np.maximum(time, lane),
-        ramp=np.maximum(*deferring),
+        time=time,
+        ramp=_least(pieces, kind, room, (TIME, DEFERRED), stages),
         update=update,
         base=size,
         keeps=np.zeros((len(size), 0), np.int64),

@@ -2,14 +2,21 @@
 
 Blocks come in runs (all blocks of one template, in the order of the model); positions k are the
 chunks in model order, position k on stage `stage_of(schedule, k, stages)`. With blocks and variants
-per position::
+per position, ramp = one over the chunks of a stage, and no chunk empty::
 
-    time[s]  = max(Σ microbatch, Σ lane) over the blocks on stage s
-    step     = (microbatches - ramp) · max_s time[s]
-               + ramp · Σ_s (time[s] - Σ deferred) + max_s Σ step
+    time[s]  = Σ microbatch over the blocks on stage s
+    step     = (microbatches - ramp) · pace + ramp · Σ_s (time[s] - Σ deferred) + sent
+               + max_s Σ step
     bytes[s] = Σ_{k on s} Σ (persistent + inflight[k] · inflight bytes) + max transient ≤ limit
 
-where ramp is one over the chunks of a stage, and no chunk is empty.
+What each further microbatch takes, where `sent` is what one takes from stage to stage to the last
+chunk and back, besides computing::
+
+    pace     = max_s time[s]                              one chunk a stage, or chunks in a V
+             ≥ (Σ_s time[s] + sent) / stages              one chunk, and nothing is deferred
+             = max_s time[s] / stages                     chunks in rows (interleaved): see below
+               + (1 - 1 / stages) · Σ_rows max chunk[row]
+               + lag · (rows · max_row mean chunk[row] - Σ_rows mean chunk[row])
 
 Notes
 -----
@@ -19,14 +26,29 @@ slowest has its remaining microbatches. With several chunks a stage the ramp is 
 shorter. Schedules that defer weight gradients fill the ramp with them (Qi et al., "Zero bubble
 pipeline parallelism", 2023, section 2.2): with equal times for forward, input and weight gradients
 what is left is the way to the last stage.
+
+1F1B has as many microbatches under way as there are stages, so that each has to be through all of
+them, and back, in as many paces. What stages hand each other is hidden where they wait anyway.
+Schedules that defer weight gradients, or interleave, have others to run meanwhile.
+
+Interleaved stages run the chunks of one row (the first of every stage, the second, …) at a time,
+`stages` microbatches long, and each waits for the one before it: a row takes as long as its longest
+chunk, wherever the next row's longest lies, but for what is gained between the two. Stages are up
+to two rows apart, so that all wait for the longer of two rows, the more stages there are. These two
+weights are no theorem: they are fitted to orders that ran with the times of chunks.
+`python -m benchmarks.pipelines` holds all of this against the simulator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
-from planner.schedules import kept_counts, stage_of
+from planner.schedules import FOLDED, kept_counts, stage_of
 
 DEFERRING = ("zb-h1", "zb-v")  # schedules that move weight gradients into the ramp
+# What rows wait for a longer one, in shares of what it is longer: with many stages, with so many
+# stages less, and at least. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
+LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +63,6 @@ class VariantFigures:
         Memory all step long, and per microbatch in flight.
     transient_bytes : int
         The largest section; sections of a stage share their memory.
-    lane_ns : int
-        Communication per microbatch that runs beside computation.
     handover : object
         How tensors are handed to neighbours: a division mixes only variants where it is equal.
     """
@@ -53,7 +73,6 @@ class VariantFigures:
     persistent_bytes: int
     inflight_bytes: int
     transient_bytes: int = 0
-    lane_ns: int = 0
     handover: object = None
 
 
@@ -78,7 +97,8 @@ class Run:
 class Pipeline:
     """The shape of a pipeline: a schedule's name and its numbers, and every stage's kind of device.
 
-    No kinds: all devices are alike.
+    No kinds: all devices are alike. `sent_ns` is what a microbatch's tensors take from stage to
+    stage, and their gradients back.
     """
 
     schedule: str
@@ -86,6 +106,7 @@ class Pipeline:
     interleave: int
     microbatches: int
     kind_of_stage: tuple[int, ...] = ()
+    sent_ns: int = 0
 
     def __post_init__(self) -> None:
         if self.kind_of_stage and len(self.kind_of_stage) != self.stages:
@@ -105,6 +126,19 @@ class Pipeline:
         return 1 / self.interleave
 
     @property
+    def rows(self) -> int:
+        """Rows of chunks that wait for their longest."""
+        return 1 if self.schedule in FOLDED else self.interleave
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether every microbatch is through all stages, and back, before others take its place.
+
+        Then stages have nothing else to do while tensors travel.
+        """
+        return self.interleave == 1 and self.stages > 1 and self.schedule not in DEFERRING
+
+    @property
     def kinds(self) -> tuple[int, ...]:
         """Kind of every stage's device."""
         return self.kind_of_stage or (0,) * self.stages
@@ -112,6 +146,33 @@ class Pipeline:
     def stage_of(self, position: int) -> int:
         """Return the stage of a chunk."""
         return stage_of(self.schedule, position, self.stages)
+
+    def place_of(self, position: int) -> int:
+        """Return what a chunk's time counts in: its stage, or itself where rows wait for it."""
+        return position if self.rows > 1 else self.stage_of(position)
+
+    @property
+    def lag(self) -> float:
+        """What rows wait for each nanosecond that the longest row's mean is above theirs."""
+        if self.rows == 1 or self.stages == 1:
+            return 0.0
+        return max(LAG_MIN, LAG * (1 - LESS_LAG / self.stages)) / (self.rows - 1)
+
+    @property
+    def row_share(self) -> float:
+        """How much of the pace is that rows wait for their longest chunk, not stages for theirs."""
+        return 1 - 1 / self.stages if self.rows > 1 else 0.0
+
+    def pace(self, times: Sequence[float]) -> float:
+        """Return what each further microbatch takes, from the times of every place."""
+        stages, share = self.stages, self.row_share
+        rows = [times[at : at + stages] for at in range(0, len(times), stages)]
+        found = (1 - share) * max(map(sum, zip(*rows, strict=True)))
+        if share:
+            means = [sum(row) / stages for row in rows]
+            found += share * sum(map(max, rows))
+            found += self.lag * (len(rows) * max(means) - sum(means))
+        return max(found, (sum(times) + self.sent_ns) / stages) if self.in_turn else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +215,18 @@ def step_time_ns(
 ) -> float:
     """Predicted step time of a division."""
     run_of = {block: run for run in runs for block in run.blocks}
-    busy, lane, update = ([0] * pipeline.stages for _ in range(3))
+    times = [0] * (pipeline.stages * pipeline.rows)
+    update = [0] * pipeline.stages
     deferred = 0.0
     for position, chunk in enumerate(chunks):
-        stage = pipeline.stage_of(position)
+        stage, place = pipeline.stage_of(position), pipeline.place_of(position)
         for block, at in chunk:
             figures = run_of[block].on(pipeline.kinds[stage])[at]
-            busy[stage] += figures.microbatch_ns
-            lane[stage] += figures.lane_ns
+            times[place] += figures.microbatch_ns
             update[stage] += figures.step_ns
             deferred += deferred_ns(figures, pipeline)
-    times = [max(pair) for pair in zip(busy, lane, strict=True)]
-    pace = (pipeline.microbatches - pipeline.ramp) * max(times)
-    return pace + pipeline.ramp * (sum(times) - deferred) + max(update)
+    paces = (pipeline.microbatches - pipeline.ramp) * pipeline.pace(times)
+    return paces + pipeline.ramp * (sum(times) - deferred) + pipeline.sent_ns + max(update)
 
 
 def stage_bytes(

@@ -12,12 +12,16 @@ prices come from `plain.py`. Nothing of the search's tables, ascent or programs 
 
 from collections.abc import Sequence
 from itertools import combinations
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.graph import Phase
 from models.zoo.catalogue import build_training
+from planner.costs import collective_duration_ns
 from planner.errors import InfeasibleError
+from planner.search.blocks.folding import fold
 from planner.search.candidates import Candidate, candidates
 from planner.search.request import SearchRequest
 from planner.search.stages import DEFERRING, inflight_counts
@@ -36,6 +40,7 @@ from tests.planner.search.enumerated_blocks import (
     Variants,
     undominated,
 )
+from tests.planner.search.plain import sized
 
 
 class Enumerator:
@@ -167,6 +172,28 @@ class Enumerator:
             best = min(best, self._divided(candidate, rows, best))
         return best
 
+    def _sent(self, candidate: Candidate) -> int:
+        """What a microbatch's largest tensor takes from chunk to chunk, in shares, and back."""
+        pipeline, folded = candidate.pipeline, fold(self.graph)
+        makers = {name: op for op in folded.ops for name in op.outputs}
+        tensors = sized(self.graph, candidate.batch)
+        size = max(
+            (
+                tensors[net.tensor].size_bytes
+                for net in folded.nets
+                if net.crossing and makers[net.tensor].phase == Phase.FORWARD
+            ),
+            default=0,
+        )
+        devices, found = prod(candidate.sizes), 0
+        for position in range(pipeline.positions - 1):
+            home, target = (pipeline.stage_of(position + at) * devices for at in (0, 1))
+            if home != target:
+                found += 2 * collective_duration_ns(
+                    "send", size // devices, 2, self.request.cluster, (home, target)
+                )
+        return found
+
     def _divided(self, candidate: Candidate, rows: dict[str, Ints], best: float) -> float:
         """The least step time over all divisions of blocks with these variants."""
         blocks, pipeline = self.graph.blocks, candidate.pipeline
@@ -179,10 +206,12 @@ class Enumerator:
             if (pipeline.microbatches + ramp) / pipeline.stages * least > best:
                 return float("inf")
         kept = inflight_counts(pipeline)
+        sent = self._sent(candidate)
         found = float("inf")
         for cuts in combinations(range(1, len(blocks)), pipeline.positions - 1):
             edges = (0, *cuts, len(blocks))
-            stages = [STAGE_EMPTY] * pipeline.stages
+            chunks = pipeline.interleave
+            stages = [np.zeros((1, STAGE_WIDTH + chunks - 1), np.int64)] * pipeline.stages
             for position in range(pipeline.positions):
                 at = pipeline.stage_of(position)
                 for block in blocks[edges[position] : edges[position + 1]]:
@@ -191,10 +220,11 @@ class Enumerator:
                         kept[position],
                         pipeline.stages,
                         pipeline.schedule in DEFERRING,
+                        np.arange(chunks) == position // pipeline.stages,
                     )
                     stages[at] = self._joined(stages[at], own)
             if all(len(one) for one in stages):
-                found = min(found, self._together(candidate, stages))
+                found = min(found, self._together(candidate, stages, sent))
         return found
 
     def _joined(self, held: Ints, own: Ints) -> Ints:
@@ -207,33 +237,51 @@ class Enumerator:
             sums = sums[fits]
             values = sums
         else:
-            values = sums[:, :BYTES]
+            values = np.delete(sums, [BYTES, SECTION], axis=1)
         return sums[undominated(np.zeros(len(sums), np.int64), values)]
 
-    def _together(self, candidate: Candidate, stages: list[Ints]) -> float:
+    def _together(self, candidate: Candidate, stages: list[Ints], sent: int) -> float:
         """The least step time of one holding per stage (`stages.shape`)."""
         pipeline = candidate.pipeline
-        longest, spread, update = (np.zeros(1) for _ in range(3))
+        rows = pipeline.interleave
+        paces, loads = ([np.zeros(1) for _ in range(rows)] for _ in range(2))
+        longest, spread, deferred, update = (np.zeros(1) for _ in range(4))
         for held in stages:
-            longest, spread, update = (
-                np.maximum.outer(longest, held[:, TIME]).ravel(),
-                np.add.outer(spread, held[:, TIME] + held[:, DEFERRED] / pipeline.stages).ravel(),
-                np.maximum.outer(update, held[:, UPDATE]).ravel(),
-            )
-        total = (pipeline.microbatches - pipeline.ramp) * longest + pipeline.ramp * spread + update
+            times = held[:, TIMES:]
+            if pipeline.schedule == "zb-v":
+                times = np.column_stack([times.sum(axis=1), *[0 * times[:, 0]] * (rows - 1)])
+            paces = [np.maximum.outer(row, times[:, at]).ravel() for at, row in enumerate(paces)]
+            loads = [np.add.outer(row, times[:, at]).ravel() for at, row in enumerate(loads)]
+            longest = np.maximum.outer(longest, times.sum(axis=1)).ravel()
+            spread = np.add.outer(spread, times.sum(axis=1)).ravel()
+            deferred = np.add.outer(deferred, held[:, DEFERRED] / pipeline.stages).ravel()
+            update = np.maximum.outer(update, held[:, UPDATE]).ravel()
+        pace = np.sum(paces, axis=0)
+        if pipeline.schedule == "interleaved-1f1b":
+            loads = np.array([load / len(stages) for load in loads])
+            lag = 0.2 * (rows * loads.max(axis=0) - loads.sum(axis=0)) / (rows - 1)
+            pace = pace + (longest - pace) / len(stages) + lag
+            assert len(stages) < 5, "with more stages rows wait longer"
+        if pipeline.schedule in ("1f1b", "gpipe") and rows == 1 and len(stages) > 1:
+            pace = np.maximum(pace, (spread + sent) / len(stages))
+        ramp = pipeline.ramp * (spread + deferred)
+        total = (pipeline.microbatches - pipeline.ramp) * pace + ramp + update + sent
         return float(total.min())
 
 
-TIME, DEFERRED, UPDATE, BYTES, SECTION = range(5)
-STAGE_EMPTY: Ints = np.zeros((1, 5), np.int64)
+DEFERRED, UPDATE, BYTES, SECTION, TIMES = range(5)
+STAGE_WIDTH = 5  # the last of them a column per chunk of the stage
 
 
-def block_rows(variants: Ints, kept: int, stages: int, defers: bool) -> Ints:
-    """Variants as a stage sees them: time, what is deferred (below zero, in shares of a stage)."""
+def block_rows(
+    variants: Ints, kept: int, stages: int, defers: bool, chunk: NDArray[np.bool_]
+) -> Ints:
+    """Variants as a stage sees them: what is deferred (below zero, in shares of a stage), times."""
     time = variants[:, MICROBATCH] + variants[:, DEFERRABLE]
     deferred = np.minimum(2 * variants[:, DEFERRABLE] * (stages - 1), time * stages) * defers
     size = variants[:, PERSISTENT] + kept * variants[:, INFLIGHT]
-    return np.column_stack([time, -deferred, variants[:, STEP], size, variants[:, FIGURES]])
+    figures = -deferred, variants[:, STEP], size, variants[:, FIGURES], time[:, None] * chunk
+    return np.column_stack(figures)
 
 
 def figure_weights(width: int, candidate: Candidate, limited: bool) -> Ints:

@@ -29,7 +29,8 @@ def evaluated(
     """Step time and bytes of each stage, by the formulas of the package's documentation."""
     p, v, m = pipe.stages, pipe.interleave, pipe.microbatches
     inflight = inflight_counts(pipe)
-    compute, lane, update, used, section = ([0] * p for _ in range(5))
+    update, used, section = ([0] * p for _ in range(3))
+    compute = [[0] * p for _ in range(v)]
     deferred = 0.0
     for position in range(p * v):
         stage = position % p
@@ -39,15 +40,22 @@ def evaluated(
         for at in range(edges[position], edges[position + 1]):
             run = blocks[at][1]
             f = (run.variants, *run.elsewhere)[kind][choice[at]]
-            compute[stage] += f.microbatch_ns
-            lane[stage] += f.lane_ns
+            compute[position // p][stage] += f.microbatch_ns
             update[stage] += f.step_ns
             used[stage] += f.persistent_bytes + inflight[position] * f.inflight_bytes
             section[stage] = max(section[stage], f.transient_bytes)
             if pipe.schedule.startswith("zb"):
                 deferred += min(2 * f.deferrable_ns * (1 - 1 / p), f.microbatch_ns)
-    times = [max(pair) for pair in zip(compute, lane, strict=True)]
-    step = (m - 1 / v) * max(times) + (sum(times) - deferred) / v + max(update)
+    times = [sum(column) for column in zip(*compute, strict=True)]
+    pace = max(times)
+    if pipe.schedule == "interleaved-1f1b":
+        means = [sum(row) / p for row in compute]
+        pace = max(times) / p + (1 - 1 / p) * sum(map(max, compute))
+        lag = max(0.2, 0.7 * (1 - 3 / p)) if p > 1 else 0
+        pace += lag * (2 * max(means) - sum(means))
+    if pipe.schedule in ("1f1b", "gpipe") and p > 1:
+        pace = max(pace, (sum(times) + pipe.sent_ns) / p)
+    step = (m - 1 / v) * pace + (sum(times) - deferred) / v + pipe.sent_ns + max(update)
     return step, [a + b for a, b in zip(used, section, strict=True)]
 
 
@@ -69,20 +77,18 @@ NUMBER = st.integers(0, 12)
 
 def figures(handovers: int) -> st.SearchStrategy[VariantFigures]:
     return st.builds(
-        lambda t, d, u, p, k, x, lane, h: VariantFigures(
+        lambda t, d, u, p, k, x, h: VariantFigures(
             microbatch_ns=t,
             deferrable_ns=min(d, t),
             step_ns=u,
             persistent_bytes=p,
             inflight_bytes=k,
             transient_bytes=x,
-            lane_ns=lane,
             handover=h,
         ),
         st.integers(1, 12),
         *[NUMBER] * 4,
         st.one_of(st.just(0), NUMBER),
-        st.one_of(st.just(0), st.integers(0, 20)),
         st.integers(1, handovers),
     )
 
@@ -90,7 +96,7 @@ def figures(handovers: int) -> st.SearchStrategy[VariantFigures]:
 @st.composite
 def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ...]]:
     schedule = draw(st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]))
-    stages = draw(st.integers(1, 3))
+    stages = draw(st.integers(1, 4 if schedule == "interleaved-1f1b" else 3))
     interleave = {"interleaved-1f1b": 2, "zb-v": 2}.get(schedule, 1)
     kinds = draw(st.integers(1, 2))
     handovers = draw(st.sampled_from([1, 1, 2]))
@@ -118,6 +124,7 @@ def instances(draw: st.DrawFn) -> tuple[tuple[Run, ...], Pipeline, tuple[int, ..
         interleave=interleave,
         microbatches=draw(st.integers(1, 9)),
         kind_of_stage=tuple(draw(st.integers(0, 1)) for _ in range(stages)) if kinds > 1 else (),
+        sent_ns=draw(st.sampled_from([0, 0, 5, 40])),
     )
     limits = tuple(draw(st.integers(1, 200)) for _ in range(kinds))
     return tuple(runs), pipe, limits

@@ -63,7 +63,12 @@ def brute_force(runs: tuple[Run, ...], pipe: Pipeline, limit_bytes: int) -> floa
             if used.max() > limit_bytes:
                 continue
             ramp = 1 / pipe.interleave
-            pace = time.reshape(pipe.interleave, pipe.stages).sum(axis=0).max()
+            rows = time.reshape(pipe.interleave, pipe.stages)
+            pace = rows.sum(axis=0).max() / pipe.stages
+            pace += (1 - 1 / pipe.stages) * rows.max(axis=1).sum()
+            if pipe.interleave > 1:  # rows wait for one that is longer on the whole
+                means = rows.mean(axis=1)
+                pace += 0.2 * (pipe.interleave * means.max() - means.sum())
             step = (pipe.microbatches - ramp) * pace + ramp * time.sum() + update.max()
             best = step if best is None else min(best, step)
     return best

@@ -1,0 +1,293 @@
+"""Rows: several chunks a stage, where all stages wait for the longest chunk of every row.
+
+With levels, one a row, that no chunk of it exceeds, the blocks that find a place are counted chunk
+by chunk, and a dynamic program over the rows finds the levels of least sum that hold them all. That
+bounds every division. Where memory is short, stages run blocks in a smaller variant too, first
+those of which most microbatches are in flight: rows grow in the same order on every stage.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.stages.layout import Chunks, Ends, TooManyError, end_layouts
+from planner.search.stages.shape import (
+    Pipeline,
+    Run,
+    VariantFigures,
+    inflight_counts,
+    stage_bytes,
+    step_time_ns,
+)
+
+Ints = NDArray[np.int64]
+
+LAID_OUT = 3  # ways to lay out the ends that are filled
+NEVER = 2**61
+
+
+class Rows:
+    """One way to lay out the ends of the model; the longest run lies between.
+
+    Parameters
+    ----------
+    runs : tuple of Run
+    pipeline : Pipeline
+    ends : Ends
+    times : sequence
+        Per run and stage, the nanoseconds of a block.
+    """
+
+    def __init__(
+        self,
+        runs: tuple[Run, ...],
+        pipeline: Pipeline,
+        ends: Ends,
+        times: Sequence[Sequence[int]],
+    ) -> None:
+        self.ends = ends
+        self.total = len(runs[ends.main].blocks)
+        positions = np.arange(pipeline.positions)
+        stages = [pipeline.stage_of(k) for k in positions.tolist()]
+        self.beside = np.zeros(len(positions), np.int64)
+        for run, position in ends.places:
+            self.beside[position] += times[run][stages[position]]
+        self.block = np.array([max(times[ends.main][stage], 1) for stage in stages])
+        self.open = (positions >= ends.low) & (positions <= ends.high)
+        self.due = np.ones(len(positions), np.int64)
+        self.due[[position for _, position in ends.places]] = 0
+        shape = pipeline.rows, pipeline.stages
+        self.times = self.beside, self.block, self.due
+        self.options = [self._options(row) for row in positions.reshape(shape)]
+
+    def _options(self, row: Ints) -> tuple[Ints, Ints]:
+        """Levels that a row may have, and the blocks that it holds at each of them."""
+        beside, block = self.beside[row], self.block[row]
+        least = int((beside + self.due[row] * block).max())
+        held = np.arange(self.total + 1)
+        kinds = np.unique(np.stack([beside, block], axis=1), axis=0)
+        levels = np.unique(kinds[:, :1] + kinds[:, 1:] * held)
+        levels = np.append(least, levels[levels > least])
+        room: Ints = ((levels[:, None] - beside) // block * self.open[row]).sum(axis=1)
+        first = np.flatnonzero(np.diff(np.minimum(room, self.total), prepend=-1))
+        return levels[first], room[first]
+
+    def filled(self, most_ns: float = np.inf) -> "Filled | None":
+        """Levels of least sum that hold all blocks; None where there are too few blocks, or chunks.
+
+        No row of chunks takes longer than `most_ns` in all.
+        """
+        total = self.total - int(self.due.sum())
+        if total < 0:
+            return None
+        best = np.full(total + 1, NEVER)
+        best[0] = 0
+        taken = []
+        for (levels, room), beside, block, due in zip(
+            self.options, *(one.reshape(len(self.options), -1) for one in self.times), strict=True
+        ):
+            spare = (most_ns - int(beside.sum()) - int(due @ block)) / int(block.min())
+            if spare < 0:
+                return None
+            extra = np.minimum(room - int(due.sum()), min(int(min(spare, total)), total))
+            before = np.maximum(np.arange(total + 1) - extra[:, None], 0)
+            sums = np.minimum(best[before], NEVER) + levels[:, None]
+            choice = sums.argmin(axis=0)
+            taken.append((choice, before, levels, int(due.sum())))
+            best = sums.min(axis=0)
+        if best[-1] >= NEVER:
+            return None
+        found, left = [], total
+        for choice, before, levels, due in reversed(taken):
+            at = int(choice[left])
+            found.append((int(levels[at]), due + left - int(before[at, left])))
+            left = int(before[at, left])
+        return Filled(
+            levels=tuple(one for one, _ in found[::-1]), held=tuple(n for _, n in found[::-1])
+        )
+
+    def ways(self) -> Iterator["Filled"]:
+        """Levels of least sum, then likewise for ever shorter rows, while all find a place."""
+        most_ns = np.inf
+        while (found := self.filled(most_ns)) is not None:
+            yield found
+            most_ns = max(self._row_ns(found)) - 1
+
+    def least_ns(self, found: "Filled", pipeline: Pipeline) -> float:
+        """A step time that no division of these levels and rows undercuts, but for memory."""
+        loads = self._row_ns(found)
+        share, mean = pipeline.row_share, sum(loads) / pipeline.stages
+        lag = pipeline.lag * (len(loads) * max(loads) / pipeline.stages - mean)
+        pace = (1 - share) * mean + share * sum(found.levels) + lag
+        return (pipeline.microbatches - pipeline.ramp) * pace + pipeline.ramp * sum(loads)
+
+    def _row_ns(self, found: "Filled") -> list[int]:
+        """At least what each row takes, in all of its chunks."""
+        beside, block, _ = (one.reshape(len(self.options), -1) for one in self.times)
+        return [
+            int(other.sum()) + held * int(one.min())
+            for other, one, held in zip(beside, block, found.held, strict=True)
+        ]
+
+    def counts(self, found: "Filled", sizes: Ints, stages: Ints) -> Ints:
+        """Blocks of the longest run per chunk; the fullest stages have the fewest.
+
+        `sizes` are bytes of one of its blocks by position, `stages` where each position lies.
+        """
+        row = len(self.block) // len(found.levels)
+        room = np.repeat(np.array(found.levels), row) - self.beside
+        held: Ints = np.where(self.open, np.minimum(room // self.block, self.total), 0)
+        for number, wanted in enumerate(found.held):
+            mine = slice(number * row, (number + 1) * row)
+            for _ in range(int(held[mine].sum()) - wanted):
+                used = np.bincount(stages, weights=held * sizes)
+                spare = np.where(held > self.due, used[stages], -1.0)[mine]
+                held[mine.start + int(spare.argmax())] -= 1
+        return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """Per row the nanoseconds that no chunk exceeds, and how many blocks it holds."""
+
+    levels: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+def least_rows_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
+    """The least sum of all rows' longest chunks, whatever the memory: blocks at their fastest."""
+    times = [
+        [min(one.microbatch_ns for one in run.on(kind)) for kind in pipeline.kinds] for run in runs
+    ]
+    least = [rows.filled() for rows in _laid_out(runs, pipeline, times)]
+    return min((float(sum(one.levels)) for one in least if one is not None), default=0.0)
+
+
+def _laid_out(
+    runs: tuple[Run, ...], pipeline: Pipeline, times: Sequence[Sequence[int]]
+) -> list[Rows]:
+    try:
+        layouts = list(end_layouts(runs, pipeline.positions))
+    except TooManyError:
+        return []
+    return [Rows(runs, pipeline, ends, times) for ends in layouts]
+
+
+def filled(
+    runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], best_ns: float
+) -> Iterator[tuple[float, Chunks]]:
+    """Divisions that fit, with their step times, ever better ones; `limits` are bytes of stages."""
+    fastest = [
+        min(range(len(run.variants)), key=lambda v, run=run: _time(run.variants[v]))  # type: ignore[misc]
+        for run in runs
+    ]
+    smallest = [
+        min(range(len(run.variants)), key=lambda v, run=run: _size(run.variants[v]))  # type: ignore[misc]
+        for run in runs
+    ]
+    main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
+    variants = range(len(runs[main].variants))
+    for usual, ends in product(variants, dict.fromkeys((tuple(fastest), tuple(smallest)))):
+        taken = [*ends]
+        taken[main] = usual
+        times = [
+            [run.on(kind)[v].microbatch_ns for kind in pipeline.kinds]
+            for run, v in zip(runs, taken, strict=True)
+        ]
+        for rows in _laid_out(runs, pipeline, times)[:LAID_OUT]:
+            filling = _Filling(runs, pipeline, limits, rows, taken)
+            for way in rows.ways():
+                if rows.least_ns(way, pipeline) >= best_ns:
+                    continue
+                # Where memory is not short, nothing smaller is of use.
+                tried = (filling.chunks(way, v) for v in sorted(variants, key=usual.__ne__))
+                for number, chunks in enumerate(tried):
+                    if chunks is not None:
+                        step_ns = step_time_ns(chunks, runs, pipeline)
+                        best_ns = min(best_ns, step_ns)
+                        yield step_ns, chunks
+                        if not number:
+                            break
+
+
+def _time(figures: VariantFigures) -> tuple[int, int]:
+    return figures.microbatch_ns, figures.step_ns
+
+
+def _size(figures: VariantFigures) -> int:
+    return figures.persistent_bytes + figures.inflight_bytes + figures.transient_bytes
+
+
+class _Filling:
+    """One way to lay out the ends, filled within each stage's bytes."""
+
+    def __init__(
+        self,
+        runs: tuple[Run, ...],
+        pipeline: Pipeline,
+        limits: tuple[int, ...],
+        rows: Rows,
+        taken: Sequence[int],
+    ) -> None:
+        self.runs = runs
+        self.pipeline = pipeline
+        self.limits = limits
+        self.rows = rows
+        self.taken = taken  # variant of each run, where nothing else is said
+        self.inflight = inflight_counts(pipeline)
+        self.stages = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
+
+    def chunks(self, way: Filled, small: int) -> Chunks | None:
+        """Blocks and variants per position; as few as need be in the small variant."""
+        main = self.rows.ends.main
+        usual = self.taken[main]
+        sizes = np.array([self._bytes(main, usual, k) for k in range(len(self.stages))])
+        held = self.rows.counts(way, sizes, self.stages)
+        less = np.zeros_like(held)
+        found = self._named(held, less, small)
+        if small != usual:
+            for stage, limit in enumerate(self.limits):
+                over = stage_bytes(found, self.runs, self.pipeline)[stage] - limit
+                if over > 0:
+                    self._shrink(less, held, stage, over, small)
+            found = self._named(held, less, small)
+        used = stage_bytes(found, self.runs, self.pipeline)
+        return found if all(a <= b for a, b in zip(used, self.limits, strict=True)) else None
+
+    def _shrink(self, less: Ints, held: Ints, stage: int, over: int, small: int) -> None:
+        """Run blocks of a stage in the small variant until it needs so many bytes less."""
+        main = self.rows.ends.main
+        usual = self.taken[main]
+        on = [k for k in range(len(held)) if self.stages[k] == stage]
+        kind = self.pipeline.kinds[stage]
+        one, other = (self.runs[main].on(kind)[v] for v in (usual, small))
+        # Sections shrink only where all blocks do: until then the larger one counts.
+        over += max(0, other.transient_bytes - one.transient_bytes)
+        for k in sorted(on, key=lambda k: (-self.inflight[k], k)):
+            saved = self._bytes(main, usual, k) - self._bytes(main, small, k)
+            if over <= 0 or saved <= 0:
+                continue
+            less[k] = min(int(held[k]), -(-over // saved))
+            over -= int(less[k]) * saved
+
+    def _bytes(self, run: int, variant: int, position: int) -> int:
+        kind = self.pipeline.kinds[int(self.stages[position])]
+        figures = self.runs[run].on(kind)[variant]
+        return figures.persistent_bytes + self.inflight[position] * figures.inflight_bytes
+
+    def _named(self, held: Ints, less: Ints, small: int) -> Chunks:
+        """Blocks by their names."""
+        main = self.rows.ends.main
+        kinds: list[list[tuple[int, int]]] = [[] for _ in held]
+        for run, position in self.rows.ends.places:
+            kinds[position].append((run, self.taken[run]))
+        for k, chunk in enumerate(kinds):
+            chunk += [(main, small)] * int(less[k])
+            chunk += [(main, self.taken[main])] * int(held[k] - less[k])
+        left = [list(run.blocks) for run in self.runs]
+        return tuple(
+            tuple((left[run].pop(0), variant) for run, variant in sorted(chunk)) for chunk in kinds
+        )
