@@ -36,8 +36,8 @@ SQUEEZED = 12  # likewise where memory is tight
 # Groups made room in, one after the other, that better the best plan by less than this.
 PATIENCE, BETTER = 1, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
-NO_FINER = "memory aside, a mesh of fewer axes is as good"
-FINER = 0.99  # of the bound with fewer axes, where room is made for a finer mesh at all
+NO_BETTER = "memory aside, a usual mesh is as good"
+BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 WIDENED = 2  # best pipelines for which meshes of three axes are tried too
@@ -117,16 +117,14 @@ class Ranker:
         node = self.request.cluster.devices_per_node
         usual = [one for one in everything if _usual(one, node)]
         others = [one for one in everything if not _usual(one, node)]
-        for part in (usual, others):
-            if part:
-                self._part(part)
+        if usual:
+            self._part(usual)
+        if others:
+            self._part(others, self._eased() if usual else None)
         if widened is not None:
             self.near = 1.0  # worth their time only where they win
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
-            eased: dict[PipelineShape, float] = {}
-            for one in self.ranking.found:
-                shape = shape_of(one.candidate.pipeline)
-                eased[shape] = min(one.bound_ns, eased.get(shape, one.bound_ns))
+            eased = self._eased()
             if wide := widened(list(eased)[:WIDENED]):
                 self._part(wide, eased)
         with self.record.layer(BLOCKS):
@@ -149,7 +147,7 @@ class Ranker:
         """Evaluate some of the candidates, beside what is known of others.
 
         Where memory is tight, room is only made in those that gain something over the bound which
-        `eased` has of their pipeline: a finer mesh that saves no communication saves no memory.
+        `eased` has of their pipeline: an odd mesh that saves no communication saves no memory.
         """
         self.tell(f"bounding {len(part)} candidates")
         with self.record.layer(SHAPES):
@@ -163,7 +161,7 @@ class Ranker:
             solved = self._solved([(candidate, bound) for bound, _, candidate in group], at)
             if eased and self.request.max_gap:
                 worth = [one for one in solved if one[1] < _worth(one[0], eased)]
-                self._left([one for one in solved if one not in worth], NO_FINER)
+                self._left([one for one in solved if one not in worth], NO_BETTER)
                 solved = worth
             tight += solved
             # Without a plan yet, what needs least memory is asked first.
@@ -180,6 +178,17 @@ class Ranker:
                 stale = stale + 1 if self.ranking.best_ns > best * BETTER else 0
             if now and not self.ranking.found:
                 waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
+
+    def _eased(self) -> dict[PipelineShape, float]:
+        """The least bound of every pipeline that there is a plan for: what it takes, memory aside.
+
+        The best pipelines come first where plans are in order.
+        """
+        eased: dict[PipelineShape, float] = {}
+        for one in self.ranking.found:
+            shape = shape_of(one.candidate.pipeline)
+            eased[shape] = min(one.bound_ns, eased.get(shape, one.bound_ns))
+        return eased
 
     def _left(self, group: list[Tight], reason: str) -> None:
         """Leave candidates whose like gained nothing; their bounds count in the gap."""
@@ -267,8 +276,8 @@ class Ranker:
 
 
 def _worth(candidate: Candidate, eased: Mapping[PipelineShape, float]) -> float:
-    """The bound below which a finer mesh may be worth making room for."""
-    return FINER * eased.get(shape_of(candidate.pipeline), float("inf"))
+    """The bound below which another mesh may be worth making room for."""
+    return BETTER_MESH * eased.get(shape_of(candidate.pipeline), float("inf"))
 
 
 def _usual(candidate: Candidate, node: int) -> bool:
