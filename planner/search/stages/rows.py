@@ -249,10 +249,10 @@ class _Filling:
         less = np.zeros_like(held)
         found = self._named(held, less, small)
         if small != usual:
+            used = stage_bytes(found, self.runs, self.pipeline)
             for stage, limit in enumerate(self.limits):
-                over = stage_bytes(found, self.runs, self.pipeline)[stage] - limit
-                if over > 0:
-                    self._shrink(less, held, stage, over, small)
+                if used[stage] > limit:
+                    self._shrink(less, held, stage, used[stage] - limit, small)
             found = self._named(held, less, small)
         used = stage_bytes(found, self.runs, self.pipeline)
         return found if all(a <= b for a, b in zip(used, self.limits, strict=True)) else None
