@@ -147,9 +147,9 @@ class Firings:
             pending = later
         return np.asarray(ends)
 
-    def ready(self, nodes: Nodes, ends: Nodes) -> Nodes:
+    def ready(self, ends: Nodes) -> Nodes:
         """When each node could begin if its turn had come."""
-        return np.asarray(np.maximum.reduceat(ends[self.waits], self.offsets)[nodes])
+        return np.asarray(np.maximum.reduceat(ends[self.waits], self.offsets))
 
     def set_order(self, nodes: Nodes) -> None:
         """Let the nodes of a lane follow one another."""

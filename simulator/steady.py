@@ -99,8 +99,9 @@ def _first_step(firings: Firings) -> Nodes | None:
         if ends is None:
             return None
         settled = True
+        times = firings.ready(ends)
         for at, nodes in enumerate(firings.lanes):
-            ready = firings.ready(nodes, ends)
+            ready = times[nodes]
             if (ready[1:] < ready[:-1]).any():
                 settled = False
                 firings.lanes[at] = nodes[np.argsort(ready, kind="stable")]

@@ -137,12 +137,18 @@ def build_training(spec: ModelSpec, training: TrainingSpec, batch: int) -> Graph
     """
     if spec.family == FUNCTION or batch < 1:  # what a function returns is its own affair
         return training_graph(build(spec, batch), training)
-    return with_batch(_of_one_sample(to_json(spec), to_json(training)), batch)
+    return _of_batch(to_json(spec), to_json(training), batch)
 
 
-@lru_cache(maxsize=2)  # a search and what is said of its plan ask for one; they are large
+@lru_cache(maxsize=4)  # a search and what is said of its plans ask for few; they are large
+def _of_batch(spec: bytes, training: bytes, batch: int) -> Graph:
+    """The training graph of two specifications, as JSON."""
+    return with_batch(_of_one_sample(spec, training), batch)
+
+
+@lru_cache(maxsize=2)
 def _of_one_sample(spec: bytes, training: bytes) -> Graph:
-    """The training graph of two specifications, as JSON, for microbatches of one sample."""
+    """The same for microbatches of one sample."""
     model = msgspec.json.decode(spec, type=ModelSpec)
     return training_graph(build(model, 1), msgspec.json.decode(training, type=TrainingSpec))
 

@@ -128,26 +128,30 @@ class Spans:
             for port in (*actor.inputs, *actor.outputs):
                 if port.hold > 1:
                     held.add(port.register)
+        self._sections = [self._slot(actor.section) for actor in draft.actors]
+        self._ops: dict[Section, list[int]] = {}
+        for index, actor in enumerate(draft.actors):
+            if actor.lane == "compute":
+                self._ops.setdefault(self._sections[index], []).append(index)
         self._candidates = [
             register
             for register in draft.producer
             if register not in held and not draft.registers[register].initial
         ]
 
-    def section(self, index: int) -> Section:
-        """The section in whose slot an actor runs."""
-        part, chunk = self.draft.actors[index].section
+    def _slot(self, section: Section) -> Section:
+        part, chunk = section
         if part == "R" or (self.joint and part in ("B", "W")):
             part = "BW" if self.joint else "B"
         return part, chunk
 
+    def section(self, index: int) -> Section:
+        """The section in whose slot an actor runs."""
+        return self._sections[index]
+
     def ops(self, section: Section) -> list[int]:
         """Actors of the compute queue that run in a section, in order."""
-        return [
-            index
-            for index, actor in enumerate(self.draft.actors)
-            if actor.lane == "compute" and self.section(index) == section
-        ]
+        return self._ops.get(section, [])
 
     def by_section(self) -> dict[Section, list[Span]]:
         """Per section, the spans of the registers that share the area.

@@ -315,11 +315,15 @@ class Lowering:
             A value made once a microbatch is read once a step, or one is repeated across stages.
         """
         homes = self._homes[tensor]
-        what = Inside(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
         if stage in homes:
             source, value = homes[stage]
             if rate is Rate.STEP and value.rate is Rate.MICROBATCH:
                 raise PlanError(f"`{tensor}` comes once a microbatch, but is read once a step")
+            if source == sbp:
+                self.stages[stage].needed_in(value.register, section)
+                return value
+        what = Inside(tensor, self.tensors[tensor].shape, self.tensors[tensor].dtype)
+        if stage in homes:
             return self._box(stage, what, source, value, sbp, section)
         home, (source, value) = next(iter(homes.items()))
         if value.repeated:

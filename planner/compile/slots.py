@@ -28,9 +28,7 @@ from planner.schedules import Slot, schedule_order
 
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 
-
 Turns = NDArray[np.int64]
-Done = tuple[str, int, int]  # F or B, position of the chunk, microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,27 +112,31 @@ class Timetable:
         ProtocolError
             The orders wait for one another in a cycle.
         """
-        ends: dict[Done, int] = {}
-        free = [0] * len(self.orders)
+        # By position of the chunk, the ends of its forwards and backwards, in order.
+        ends: dict[tuple[str, int], list[int]] = {
+            (part, position): [] for part in "FB" for position in range(len(self.homes))
+        }
         found: list[list[int]] = [[] for _ in self.orders]
         pending = list(range(len(self.orders)))
-        waiting: dict[Done, int] = {}
+        waiting: dict[tuple[str, int], int] = {}  # stages, by what they wait for more of
         while pending:
             stage = pending.pop()
-            order, times = self.orders[stage], found[stage]
-            while len(times) < len(order):
-                part, chunk, microbatch = order[len(times)]
-                position = self.positions[stage][chunk]
-                need = _needs(part, position, len(self.homes), microbatch)
-                if need is not None and need not in ends:
-                    waiting[need] = stage
-                    break
-                begin = max(free[stage], ends[need] if need else 0)
-                free[stage] = begin + len(part)
-                times.append(free[stage])
+            order, times, positions = self.orders[stage], found[stage], self.positions[stage]
+            now = times[-1] if times else 0
+            for at in range(len(times), len(order)):
+                part, chunk, microbatch = order[at]
+                made = part[0], positions[chunk]
+                # The forward before, or the backward after, on whichever stage.
+                need = part[0], positions[chunk] - 1 if part == "F" else positions[chunk] + 1
+                if part != "W" and need in ends:
+                    if len(ends[need]) <= microbatch:
+                        waiting[need] = stage
+                        break
+                    now = max(now, ends[need][microbatch])
+                now += len(part)
+                times.append(now)
                 if part != "W":
-                    made = part[0], position, microbatch
-                    ends[made] = free[stage]
+                    ends[made].append(now)
                     if made in waiting:
                         pending.append(waiting.pop(made))
         for stage, times in enumerate(found):
@@ -163,17 +165,6 @@ def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, T
         for (part, chunk), row in found.items()
         for one in SLOT_PARTS[part]
     }
-
-
-def _needs(
-    part: str, position: int, positions: int, microbatch: int
-) -> tuple[str, int, int] | None:
-    """What a slot waits for on another stage: the forward before, the backward after."""
-    if part == "F":
-        return ("F", position - 1, microbatch) if position else None
-    if part == "W":
-        return None
-    return ("B", position + 1, microbatch) if position + 1 < positions else None
 
 
 def lifetimes(drafts: Sequence[DraftStage]) -> list[list[Lifetime | None]]:

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from models.graph import Graph, with_batch
+from models.graph import Graph
 from planner.mesh import Axis, Mesh
 from planner.plan import BlockChoice, Chunk, Plan
 from planner.roles import HYBRID, axis_roles, roles
@@ -53,7 +53,7 @@ def write_plan(evaluator: Evaluator, found: Found) -> Plan:
         offload=request.offload,
     )
     plan = only_used(plan)
-    return replace(plan, mesh=named_mesh(plan, with_batch(graph, candidate.batch)))
+    return replace(plan, mesh=named_mesh(plan, graph))
 
 
 def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
@@ -61,7 +61,7 @@ def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:
 
     Roles on which ops disagree cannot contradict a pin.
     """
-    found = roles(plan, with_batch(graph, plan.batch))
+    found = roles(plan, graph)
     asked = pins.document
     if pins.zero is not None and pins.zero != HYBRID:
         asked["zero"] = int(pins.zero)
