@@ -135,7 +135,9 @@ def test_a_gradient_wanted_in_two_sbps_is_sent_once_and_comes_out_right(schedule
     assert_gradients_and_parameters_equal(plan, graph, actors, reference("fp64", 5), 5)
 
 
-@pytest.mark.parametrize("seed", range(12))
+# In the last three a boxing that is deferred with a weight gradient is the first step of another
+# one that an input gradient waits for.
+@pytest.mark.parametrize("seed", [*range(12), 36, 77, 192])
 def test_any_cut_with_any_readings_runs_to_its_end_in_the_memory_that_was_said(seed):
     plan = drawn(seed)
     graph = plan_graph(plan)

@@ -125,10 +125,25 @@ class DraftStage:
         index = self.producer.get(register)
         while index is not None:
             actor = self.actors[index]
-            if actor.kind not in BOXING or PART_ORDER[section[0]] >= PART_ORDER[actor.section[0]]:
+            if actor.kind not in BOXING:
                 return
-            actor.section = section
+            moved = _early_enough(actor.section, section)
+            if moved == actor.section:
+                return
+            actor.section = moved
             index = self.producer.get(actor.inputs[0].register) if actor.inputs else None
+
+
+def _early_enough(planned: Section, wanted: Section) -> Section:
+    """The last section that is before both; `planned` is for a reader earlier in the graph.
+
+    Backwards go through the chunks from the last to the first, but a deferred weight gradient of
+    one chunk comes before or after another chunk's backward, microbatch by microbatch.
+    """
+    backward = ("R", "B", "W")
+    if planned[1] != wanted[1] and planned[0] in backward and wanted[0] in backward:
+        return ("B", planned[1]) if planned[0] == "W" else planned
+    return wanted if PART_ORDER[wanted[0]] < PART_ORDER[planned[0]] else planned
 
 
 ALIGNMENT = 64  # bytes; a cache line, and enough for the widest vector instructions

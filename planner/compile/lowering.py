@@ -347,12 +347,14 @@ class Lowering:
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
         side = " again" if value.repeated and section[0] in ("R", "B", "W") else ""
+        # Every step, not the last alone: it may be new, and what it boxes on planned for later.
+        self.stages[stage].needed_in(value.register, section)
         for step in boxing_path(source, target, self.sizes, what.shape):
             key = (stage, what.tensor, step.after, side)
             if key not in self._boxed:
                 self._boxed[key] = self._step(stage, what, step, value, section, side)
             value = self._boxed[key]
-        self.stages[stage].needed_in(value.register, section)
+            self.stages[stage].needed_in(value.register, section)
         return value
 
     def _step(

@@ -8,7 +8,6 @@ those of which most microbatches are in flight: rows grow in the same order on e
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,37 +178,48 @@ def filled(
     runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], best_ns: float
 ) -> Iterator[tuple[float, Chunks]]:
     """Divisions that fit, with their step times, ever better ones; `limits` are bytes of stages."""
-    fastest = [
-        min(range(len(run.variants)), key=lambda v, run=run: _time(run.variants[v]))  # type: ignore[misc]
-        for run in runs
-    ]
-    smallest = [
-        min(range(len(run.variants)), key=lambda v, run=run: _size(run.variants[v]))  # type: ignore[misc]
-        for run in runs
-    ]
+    for order in (_time, _size):
+        ends = [
+            min(range(len(run.variants)), key=lambda v, run=run: order(run.variants[v]))  # type: ignore[misc]
+            for run in runs
+        ]
+        for step_ns, chunks in _filled(runs, pipeline, limits, ends, best_ns):
+            best_ns = min(best_ns, step_ns)
+            yield step_ns, chunks
+
+
+def _filled(
+    runs: tuple[Run, ...],
+    pipeline: Pipeline,
+    limits: tuple[int, ...],
+    ends: Sequence[int],
+    best_ns: float,
+) -> Iterator[tuple[float, Chunks]]:
     main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
-    variants = range(len(runs[main].variants))
-    for usual, ends in product(variants, dict.fromkeys((tuple(fastest), tuple(smallest)))):
-        taken = [*ends]
-        taken[main] = usual
+    for usual, figures in enumerate(runs[main].variants):
+        taken = [*ends[:main], usual, *ends[main + 1 :]]
         times = [
             [run.on(kind)[v].microbatch_ns for kind in pipeline.kinds]
             for run, v in zip(runs, taken, strict=True)
+        ]
+        smaller = [
+            v
+            for v, one in enumerate(runs[main].variants)
+            if _size(one) < _size(figures) and one.microbatch_ns > figures.microbatch_ns
         ]
         for rows in _laid_out(runs, pipeline, times)[:LAID_OUT]:
             filling = _Filling(runs, pipeline, limits, rows, taken)
             for way in rows.ways():
                 if rows.least_ns(way, pipeline) >= best_ns:
                     continue
-                # Where memory is not short, nothing smaller is of use.
-                tried = (filling.chunks(way, v) for v in sorted(variants, key=usual.__ne__))
-                for number, chunks in enumerate(tried):
-                    if chunks is not None:
-                        step_ns = step_time_ns(chunks, runs, pipeline)
-                        best_ns = min(best_ns, step_ns)
-                        yield step_ns, chunks
-                        if not number:
-                            break
+                for number, small in enumerate((usual, *smaller)):
+                    if (chunks := filling.chunks(way, small)) is None:
+                        continue
+                    step_ns = step_time_ns(chunks, runs, pipeline)
+                    best_ns = min(best_ns, step_ns)
+                    yield step_ns, chunks
+                    if not number:  # where memory is not short, nothing smaller is of use
+                        break
 
 
 def _time(figures: VariantFigures) -> tuple[int, int]:

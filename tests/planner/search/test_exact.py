@@ -122,6 +122,28 @@ def test_the_search_is_exact(seed: int) -> None:
         assert evidence.objective_s * 1e9 <= least_ns * (1 + evidence.gap) * (1 + SAME)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-v"])
+def test_every_schedule_is_exact(schedule: str) -> None:
+    """Rows of chunks that wait for their longest and what stages hand each other, too."""
+    graph = small_graph(
+        2, batch=8, tokens=256, inputs=512, hidden=512, classes=2048, mid="residual"
+    )
+    asked = SearchRequest(
+        model=graph_spec(graph, "fp32"),
+        training=TrainingSpec(optimizer="sgd"),
+        cluster=parse_cluster("a100-sxm-80gb:1x2"),
+        global_batch=8,
+        pins=Pins(pp=2, micro_batch=1, schedule=schedule),
+        max_gap=0.0,
+    )
+    plan = found(asked)
+    assert plan is not None
+    assert plan.evidence is not None
+    objective_ns = plan.evidence.objective_s * 1e9
+    assert objective_ns == pytest.approx(optimum_ns(asked, objective_ns * (1 + SAME)), rel=SAME)
+    assert plan.evidence.bound_s <= plan.evidence.objective_s
+
+
 def test_questions_cover_what_a_plan_may_be() -> None:
     """Among the answers: stages, recomputation of some blocks, split storage, and refusals."""
     asked = [question(seed) for seed in range(QUESTIONS)]

@@ -99,6 +99,7 @@ def test_a_breakdown_sums_up_to_the_planners_step_time(schedule: str) -> None:
     parts = breakdown(record.answer.evaluator, chosen)
     assert sum(parts.values()) == pytest.approx(chosen.division.step_ns)
     assert parts["recomputation"] > 0
+    assert parts["sends between stages"] > 0
     assert parts["compute"] < busy_ns(parts) < chosen.division.step_ns
 
 
