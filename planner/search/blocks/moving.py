@@ -2,12 +2,13 @@
 
 States (nd-SBPs) are the nodes of a graph whose edges are single steps (`planner.boxing`). Which
 path takes the fewest bytes depends on the sizes of the axes and on which states divide, not on the
-size of the tensor: it is found once per such column (Floyd and Warshall), then walked for every
+size of the tensor: it is found once per such column (Bellman and Ford), then walked for every
 tensor. Shapes: U states of the graph, A sources, B targets, K rows, N axes.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,7 @@ class Edges(NamedTuple):
     """Single steps between the states of one graph."""
 
     states: Ints  # [U]
-    before: Ints  # [E] places in `states`
+    before: Ints  # [E] places in `states`, ascending
     after: Ints  # [E]
     kinds: tuple[tuple[str, tuple[int, ...]], ...]  # what a step is, over which axes
     kind: Ints  # [E] place in `kinds`
@@ -392,11 +393,7 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
     """
     count, rows = len(graph.states), sizes.shape[1]
     held = 1.0 / shards(graph.states, sizes)
-    cost = np.full((count, count, rows), np.inf)
-    diagonal = np.arange(count)
-    cost[diagonal, diagonal] = 0.0
-    following = np.full((count, count, rows), -1, np.int16)
-    following[diagonal, diagonal] = diagonal[:, None]
+    weights = np.empty((len(graph.before), rows))
     for number, (kind, axes) in enumerate(graph.kinds):
         mine = np.flatnonzero(graph.kind == number)
         before, after = graph.before[mine], graph.after[mine]
@@ -408,15 +405,26 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
             "reduce_scatter": held[before] * share,
             "all_to_all": held[before] * share,
         }.get(kind, np.zeros((len(mine), rows)))
-        legal = fits[before] & fits[after]
-        cost[before, after] = np.where(legal, received + STEP, np.inf)
-        following[before, after] = np.where(legal, after[:, None], -1)
-    for over in range(count):
-        through = cost[:, over, None, :] + cost[None, over, :, :]
-        better = through < cost - TIE
-        if better.any():
-            cost = np.where(better, through, cost)
-            following = np.where(better, following[:, over, None, :], following)
+        weights[mine] = np.where(fits[before] & fits[after], received + STEP, np.inf)
+    cost = np.full((count, count, rows), np.inf)
+    following = np.full((count, count, rows), -1, np.int16)
+    diagonal = np.arange(count)
+    cost[diagonal, diagonal], following[diagonal, diagonal] = 0.0, diagonal[:, None]
+    ends = np.searchsorted(graph.before, np.arange(count + 1))
+    changed = True
+    while changed:
+        changed = False
+        for state, (first, last) in enumerate(pairwise(ends.tolist())):
+            if first == last:
+                continue
+            then = graph.after[first:last]
+            through = weights[first:last, None, :] + cost[then]
+            least = through.min(axis=0)
+            better = least < cost[state] - TIE
+            if better.any():
+                cost[state] = np.where(better, least, cost[state])
+                following[state] = np.where(better, then[through.argmin(axis=0)], following[state])
+                changed = True
     return following
 
 
