@@ -38,8 +38,8 @@ from planner.search.stages import (
 Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
-NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
+NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first

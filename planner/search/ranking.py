@@ -31,8 +31,9 @@ Widened = Callable[[list[PipelineShape]], list[Candidate]]
 Tight = tuple[Candidate, float]  # with its bound
 Waiting = tuple[float, int, Candidate]
 
-FIRST, MANY = 64, 96  # candidates solved together: few before there is a plan to prune by
+FIRST, MANY = 32, 96  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 12  # likewise where memory is tight
+ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
 # Groups made room in, one after the other, that better the best plan by less than this.
 PATIENCE, BETTER = 1, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
@@ -107,7 +108,6 @@ class Ranker:
         self.tell = tell
         self.record = record
         self.ranking = Ranking()
-        self.near = NEAR
 
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
         """Evaluate candidates by ascending bound until the bounds exceed the best plan.
@@ -122,7 +122,6 @@ class Ranker:
         if others:
             self._part(others, self._eased() if usual else None)
         if widened is not None:
-            self.near = 1.0  # worth their time only where they win
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
             eased = self._eased()
             if wide := widened(list(eased)[:WIDENED]):
@@ -138,8 +137,13 @@ class Ranker:
 
     @property
     def cutoff_ns(self) -> float:
-        """The bound at which a candidate has nothing to gain."""
-        return self.ranking.best_ns * self.near / (1 + self.request.max_gap)
+        """The bound at which a candidate has nothing to gain.
+
+        Until there are enough plans about as good as the best, others are wanted for the simulator.
+        """
+        best = self.ranking.best_ns
+        found = sum(one.division.step_ns <= best * NEAR for one in self.ranking.found)
+        return best * (NEAR if found < ENOUGH else 1.0) / (1 + self.request.max_gap)
 
     def _part(
         self, part: list[Candidate], eased: Mapping[PipelineShape, float] | None = None
