@@ -46,6 +46,7 @@ SWEEPS = 12  # of the ascent per program, at first
 # Where memory is tight: modes of recomputation and prices of memory, as `TIE_BREAKER`. The first
 # says how blocks hand tensors on; the others are solved in two groups that take about equally long.
 FIRST_RUNG = 0.03
+ALONE_RUNGS = (0.3, 0.1, 1.0)  # of each mode in the best plans; the first says how it hands on
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
@@ -286,6 +287,33 @@ class Evaluator:
                 found.append(one)
                 best_ns = _lowered(best_ns, one)
         return found
+
+    def polish(self, found: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
+        """Divide anew with more to mix: every mode as it is best alone, where bytes cost more."""
+        candidates = [one.candidate for one in found]
+        endless = [float("inf")] * len(found)
+        groups = [list(one.solved) for one in found]
+        for mode in self.modes:
+            handed: list[Handover] = [()] * len(found)
+            for share in ALONE_RUNGS:
+                asks = [
+                    replace(ask, handover=one)
+                    for ask, one in zip(
+                        self.asker.asks(candidates, mode, share, endless), handed, strict=True
+                    )
+                ]
+                solutions = self.programs.solve_many(asks, SWEEPS, self._loose)
+                for at, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
+                    if not isinstance(solution, float):
+                        groups[at].append(Solved(mode, solution))
+                        space = self.programs.space(ask.shape, mode)
+                        handed[at] = handover(space, solution.options)
+        better: list[Found] = []
+        for one, limit, group in zip(found, limits, groups, strict=True):
+            again = self._found(one.candidate, _distinct(group), limit, one.bound_ns)
+            assert isinstance(again, Found), "without a cutoff nothing is pruned"
+            better.append(min(one, again, key=lambda each: each.division.step_ns))
+        return better
 
     def variants(self, found: Found) -> tuple[Variant, ...]:
         """What a plan holds of its solutions: per solution one variant of every template."""

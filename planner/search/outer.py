@@ -31,8 +31,8 @@ Fits = Callable[[Figures], bool]
 Simulate = Callable[[Plan, Fits], Figures]
 Progress = Callable[[str], None]
 
-RANKED = 3  # plans that fit and are simulated before one is chosen
-TRIED = 6  # plans that are compiled for it at most
+RANKED = 4  # plans that fit and are simulated before one is chosen
+TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
@@ -168,10 +168,11 @@ def _check(
     """
     request, graph = evaluator.request, evaluator.graph
     checked: list[Checked] = []
-    waiting = (_varied(found) if simulate else found)[:TRIED]
+    waiting = list(found)
     tightened: set[Candidate] = set()
-    while waiting:
-        one = waiting.pop(0)
+    while waiting and len(checked) < TRIED:
+        one = min(waiting, key=lambda each: each.division.step_ns)
+        waiting = [each for each in waiting if each is not one]
         plan = write_plan(evaluator, one)
         tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
         short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
@@ -196,7 +197,8 @@ def _check(
             tightened.add(one.candidate)
             limits = _tightened(request, one, figures)
             again = evaluator.squeeze_many([(one.candidate, one.bound_ns)], [limits], float("inf"))
-            waiting[:0] = [other for other in again if isinstance(other, Found)]
+            better = [other for other in again if isinstance(other, Found)]
+            waiting += evaluator.polish(better, [limits] * len(better))
         if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
             break
     return checked
@@ -208,14 +210,6 @@ def _tightened(request: SearchRequest, one: Found, figures: Figures) -> Limits:
     estimate = one.division.memory_bytes
     usable = usable_bytes(request, one.candidate)
     return tuple(estimate * limit // size * 99 // 100 for limit in usable)
-
-
-def _varied(found: list[Found]) -> list[Found]:
-    """The best of every schedule first: there a simulator sees what the planner's cost does not."""
-    first: dict[str, Found] = {}
-    for one in found:
-        first.setdefault(one.candidate.pipeline.schedule, one)
-    return [*first.values(), *(one for one in found if one not in first.values())]
 
 
 def _laid_out(plan: Plan) -> Figures:

@@ -127,6 +127,7 @@ class Ranker:
             if wide := widened(list(eased)[:WIDENED]):
                 self._part(wide, eased)
         with self.record.layer(BLOCKS):
+            self._polish()
             self.record.count("refined", self._refine())
         self.ranking.found.sort(key=lambda one: one.division.step_ns)
         return self.ranking
@@ -249,6 +250,16 @@ class Ranker:
             )
         for outcome in outcomes:
             self.ranking.add(outcome)
+
+    def _polish(self) -> None:
+        """Mix more where room was made in the best plans."""
+        found = sorted(self.ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
+        mixed = [one for one in found if len(one.solved) > 1]
+        if mixed:
+            self.tell(f"mixing more in {len(mixed)} plans")
+            self.ranking.found = [one for one in self.ranking.found if one not in mixed]
+            limits = [self.limit(one.candidate) for one in mixed]
+            self.ranking.found += self.evaluator.polish(mixed, limits)
 
     def _refine(self) -> int:
         """Solve the candidates with the lowest bounds better until the gap is what was asked for.

@@ -60,7 +60,7 @@ def planned(pins: Pins) -> Plan:
             model=GPT,
             training=TrainingSpec(),
             cluster=MIXED,
-            global_batch=16,
+            global_batch=64,
             pins=pins,
             max_gap=0.2,
         )
