@@ -95,8 +95,8 @@ CASES = {
     )
 }
 
-# Of the plans here the worst is off by 1.7 % (interleaved), the recomputed one by 0.7 % (clones hide
-# gathering elsewhere). Where a transfer takes a third of a stage's forward, as in toys of some
+# Of the plans here the worst is off by 1.7 % (interleaved); the recomputed one by 0.7 % (its clones
+# hide gathering elsewhere). Where a transfer takes a third of a stage's forward, as in toys of some
 # microseconds an op, 12 % were seen: sends begin before their part ends.
 TOLERANCE = 0.02
 
