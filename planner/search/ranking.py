@@ -252,14 +252,16 @@ class Ranker:
             self.ranking.add(outcome)
 
     def _polish(self) -> None:
-        """Mix more where room was made in the best plans."""
-        found = sorted(self.ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
+        """Mix more where room was made in the best plans; a simulator may like either."""
+        ranking = self.ranking
+        found = sorted(ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
         mixed = [one for one in found if len(one.solved) > 1]
-        if mixed:
+        if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
             self.tell(f"mixing more in {len(mixed)} plans")
-            self.ranking.found = [one for one in self.ranking.found if one not in mixed]
             limits = [self.limit(one.candidate) for one in mixed]
-            self.ranking.found += self.evaluator.polish(mixed, limits)
+            better = self.evaluator.polish(mixed, limits)
+            pairs = zip(better, mixed, strict=True)
+            ranking.found += [new for new, old in pairs if new is not old]
 
     def _refine(self) -> int:
         """Solve the candidates with the lowest bounds better until the gap is what was asked for.
