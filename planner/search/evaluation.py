@@ -6,7 +6,7 @@ of recomputation and at a ladder of prices, and the stages mix what comes of it.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,10 +43,11 @@ NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to r
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
-# Where memory is tight: modes of recomputation and prices of memory, as `TIE_BREAKER`. The first
-# says how blocks hand tensors on; the others are solved in two groups that take about equally long.
+# Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
+# on; the others, with their modes of recomputation, are two groups that take about equally long. In
+# the best plans every mode is solved alone besides, the first price again saying how it hands on.
 FIRST_RUNG = 0.03
-ALONE_RUNGS = (0.3, 0.1, 1.0)  # of each mode in the best plans; the first says how it hands on
+ALONE_RUNGS = (0.3, 0.1, 1.0)
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
@@ -310,7 +311,9 @@ class Evaluator:
                         handed[at] = handover(space, solution.options)
         better: list[Found] = []
         for one, limit, group in zip(found, limits, groups, strict=True):
-            again = self._found(one.candidate, _distinct(group), limit, one.bound_ns)
+            again: Outcome = one
+            with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
+                again = self._found(one.candidate, _distinct(group), limit, one.bound_ns)
             assert isinstance(again, Found), "without a cutoff nothing is pruned"
             better.append(min(one, again, key=lambda each: each.division.step_ns))
         return better

@@ -61,7 +61,7 @@ class Boxed(NamedTuple):
     def buffer_bytes(self, kept: Bools) -> Ints:
         """Bytes of buffers, [A, B, K], where targets that are `kept` [B] are counted there.
 
-        None where the source is not counted where it is made (`planner.memory.boxing_places`).
+        Zero where the source is not counted where it is made (`planner.memory.boxing_places`).
         """
         if self.made_bytes is None or self.last_bytes is None:
             return np.zeros(self.duration_ns.shape, np.int64)
