@@ -178,7 +178,7 @@ def boxing_path(
     )
     devices = prod(sizes)
     # Which dims divide decides, and nothing else: shapes of one pattern share their paths.
-    path = _paths(source, sizes, tuple(gcd(size, devices) for size in shape)).get(target)
+    path = _paths(source, sizes, tuple(gcd(size, devices) for size in shape)).to(target)
     if path is None:
         raise InfeasibleError(
             f"no boxing from {format_nd_sbp(source)} to {format_nd_sbp(target)} for a tensor of "
@@ -187,31 +187,48 @@ def boxing_path(
     return path
 
 
-@cache
-def _paths(
-    source: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> dict[NdSbp, tuple[Step, ...]]:
-    """The path of least bytes from `source` to every nd-SBP that can be reached."""
-    count = 0
-    queue: list[tuple[int, int, int, NdSbp, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
-    found: dict[NdSbp, tuple[Step, ...]] = {}
-    held = _held(sizes, shape)
-    while queue:
-        moved, length, _, state, path = heapq.heappop(queue)
-        if state in found:
-            continue
-        found[state] = path
-        before = _held_bytes(held, state, shape, sizes)
-        for step in moves(state, len(shape), sizes):
-            if step.after in found:
+class _Paths:
+    """Paths of least bytes from one nd-SBP to others, found as far as they are asked for."""
+
+    def __init__(self, source: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        self._sizes, self._shape = sizes, shape
+        self._wide = tuple(size > 1 for size in sizes)
+        self._held = _held(sizes, shape)
+        self._count = 0
+        self._queue: list[tuple[int, int, int, NdSbp, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
+        self._queued: dict[NdSbp, tuple[int, int]] = {source: (0, 0)}  # the best of each so far
+        self._found: dict[NdSbp, tuple[Step, ...]] = {}
+
+    def to(self, target: NdSbp) -> tuple[Step, ...] | None:
+        """The path to an nd-SBP; None where it cannot be reached."""
+        while target not in self._found and self._queue:
+            self._settle()
+        return self._found.get(target)
+
+    def _settle(self) -> None:
+        """Find the path to the nearest nd-SBP of those in the queue."""
+        moved, length, _, state, path = heapq.heappop(self._queue)
+        if state in self._found:
+            return
+        self._found[state] = path
+        before = _held_bytes(self._held, state, self._shape, self._sizes)
+        if before is None:
+            return
+        for step in _moves(state, len(self._shape), self._wide):
+            if step.after in self._found:
                 continue
-            after = _held_bytes(held, step.after, shape, sizes)
-            if before is None or after is None:
+            after = _held_bytes(self._held, step.after, self._shape, self._sizes)
+            if after is None:
                 continue
-            count += 1
-            cost = _received(step, before, after, sizes)
-            heapq.heappush(queue, (moved + cost, length + 1, count, step.after, (*path, step)))
-    return found
+            cost = moved + _received(step, before, after, self._sizes), length + 1
+            known = self._queued.get(step.after)
+            if known is None or cost < known:  # the first of equals is taken
+                self._queued[step.after] = cost
+                self._count += 1
+                heapq.heappush(self._queue, (*cost, self._count, step.after, (*path, step)))
+
+
+_paths = cache(_Paths)
 
 
 @cache

@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.beside import beside
 from planner.search.blocks.blending import Blended
-from planner.search.blocks.folding import Folded, fold
+from planner.search.blocks.folding import Folded, Shortened, fold, shortened
 from planner.search.blocks.moving import Known
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.program import MemoryRow, Prices
@@ -123,6 +123,7 @@ class Programs:
     def __init__(self, request: SearchRequest, graph: Graph) -> None:
         self.request = request
         self.graph = graph
+        self._short: Shortened | None = None
         self._folded: dict[str, Folded] = {}
         self._spaces: dict[object, Space] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
@@ -140,10 +141,12 @@ class Programs:
     def folded(self, mode: str) -> Folded:
         """The graph folded, every block in one mode of recomputation."""
         if mode not in self._folded:
-            graph = self.graph
+            if self._short is None:
+                self._short = shortened(self.graph)
+            graph, often = self._short.graph, self._short.often
             if mode != "none":
                 graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
-            self._folded[mode] = fold(graph)
+            self._folded[mode] = fold(graph, often=often)
         return self._folded[mode]
 
     def space(self, shape: Shape, mode: str) -> Space:
@@ -180,6 +183,7 @@ class Programs:
 
     def _pricing(self, members: list[Shape], mode: str) -> Priced:
         """Price shapes of one family, as rows."""
+        alike = self._alike(members, mode)
         parts = [
             Pricing(
                 self.space(members[0], mode),
@@ -191,6 +195,7 @@ class Programs:
                 starts=[shape.sites[number].starts for shape in members],
                 known=self._known.setdefault(site.groups, Known()),
                 offload=self.request.offload,
+                alike=alike[number] if alike else None,
             )
             for number, site in enumerate(members[0].sites)
         ]
@@ -200,6 +205,18 @@ class Programs:
             for pricing, part in zip(parts, shape.parts, strict=True):
                 self._priced.setdefault((mode, part), (pricing, row))
         return Blended(parts, [shape.pipeline for shape in members if shape.pipeline])
+
+    def _alike(self, members: list[Shape], mode: str) -> list[Pricing]:
+        """The same rows without recomputation, of each site; nothing where they are not priced."""
+        known = [self._priced.get(("none", shape)) for shape in members]
+        first = known[0]
+        if mode == "none" or first is None:
+            return []
+        if any(one is None or one[0] is not first[0] for one in known):
+            return []
+        rows = np.array([one[1] for one in known if one])
+        parts = first[0].parts if isinstance(first[0], Blended) else (first[0],)
+        return [part.take(rows) for part in parts]
 
     def cheapest(
         self, shapes: Sequence[Shape], mode: str, prices: Sequence[Sequence[float]]

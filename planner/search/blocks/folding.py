@@ -3,12 +3,21 @@
 Blocks of one template have the same ops under other names, so one of them stands for all: its
 choice is every block's choice, its cost counts once per block. A tensor that one block hands to the
 next becomes a tensor that the representative hands to itself.
+
+What is folded often is shortened first: of many blocks that are joined to their neighbours alike,
+a few are left, which count for the others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
+
+KEPT = 2  # blocks at either end of those that are alike, so that what is met first stays so
+
+Joint = tuple[str, str, int]  # tensor, reader and which of its inputs, by their representatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,10 @@ def representatives(graph: Graph, blocks: Iterable[str]) -> dict[str, str]:
 
 
 def fold(
-    graph: Graph, blocks: Iterable[str] | None = None, same: dict[str, str] | None = None
+    graph: Graph,
+    blocks: Iterable[str] | None = None,
+    same: dict[str, str] | None = None,
+    often: Mapping[str, int] | None = None,
 ) -> Folded:
     """Take the ops of `blocks` (default: all), equal blocks once.
 
@@ -69,7 +81,10 @@ def fold(
     same : dict, optional
         Block to the block that stands for it; default: the first of its template. Map every block
         to itself to fold nothing.
+    often : mapping, optional
+        How many blocks each counts for, as `shortened` says; default: one.
     """
+    often = often or {}
     wanted = set(graph.blocks if blocks is None else blocks)
     standing = representatives(graph, wanted) if same is None else same
     names: dict[str, str] = {}
@@ -84,7 +99,7 @@ def fold(
         for name in op.outputs:
             tensors[name] = home + name.removeprefix(op.block)
         if op.block in wanted:
-            counts[names[op.name]] = counts.get(names[op.name], 0) + 1
+            counts[names[op.name]] = counts.get(names[op.name], 0) + often.get(op.block, 1)
             if home == op.block:
                 ops.append(op)
     readings: dict[tuple[str, str], list[tuple[Op, int]]] = {}
@@ -102,9 +117,109 @@ def fold(
     for (name, side), uses in readings.items():
         readers = tuple(Reader(op=names[op.name], index=index) for op, index in uses)
         key = (tensors[name], side, readers)
-        count = found[key].count + 1 if key in found else 1
-        crossing = any(op.block != producers[name].block for op, _ in uses)
+        home = producers[name].block
+        count = often.get(home, 1) + (found[key].count if key in found else 0)
+        crossing = any(op.block != home for op, _ in uses)
         found[key] = FoldedNet(
             tensor=tensors[name], side=side, readers=readers, count=count, crossing=crossing
         )
     return Folded(graph=graph, ops=tuple(ops), counts=counts, nets=tuple(found.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """A training graph with some of its blocks, and how many each of them counts for."""
+
+    graph: Graph
+    often: dict[str, int]
+
+
+def shortened(graph: Graph) -> Shortened:
+    """Leave out blocks where others of their template are joined to their neighbours as they are.
+
+    What is left folds to the same ops, counts and nets; the last kept block before a gap hands to
+    the first behind it. Where the blocks that are left would be joined otherwise than before, as
+    where every block reads those before it, none is left out.
+    """
+    standing = representatives(graph, graph.blocks)
+    joints = _joints(graph, standing)
+    alike: dict[tuple[str, object], list[str]] = {}
+    for block in graph.blocks:
+        alike.setdefault((standing[block], joints[block]), []).append(block)
+    often: dict[str, int] = {}
+    sets: dict[str, int] = {}  # of blocks that are alike
+    for number, members in enumerate(alike.values()):
+        sets.update(dict.fromkeys(members, number))
+        kept = members if len(members) <= 2 * KEPT else [*members[:KEPT], *members[-KEPT:]]
+        often.update(dict.fromkeys(kept, 1))
+        often[kept[0]] += len(members) - len(kept)
+    if len(often) < len(graph.blocks):
+        short = _without(graph, sets, often)
+        if short is not None:
+            left = _joints(short, standing)
+            if all(left[block] == joints[block] for block in short.blocks):
+                return Shortened(graph=short, often=often)
+    return Shortened(graph=graph, often=dict.fromkeys(graph.blocks, 1))
+
+
+def _joints(graph: Graph, standing: Mapping[str, str]) -> dict[str, tuple[object, ...]]:
+    """Per block what other blocks read of it, what it reads of them, and the number of its ops."""
+    homes: dict[str, str] = {}
+    read: dict[str, list[Joint]] = {block: [] for block in graph.blocks}
+    given: dict[str, list[Joint]] = {block: [] for block in graph.blocks}
+    ops = dict.fromkeys((*graph.blocks, GLOBAL_BLOCK), 0)
+    for op in graph.ops:
+        block = op.block
+        ops[block] += 1
+        for index, name in enumerate(op.inputs):
+            home = homes[name]
+            if home != block and block in read and home in read:
+                tensor = standing[home] + name.removeprefix(home)
+                joint = tensor, standing[block] + op.name.removeprefix(block), index
+                read[block].append(joint)
+                given[home].append(joint)
+        for name in op.outputs:
+            homes[name] = block
+    return {one: (tuple(read[one]), tuple(given[one]), ops[one]) for one in graph.blocks}
+
+
+def _without(graph: Graph, sets: Mapping[str, int], kept: Mapping[str, int]) -> Graph | None:
+    """The graph of the kept blocks; what one reads of a block left out, a like one gives it.
+
+    That is the last of the like blocks that has made it. None where there is none.
+    """
+    homes: dict[str, str] = {}
+    latest: dict[tuple[int, str], str] = {}
+    instead: dict[tuple[str, str], str] = {}  # reader, block left out → block that gives instead
+    ops: list[Op] = []
+    for op in graph.ops:
+        homes.update(dict.fromkeys(op.outputs, op.block))
+        if op.block in sets and op.block not in kept:
+            continue
+        inputs: list[str] = []
+        for name in op.inputs:
+            home = homes[name]
+            if home not in sets or home in kept:
+                inputs.append(name)
+            elif op.block in sets:
+                own = name.removeprefix(home)
+                like = instead.get((op.block, home)) or latest.get((sets[home], own))
+                if like is None or like + own not in homes:
+                    return None
+                instead[op.block, home] = like
+                inputs.append(like + own)
+        if len(inputs) < len(op.inputs) or tuple(inputs) != op.inputs:
+            op = replace(op, inputs=tuple(inputs))
+        ops.append(op)
+        if op.block in sets:
+            for name in op.outputs:
+                latest[sets[op.block], name.removeprefix(op.block)] = op.block
+    made = {name for op in ops for name in op.outputs}
+    blocks = tuple(block for block in graph.blocks if block in kept)
+    return replace(
+        graph,
+        ops=tuple(ops),
+        tensors=tuple(tensor for tensor in graph.tensors if tensor.name in made),
+        blocks=blocks,
+        templates={block: graph.templates[block] for block in blocks},
+    ).validate()

@@ -3,6 +3,8 @@
 Boxing is priced for all tensors that are alike at once, between all states that any of them takes.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from models.graph import ITEMSIZE, Rate, Tensor
@@ -20,6 +22,7 @@ def likeness(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.batch_dim, ITEMSIZE[tensor.dtype], tensor.rate is Rate.STEP
 
 
+@lru_cache(maxsize=8)  # of the spaces of one search; they are priced more than once
 def ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
     """Return all sources and targets of the nets whose tensors are alike: boxed together, once."""
     tensors = space.folded.graph.tensors_by_name
@@ -35,6 +38,7 @@ def ends(space: Space) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
     }
 
 
+@lru_cache(maxsize=8)
 def alphabets(space: Space) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Return, per number of dims, the digits that tensors take on each axis, and B."""
     tensors = space.folded.graph.tensors_by_name

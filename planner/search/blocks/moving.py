@@ -2,8 +2,9 @@
 
 States (nd-SBPs) are the nodes of a graph whose edges are single steps (`planner.boxing`). Which
 path takes the fewest bytes depends on the sizes of the axes and on which states divide, not on the
-size of the tensor: it is found once per such column (Bellman and Ford), then walked for every
-tensor. Shapes: U states of the graph, A sources, B targets, K rows, N axes.
+size of the tensor: it is found once per such column (Bellman and Ford), for all pairs of states,
+and every tensor picks its own. Shapes: U states of the graph, E edges, A sources, B targets, K
+rows, N axes, H hops.
 """
 
 from collections.abc import Sequence
@@ -76,8 +77,7 @@ class Edges(NamedTuple):
     before: Ints  # [E] places in `states`, ascending
     after: Ints  # [E]
     kinds: tuple[tuple[str, tuple[int, ...]], ...]  # what a step is, over which axes
-    kind: Ints  # [E] place in `kinds`
-    local: Bools  # [E] moves nothing between devices
+    members: tuple[Ints, ...]  # the edges of each of `kinds`
 
 
 @lru_cache(maxsize=256)
@@ -90,21 +90,20 @@ def edges(ndim: int, alphabets: tuple[Key, ...]) -> Edges:
     states = np.sort(states[~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))])
     place = {int(state): at for at, state in enumerate(states)}
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
-    rows: list[tuple[int, int, int, bool]] = []
+    rows: list[tuple[int, int, int]] = []
     for at, state in enumerate(states.tolist()):
         for step in moves(_sbp(state, axes), ndim, (2,) * axes):
             after = place.get(number_of(step.after))
             if after is not None:
                 number = kinds.setdefault((step.kind, step.axes), len(kinds))
-                rows.append((at, after, number, step.kind in LOCAL))
-    table = np.array(rows, np.int64).reshape(-1, 4)
+                rows.append((at, after, number))
+    table = np.array(rows, np.int64).reshape(-1, 3)
     return Edges(
         states=states,
         before=table[:, 0],
         after=table[:, 1],
         kinds=tuple(kinds),
-        kind=table[:, 2],
-        local=table[:, 3].astype(np.bool_),
+        members=tuple(np.flatnonzero(table[:, 2] == number) for number in range(len(kinds))),
     )
 
 
@@ -117,37 +116,28 @@ class Hops(NamedTuple):
     """Paths from A sources to B targets on K rows: the edge of every hop (one behind: none)."""
 
     reachable: Bools  # [A, B, K]
-    edges: list[Ints]  # per hop [A, B, K]
-    last: list[Bools]  # per hop [A, B, K]: arrives there
-
-    def take(self, rows: Ints) -> "Hops":
-        """Some of the rows, in any order."""
-        return Hops(
-            self.reachable[:, :, rows],
-            [edge[:, :, rows] for edge in self.edges],
-            [last[:, :, rows] for last in self.last],
-        )
+    edges: Ints  # [H, A, B, K]
 
 
-def walk(graph: Edges, nexts: NDArray[np.int16], sources: Ints, targets: Ints) -> Hops:
-    """Follow the next states from every source to every target, both places in the graph."""
-    count = nexts.shape[2]
-    shape = (len(sources), len(targets), count)
-    rows = np.arange(count)
-    at = np.broadcast_to(sources[:, None, None], shape)
-    goal = np.broadcast_to(targets[None, :, None], shape)
-    number = np.zeros((len(graph.states),) * 2, np.int64)
-    number[graph.before, graph.after] = np.arange(len(graph.before))
-    reachable = nexts[at, goal, rows] >= 0
-    hops: list[Ints] = []
-    last: list[Bools] = []
+def walk(graph: Edges, nexts: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Follow the next states from every state to every other: the edges of hops, [H, U, U, rows].
+
+    One behind the edges means none: the path is shorter, or there is none.
+    """
+    count, none = len(graph.states), len(graph.before)
+    places = np.arange(count)
+    rows = np.arange(nexts.shape[2])
+    at = np.broadcast_to(places[:, None, None], nexts.shape)
+    goal = np.broadcast_to(places[None, :, None], nexts.shape)
+    number = np.zeros((count, count), np.int16)
+    number[graph.before, graph.after] = np.arange(none)
+    hops: list[NDArray[np.int16]] = []
     while True:
-        going = (at != goal) & reachable
+        going = (at != goal) & (nexts >= 0)
         if hops and not going.any():
-            return Hops(reachable, hops, last)
+            return np.array(hops)
         then = np.where(going, nexts[at, goal, rows], at)
-        hops.append(np.where(going, number[at, then], len(graph.before)))
-        last.append(going & (then == goal))
+        hops.append(np.where(going, number[at, then], none).astype(np.int16))
         at = then
 
 
@@ -188,8 +178,8 @@ class Moving:
         self._frame = frame_of(cluster)
         self._groups: dict[tuple[str, tuple[int, ...]], list[tuple[Floats, Floats]] | None] = {}
         self._boxed: dict[object, Boxed] = {}
-        self._walked: dict[object, Hops] = {}
-        self._steps: dict[object, Floats] = {}
+        self._steps: dict[object, tuple[Floats, Ints]] = {}
+        self._shards: dict[int, Ints] = {}
 
     def boxed(
         self,
@@ -227,58 +217,65 @@ class Moving:
     ) -> Boxed:
         graph = edges(len(dims), self.alphabets[len(dims)])
         hops = self._hops(graph, dims, sources, targets)
-        size = dims.prod(axis=0) * itemsize
-        local = size[None, :] // shards(graph.states, self.sizes)
-        rows = np.arange(len(self.meshes))
-        # Behind the last edge one that takes no time, for paths that are shorter than others.
-        step_ns = np.vstack([self._step_ns(graph, size, local), np.zeros(len(rows))])
-        duration = step_ns[hops.edges[0], rows]
-        for edge in hops.edges[1:]:
-            duration += step_ns[edge, rows]
+        step_ns, sizes = self._step_ns(graph, len(dims), dims.prod(axis=0) * itemsize)
+        # Places in flat tables of an entry per edge and row.
+        rows = len(self.meshes)
+        places = hops.edges * rows + np.arange(rows)
+        duration = step_ns.take(places[0])
+        for place in places[1:]:
+            duration += step_ns.take(place)
         whole = np.round(duration).astype(np.int64)
         if not keeps_source:
             return Boxed(hops.reachable, whole, None, None)
-        sizes = np.vstack([local[graph.after], np.zeros_like(local[:1])])
         made, arrives = np.zeros_like(whole), np.zeros_like(whole)
-        for edge, last in zip(hops.edges, hops.last, strict=True):
-            size = sizes[edge, rows]
+        ending = hops.edges == len(graph.before)
+        for hop, place in enumerate(places):
+            size = sizes.take(place)
             made += size
+            last = ending[hop + 1] if hop + 1 < len(places) else True
             arrives += size * last
         return Boxed(hops.reachable, whole, made, arrives)
 
-    def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> "Hops":
+    def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> Hops:
         """The edges of the paths from every source to every target."""
         fits = divisible(graph.states, dims, self.sizes)
-        alphabet = self.alphabets[len(dims)]
-        keys = tuple(
-            (alphabet, mesh, column.tobytes())
+        known = self.known.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
+        keys = [
+            (mesh, column.tobytes())
             for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)
-        )
-        known = keys, sources.tobytes(), targets.tobytes()
-        if known not in self._walked:
-            missing = {key: row for row, key in enumerate(keys) if key not in self.known.paths}
-            if missing:
-                rows = list(missing.values())
-                found = shortest(graph, self.sizes[:, rows], fits[:, rows])
-                for at, key in enumerate(missing):
-                    self.known.paths[key] = found[:, :, at]
-            unique = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-            nexts = np.stack([self.known.paths[key] for key in unique], axis=2)
-            places = [np.searchsorted(graph.states, one) for one in (sources, targets)]
-            self._walked[known] = walk(graph, nexts, *places).take(
-                np.array([unique[key] for key in keys])
-            )
-        return self._walked[known]
+        ]
+        unique = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        if missing := [key for key in unique if key not in known]:
+            rows = [keys.index(key) for key in missing]
+            found = walk(graph, shortest(graph, self.sizes[:, rows], fits[:, rows]))
+            known.update((key, found[..., at].copy()) for at, key in enumerate(missing))
+        at, to = (np.searchsorted(graph.states, one) for one in (sources, targets))
+        picked = [known[key][:, at[:, None], to] for key in unique]
+        most = max(map(len, picked))
+        none = len(graph.before)
+        table = np.full((most, len(at), len(to), len(picked)), none)
+        for place, one in enumerate(picked):
+            table[: len(one), :, :, place] = one
+        reachable = (table[0] != none) | (at[:, None] == to)[:, :, None]
+        if len(unique) == len(keys):
+            return Hops(reachable, table)
+        back = np.array([unique[key] for key in keys])
+        return Hops(reachable[..., back], table[..., back])
 
-    def _step_ns(self, graph: Edges, size: Ints, local: Ints) -> Floats:
-        """Durations of every edge for a tensor of `size` bytes: [E, K]."""
-        key = (id(graph), size.tobytes())
+    def _step_ns(self, graph: Edges, ndim: int, size: Ints) -> tuple[Floats, Ints]:
+        """Durations of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].
+
+        Behind the last edge is one that takes no time, for paths that are shorter than others.
+        """
+        key = ndim, size.tobytes()
         if key in self._steps:
             return self._steps[key]
-        found = np.zeros((len(graph.before), len(self.meshes)))
+        if ndim not in self._shards:
+            self._shards[ndim] = shards(graph.states, self.sizes)
+        local = size[None, :] // self._shards[ndim]
+        found = np.zeros((len(graph.before) + 1, len(self.meshes)))
         before, after = local[graph.before], local[graph.after]
-        for number, (kind, axes) in enumerate(graph.kinds):
-            mine = graph.kind == number
+        for mine, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
             if kind in LOCAL:
                 # As much is read as lands in the smaller side.
                 touched = after[mine] + np.minimum(before[mine], after[mine])
@@ -288,8 +285,8 @@ class Moving:
             else:
                 message = np.maximum(before[mine], after[mine])
                 found[mine] = self.collective_ns(kind, axes, message)
-        self._steps[key] = found
-        return found
+        self._steps[key] = found, np.vstack([after, np.zeros_like(local[:1])])
+        return self._steps[key]
 
     def collective_ns(self, kind: str, axes: tuple[int, ...], message_bytes: Ints) -> Floats:
         """One collective over these mesh axes: [..., K] for messages [..., K]."""
@@ -382,8 +379,19 @@ class Known:
     """Paths and collectives that were looked up once."""
 
     def __init__(self) -> None:
-        self.paths: dict[tuple[tuple[Key, ...], Key, bytes], NDArray[np.int16]] = {}
+        # Per graph of states: of a mesh and which of them divide, the edges of hops [H, U, U].
+        self.paths: dict[
+            tuple[int, tuple[Key, ...]], dict[tuple[Key, bytes], NDArray[np.int16]]
+        ] = {}
         self.pieces: dict[object, tuple[Pieces | None, ...]] = {}
+        self._distinct: dict[bytes, tuple[Ints, Ints]] = {}
+
+    def distinct(self, states: Ints) -> tuple[Ints, Ints]:
+        """Different states, ascending, and the place of each among them."""
+        key = states.tobytes()
+        if key not in self._distinct:
+            self._distinct[key] = np.unique(states, return_inverse=True)
+        return self._distinct[key]
 
 
 def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
@@ -394,8 +402,7 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
     count, rows = len(graph.states), sizes.shape[1]
     held = 1.0 / shards(graph.states, sizes)
     weights = np.empty((len(graph.before), rows))
-    for number, (kind, axes) in enumerate(graph.kinds):
-        mine = np.flatnonzero(graph.kind == number)
+    for mine, (kind, axes) in zip(graph.members, graph.kinds, strict=True):
         before, after = graph.before[mine], graph.after[mine]
         group = sizes[list(axes)].prod(axis=0)
         share = (group - 1) / group
@@ -411,20 +418,24 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
     diagonal = np.arange(count)
     cost[diagonal, diagonal], following[diagonal, diagonal] = 0.0, diagonal[:, None]
     ends = np.searchsorted(graph.before, np.arange(count + 1))
+    # Turns at which a state was bettered, and looked at: it is again when what is after it was.
+    bettered, looked, turn = np.zeros(count, np.int64), [-1] * count, 0
     changed = True
     while changed:
         changed = False
         for state, (first, last) in enumerate(pairwise(ends.tolist())):
-            if first == last:
-                continue
             then = graph.after[first:last]
+            if first == last or looked[state] > bettered[then].max():
+                continue
+            turn += 1
+            looked[state] = turn
             through = weights[first:last, None, :] + cost[then]
             least = through.min(axis=0)
             better = least < cost[state] - TIE
             if better.any():
                 cost[state] = np.where(better, least, cost[state])
                 following[state] = np.where(better, then[through.argmin(axis=0)], following[state])
-                changed = True
+                bettered[state], changed = turn, True
     return following
 
 

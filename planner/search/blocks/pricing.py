@@ -25,6 +25,7 @@ from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
 from planner.search.blocks.layouts import alphabets, ends, likeness
 from planner.search.blocks.moving import Known, Moving, kernel_ns
+from planner.search.blocks.space import Choice as SpaceChoice
 from planner.search.blocks.space import Net as SpaceNet
 from planner.search.blocks.space import OpOptions, Space
 from planner.search.blocks.states import (
@@ -72,6 +73,8 @@ class Pricing:
         Paths and collectives of the same cluster that were looked up before.
     offload : str
         Where optimizer state lies, as in a Plan.
+    alike : Pricing, optional
+        The same rows where blocks recompute otherwise: what is no clone is not priced again.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Pricing:
         starts: Sequence[tuple[int, ...]] = (),
         known: Known | None = None,
         offload: str = ON_DEVICES,
+        alike: "Pricing | None" = None,
     ) -> None:
         self.space = space
         self.cluster = cluster
@@ -100,20 +104,40 @@ class Pricing:
         self._ends = ends(space)
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
+        self._durations: dict[object, Ints] = {}  # of ops that are alike
+        self.batches = np.unique(batch, return_index=True, return_inverse=True)[1:]
         self.moving = Moving(cluster, sizes, alphabets(space), stretch, known, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
+        priced = {} if alike is None else alike._by_op()
         for choice in space.choices:
-            figures = np.zeros((len(FIGURES), choice.size, self.rows), np.int64)
-            fits = np.ones((choice.size, self.rows), np.bool_)
-            for one in choice.ops:
-                fits &= self._fits(one)
-            primary = fits & choice.ops[0].primary[:, None]
-            fits = np.where(primary.any(axis=0), primary, fits)
-            for one in choice.ops:
+            clones = [one for one in choice.ops if one.op.phase is Phase.RECOMPUTE]
+            before = priced.get(choice.ops[0].op.name)
+            if before and _same(before[0], choice, len(clones)):
+                _, figures, fits = before
+            else:
+                figures, fits = self._priced(choice.ops[: len(choice.ops) - len(clones)])
+            for one in clones:
                 self._add(figures, one)
             self.figures.append(figures)
             self.legal.append(fits)
+        self._sized, self._durations = {}, {}
+
+    def _priced(self, ops: Sequence[OpOptions]) -> tuple[Ints, Bools]:
+        """Figures of ops that choose together, and which of their options divide."""
+        options = len(ops[0].primary)
+        figures = np.zeros((len(FIGURES), options, self.rows), np.int64)
+        fits = np.ones((options, self.rows), np.bool_)
+        for one in ops:
+            fits &= self._fits(one)
+            self._add(figures, one)
+        primary = fits & ops[0].primary[:, None]
+        return figures, np.where(primary.any(axis=0), primary, fits)
+
+    def _by_op(self) -> dict[str, tuple[SpaceChoice, Ints, Bools]]:
+        """Choices with their figures and what divides, by the op that chooses."""
+        rows = zip(self.space.choices, self.figures, self.legal, strict=True)
+        return {choice.ops[0].op.name: (choice, own, fits) for choice, own, fits in rows}
 
     def take(self, rows: Ints) -> "Pricing":
         """The same for some of the rows; op figures are not computed again."""
@@ -123,7 +147,8 @@ class Pricing:
         found.crossing_partial = self.crossing_partial[rows]
         found.figures = [figures[:, :, rows] for figures in self.figures]
         found.legal = [legal[:, rows] for legal in self.legal]
-        found._dims, found._sized = {}, {}
+        found._dims, found._sized, found._durations = {}, {}, {}
+        found.batches = np.unique(found.batch, return_index=True, return_inverse=True)[1:]
         found.moving = Moving(
             self.cluster,
             found.sizes,
@@ -162,7 +187,7 @@ class Pricing:
 
     def _local(self, dims: Ints, states: Ints) -> tuple[Ints, Bools]:
         """Elements of a shard and whether the state divides: [O, K] each."""
-        unique, back = np.unique(states, return_inverse=True)
+        unique, back = self.moving.known.distinct(states)
         key = dims.tobytes(), unique.tobytes()
         if key not in self._sized:
             cut = shards(unique, self.sizes)
@@ -216,6 +241,19 @@ class Pricing:
         op = one.op
         if op.kind in FREE:
             return np.zeros((one.states.shape[1], self.rows), np.int64)
+        tensors = [self.tensors[name] for name in (*op.inputs, *op.outputs)]
+        key = (
+            (op.kind, op.labels, tuple(op.attributes.items())),
+            tuple((one.shape, one.batch_dim, one.dtype) for one in tensors),
+            (id(one.base), one.taken.tobytes(), one.states.tobytes()),
+        )
+        if key not in self._durations:
+            self._durations[key] = self._distinct_ns(one)
+        return self._durations[key]
+
+    def _distinct_ns(self, one: OpOptions) -> Ints:
+        """Durations of every option of an op: [O, K]."""
+        op = one.op
         names = (*op.inputs, *op.outputs)
         labels = np.array([base.label or "" for base in one.base])
         dims = [self.dims(name) for name in names]
@@ -226,9 +264,8 @@ class Pricing:
         if op.kind in RINGS:
             for axes, options in _rings(one, expanded).items():
                 found[options] = self._ring_ns(op, one, axes, np.array(options))
-            return found
-        for option in expanded.tolist():
-            found[option] = self._expanded_ns(op, one, option)
+        elif len(expanded):
+            found[expanded] = self._expanded_ns(op, one, expanded)
         return found
 
     def _kernel_ns(
@@ -287,15 +324,11 @@ class Pricing:
         total = np.zeros((options, self.rows), np.int64)
         if not products:
             return total
-        columns, back = np.unique(np.concatenate(dims), axis=1, return_inverse=True)
-        ends = np.cumsum([len(one) for one in dims])[:-1]
+        first, back = self.batches  # dims differ by the microbatch alone
+        columns = [tuple(map(tuple, one[:, first].T.tolist())) for one in dims]
         points = np.array(
-            [
-                _points(kind, labels, tuple(tuple(one.tolist()) for one in np.split(column, ends)))
-                for column in columns.T
-            ],
-            np.int64,
-        )[back.ravel()]
+            [_points(kind, labels, shapes) for shapes in zip(*columns, strict=True)], np.int64
+        )[back]
         operands = parse(labels).operands
         for number, pair in enumerate(products):
             inside = [label for at in pair for dim in operands[at] for label in dim]
@@ -305,49 +338,49 @@ class Pricing:
             total += 2 * points[:, number] // cut
         return total
 
-    def _expanded_ns(self, op: Op, one: OpOptions, option: int) -> Ints:
-        """The parts of an extra signature, and the boxing of what they hand on: [K]."""
-        signature = one.signature(option)
-        known: dict[str, tuple[Ints, str]] = {}
-        lies: dict[str, int] = {}
-        for at, name in enumerate(op.inputs):
-            known[f"in{at}"] = self.dims(name), self.tensors[name].dtype
-            lies[f"in{at}"] = int(one.states[at, option])
+    def _expanded_ns(self, op: Op, one: OpOptions, options: Ints) -> Ints:
+        """The parts of an extra signature, and the boxing of what they hand on: [O, K]."""
+        signatures = [one.signature(option) for option in options.tolist()]
+        expansion = EXPANSIONS[op.kind, signatures[0].expansion]
+        parts = [sub_signatures(op.kind, op.labels, each.document) for each in signatures]
+        known = {f"in{at}": (self.dims(x), self.tensors[x].dtype) for at, x in enumerate(op.inputs)}
+        lies = {f"in{at}": one.states[at, options] for at in range(len(op.inputs))}
         wide = self.tensors[op.outputs[0]].dtype
         sizes: dict[str, Ints] = {
-            label: np.full(self.rows, size)
-            for label, size in EXPANSIONS[op.kind, signature.expansion].sizes.items()
+            label: np.full(self.rows, size) for label, size in expansion.sizes.items()
         }
-        paid: set[tuple[str, int]] = set()
-        total = np.zeros(self.rows, np.int64)
-        for part, document in sub_signatures(op.kind, op.labels, signature.document):
+        paid: dict[str, list[Ints]] = {}
+        total = np.zeros((len(options), self.rows), np.int64)
+        for alike in zip(*parts, strict=True):
+            part = alike[0][0]
             expression = parse(part.labels)
-            dims: list[Ints] = []
-            dtypes: list[str] = []
-            states: list[Ints] = []
-            for name, operand, text in zip(
-                part.inputs, expression.inputs, document.inputs, strict=True
-            ):
+            texts = zip(*((*how.inputs, *how.outputs) for _, how in alike), strict=True)
+            states = [np.array([number_of(parse_nd_sbp(text)) for text in row]) for row in texts]
+            read, made = states[: len(part.inputs)], states[len(part.inputs) :]
+            for name, operand, state in zip(part.inputs, expression.inputs, read, strict=True):
                 shape, dtype = known[name]
                 sizes |= {dim[0]: size for dim, size in zip(operand, shape, strict=True)}
-                state = number_of(parse_nd_sbp(text))
-                if (name, state) not in paid:
-                    paid.add((name, state))
-                    total += self._moved_ns(shape, dtype, lies[name], state)
-                dims.append(shape)
-                dtypes.append(dtype)
-                states.append(np.array([state]))
-            for name, operand, text in zip(
-                part.outputs, expression.outputs, document.outputs, strict=True
-            ):
+                fresh = np.ones(len(options), np.bool_)
+                for before in paid.setdefault(name, []):
+                    fresh &= before != state
+                paid[name].append(state)
+                moved = self._moved_ns(shape, dtype, lies[name], state)
+                total += np.where(fresh[:, None], moved, 0)
+            for name, operand, state in zip(part.outputs, expression.outputs, made, strict=True):
                 shape = np.array([sizes[dim[0]] for dim in operand]).reshape(-1, self.rows)
                 known[name] = shape, wide
-                lies[name] = number_of(parse_nd_sbp(text))
-                dims.append(shape)
-                dtypes.append(wide)
-                states.append(np.array([lies[name]]))
-            cut = [np.array([label or ""]) for label in split_labels(part.labels, document)]
-            total += self._kernel_ns(op, part.kind, part.labels, dims, dtypes, states, cut)[0]
+                lies[name] = state
+            operands = [known[name] for name in (*part.inputs, *part.outputs)]
+            labels = [split_labels(part.labels, how) for _, how in alike]
+            total += self._kernel_ns(
+                op,
+                part.kind,
+                part.labels,
+                [shape for shape, _ in operands],
+                [dtype for _, dtype in operands],
+                states,
+                [np.array([label or "" for label in row]) for row in zip(*labels, strict=True)],
+            )
         return total
 
     def _ring_ns(self, op: Op, one: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
@@ -400,15 +433,11 @@ class Pricing:
         )
         return found
 
-    def _moved_ns(self, dims: Ints, dtype: str, source: int, target: int) -> Ints:
-        boxed = self.moving.boxed(
-            dims,
-            ITEMSIZE[dtype],
-            np.array([source]),
-            np.array([target]),
-            keeps_source=False,
-        )
-        found: Ints = boxed.duration_ns[0, 0]
+    def _moved_ns(self, dims: Ints, dtype: str, sources: Ints, targets: Ints) -> Ints:
+        """Boxing from each source to the target beside it: [O, K]."""
+        (before, at), (after, to) = map(self.moving.known.distinct, (sources, targets))
+        boxed = self.moving.boxed(dims, ITEMSIZE[dtype], before, after, keeps_source=False)
+        found: Ints = boxed.duration_ns[at, to]
         return found
 
     # -- nets --------------------------------------------------------------------------------
@@ -445,6 +474,19 @@ class Pricing:
             buffer_bytes=boxed.buffer_bytes(kept),
             held_bytes=self.local_bytes(net.tensor, net.targets),
         )
+
+
+def _same(before: SpaceChoice, choice: SpaceChoice, clones: int) -> bool:
+    """Whether a choice has the options of another, and so many clones besides."""
+    own = choice.ops[: len(choice.ops) - clones]
+    return len(before.ops) == len(own) and all(
+        one.op.name == other.op.name
+        and one.base == other.base
+        and np.array_equal(one.taken, other.taken)
+        and np.array_equal(one.states, other.states)
+        and np.array_equal(one.primary, other.primary)
+        for one, other in zip(before.ops, own, strict=True)
+    )
 
 
 def _rings(one: OpOptions, options: Ints) -> dict[tuple[int, ...], list[int]]:

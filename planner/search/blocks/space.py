@@ -10,6 +10,7 @@ axes of the same roles, and every microbatch; which options divide is decided ro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from models.graph import ITEMSIZE, Op, Phase
 from models.ops import op_kind
 from planner.errors import InfeasibleError
 from planner.memory import UPDATES
+from planner.sbp import Sbp
 from planner.search.blocks.folding import Folded, FoldedNet
 from planner.search.blocks.states import MAX, SUM, Bools, Ints, digit, digits, numbers
 from planner.signatures import (
@@ -255,44 +257,16 @@ class _Builder:
         ids = [i for i, name in enumerate(op.inputs) if self.tensors[name].dtype.startswith("int")]
         if op_kind(op.kind).linear != "joint" or op.outputs[0] in self.values:
             ids += [i for i, name in enumerate(op.inputs) if name in self.values]
-        base = axis_signatures(op.kind, op.labels, ids)
-        kept: list[tuple[Ints, bool]] = []
-        for at, allowed in enumerate(self.filters if self.axes else ()):
-            lists = [
-                [n for n, one in enumerate(base) if allowed is None or allowed(op, axis, one)]
+        base = _signatures(op.kind, op.labels, tuple(ids))
+        kept = tuple(
+            tuple(
+                tuple(n for n, one in enumerate(base) if allowed is None or allowed(op, axis, one))
                 for axis in range(self.axes)
-            ]
-            grid = np.meshgrid(*(np.array(one, np.int64) for one in lists), indexing="ij")
-            kept.append((np.array([one.ravel() for one in grid]), at == 0))
-        if not self.axes:
-            kept.append((np.zeros((0, 1), np.int64), True))
-        taken = np.concatenate([one for one, _ in kept], axis=1)
-        primary = np.concatenate([np.full(one.shape[1], first) for one, first in kept])
-        return self._distinct(op, base, taken, primary)
-
-    def _distinct(
-        self, op: Op, base: tuple[AxisSignature, ...], taken: Ints, primary: Bools
-    ) -> OpOptions:
-        """Leave out mixed partial values, and what says the same as an option before."""
-        per_base = [
-            np.array([digit((*one.inputs, *one.outputs)[operand]) for one in base])
-            for operand in range(len(op.inputs) + len(op.outputs))
-        ]
-        states = np.array([numbers(list(row[taken])) for row in per_base], np.int64)
-        if not self.axes:
-            states = np.zeros((len(per_base), 1), np.int64)
-        fine = np.ones(states.shape[1], np.bool_)
-        for row in states:
-            by_axis = digits(row, self.axes)
-            fine &= ~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))
-        extra = np.array([bool(one.expansion) for one in base])
-        marked = np.vstack([states, extra[taken].any(axis=0) if self.axes else np.zeros(1)])
-        _, first = np.unique(marked, axis=1, return_index=True)
-        keep = np.sort(first)
-        keep = keep[fine[keep]]
-        return OpOptions(
-            op=op, base=base, taken=taken[:, keep], states=states[:, keep], primary=primary[keep]
+            )
+            for allowed in self.filters[: None if self.axes else 1]
         )
+        taken, states, primary = _combined(op.kind, op.labels, tuple(ids), kept)
+        return OpOptions(op=op, base=base, taken=taken, states=states, primary=primary)
 
     def net(self, net: FoldedNet) -> Net | None:
         """The net of a tensor; None where nobody needs it boxed."""
@@ -330,3 +304,52 @@ class _Builder:
             forward=self._phases[net.tensor] == Phase.FORWARD,
             deferred=self._phases[net.tensor] == Phase.BACKWARD_INPUT and weights,
         )
+
+
+# Many ops are alike, and all are enumerated again for every mode of recomputation.
+
+
+@lru_cache(maxsize=1024)
+def _signatures(kind: str, labels: str, ids: tuple[int, ...]) -> tuple[AxisSignature, ...]:
+    return axis_signatures(kind, labels, ids)
+
+
+@lru_cache(maxsize=1024)
+def _combined(
+    kind: str, labels: str, ids: tuple[int, ...], kept: tuple[tuple[tuple[int, ...], ...], ...]
+) -> tuple[Ints, Ints, Bools]:
+    """What options take on each axis, their states, and which are primary.
+
+    `kept` gives, for each filter and axis, the signatures that it leaves. Mixed partial values are
+    left out, and what says the same as an option before.
+    """
+    base = _signatures(kind, labels, ids)
+    axes = len(kept[0])
+    grids = [
+        np.array([one.ravel() for one in np.meshgrid(*lists, indexing="ij")], np.int64)
+        if axes
+        else np.zeros((0, 1), np.int64)
+        for lists in kept
+    ]
+    taken = np.concatenate(grids, axis=1)
+    primary = np.arange(taken.shape[1]) < grids[0].shape[1]
+    per_base = [
+        np.array([digit(one) for one in row]) for row in zip(*map(_operands, base), strict=True)
+    ]
+    states = np.array([numbers(list(row[taken])) for row in per_base], np.int64)
+    if not axes:
+        states = np.zeros((len(per_base), 1), np.int64)
+    fine = np.ones(states.shape[1], np.bool_)
+    for row in states:
+        by_axis = digits(row, axes)
+        fine &= ~((by_axis == SUM).any(axis=0) & (by_axis == MAX).any(axis=0))
+    extra = np.array([bool(one.expansion) for one in base])
+    marked = np.vstack([states, extra[taken].any(axis=0) if axes else np.zeros(1)])
+    _, first = np.unique(marked, axis=1, return_index=True)
+    keep = np.sort(first)
+    keep = keep[fine[keep]]
+    return taken[:, keep], states[:, keep], primary[keep]
+
+
+def _operands(one: AxisSignature) -> tuple[Sbp, ...]:
+    return (*one.inputs, *one.outputs)
