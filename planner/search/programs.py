@@ -18,7 +18,7 @@ from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.beside import beside
-from planner.search.blocks.blending import Blended
+from planner.search.blocks.blending import Blended, Least, cheapest, least_times
 from planner.search.blocks.folding import Folded, Shortened, fold, shortened
 from planner.search.blocks.moving import Known
 from planner.search.blocks.pricing import Pricing
@@ -127,6 +127,7 @@ class Programs:
         self._folded: dict[str, Folded] = {}
         self._spaces: dict[object, Space] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
+        self._least: dict[int, list[Least | None]] = {}  # of pricings, which are kept
         self._tables: dict[tuple[str, Shape], tuple[Tables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
         self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}
@@ -233,18 +234,10 @@ class Programs:
         for places in together.values():
             pricing = self._priced[mode, shapes[places[0]]][0]
             rows = np.array([self._priced[mode, shapes[place]][1] for place in places])
+            if id(pricing) not in self._least:
+                self._least[id(pricing)] = least_times(pricing)
             vectors = np.array([prices[place] for place in places]).T
-            times = [MICROBATCH, STEP, DEFERRABLE]
-            for choice, figures, legal in zip(
-                pricing.space.choices, pricing.figures, pricing.legal, strict=True
-            ):
-                cost = np.zeros((choice.size, len(rows)))
-                for column in times:
-                    mine = figures[column]
-                    if mine.any():
-                        cost += mine[:, rows] * vectors[column]
-                cost[~legal[:, rows]] = np.inf
-                found[places] += choice.count * cost.min(axis=0)
+            found[places] = cheapest(pricing, self._least[id(pricing)], rows, vectors)
         return found
 
     def refusal(self, shape: Shape, mode: str) -> InfeasibleError:

@@ -12,6 +12,7 @@ stages its blocks come to lie on. It is tight where a block costs the same on ev
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, 
 from planner.search.stages import DEFERRING, Pipeline
 
 Floats = NDArray[np.float64]
+
+TIMES = (MICROBATCH, STEP, DEFERRABLE)
 
 
 class Blended:
@@ -74,6 +77,49 @@ class Blended:
             for together in zip(*(one.nets for one in own), strict=True)
         )
         return Tables(choices=choices, nets=nets), own
+
+
+class Least(NamedTuple):
+    """The least time of a choice's options that divide, of all times in one column: [K]."""
+
+    column: int
+    time: Floats
+
+
+def least_times(pricing: Pricing | Blended) -> list[Least | None]:
+    """Of every choice; None where options have times in several columns."""
+    found: list[Least | None] = []
+    for figures, legal in zip(pricing.figures, pricing.legal, strict=True):
+        columns = [column for column in TIMES if figures[column].any()] or [MICROBATCH]
+        if len(columns) > 1:
+            found.append(None)
+        else:
+            time = np.where(legal, figures[columns[0]], np.inf).min(axis=0)
+            found.append(Least(columns[0], time))
+    return found
+
+
+def cheapest(
+    pricing: Pricing | Blended, least: Sequence[Least | None], rows: Ints, prices: Floats
+) -> Floats:
+    """The sum of every choice at its cheapest option, of some rows at their prices [F, rows].
+
+    Infinite where an op has no legal option.
+    """
+    total = np.zeros(len(rows))
+    for at, (choice, one) in enumerate(zip(pricing.space.choices, least, strict=True)):
+        if one is not None:
+            time = one.time[rows]
+            cost = np.where(np.isinf(time), np.inf, time * prices[one.column])
+        else:
+            figures, legal = pricing.figures[at], pricing.legal[at]
+            costs = np.zeros((choice.size, len(rows)))
+            for column in TIMES:
+                costs += figures[column].take(rows, axis=1) * prices[column]
+            costs[~legal.take(rows, axis=1)] = np.inf
+            cost = costs.min(axis=0)
+        total += choice.count * cost
+    return total
 
 
 def _scaled(figures: Ints, scale: Floats) -> Floats:

@@ -260,7 +260,7 @@ class Moving:
         if len(unique) == len(keys):
             return Hops(reachable, table)
         back = np.array([unique[key] for key in keys])
-        return Hops(reachable[..., back], table[..., back])
+        return Hops(reachable.take(back, axis=-1), table.take(back, axis=-1))
 
     def _step_ns(self, graph: Edges, ndim: int, size: Ints) -> tuple[Floats, Ints]:
         """Durations of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].

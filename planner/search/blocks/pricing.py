@@ -51,6 +51,8 @@ from planner.signatures import EXPANSIONS, split_labels, sub_signatures
 # Ops without an actor: a variable is a register, `repeat` a way to read it.
 FREE = ("variable", "repeat")
 
+Boxing = tuple[Bools, Ints, Ints, Ints]  # the arrays of a net, as in `tables.Net`
+
 
 class Pricing:
     """The figures of one space on K rows.
@@ -167,9 +169,10 @@ class Pricing:
                 self.figures, self.legal, self.space.choices, strict=True
             )
         )
+        alike: dict[object, Boxing] = {}
         return Tables(
             choices=choices,
-            nets=tuple(self._net(at, net) for at, net in enumerate(self.space.nets)),
+            nets=tuple(self._net(at, net, alike) for at, net in enumerate(self.space.nets)),
         )
 
     # -- shapes ------------------------------------------------------------------------------
@@ -442,14 +445,37 @@ class Pricing:
 
     # -- nets --------------------------------------------------------------------------------
 
-    def _net(self, number: int, net: SpaceNet) -> Net:
+    def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> Net:
+        """One net; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[net.tensor]
-        step = tensor.rate is Rate.STEP
         kept = np.zeros(len(net.targets), np.bool_)
         for use in net.uses:
             if use.holds:
                 kept[use.wants] = True
+        key = (
+            (likeness(tensor), net.crossing, net.tensor in self.masters),
+            (net.sources.tobytes(), net.targets.tobytes(), kept.tobytes()),
+        )
+        if key not in alike:
+            alike[key] = self._boxing(net, tensor, kept)
+        reachable, duration_ns, buffer_bytes, held_bytes = alike[key]
+        return Net(
+            number=number,
+            producer=net.producer,
+            makes=net.makes,
+            uses=net.uses,
+            count=net.count,
+            step=tensor.rate is Rate.STEP,
+            reachable=reachable,
+            duration_ns=duration_ns,
+            buffer_bytes=buffer_bytes,
+            held_bytes=held_bytes,
+        )
+
+    def _boxing(self, net: SpaceNet, tensor: Tensor, kept: Bools) -> Boxing:
+        """Whether a net's tensor can be boxed, how long it takes, its buffers, what is held."""
         sources, targets = self._ends[likeness(tensor)]
+        step = tensor.rate is Rate.STEP
         boxed = self.moving.boxed(
             self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets, keeps_source=step
         ).picked(np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets))
@@ -462,18 +488,8 @@ class Pricing:
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
             )
             reachable = reachable & (~both[:, :, None] | self.crossing_partial)
-        return Net(
-            number=number,
-            producer=net.producer,
-            makes=net.makes,
-            uses=net.uses,
-            count=net.count,
-            step=step,
-            reachable=reachable,
-            duration_ns=boxed.duration_ns,
-            buffer_bytes=boxed.buffer_bytes(kept),
-            held_bytes=self.local_bytes(net.tensor, net.targets),
-        )
+        held = self.local_bytes(net.tensor, net.targets)
+        return reachable, boxed.duration_ns, boxed.buffer_bytes(kept), held
 
 
 def _same(before: SpaceChoice, choice: SpaceChoice, clones: int) -> bool:

@@ -7,13 +7,17 @@ which schedules may defer. What each is worth is decided later, by a price each.
 O options, A sources, B targets, K rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.search.blocks.space import Use
 from planner.search.blocks.states import Bools, Ints
+
+Array = NDArray[Any]
 
 FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes", "deferrable_ns")
 MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(len(FIGURES))
@@ -68,46 +72,47 @@ class Tables:
 
 def take(tables: Tables, rows: Ints | Bools) -> Tables:
     """Return some of the rows."""
-    return Tables(
-        choices=tuple(
-            replace(c, figures=c.figures[:, :, rows], legal=c.legal[:, rows])
-            for c in tables.choices
-        ),
-        nets=tuple(
-            replace(
-                n,
-                reachable=n.reachable[:, :, rows],
-                duration_ns=n.duration_ns[:, :, rows],
-                buffer_bytes=n.buffer_bytes[:, :, rows],
-                held_bytes=n.held_bytes[:, rows],
-            )
-            for n in tables.nets
-        ),
-    )
+    places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    if np.array_equal(places, np.arange(tables.rows)):
+        return tables
+    return _joined([tables], lambda parts: parts[0][..., places])
 
 
 def stacked(parts: Sequence[Tables]) -> Tables:
     """Return the rows of several tables of the same choices and nets as one."""
     if len(parts) == 1:
         return parts[0]
+    return _joined(parts, lambda arrays: np.concatenate(arrays, axis=-1))
+
+
+def _joined(parts: Sequence[Tables], join: Callable[[list[Array]], Array]) -> Tables:
+    """Tables of what is made of the arrays of several, once where nets share them."""
+    made: dict[tuple[int, ...], Array] = {}
+
+    def one(arrays: list[Array]) -> Array:
+        key = tuple(map(id, arrays))
+        if key not in made:
+            made[key] = join(arrays)
+        return made[key]
+
     return Tables(
         choices=tuple(
             replace(
-                one[0],
-                figures=np.concatenate([c.figures for c in one], axis=2),
-                legal=np.concatenate([c.legal for c in one], axis=1),
+                same[0],
+                figures=one([each.figures for each in same]),
+                legal=one([each.legal for each in same]),
             )
-            for one in zip(*(part.choices for part in parts), strict=True)
+            for same in zip(*(part.choices for part in parts), strict=True)
         ),
         nets=tuple(
             replace(
-                one[0],
-                reachable=np.concatenate([n.reachable for n in one], axis=2),
-                duration_ns=np.concatenate([n.duration_ns for n in one], axis=2),
-                buffer_bytes=np.concatenate([n.buffer_bytes for n in one], axis=2),
-                held_bytes=np.concatenate([n.held_bytes for n in one], axis=1),
+                same[0],
+                reachable=one([each.reachable for each in same]),
+                duration_ns=one([each.duration_ns for each in same]),
+                buffer_bytes=one([each.buffer_bytes for each in same]),
+                held_bytes=one([each.held_bytes for each in same]),
             )
-            for one in zip(*(part.nets for part in parts), strict=True)
+            for same in zip(*(part.nets for part in parts), strict=True)
         ),
     )
 
@@ -145,22 +150,31 @@ def totals(tables: Tables, chosen: Ints, places: Ints | None = None) -> tuple[In
 
 def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     """Figures [F, R] of one occurrence of a net, and whether its boxings exist [R]."""
-    rows = np.arange(len(places))
-    wanted = np.zeros((net.held_bytes.shape[0], len(places)), np.bool_)
-    kept = np.zeros_like(wanted)
-    for use in net.uses:
-        target = use.wants[chosen[use.choice]]
-        wanted[target, rows] = True
-        if use.holds:
-            kept[target, rows] = True
     source = net.makes[chosen[net.producer]]
+    targets = [use.wants[chosen[use.choice]] for use in net.uses]
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
-    duration = net.duration_ns[source, :, places].T
-    figures[STEP if net.step else MICROBATCH] = (duration * wanted).sum(axis=0)
-    figures[PERSISTENT] = (net.buffer_bytes[source, :, places].T * wanted).sum(axis=0)
-    figures[INFLIGHT] = (net.held_bytes[:, places] * kept).sum(axis=0)
-    fine: Bools = np.all(net.reachable[source, :, places].T | ~wanted, axis=0)
+    time = figures[STEP if net.step else MICROBATCH]
+    fine = np.ones(len(places), np.bool_)
+    rows, width = net.reachable.shape[2], net.reachable.shape[1]
+    held: list[Ints] = []
+    for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
+        fresh = _unlike(target, targets[:number])
+        at = (source * width + target) * rows + places
+        fine &= net.reachable.take(at)
+        time += net.duration_ns.take(at) * fresh
+        figures[PERSISTENT] += net.buffer_bytes.take(at) * fresh
+        if use.holds:
+            figures[INFLIGHT] += net.held_bytes.take(target * rows + places) * _unlike(target, held)
+            held.append(target)
     return figures, fine
+
+
+def _unlike(target: Ints, others: Sequence[Ints]) -> Bools:
+    """Where a target is none of the others."""
+    found = np.ones(len(target), np.bool_)
+    for other in others:
+        found &= target != other
+    return found
 
 
 def single(tables: Tables, row: int) -> Tables | None:
