@@ -73,7 +73,10 @@ def splits(graph: Graph) -> dict[str, int | bool]:
     labels: set[str] = set()
     norms: set[str] = set()
     experts = 0
-    for op in graph.ops:
+    alike = {
+        (op.kind, op.labels, *(tensors[name].shape for name in op.inputs)): op for op in graph.ops
+    }
+    for op in alike.values():
         expression = parse(op.labels)
         if op.kind in NORMS:
             norms.update(expression.splittable)

@@ -19,7 +19,7 @@ outermost label can be split, as only then a shard of the dim is a shard of the 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from models.errors import ModelError
@@ -36,7 +36,7 @@ EXPERT = "e"
 _TOKEN = re.compile(r"\s*(?:([a-z][a-z0-9_]*)(!?)|([()]))")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from the operands is kept
 class Expression:
     """A parsed index expression; two are equal when their texts are.
 
@@ -55,24 +55,24 @@ class Expression:
     outputs: tuple[Operand, ...] = field(compare=False)
     whole: frozenset[str] = field(compare=False)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """Inputs, then outputs."""
         return self.inputs + self.outputs
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """Every label once, in order of appearance."""
         found = (label for operand in self.operands for dim in operand for label in dim)
         return tuple(dict.fromkeys(found))
 
-    @property
+    @cached_property
     def contracted(self) -> tuple[str, ...]:
         """Labels of the inputs that no output has."""
         kept = {label for operand in self.outputs for dim in operand for label in dim}
         return tuple(label for label in self.labels if label not in kept)
 
-    @property
+    @cached_property
     def splittable(self) -> tuple[str, ...]:
         """Labels that are not whole and are outermost in every dim that has them."""
         inner = {label for operand in self.operands for dim in operand for label in dim[1:]}

@@ -23,17 +23,29 @@ HYBRID = "3-hybrid"  # ZeRO-3 over a part of the replicas, copies over the other
 Roles = dict[str, int | bool | str | None]
 
 
-def _placed(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
-    """Every op that has a signature."""
+def _placed(
+    plan: Plan, graph: Graph, blocks: frozenset[str] | None = None
+) -> Iterator[tuple[Op, OpSignature]]:
+    """Every op that has a signature, of all blocks or of these."""
     variant = {
         choice.block: plan.variants[choice.variant]
         for chunk in plan.chunks
         for choice in chunk.blocks
+        if blocks is None or choice.block in blocks
     }
     for op in graph.ops:
         if op.block in variant:
             inner = op.name.removeprefix(op.block + ".")
             yield op, variant[op.block].signatures[inner]
+
+
+def _unlike(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
+    """The same, of one block of each template and variant."""
+    first: dict[tuple[str, int], str] = {}
+    for chunk in plan.chunks:
+        for choice in chunk.blocks:
+            first.setdefault((graph.templates[choice.block], choice.variant), choice.block)
+    return _placed(plan, graph, frozenset(first.values()))
 
 
 def label_role(label: str | None) -> str | None:
@@ -47,7 +59,7 @@ def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
     """Per mesh axis, the roles that the products and attentions of repeated blocks give it."""
     counted = _counted_blocks(graph)
     found: list[set[str]] = [set() for _ in plan.mesh.axes]
-    for op, signature in _placed(plan, graph):
+    for op, signature in _unlike(plan, graph):
         if op.block not in counted or not op_kind(op.kind).products:
             continue
         for axis, label in enumerate(split_labels(op.labels, signature)):
@@ -168,7 +180,7 @@ def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None
     """Whether norms split the sequence over the tp axes."""
     found = {
         split_labels(op.labels, signature)[axis] == "t"
-        for op, signature in _placed(plan, graph)
+        for op, signature in _unlike(plan, graph)
         if op.kind in NORMS
         for axis in axes
     }
@@ -181,7 +193,7 @@ def _ring(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
     """Whether keys and values of attention travel round the cp axes."""
     found = {
         signature.expansion == RING
-        for op, signature in _placed(plan, graph)
+        for op, signature in _unlike(plan, graph)
         if op.kind in RINGS and axes
     }
     if not found:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph, Phase, scaled
+from models.graph import Graph
 from models.recompute import with_recompute
 from planner.errors import InfeasibleError
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.beside import beside
 from planner.search.blocks.blending import Blended, Least, cheapest, least_times
-from planner.search.blocks.folding import Folded, Shortened, fold, shortened
+from planner.search.blocks.folding import Folded, Shortened, fold, handed_bytes, shortened
 from planner.search.blocks.moving import Known
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.program import MemoryRow, Prices
@@ -457,15 +457,7 @@ class Programs:
     def handed_bytes(self, batch: int) -> int:
         """Bytes of the largest tensor that a block of the forward pass hands to the next, whole."""
         if batch not in self._handed:
-            folded = self.folded("none")
-            tensors = folded.graph.tensors_by_name
-            makers = {name: op for op in folded.ops for name in op.outputs}
-            handed = (
-                scaled(tensors[net.tensor], folded.graph.batch, batch).size_bytes
-                for net in folded.nets
-                if net.crossing and makers[net.tensor].phase is Phase.FORWARD
-            )
-            self._handed[batch] = max(handed, default=0)
+            self._handed[batch] = handed_bytes(self.folded("none"), batch)
         return self._handed[batch]
 
     def _block_figures(

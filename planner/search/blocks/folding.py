@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
+from models.graph import GLOBAL_BLOCK, Graph, Op, Phase, scaled
 
 KEPT = 2  # blocks at either end of those that are alike, so that what is met first stays so
 
@@ -124,6 +124,18 @@ def fold(
             tensor=tensors[name], side=side, readers=readers, count=count, crossing=crossing
         )
     return Folded(graph=graph, ops=tuple(ops), counts=counts, nets=tuple(found.values()))
+
+
+def handed_bytes(folded: Folded, batch: int) -> int:
+    """Bytes of the largest tensor that a block of the forward pass hands to the next, whole."""
+    tensors = folded.graph.tensors_by_name
+    makers = {name: op for op in folded.ops for name in op.outputs}
+    handed = (
+        scaled(tensors[net.tensor], folded.graph.batch, batch).size_bytes
+        for net in folded.nets
+        if net.crossing and makers[net.tensor].phase is Phase.FORWARD
+    )
+    return max(handed, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

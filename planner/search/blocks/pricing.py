@@ -113,13 +113,10 @@ class Pricing:
         self.legal: list[Bools] = []  # per choice [O, K]
         priced = {} if alike is None else alike._by_op()
         for choice in space.choices:
-            clones = [one for one in choice.ops if one.op.phase is Phase.RECOMPUTE]
             before = priced.get(choice.ops[0].op.name)
-            if before and _same(before[0], choice, len(clones)):
-                _, figures, fits = before
-            else:
-                figures, fits = self._priced(choice.ops[: len(choice.ops) - len(clones)])
-            for one in clones:
+            same = before and choice.follows(before[0])
+            figures, fits = before[1:] if before and same else self._priced(choice.own)
+            for one in choice.clones:
                 self._add(figures, one)
             self.figures.append(figures)
             self.legal.append(fits)
@@ -265,7 +262,7 @@ class Pricing:
         found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), split_on)
         expanded = np.flatnonzero(one.expanded)
         if op.kind in RINGS:
-            for axes, options in _rings(one, expanded).items():
+            for axes, options in one.rings(expanded).items():
                 found[options] = self._ring_ns(op, one, axes, np.array(options))
         elif len(expanded):
             found[expanded] = self._expanded_ns(op, one, expanded)
@@ -349,9 +346,7 @@ class Pricing:
         known = {f"in{at}": (self.dims(x), self.tensors[x].dtype) for at, x in enumerate(op.inputs)}
         lies = {f"in{at}": one.states[at, options] for at in range(len(op.inputs))}
         wide = self.tensors[op.outputs[0]].dtype
-        sizes: dict[str, Ints] = {
-            label: np.full(self.rows, size) for label, size in expansion.sizes.items()
-        }
+        sizes = {label: np.full(self.rows, size) for label, size in expansion.sizes.items()}
         paid: dict[str, list[Ints]] = {}
         total = np.zeros((len(options), self.rows), np.int64)
         for alike in zip(*parts, strict=True):
@@ -475,10 +470,9 @@ class Pricing:
     def _boxing(self, net: SpaceNet, tensor: Tensor, kept: Bools) -> Boxing:
         """Whether a net's tensor can be boxed, how long it takes, its buffers, what is held."""
         sources, targets = self._ends[likeness(tensor)]
-        step = tensor.rate is Rate.STEP
-        boxed = self.moving.boxed(
-            self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets, keeps_source=step
-        ).picked(np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets))
+        at, to = np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets)
+        work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
+        boxed = self.moving.boxed(*work, keeps_source=tensor.rate is Rate.STEP).picked(at, to)
         reachable = boxed.reachable
         if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
             same = np.equal.outer(net.sources, net.targets)
@@ -490,29 +484,6 @@ class Pricing:
             reachable = reachable & (~both[:, :, None] | self.crossing_partial)
         held = self.local_bytes(net.tensor, net.targets)
         return reachable, boxed.duration_ns, boxed.buffer_bytes(kept), held
-
-
-def _same(before: SpaceChoice, choice: SpaceChoice, clones: int) -> bool:
-    """Whether a choice has the options of another, and so many clones besides."""
-    own = choice.ops[: len(choice.ops) - clones]
-    return len(before.ops) == len(own) and all(
-        one.op.name == other.op.name
-        and one.base == other.base
-        and np.array_equal(one.taken, other.taken)
-        and np.array_equal(one.states, other.states)
-        and np.array_equal(one.primary, other.primary)
-        for one, other in zip(before.ops, own, strict=True)
-    )
-
-
-def _rings(one: OpOptions, options: Ints) -> dict[tuple[int, ...], list[int]]:
-    """These options by the axes that make their ring."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    travels = np.array([bool(base.expansion) for base in one.base])[one.taken]
-    for option in options.tolist():
-        axes = tuple(np.flatnonzero(travels[:, option]).tolist())
-        found.setdefault(axes, []).append(option)
-    return found
 
 
 @lru_cache(maxsize=4096)

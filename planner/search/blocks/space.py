@@ -82,6 +82,25 @@ class OpOptions:
         found: Bools = np.any(extra[self.taken], axis=0)
         return found
 
+    def rings(self, options: Ints) -> dict[tuple[int, ...], list[int]]:
+        """These options by the axes that make their ring."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        travels = np.array([bool(base.expansion) for base in self.base])[self.taken]
+        for option in options.tolist():
+            axes = tuple(np.flatnonzero(travels[:, option]).tolist())
+            found.setdefault(axes, []).append(option)
+        return found
+
+    def same(self, other: "OpOptions") -> bool:
+        """Whether these are another's options, of an op of the same name."""
+        return (
+            self.op.name == other.op.name
+            and self.base == other.base
+            and np.array_equal(self.taken, other.taken)
+            and np.array_equal(self.states, other.states)
+            and np.array_equal(self.primary, other.primary)
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Choice:
@@ -94,6 +113,21 @@ class Choice:
     def size(self) -> int:
         """Number of options."""
         return int(self.ops[0].states.shape[1])
+
+    @property
+    def own(self) -> tuple[OpOptions, ...]:
+        """Its ops that are not clones."""
+        return tuple(one for one in self.ops if one.op.phase != Phase.RECOMPUTE)
+
+    @property
+    def clones(self) -> tuple[OpOptions, ...]:
+        """Its ops that recompute what another makes."""
+        return tuple(one for one in self.ops if one.op.phase == Phase.RECOMPUTE)
+
+    def follows(self, other: "Choice") -> bool:
+        """Whether it is another choice without clones, and clones of it."""
+        own = self.own
+        return len(own) == len(other.ops) and all(map(OpOptions.same, own, other.ops))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

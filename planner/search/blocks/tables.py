@@ -228,10 +228,9 @@ def reachable_options(tables: Tables) -> list[Ints]:
                     changed |= bool((made & ~own).any())
                     made &= own
                     continue
-                sources = np.isin(np.arange(len(reach)), net.makes[made])
-                targets = np.isin(np.arange(reach.shape[1]), use.wants[wanted])
-                from_here = np.any(reach & targets, axis=1)[net.makes]
-                to_here = np.any(reach & sources[:, None], axis=0)[use.wants]
+                leaves: Bools = np.any(reach[:, use.wants[wanted]], axis=1)
+                arrives: Bools = np.any(reach[net.makes[made]], axis=0)
+                from_here, to_here = leaves[net.makes], arrives[use.wants]
                 for mask, good in ((made, from_here), (wanted, to_here)):
                     if (mask & ~good).any():
                         mask &= good
