@@ -12,6 +12,7 @@ from models.zoo.catalogue import build_training
 from planner.cluster import Cluster
 from planner.clusters import local_cluster, parse_cluster
 from planner.sbp import local_size
+from planner.search.blocks.blending import TIMES, cheapest, least_times
 from planner.search.blocks.folding import fold
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.space import Space, build_space
@@ -210,3 +211,29 @@ def test_only_activations_are_held_for_the_backward_pass() -> None:
     assert held
     assert all(makers[name].phase == "forward" and name not in values for name in held)
     assert INFLIGHT == 3
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_what_is_no_clone_costs_the_same_in_every_mode(mode: str) -> None:
+    sizes, batches = np.array([[2, 4, 1], [4, 2, 8]]), np.array([4, 8, 2])
+    plain = Pricing(space_of("gpt", "none", "adamw", 2), GPU, sizes, batches)
+    space = space_of("gpt", mode, "adamw", 2)
+    anew, alike = (
+        Pricing(space, GPU, sizes, batches, alike=one) for one in (None, plain.take(np.arange(3)))
+    )
+    for ours, theirs in zip(alike.figures + alike.legal, anew.figures + anew.legal, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_the_cheapest_options_are_those_of_least_cost() -> None:
+    sizes, batches = np.array([[2, 4, 1], [4, 2, 8]]), np.array([4, 8, 2])
+    pricing = Pricing(space_of("gpt", "full", "adamw", 2), GPU, sizes, batches)
+    rows, prices = np.array([2, 0]), np.array([[7.0, 3.0], [1.0, 1.0], [0, 0], [0, 0], [2.0, 0.0]])
+    expected = np.zeros(2)
+    for choice, figures, legal in zip(
+        pricing.space.choices, pricing.figures, pricing.legal, strict=True
+    ):
+        cost = sum(figures[at][:, rows] * prices[at] for at in TIMES)
+        expected += choice.count * np.where(legal[:, rows], cost, np.inf).min(axis=0)
+    found = cheapest(pricing, least_times(pricing), rows, prices)
+    assert np.allclose(found, expected, rtol=1e-12)
