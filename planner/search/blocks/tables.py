@@ -155,16 +155,14 @@ def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
     time = figures[STEP if net.step else MICROBATCH]
     fine = np.ones(len(places), np.bool_)
-    rows, width = net.reachable.shape[2], net.reachable.shape[1]
     held: list[Ints] = []
     for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
-        fresh = _unlike(target, targets[:number])
-        at = (source * width + target) * rows + places
-        fine &= net.reachable.take(at)
-        time += net.duration_ns.take(at) * fresh
-        figures[PERSISTENT] += net.buffer_bytes.take(at) * fresh
+        fresh, at = _unlike(target, targets[:number]), (source, target, places)
+        fine &= net.reachable[at]
+        time += net.duration_ns[at] * fresh
+        figures[PERSISTENT] += net.buffer_bytes[at] * fresh
         if use.holds:
-            figures[INFLIGHT] += net.held_bytes.take(target * rows + places) * _unlike(target, held)
+            figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held)
             held.append(target)
     return figures, fine
 
