@@ -438,4 +438,4 @@ class Counts:
 def picked(palette: Palette, most: int, row: int) -> list[int]:
     """Return the variants of one row of a palette's table."""
     table, _ = palette.table(most)
-    return [v for v, n in zip(palette.numbers, table[row].tolist(), strict=True) for _ in range(n)]
+    return [v for v, n in zip(palette.numbers, table[row].tolist(), strict=True) for _ in range(int(n))]
