@@ -114,6 +114,7 @@ class Palette:
         self.exchange = exchange and mixed >= self.size
         self.mixed = mixed
         self._tables: dict[int, tuple[Floats, Ints]] = {}
+        self._least: dict[tuple[int, int, bytes], Ints] = {}
 
     @property
     def size(self) -> int:
@@ -142,11 +143,13 @@ class Palette:
 
     def least_bytes(self, kind: int, inflight: int, levels: Ints) -> Ints:
         """Bytes of the smallest variant whose sections stay within each level."""
-        figures, sections = self.kinds[kind]
-        size = figures[:, STAYS] + inflight * figures[:, KEEPS]
-        fits = sections[:, None] <= levels
-        least: Ints = np.where(fits, size[:, None], TOO_LARGE).min(axis=0)
-        return least
+        key = kind, inflight, levels.tobytes()
+        if key not in self._least:
+            figures, sections = self.kinds[kind]
+            size = figures[:, STAYS] + inflight * figures[:, KEEPS]
+            fits = sections[:, None] <= levels
+            self._least[key] = np.where(fits, size[:, None], TOO_LARGE).min(axis=0)
+        return self._least[key]
 
     def table(self, most: int) -> tuple[Floats, Ints]:
         """Counts of the variants in `numbers`, and where each number of blocks starts."""
