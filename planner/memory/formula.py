@@ -10,7 +10,7 @@ equal blocks and equal stages are lowered once and counted (`regular`).
 from collections import Counter
 from dataclasses import replace
 
-from models.graph import Graph
+from models.graph import GLOBAL_BLOCK, Graph
 from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
 from planner.compile.arena import communication_buffers, shared_places
@@ -26,6 +26,8 @@ from planner.plan import Plan
 
 # Bytes of one slot by kind and lifetime (None: one version a step).
 Registers = Counter[tuple[str, Lifetime | None]]
+# The same of what belongs to no block, by the names of registers.
+Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
 def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
@@ -55,7 +57,7 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     table = timetable(plan.schedule, homes, plan.microbatches)
     drafts = _lowered(small, table.joint)
     alive = lifetimes(drafts)
-    if small.plan.stages < plan.stages and not _all_near(alive, small):
+    if small.moved and not _all_near(alive, small):
         small = Regular.whole(plan, graph)
         drafts = _lowered(small, table.joint)
         alive = lifetimes(drafts)
@@ -66,13 +68,16 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
         for stage, draft in enumerate(drafts)
     ]
     found = []
-    for stage, kind in enumerate(small.stands_for):
+    for stage, parts in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
-        for (name, lifetime), size in sums[kind].items():
-            if lifetime is not None and small.plan.stages < plan.stages:
-                lifetime = _moved(lifetime, stage, table)
-            sizes[name] += size * (1 if lifetime is None else table.slots(stage, lifetime))
-        found.append(_memory(sizes, areas[kind][1], plan.cluster))
+        held = [(chunk, *one) for chunk, part in enumerate(parts) for one in sums[part][0].items()]
+        # What belongs to no block is there once, however many chunks need it.
+        once = {name: one for part in parts for name, one in sums[part][1].items()}
+        for chunk, (kind, lifetime), size in (*held, *((0, *one) for one in once.values())):
+            if lifetime is not None and small.moved:
+                lifetime = _moved(lifetime, stage, chunk if small.apart else None, table)
+            sizes[kind] += size * (1 if lifetime is None else table.slots(stage, lifetime))
+        found.append(_memory(sizes, max(areas[part][1] for part in parts), plan.cluster))
     return tuple(found)
 
 
@@ -92,8 +97,11 @@ def _registers(
     shared: frozenset[int],
     times: dict[str, int],
     makers: dict[str, str],
-) -> Registers:
-    """Bytes of one slot of the registers with places of their own, every block counted."""
+) -> tuple[Registers, Common]:
+    """Bytes of one slot of the registers with places of their own, every block counted.
+
+    What belongs to no block comes apart, by name.
+    """
     # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
     inside = {
         register: actor.block
@@ -102,12 +110,16 @@ def _registers(
     }
     buffers = communication_buffers(draft)
     found: Registers = Counter()
+    common: Common = {}
     for index, register in enumerate(draft.registers):
         if index not in shared:
-            kind = "communication" if index in buffers else register.memory_kind
+            key = "communication" if index in buffers else register.memory_kind, alive[index]
             block = makers.get(register.tensor) or inside.get(index, "")
-            found[kind, alive[index]] += times.get(block, 1) * register.slot_bytes
-    return found
+            if block in ("", GLOBAL_BLOCK):
+                common[register.name] = key, register.slot_bytes
+            else:
+                found[key] += times.get(block, 1) * register.slot_bytes
+    return found, common
 
 
 def _neighbour(section: Section) -> int:
@@ -132,14 +144,21 @@ def _all_near(alive: list[list[Lifetime | None]], small: Regular) -> bool:
     )
 
 
-def _moved(lifetime: Lifetime, stage: int, table: Timetable) -> Lifetime:
-    """The lifetime of a register whose stage equals `stage`: it is sent to that one's neighbour."""
+def _moved(lifetime: Lifetime, stage: int, chunk: int | None, table: Timetable) -> Lifetime:
+    """The lifetime of a register on a stage that equals, in a chunk: its neighbours are others.
+
+    Without a chunk those of the stage have the numbers they had.
+    """
+    if chunk is not None:
+        made = (lifetime.made[0], chunk)
+        read = frozenset((part, chunk) for part, _ in lifetime.read)
+        lifetime = replace(lifetime, made=made, read=read)
     if not lifetime.sent:
         return lifetime
     position = table.positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)
     peer = table.homes[position]
-    chunk = table.positions[peer].index(position)
-    sent = frozenset((peer, (section[0], chunk)) for _, section in lifetime.sent)
+    there = table.positions[peer].index(position)
+    sent = frozenset((peer, (section[0], there)) for _, section in lifetime.sent)
     return replace(lifetime, sent=sent)
 
 

@@ -444,4 +444,5 @@ class Counts:
 def picked(palette: Palette, most: int, row: int) -> list[int]:
     """Return the variants of one row of a palette's table."""
     table, _ = palette.table(most)
-    return [v for v, n in zip(palette.numbers, table[row].tolist(), strict=True) for _ in range(int(n))]
+    counts = table[row].astype(np.int64).tolist()
+    return [v for v, n in zip(palette.numbers, counts, strict=True) for _ in range(n)]
