@@ -122,7 +122,7 @@ class Firings:
 
     @cached_property
     def _ranked(self) -> tuple[Nodes, Nodes, Nodes, list[int]]:
-        """Nodes by rank, their rows of what they wait for, by places among them; where ranks begin."""
+        """Nodes by rank, rows of what they wait for as places among them, where ranks begin."""
         order = np.argsort(self.ranks, kind="stable")
         ranks, widths = self.ranks[order], self.widths[order]
         place = np.arange(self.count + 1 + len(self.programs))
