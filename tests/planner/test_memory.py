@@ -130,6 +130,37 @@ def test_the_formula_knows_chunks_that_lie_in_a_v() -> None:
     assert_laid_out_as_said(folded, graph)
 
 
+@pytest.mark.parametrize(
+    ("stages", "layers", "pins"),
+    [
+        (2, 10, {"dp": 1, "tp": 1}),
+        (2, 10, {"dp": 2, "tp": 1, "zero": 3}),
+        (4, 14, {"dp": 1, "tp": 1}),
+        (4, 14, {"dp": 1, "tp": 2}),
+    ],
+)
+def test_of_equal_chunks_in_rows_one_is_enough(
+    stages: int, layers: int, pins: dict[str, object]
+) -> None:
+    model = replace(GPT, config={**GPT.config, "layers": layers})
+    devices = stages * int(str(pins["dp"])) * int(str(pins["tp"]))
+    plan, _ = planned(devices, model, **pins, pp=stages, micro_batch=2, schedule="1f1b")
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    number = (layers + 2) // stages * stages
+    chunks = [
+        Chunk(stage=k % stages, blocks=tuple(blocks[k:] if k == number - 1 else blocks[k : k + 1]))
+        for k in range(number)
+    ]
+    rows = replace(
+        plan, schedule="interleaved-1f1b", interleave=number // stages, chunks=tuple(chunks)
+    )
+    for rare in (2, 3, 5):
+        some = recomputed(rows, {chunk.blocks[0].block: "full" for chunk in chunks[1:-1:rare]})
+        graph = plan_graph(some)
+        assert regular(some, graph).apart
+        assert_laid_out_as_said(some, graph)
+
+
 def test_the_work_depends_on_kinds_of_blocks_not_on_how_many_there_are() -> None:
     few, many = (
         regular(
