@@ -18,6 +18,7 @@ from planner.plan import Variant
 from planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from planner.search.blocks.program import Prices
 from planner.search.blocks.solver import Solution
+from planner.search.blocks.tables import INFLIGHT, PERSISTENT
 from planner.search.blocks.variants import Handover, handover, variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
@@ -30,8 +31,8 @@ from planner.search.stages import (
     DEFERRING,
     Division,
     Run,
-    VariantFigures,
     divide,
+    inflight_counts,
     lower_bound_ns,
 )
 
@@ -39,6 +40,9 @@ Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
+# How much longer a step takes, as a share of its bound, where nearly all that it keeps is too much;
+# fitted to 300 candidates of 14 models (22 November 2026). Only the order follows from it.
+DEARTH, DEARTH_PIPELINED, DEARTH_DEFERRING = 0.3, 0.45, 0.6
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
@@ -47,7 +51,7 @@ SWEEPS = 12  # of the ascent per program, at first
 # on; the others, with their modes of recomputation, are two groups that take about equally long. In
 # the best plans every mode is solved alone besides, the first price again saying how it hands on.
 FIRST_RUNG = 0.03
-ALONE_RUNGS = (0.3, 0.1, 1.0)
+ALONE_RUNGS = ((0.3,), (0.1, 1.0))
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
@@ -123,6 +127,7 @@ class Evaluator:
         self.modes = MODES if pinned is None else (pinned,)
         self._loose = request.max_gap / 2  # of programs whose solutions are mixed
         self.asker = Asker(request, self.programs, self.modes[0])
+        self._dearer: dict[Candidate, float] = {}
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
@@ -181,9 +186,11 @@ class Evaluator:
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
-        for at, ask, bound, now, limit in zip(
+        for at, ask, (bound, solution), now, limit in zip(
             legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
         ):
+            if not isinstance(solution, float):
+                self._weigh(candidates[at], limit, self._mean_bytes(candidates[at], solution))
             mine = prices(candidates[at].pipeline)
             lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
             share = lightest / prices(plain[at].pipeline).microbatch
@@ -191,6 +198,29 @@ class Evaluator:
             # What cannot be deferred is paid in full.
             found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
         return found
+
+    # -- estimates ---------------------------------------------------------------------------
+
+    def estimate_ns(self, candidate: Candidate, bound_ns: float) -> float:
+        """What a candidate may take, by its bound and what making room would cost; no bound."""
+        return bound_ns * self._dearer.get(candidate, 1.0)
+
+    def _weigh(
+        self, candidate: Candidate, limits: Limits, held_bytes: float, even: float = 1.0
+    ) -> None:
+        """Note how much longer a candidate may take than its bound.
+
+        Nearly all that a pass keeps is recomputed where nearly all of it is too much.
+        """
+        limit = sum(limits[kind] for kind in candidate.pipeline.kinds) / candidate.pipeline.stages
+        over = max(0.0, 1 - limit / max(held_bytes, 1.0))
+        self._dearer[candidate] = even * (1 + _dearth(candidate) * over)
+
+    def _mean_bytes(self, candidate: Candidate, solution: Solution) -> float:
+        """Bytes that a mean stage holds with a solution."""
+        counts = inflight_counts(candidate.pipeline)
+        kept = solution.figures[INFLIGHT] * sum(counts) / len(counts)
+        return (solution.figures[PERSISTENT] + kept) / candidate.pipeline.stages
 
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
@@ -220,7 +250,9 @@ class Evaluator:
                 one = self._found(
                     candidate, [Solved(self.modes[0], solution)], limit, bound, best_ns
                 )
-            except MemoryLimitError:
+            except MemoryLimitError as error:
+                floor = self._floor(candidate, [Solved(self.modes[0], solution)])
+                self._weigh(candidate, limit, error.needed_bytes, max(1.0, floor / bound))
                 found.append((candidate, bound))
             except InfeasibleError as error:
                 found.append(Refused(candidate, error))
@@ -290,25 +322,24 @@ class Evaluator:
         return found
 
     def polish(self, found: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
-        """Divide anew with more to mix: every mode as it is best alone, where bytes cost more."""
+        """Divide anew with more to mix: the usual mode of each as it is best alone."""
         candidates = [one.candidate for one in found]
-        endless = [float("inf")] * len(found)
         groups = [list(one.solved) for one in found]
-        for mode in self.modes:
-            handed: list[Handover] = [()] * len(found)
-            for share in ALONE_RUNGS:
-                asks = [
-                    replace(ask, handover=one)
-                    for ask, one in zip(
-                        self.asker.asks(candidates, mode, share, endless), handed, strict=True
-                    )
-                ]
-                solutions = self.programs.solve_many(asks, SWEEPS, self._loose)
-                for at, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
-                    if not isinstance(solution, float):
-                        groups[at].append(Solved(mode, solution))
-                        space = self.programs.space(ask.shape, mode)
-                        handed[at] = handover(space, solution.options)
+        modes = [_usual_mode(one) for one in found]
+        handed: list[Handover] = [()] * len(found)
+        for shares in ALONE_RUNGS:
+            asks = [
+                replace(ask, handover=handed[at])
+                for share in shares
+                for at, mode in enumerate(modes)
+                for ask in self.asker.asks([candidates[at]], mode, share, [float("inf")])
+            ]
+            solutions = self.programs.solve_many(asks, SWEEPS, self._loose)
+            for number, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
+                at = number % len(found)
+                if not isinstance(solution, float):
+                    groups[at].append(Solved(ask.mode, solution))
+                    handed[at] = handover(self.programs.space(ask.shape, ask.mode), solution.options)
         better: list[Found] = []
         for one, limit, group in zip(found, limits, groups, strict=True):
             again: Outcome = one
@@ -427,22 +458,7 @@ class Evaluator:
         best_ns: float = float("inf"),
     ) -> Found | Pruned:
         """Divide the blocks with these solutions, unless no division gains anything."""
-        shape = self.shape(candidate)
-        runs = self._runs(
-            [
-                [
-                    self.programs.block_figures(
-                        part,
-                        one.mode,
-                        one.solution.options,
-                        candidate.pipeline.schedule in DEFERRING,
-                    )
-                    for one in group
-                ]
-                for part in shape.parts
-            ]
-        )
-        pipeline = self.sends.pipeline(candidate)
+        runs, pipeline = self._runs(candidate, group), self.sends.pipeline(candidate)
         if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
@@ -454,8 +470,20 @@ class Evaluator:
             solved=tuple(group),
         )
 
-    def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
+    def _floor(self, candidate: Candidate, group: list[Solved]) -> float:
+        """The least step time of every division of blocks with these solutions."""
+        return lower_bound_ns(self._runs(candidate, group), self.sends.pipeline(candidate))
+
+    def _runs(self, candidate: Candidate, group: list[Solved]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""
+        later = candidate.pipeline.schedule in DEFERRING
+        figures = [
+            [
+                self.programs.block_figures(part, one.mode, one.solution.options, later)
+                for one in group
+            ]
+            for part in self.shape(candidate).parts
+        ]
         runs: list[Run] = []
         for block in self.graph.blocks:
             template = self.graph.templates[block]
@@ -465,6 +493,19 @@ class Evaluator:
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
+
+
+def _dearth(candidate: Candidate) -> float:
+    """How much longer all takes, as a share, where all that is kept is too much."""
+    if candidate.pipeline.stages == 1:
+        return DEARTH
+    return DEARTH_DEFERRING if candidate.pipeline.schedule in DEFERRING else DEARTH_PIPELINED
+
+
+def _usual_mode(found: Found) -> str:
+    """The mode of recomputation that most blocks of a plan run in."""
+    modes = [found.solved[v].mode for chunk in found.division.chunks for _, v in chunk]
+    return max(modes, key=modes.count)
 
 
 def _lowered(best_ns: float, one: Found | Pruned) -> float:

@@ -347,8 +347,8 @@ class Programs:
         choices = zip(tables.choices, legal, strict=True)
         return replace(tables, choices=tuple(replace(one, legal=mine) for one, mine in choices))
 
-    def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
-        """Bounds of programs after a few sweeps, without reading solutions off."""
+    def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[tuple[float, Solution | float]]:
+        """Bounds of programs after a few sweeps, with the solution that can be read off then."""
         new = list(dict.fromkeys(asks))
         if not new:
             return []
@@ -359,8 +359,10 @@ class Programs:
         )
         return [(one | other)[ask] for ask in asks]
 
-    def _bounds(self, asks: Sequence[Ask], sweeps: int) -> dict[Ask, float]:
-        known: dict[Ask, float] = {}
+    def _bounds(
+        self, asks: Sequence[Ask], sweeps: int
+    ) -> dict[Ask, tuple[float, Solution | float]]:
+        known: dict[Ask, tuple[float, Solution | float]] = {}
         for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
             mine = [asks[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
@@ -369,7 +371,9 @@ class Programs:
             ascent.reshare()
             for _ in range(sweeps - 1):
                 ascent.sweep()
-            known.update(zip(mine, ascent.bounds.tolist(), strict=True))
+            ascent.decode()
+            pairs = zip(ascent.bounds.tolist(), _solutions(ascent), strict=True)
+            known.update(zip(mine, pairs, strict=True))
         return known
 
     def solve_one(

@@ -7,7 +7,7 @@ bound is below the best plan.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from planner.errors import InfeasibleError
@@ -29,14 +29,16 @@ from planner.search.sites import usable_bytes
 Progress = Callable[[str], None]
 Widened = Callable[[list[PipelineShape]], list[Candidate]]
 Tight = tuple[Candidate, float]  # with its bound
-Waiting = tuple[float, int, Candidate]
+Waiting = tuple[float, float, int, Candidate]  # by its estimate and its bound
 
-FIRST, MANY = 32, 96  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 12  # likewise where memory is tight
+FIRST, MANY = 32, 48  # candidates solved together: few before there is a plan to prune by
+SQUEEZED = 6  # likewise where memory is tight
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
 # Groups made room in, one after the other, that better the best plan by less than this.
 PATIENCE, BETTER = 1, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
+FAR_OFF = "estimated far above the best plan"
+FARTHEST = 1.12  # times the best plan
 NO_BETTER = "memory aside, a usual mesh is as good"
 BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
@@ -161,9 +163,12 @@ class Ranker:
         tight: list[Tight] = []
         at, count, stale = 0, FIRST, 0
         while at < len(waiting) or tight:
+            if self._far(waiting[at:]):
+                self._left([(candidate, bound) for _, bound, _, candidate in waiting[at:]], FAR_OFF)
+                waiting = waiting[:at]
             group = waiting[at : at + count]
             at, count = at + len(group), MANY
-            solved = self._solved([(candidate, bound) for bound, _, candidate in group], at)
+            solved = self._solved([(candidate, bound) for _, bound, _, candidate in group], at)
             if eased and self.request.max_gap:
                 worth = [one for one in solved if one[1] < _worth(one[0], eased)]
                 self._left([one for one in solved if one not in worth], NO_BETTER)
@@ -171,7 +176,11 @@ class Ranker:
             tight += solved
             # Without a plan yet, what needs least memory is asked first.
             known = bool(self.ranking.found)
-            tight.sort(key=lambda one: (0 if known else one[0].batch, one[1]))
+            tight.sort(key=lambda one: (0 if known else one[0].batch, self._estimate(*one)))
+            if known and self.request.max_gap:
+                near = [one for one in tight if self._estimate(*one) < self._farthest]
+                self._left(tight[len(near) :], FAR_OFF)
+                tight = near
             # Few at a time while a good plan would prune the rest; all that is left at the end.
             now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
             if stale == PATIENCE and self.request.max_gap:
@@ -199,6 +208,19 @@ class Ranker:
         """Leave candidates whose like gained nothing; their bounds count in the gap."""
         self.ranking.pruned += [Pruned(*one, reason) for one in self._open(group)]
 
+    def _estimate(self, candidate: Candidate, bound: float) -> float:
+        """By what candidates are ordered: their bounds, where no gap is allowed."""
+        return self.evaluator.estimate_ns(candidate, bound) if self.request.max_gap else bound
+
+    @property
+    def _farthest(self) -> float:
+        """The estimate from which a candidate is not solved."""
+        return self.ranking.best_ns * FARTHEST
+
+    def _far(self, waiting: list[Waiting]) -> bool:
+        """Whether all of these are estimated to be far from the best plan."""
+        return bool(self.request.max_gap and waiting) and waiting[0][0] > self._farthest
+
     def _bounded(self, part: list[Candidate]) -> list[Waiting]:
         """Candidates by ascending bound; those without a legal signature are refused."""
         waiting: list[Waiting] = []
@@ -207,8 +229,8 @@ class Ranker:
             if isinstance(bound, InfeasibleError):
                 self.ranking.refused.append(Refused(candidate, bound))
             else:
-                waiting.append((bound, number, candidate))
-        return sorted(waiting, key=lambda one: one[:2])
+                waiting.append((self._estimate(candidate, bound), bound, number, candidate))
+        return sorted(waiting, key=lambda one: one[:3])
 
     def _open(self, group: list[Tight]) -> list[Tight]:
         """Those of a group that may gain something; the others are pruned."""
@@ -220,7 +242,8 @@ class Ranker:
 
     def _solved(self, group: list[Tight], place: int) -> list[Tight]:
         """Solve candidates as if memory hardly mattered; return those where it does."""
-        now = [candidate for candidate, _ in self._open(group)]
+        bounds = dict(self._open(group))
+        now = list(bounds)
         if not now:
             return []
         self.tell(f"solving up to number {place}: {now[0].text}")
@@ -232,9 +255,9 @@ class Ranker:
         tight: list[Tight] = []
         for outcome in outcomes:
             if isinstance(outcome, tuple):
-                tight.append(outcome)
+                tight.append((outcome[0], max(outcome[1], bounds[outcome[0]])))
             else:
-                self.ranking.add(outcome)
+                self.ranking.add(_raised(outcome, bounds[outcome.candidate]))
         return tight
 
     def _squeezed(self, group: list[Tight]) -> None:
@@ -251,12 +274,24 @@ class Ranker:
         for outcome in outcomes:
             self.ranking.add(outcome)
 
+    def _behind(self) -> list[Outcome]:
+        """What keeps the gap above the one that was asked for."""
+        least = self.ranking.best_ns / (1 + self.request.max_gap)
+        return [one for one in self.ranking.everything if one.bound_ns < least]
+
     def _polish(self) -> None:
         """Mix more where room was made in the best plans; a simulator may like either."""
         ranking = self.ranking
         found = sorted(ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
-        mixed = [one for one in found if len(one.solved) > 1]
-        if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
+        # What is not far above its own bound has little to gain.
+        enough = 1 + self.request.max_gap
+        mixed = [
+            one
+            for one in found
+            if len(one.solved) > 1
+            and enough * one.bound_ns < one.division.step_ns <= NEAR * ranking.best_ns
+        ]
+        if mixed and ranking.best_ns > ranking.bound_ns * enough:
             self.tell(f"mixing more in {len(mixed)} plans")
             limits = [self.limit(one.candidate) for one in mixed]
             better = self.evaluator.polish(mixed, limits)
@@ -272,6 +307,8 @@ class Ranker:
         done: set[Candidate] = set()
         if max_gap and not ranking.found and _hopeless(ranking):
             return 0
+        if max_gap and ranking.found and len(self._behind()) > REFINED:
+            return 0  # those left would keep the gap open
         for _ in range(REFINED if max_gap else len(ranking.everything)):
             # Where no gap is allowed, others may still be better than what stays behind its bound.
             left = [one for one in ranking.everything if max_gap or one.candidate not in done]
@@ -290,6 +327,13 @@ class Ranker:
             for one in (*others, better):
                 ranking.add(one)
         return len(done)
+
+
+def _raised(outcome: Outcome, bound_ns: float) -> Outcome:
+    """An outcome of which this bound was known before."""
+    if isinstance(outcome, Found):
+        bound_ns = min(bound_ns, outcome.division.step_ns)
+    return replace(outcome, bound_ns=max(outcome.bound_ns, bound_ns))
 
 
 def _worth(candidate: Candidate, eased: Mapping[PipelineShape, float]) -> float:
@@ -324,7 +368,7 @@ def _without_larger(
         return True
 
     return (
-        [one for one in waiting if not cannot(one[2], one[0])],
+        [one for one in waiting if not cannot(one[3], one[1])],
         [one for one in tight if not cannot(*one)],
     )
 
