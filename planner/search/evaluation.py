@@ -42,7 +42,7 @@ MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 # How much longer a step takes, as a share of its bound, where nearly all that it keeps is too much;
 # fitted to 300 candidates of 14 models (22 November 2026). Only the order follows from it.
-DEARTH, DEARTH_PIPELINED, DEARTH_DEFERRING = 0.3, 0.45, 0.6
+DEARTH, DEARTH_PIPELINED, DEARTH_DEFERRING = 0.3, 0.45, 0.8
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
@@ -51,7 +51,7 @@ SWEEPS = 12  # of the ascent per program, at first
 # on; the others, with their modes of recomputation, are two groups that take about equally long. In
 # the best plans every mode is solved alone besides, the first price again saying how it hands on.
 FIRST_RUNG = 0.03
-ALONE_RUNGS = ((0.3,), (0.1, 1.0))
+ALONE_RUNGS = (0.3, 0.1, 1.0)
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
@@ -322,24 +322,27 @@ class Evaluator:
         return found
 
     def polish(self, found: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
-        """Divide anew with more to mix: the usual mode of each as it is best alone."""
-        candidates = [one.candidate for one in found]
+        """Divide anew with more to mix: modes as they are best alone, where bytes cost more.
+
+        The usual mode of each plan comes first, and says how blocks of the others hand on.
+        """
         groups = [list(one.solved) for one in found]
-        modes = [_usual_mode(one) for one in found]
+        usual = [_usual_mode(one) for one in found]
         handed: list[Handover] = [()] * len(found)
-        for shares in ALONE_RUNGS:
-            asks = [
-                replace(ask, handover=handed[at])
-                for share in shares
-                for at, mode in enumerate(modes)
-                for ask in self.asker.asks([candidates[at]], mode, share, [float("inf")])
-            ]
-            solutions = self.programs.solve_many(asks, SWEEPS, self._loose)
-            for number, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
-                at = number % len(found)
+        for first in (True, False):
+            asked: list[tuple[int, Ask]] = []
+            for at, one in enumerate(found):
+                rungs = [(usual[at], ALONE_RUNGS[0])] if first else self._others(usual[at])
+                for mode, share in rungs:
+                    asks = self.asker.asks([one.candidate], mode, share, [float("inf")])
+                    asked.append((at, replace(asks[0], handover=handed[at])))
+            solutions = self.programs.solve_many([ask for _, ask in asked], SWEEPS, self._loose)
+            for (at, ask), solution in zip(asked, solutions, strict=True):
                 if not isinstance(solution, float):
                     groups[at].append(Solved(ask.mode, solution))
-                    handed[at] = handover(self.programs.space(ask.shape, ask.mode), solution.options)
+                    if first:
+                        space = self.programs.space(ask.shape, ask.mode)
+                        handed[at] = handover(space, solution.options)
         better: list[Found] = []
         for one, limit, group in zip(found, limits, groups, strict=True):
             again: Outcome = one
@@ -348,6 +351,11 @@ class Evaluator:
             assert isinstance(again, Found), "without a cutoff nothing is pruned"
             better.append(min(one, again, key=lambda each: each.division.step_ns))
         return better
+
+    def _others(self, usual: str) -> list[tuple[str, float]]:
+        """What is solved besides the usual mode at its first price."""
+        more = [(usual, share) for share in ALONE_RUNGS[1:]]
+        return more + [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual]
 
     def variants(self, found: Found) -> tuple[Variant, ...]:
         """What a plan holds of its solutions: per solution one variant of every template."""

@@ -181,8 +181,10 @@ class Ranker:
                 near = [one for one in tight if self._estimate(*one) < self._farthest]
                 self._left(tight[len(near) :], FAR_OFF)
                 tight = near
-            # Few at a time while a good plan would prune the rest; all that is left at the end.
-            now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
+            # Few at a time, as a good plan prunes the rest, and none before what may be better.
+            ahead = waiting[at][0] if known and at < len(waiting) else float("inf")
+            ready = sum(self._estimate(*one) <= ahead for one in tight[:SQUEEZED])
+            now, tight = tight[:ready], tight[ready:]
             if stale == PATIENCE and self.request.max_gap:
                 self._left([*now, *tight], LEFT)
                 now, tight = [], []
