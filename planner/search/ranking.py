@@ -31,16 +31,17 @@ Widened = Callable[[list[PipelineShape]], list[Candidate]]
 Tight = tuple[Candidate, float]  # with its bound
 Waiting = tuple[float, float, int, Candidate]  # by its estimate and its bound
 
-FIRST, MANY = 32, 48  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 6  # likewise where memory is tight
+FIRST, MANY = 48, 48  # candidates solved together: few before there is a plan to prune by
+SQUEEZED = 8  # likewise where memory is tight
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
 # Groups made room in, one after the other, that better the best plan by less than this.
 PATIENCE, BETTER = 1, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
 FAR_OFF = "estimated far above the best plan"
-FARTHEST = 1.12  # times the best plan
+FARTHEST = 1.1  # times the best plan
 NO_BETTER = "memory aside, a usual mesh is as good"
 BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
+POLISHED = 1.03  # times its bound, below which a plan is not solved further
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 WIDENED = 2  # best pipelines for which meshes of three axes are tried too
@@ -116,13 +117,7 @@ class Ranker:
 
         `widened` gives more candidates, for the pipelines that are best so far.
         """
-        node = self.request.cluster.devices_per_node
-        usual = [one for one in everything if _usual(one, node)]
-        others = [one for one in everything if not _usual(one, node)]
-        if usual:
-            self._part(usual)
-        if others:
-            self._part(others, self._eased() if usual else None)
+        self._part(list(everything))
         if widened is not None:
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
             eased = self._eased()
@@ -291,7 +286,7 @@ class Ranker:
             one
             for one in found
             if len(one.solved) > 1
-            and enough * one.bound_ns < one.division.step_ns <= NEAR * ranking.best_ns
+            and POLISHED * one.bound_ns < one.division.step_ns <= NEAR * ranking.best_ns
         ]
         if mixed and ranking.best_ns > ranking.bound_ns * enough:
             self.tell(f"mixing more in {len(mixed)} plans")
@@ -341,13 +336,6 @@ def _raised(outcome: Outcome, bound_ns: float) -> Outcome:
 def _worth(candidate: Candidate, eased: Mapping[PipelineShape, float]) -> float:
     """The bound below which another mesh may be worth making room for."""
     return BETTER_MESH * eased.get(shape_of(candidate.pipeline), float("inf"))
-
-
-def _usual(candidate: Candidate, node: int) -> bool:
-    """Whether a candidate is of the kind that is often best: a good plan early prunes the rest."""
-    inner = candidate.sizes[-1] if candidate.sizes else 1
-    outer = prod(candidate.sizes[:-1]) if len(candidate.sizes) > 1 else inner
-    return inner <= node and candidate.batch <= 4 * outer
 
 
 def _without_larger(
