@@ -22,6 +22,7 @@ from planner.search.blocks.tables import INFLIGHT, PERSISTENT
 from planner.search.blocks.variants import Handover, handover, variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
+from planner.search.meshes import FREE_AXES_MAX
 from planner.search.modes import by_mode
 from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape, Wanted
@@ -42,9 +43,9 @@ MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 # How much longer a step takes, as a share of its bound, where nearly all that it keeps is too much;
 # fitted to 300 candidates of 14 models (22 November 2026). Only the order follows from it.
-DEARTH, DEARTH_PIPELINED, DEARTH_DEFERRING = 0.3, 0.45, 0.8
+DEARTH, STAGED_DEARTH, DEFERRING_DEARTH = 0.4, 0.7, 0.8
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
-SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
+SWEPT_FIRST = 50  # candidates, or axes more than two, from which bounds are with boxing
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
@@ -172,7 +173,8 @@ class Evaluator:
         much as the weights of a microbatch differ.
         """
         found = np.zeros(len(candidates))
-        if len(candidates) < SWEPT_FIRST:
+        few = len(candidates) < SWEPT_FIRST
+        if few and all(len(candidate.axes) <= FREE_AXES_MAX for candidate in candidates):
             return found
         stages = np.array([candidate.pipeline.stages for candidate in candidates])
         legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
@@ -214,7 +216,7 @@ class Evaluator:
         """
         limit = sum(limits[kind] for kind in candidate.pipeline.kinds) / candidate.pipeline.stages
         over = max(0.0, 1 - limit / max(held_bytes, 1.0))
-        self._dearer[candidate] = even * (1 + _dearth(candidate) * over)
+        self._dearer[candidate] = even * (1 + _dearth(candidate, over))
 
     def _mean_bytes(self, candidate: Candidate, solution: Solution) -> float:
         """Bytes that a mean stage holds with a solution."""
@@ -503,11 +505,11 @@ class Evaluator:
         return tuple(runs)
 
 
-def _dearth(candidate: Candidate) -> float:
-    """How much longer all takes, as a share, where all that is kept is too much."""
-    if candidate.pipeline.stages == 1:
-        return DEARTH
-    return DEARTH_DEFERRING if candidate.pipeline.schedule in DEFERRING else DEARTH_PIPELINED
+def _dearth(candidate: Candidate, over: float) -> float:
+    """How much longer all takes, as a share, where a share of what is held is too much."""
+    if candidate.pipeline.schedule in DEFERRING:
+        return DEFERRING_DEARTH * over
+    return (DEARTH if candidate.pipeline.stages == 1 else STAGED_DEARTH) * over**2
 
 
 def _usual_mode(found: Found) -> str:

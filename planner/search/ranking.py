@@ -34,8 +34,8 @@ Waiting = tuple[float, float, int, Candidate]  # by its estimate and its bound
 FIRST, MANY = 48, 48  # candidates solved together: few before there is a plan to prune by
 SQUEEZED = 8  # likewise where memory is tight
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
-# Groups made room in, one after the other, that better the best plan by less than this.
-PATIENCE, BETTER = 1, 0.998
+# Candidates made room in, one after the other, that better the best plan by less than this.
+PATIENCE, BETTER = 8, 0.998
 LEFT = "making room in candidates of a lower bound gained nothing"
 FAR_OFF = "estimated far above the best plan"
 FARTHEST = 1.1  # times the best plan
@@ -155,6 +155,10 @@ class Ranker:
         with self.record.layer(SHAPES):
             waiting = self._bounded(part)
         self.record.count("bounded", len(part))
+        if eased and self.request.max_gap:
+            odd = [one for one in waiting if one[1] >= _worth(one[3], eased)]
+            self._left([(candidate, bound) for _, bound, _, candidate in odd], NO_BETTER)
+            waiting = [one for one in waiting if one not in odd]
         tight: list[Tight] = []
         at, count, stale = 0, FIRST, 0
         while at < len(waiting) or tight:
@@ -180,13 +184,13 @@ class Ranker:
             ahead = waiting[at][0] if known and at < len(waiting) else float("inf")
             ready = sum(self._estimate(*one) <= ahead for one in tight[:SQUEEZED])
             now, tight = tight[:ready], tight[ready:]
-            if stale == PATIENCE and self.request.max_gap:
+            if stale >= PATIENCE and self.request.max_gap:
                 self._left([*now, *tight], LEFT)
                 now, tight = [], []
             best = self.ranking.best_ns
             self._squeezed(now)
             if now:
-                stale = stale + 1 if self.ranking.best_ns > best * BETTER else 0
+                stale = stale + len(now) if self.ranking.best_ns > best * BETTER else 0
             if now and not self.ranking.found:
                 waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
 
