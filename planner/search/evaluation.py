@@ -32,6 +32,7 @@ from planner.search.stages import (
     DEFERRING,
     Division,
     Run,
+    dearth,
     divide,
     inflight_counts,
     lower_bound_ns,
@@ -41,9 +42,6 @@ Floats = NDArray[np.float64]
 
 MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
-# How much longer a step takes, as a share of its bound, where nearly all that it keeps is too much;
-# fitted to 300 candidates of 14 models (22 November 2026). Only the order follows from it.
-DEARTH, STAGED_DEARTH, DEFERRING_DEARTH = 0.4, 0.7, 0.8
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # candidates, or axes more than two, from which bounds are with boxing
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
@@ -192,7 +190,8 @@ class Evaluator:
             legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
         ):
             if not isinstance(solution, float):
-                self._weigh(candidates[at], limit, self._mean_bytes(candidates[at], solution))
+                share = self._held_share(candidates[at], solution, limit)
+                self._dearer[candidates[at]] = dearth(candidates[at].pipeline, share)
             mine = prices(candidates[at].pipeline)
             lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
             share = lightest / prices(plain[at].pipeline).microbatch
@@ -201,28 +200,15 @@ class Evaluator:
             found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
         return found
 
-    # -- estimates ---------------------------------------------------------------------------
-
     def estimate_ns(self, candidate: Candidate, bound_ns: float) -> float:
-        """What a candidate may take, by its bound and what making room would cost; no bound."""
+        """What a candidate may take, by its bound and what room would cost; proves nothing."""
         return bound_ns * self._dearer.get(candidate, 1.0)
 
-    def _weigh(
-        self, candidate: Candidate, limits: Limits, held_bytes: float, even: float = 1.0
-    ) -> None:
-        """Note how much longer a candidate may take than its bound.
-
-        Nearly all that a pass keeps is recomputed where nearly all of it is too much.
-        """
-        limit = sum(limits[kind] for kind in candidate.pipeline.kinds) / candidate.pipeline.stages
-        over = max(0.0, 1 - limit / max(held_bytes, 1.0))
-        self._dearer[candidate] = even * (1 + _dearth(candidate, over))
-
-    def _mean_bytes(self, candidate: Candidate, solution: Solution) -> float:
-        """Bytes that a mean stage holds with a solution."""
+    def _held_share(self, candidate: Candidate, solution: Solution, limits: Limits) -> float:
+        """What all stages hold with a solution, over what there is room for."""
         counts = inflight_counts(candidate.pipeline)
         kept = solution.figures[INFLIGHT] * sum(counts) / len(counts)
-        return (solution.figures[PERSISTENT] + kept) / candidate.pipeline.stages
+        return (solution.figures[PERSISTENT] + kept) / max(room(candidate, limits), 1)
 
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
@@ -248,13 +234,13 @@ class Evaluator:
             if isinstance(solution, float):
                 found.append(self._unsolved(candidate, bound))
                 continue
+            group, pipeline = [Solved(self.modes[0], solution)], self.sends.pipeline(candidate)
             try:
-                one = self._found(
-                    candidate, [Solved(self.modes[0], solution)], limit, bound, best_ns
-                )
+                one = self._found(candidate, group, limit, bound, best_ns)
             except MemoryLimitError as error:
-                floor = self._floor(candidate, [Solved(self.modes[0], solution)])
-                self._weigh(candidate, limit, error.needed_bytes, max(1.0, floor / bound))
+                uneven = lower_bound_ns(self._runs(candidate, group), pipeline) / max(bound, 1)
+                short = dearth(candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1))
+                self._dearer[candidate] = max(1.0, uneven) * short
                 found.append((candidate, bound))
             except InfeasibleError as error:
                 found.append(Refused(candidate, error))
@@ -334,8 +320,9 @@ class Evaluator:
         for first in (True, False):
             asked: list[tuple[int, Ask]] = []
             for at, one in enumerate(found):
-                rungs = [(usual[at], ALONE_RUNGS[0])] if first else self._others(usual[at])
-                for mode, share in rungs:
+                rungs = [(usual[at], share) for share in ALONE_RUNGS]
+                others = [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual[at]]
+                for mode, share in rungs[:1] if first else rungs[1:] + others:
                     asks = self.asker.asks([one.candidate], mode, share, [float("inf")])
                     asked.append((at, replace(asks[0], handover=handed[at])))
             solutions = self.programs.solve_many([ask for _, ask in asked], SWEEPS, self._loose)
@@ -353,11 +340,6 @@ class Evaluator:
             assert isinstance(again, Found), "without a cutoff nothing is pruned"
             better.append(min(one, again, key=lambda each: each.division.step_ns))
         return better
-
-    def _others(self, usual: str) -> list[tuple[str, float]]:
-        """What is solved besides the usual mode at its first price."""
-        more = [(usual, share) for share in ALONE_RUNGS[1:]]
-        return more + [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual]
 
     def variants(self, found: Found) -> tuple[Variant, ...]:
         """What a plan holds of its solutions: per solution one variant of every template."""
@@ -480,10 +462,6 @@ class Evaluator:
             solved=tuple(group),
         )
 
-    def _floor(self, candidate: Candidate, group: list[Solved]) -> float:
-        """The least step time of every division of blocks with these solutions."""
-        return lower_bound_ns(self._runs(candidate, group), self.sends.pipeline(candidate))
-
     def _runs(self, candidate: Candidate, group: list[Solved]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""
         later = candidate.pipeline.schedule in DEFERRING
@@ -503,13 +481,6 @@ class Evaluator:
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
-
-
-def _dearth(candidate: Candidate, over: float) -> float:
-    """How much longer all takes, as a share, where a share of what is held is too much."""
-    if candidate.pipeline.schedule in DEFERRING:
-        return DEFERRING_DEARTH * over
-    return (DEARTH if candidate.pipeline.stages == 1 else STAGED_DEARTH) * over**2
 
 
 def _usual_mode(found: Found) -> str:

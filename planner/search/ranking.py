@@ -8,7 +8,6 @@ bound is below the best plan.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from planner.errors import InfeasibleError
 from planner.search.candidates import Candidate, PipelineShape, shape_of
