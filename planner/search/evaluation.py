@@ -23,7 +23,7 @@ from planner.search.blocks.variants import Handover, handover, variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
 from planner.search.meshes import FREE_AXES_MAX
-from planner.search.modes import by_mode
+from planner.search.modes import by_mode, usual_mode
 from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape, Wanted
 from planner.search.request import MemoryLimitError, SearchRequest
@@ -48,13 +48,15 @@ FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
 # on; the others, with their modes of recomputation, are two groups that take about equally long. In
-# the best plans every mode is solved alone besides, the first price again saying how it hands on.
+# the best plans their usual mode is solved once more at `ALONE_RUNGS`, the first price again saying
+# how blocks hand on, and every other mode at the second.
 FIRST_RUNG = 0.03
-ALONE_RUNGS = (0.3, 0.1, 1.0)
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
 )
+ALONE_RUNGS = (0.3, 0.1, 1.0)
+POLISHED = 1.03  # times its own bound, up to which a plan has little to gain by that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,11 +317,13 @@ class Evaluator:
         The usual mode of each plan comes first, and says how blocks of the others hand on.
         """
         groups = [list(one.solved) for one in found]
-        usual = [_usual_mode(one) for one in found]
+        usual = [usual_mode(one.division, [s.mode for s in one.solved]) for one in found]
         handed: list[Handover] = [()] * len(found)
         for first in (True, False):
             asked: list[tuple[int, Ask]] = []
             for at, one in enumerate(found):
+                if one.division.step_ns <= POLISHED * one.bound_ns:
+                    continue
                 rungs = [(usual[at], share) for share in ALONE_RUNGS]
                 others = [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual[at]]
                 for mode, share in rungs[:1] if first else rungs[1:] + others:
@@ -335,6 +339,9 @@ class Evaluator:
         better: list[Found] = []
         for one, limit, group in zip(found, limits, groups, strict=True):
             again: Outcome = one
+            if len(group) == len(one.solved):
+                better.append(one)
+                continue
             with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
                 again = self._found(one.candidate, _distinct(group), limit, one.bound_ns)
             assert isinstance(again, Found), "without a cutoff nothing is pruned"
@@ -481,12 +488,6 @@ class Evaluator:
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
-
-
-def _usual_mode(found: Found) -> str:
-    """The mode of recomputation that most blocks of a plan run in."""
-    modes = [found.solved[v].mode for chunk in found.division.chunks for _, v in chunk]
-    return max(modes, key=modes.count)
 
 
 def _lowered(best_ns: float, one: Found | Pruned) -> float:

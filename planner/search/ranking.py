@@ -1,9 +1,9 @@
 """Ranking: which candidates are solved, in which order, and which never are.
 
-The usual candidates come first, so that a good plan is known early; then all others, and last
-meshes of three axes for the pipelines that did best. Each is bounded, then, by ascending bound,
-solved as if memory hardly mattered, then where it does matter solved again to make room, until no
-bound is below the best plan.
+All are bounded. Then, by ascending estimate (the bound, and what memory that is short would cost:
+`stages/dearth.py`), they are solved as if memory hardly mattered, and where it does matter solved
+again to make room, until no bound is below the best plan or no estimate is near it; last come
+meshes of three axes for the pipelines that did best. Where no gap is allowed, bounds alone decide.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,17 +30,16 @@ Widened = Callable[[list[PipelineShape]], list[Candidate]]
 Tight = tuple[Candidate, float]  # with its bound
 Waiting = tuple[float, float, int, Candidate]  # by its estimate and its bound
 
-FIRST, MANY = 48, 48  # candidates solved together: few before there is a plan to prune by
+MANY = 48  # candidates solved together: few, as a good plan prunes the rest
 SQUEEZED = 8  # likewise where memory is tight
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
 # Candidates made room in, one after the other, that better the best plan by less than this.
 PATIENCE, BETTER = 8, 0.998
-LEFT = "making room in candidates of a lower bound gained nothing"
+LEFT = "making room in candidates of a lower estimate gained nothing"
 FAR_OFF = "estimated far above the best plan"
-FARTHEST = 1.1  # times the best plan
+FARTHEST = 1.1  # times the best plan: an estimate from which a candidate is not solved
 NO_BETTER = "memory aside, a usual mesh is as good"
 BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
-POLISHED = 1.03  # times its bound, below which a plan is not solved further
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
 WIDENED = 2  # best pipelines for which meshes of three axes are tried too
@@ -112,7 +111,7 @@ class Ranker:
         self.ranking = Ranking()
 
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
-        """Evaluate candidates by ascending bound until the bounds exceed the best plan.
+        """Evaluate candidates until what is left has nothing to gain, or is far off.
 
         `widened` gives more candidates, for the pipelines that are best so far.
         """
@@ -156,17 +155,17 @@ class Ranker:
         self.record.count("bounded", len(part))
         if eased and self.request.max_gap:
             odd = [one for one in waiting if one[1] >= _worth(one[3], eased)]
-            self._left([(candidate, bound) for _, bound, _, candidate in odd], NO_BETTER)
+            self._left(_bounds(odd), NO_BETTER)
             waiting = [one for one in waiting if one not in odd]
         tight: list[Tight] = []
-        at, count, stale = 0, FIRST, 0
+        at = stale = 0
         while at < len(waiting) or tight:
             if self._far(waiting[at:]):
-                self._left([(candidate, bound) for _, bound, _, candidate in waiting[at:]], FAR_OFF)
+                self._left(_bounds(waiting[at:]), FAR_OFF)
                 waiting = waiting[:at]
-            group = waiting[at : at + count]
-            at, count = at + len(group), MANY
-            solved = self._solved([(candidate, bound) for _, bound, _, candidate in group], at)
+            group = waiting[at : at + MANY]
+            at += len(group)
+            solved = self._solved(_bounds(group), at)
             if eased and self.request.max_gap:
                 worth = [one for one in solved if one[1] < _worth(one[0], eased)]
                 self._left([one for one in solved if one not in worth], NO_BETTER)
@@ -283,15 +282,9 @@ class Ranker:
         """Mix more where room was made in the best plans; a simulator may like either."""
         ranking = self.ranking
         found = sorted(ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
-        # What is not far above its own bound has little to gain.
-        enough = 1 + self.request.max_gap
-        mixed = [
-            one
-            for one in found
-            if len(one.solved) > 1
-            and POLISHED * one.bound_ns < one.division.step_ns <= NEAR * ranking.best_ns
-        ]
-        if mixed and ranking.best_ns > ranking.bound_ns * enough:
+        near = [one for one in found if one.division.step_ns <= NEAR * ranking.best_ns]
+        mixed = [one for one in near if len(one.solved) > 1]
+        if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
             self.tell(f"mixing more in {len(mixed)} plans")
             limits = [self.limit(one.candidate) for one in mixed]
             better = self.evaluator.polish(mixed, limits)
@@ -327,6 +320,11 @@ class Ranker:
             for one in (*others, better):
                 ranking.add(one)
         return len(done)
+
+
+def _bounds(waiting: list[Waiting]) -> list[Tight]:
+    """Candidates that wait, with their bounds."""
+    return [(candidate, bound) for _, bound, _, candidate in waiting]
 
 
 def _raised(outcome: Outcome, bound_ns: float) -> Outcome:
