@@ -3,17 +3,25 @@
     stage = Σ over registers (slots · bytes) + the largest section's area
 
 Registers are those that lowering makes; slots follow from the schedule (`planner.compile.slots`);
-what lives within one section shares its area (`planner.compile.arena`). None of it needs a run, and
+what lives within one section shares its area, what chunks keep takes turns in places
+(`planner.compile.arena`). None of it needs a run, and
 equal blocks and equal stages are lowered once and counted (`regular`).
 """
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import replace
 
 from models.graph import Graph
 from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
-from planner.compile.arena import communication_buffers, shared_places
+from planner.compile.arena import (
+    Alike,
+    communication_buffers,
+    kept_together,
+    lent_places,
+    shared_places,
+)
 from planner.compile.draft import DraftStage, Section
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
@@ -26,6 +34,8 @@ from planner.plan import Plan
 
 # Bytes of one slot by kind and lifetime (None: one version a step).
 Registers = Counter[tuple[str, Lifetime | None]]
+# How many registers that take turns each chunk of a stage has.
+Together = dict[Alike, dict[int, int]]
 
 
 def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
@@ -61,17 +71,21 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     areas = [shared_places(draft, table.joint) for draft in drafts]
-    sums = [
-        _registers(draft, alive[stage], frozenset(areas[stage][0]), small.times, makers)
-        for stage, draft in enumerate(drafts)
-    ]
+    sums = []
+    for stage, draft in enumerate(drafts):
+        shared = frozenset(areas[stage][0])
+        elsewhere = shared | lent_places(draft, table.joint, shared).keys()
+        sums.append(_registers(draft, alive[stage], elsewhere, table.joint, small.times, makers))
     found = []
     for stage, kind in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
-        for (name, lifetime), size in sums[kind].items():
+        alone, together = sums[kind]
+        for (name, lifetime), size in alone.items():
             if lifetime is not None and small.plan.stages < plan.stages:
                 lifetime = _moved(lifetime, stage, table)
             sizes[name] += size * (1 if lifetime is None else table.slots(stage, lifetime))
+        for alike, counts in together.items():
+            sizes["activation"] += _turns_bytes(alike, counts, stage, table)
         found.append(_memory(sizes, areas[kind][1], plan.cluster))
     return tuple(found)
 
@@ -89,11 +103,15 @@ def _lowered(small: Regular, joint_backward: bool) -> list[DraftStage]:
 def _registers(
     draft: DraftStage,
     alive: list[Lifetime | None],
-    shared: frozenset[int],
+    elsewhere: Set[int],
+    joint_backward: bool,
     times: dict[str, int],
     makers: dict[str, str],
-) -> Registers:
-    """Bytes of one slot of the registers with places of their own, every block counted."""
+) -> tuple[Registers, Together]:
+    """Bytes of one slot of the registers with places of their own, every block counted.
+
+    Of those that take turns, how many of a kind each chunk has.
+    """
     # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
     inside = {
         register: actor.block
@@ -101,12 +119,33 @@ def _registers(
         for register in (*actor.state, *(port.register for port in actor.outputs))
     }
     buffers = communication_buffers(draft)
+
+    def occurrences(index: int) -> int:
+        block = makers.get(draft.registers[index].tensor) or inside.get(index, "")
+        return times.get(block, 1)
+
+    turns = kept_together(draft, joint_backward, elsewhere)
+    together = {
+        alike: {chunk: sum(map(occurrences, rows)) for chunk, rows in chunks.items()}
+        for alike, chunks in turns.items()
+    }
+    elsewhere = {*elsewhere, *(one for c in turns.values() for rows in c.values() for one in rows)}
     found: Registers = Counter()
     for index, register in enumerate(draft.registers):
-        if index not in shared:
+        if index not in elsewhere:
             kind = "communication" if index in buffers else register.memory_kind
-            block = makers.get(register.tensor) or inside.get(index, "")
-            found[kind, alive[index]] += times.get(block, 1) * register.slot_bytes
+            found[kind, alive[index]] += occurrences(index) * register.slot_bytes
+    return found, together
+
+
+def _turns_bytes(alike: Alike, counts: dict[int, int], stage: int, table: Timetable) -> int:
+    """Bytes of registers that take turns: the first of every chunk together, then each next one."""
+    found = done = 0
+    for count in sorted(set(counts.values())):
+        chunks = [chunk for chunk, number in counts.items() if number >= count]
+        places = table.together(alike.turn(stage, chunks))
+        found += (count - done) * (1 + max(map(max, places.values()))) * alike.slot_bytes
+        done = count
     return found
 
 

@@ -5,20 +5,12 @@ from msgspec.structs import replace
 
 from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
-from planner.boxing import boxing_path
 from planner.clusters import local_cluster, parse_cluster
 from planner.compile import compile_plan
-from planner.memory import (
-    StageMemory,
-    boxing_places,
-    plan_memory,
-    reserved_bytes,
-    slack_fraction,
-)
+from planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from planner.memory.regular import regular
 from planner.plan import Chunk, Plan, plan_graph
 from planner.recomputed import recomputed
-from planner.sbp import format_nd_sbp, parse_nd_sbp
 from planner.schedules import stage_of
 from planner.search import Pins, SearchRequest, search
 from tests.small_models import small
@@ -167,21 +159,3 @@ def test_earlier_stages_keep_more_microbatches() -> None:
     plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     first, last = plan_memory(plan, graph)
     assert first.activation_bytes > last.activation_bytes
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "keeps_source", "keeps_target", "expected"),
-    [
-        ("P(sum)", "B", False, False, []),
-        ("P(sum)", "S(0)", True, False, ["S(0)"]),
-        ("P(sum)", "S(0)", True, True, []),
-        ("B", "S(0)", True, False, ["S(0)"]),
-        ("B", "B", True, False, []),
-    ],
-)
-def test_boxing_adds_the_buffers_that_its_ends_do_not_have(
-    source: str, target: str, keeps_source: bool, keeps_target: bool, expected: list[str]
-) -> None:
-    path = boxing_path(parse_nd_sbp(source), parse_nd_sbp(target), (2,), (4, 4))
-    places = boxing_places(path, keeps_source=keeps_source, keeps_target=keeps_target)
-    assert [format_nd_sbp(place) for place in places] == expected

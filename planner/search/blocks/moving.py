@@ -58,16 +58,6 @@ class Boxed(NamedTuple):
             None if self.last_bytes is None else self.last_bytes[grid],
         )
 
-    def buffer_bytes(self, kept: Bools) -> Ints:
-        """Bytes of buffers, [A, B, K], where targets that are `kept` [B] are counted there.
-
-        Zero where the source is not counted where it is made (`planner.memory.boxing_places`).
-        """
-        if self.made_bytes is None or self.last_bytes is None:
-            return np.zeros(self.duration_ns.shape, np.int64)
-        found: Ints = self.made_bytes - self.last_bytes * kept[None, :, None]
-        return found
-
 
 class Edges(NamedTuple):
     """Single steps between the states of one graph."""
@@ -209,8 +199,7 @@ class Moving:
         sources, targets : arrays
             States.
         keeps_source : bool
-            The source is counted where it is made (`planner.memory.boxing_places`), so that what
-            is made of it counts besides.
+            The source is there all step long, so that what is made of it counts besides.
         """
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), keeps_source
         if key not in self._boxed:

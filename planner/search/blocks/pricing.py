@@ -24,7 +24,7 @@ from planner.plan import ON_DEVICES, OPTIMIZER
 from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
 from planner.search.blocks.layouts import alphabets, ends, likeness
-from planner.search.blocks.moving import Known, Moving, kernel_ns
+from planner.search.blocks.moving import Boxed, Known, Moving, kernel_ns
 from planner.search.blocks.space import Net as SpaceNet
 from planner.search.blocks.space import OpOptions, Space
 from planner.search.blocks.states import (
@@ -95,6 +95,7 @@ class Pricing:
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
+        self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
         self._ends = ends(space)
@@ -416,10 +417,6 @@ class Pricing:
     def _net(self, number: int, net: SpaceNet) -> Net:
         tensor: Tensor = self.tensors[net.tensor]
         step = tensor.rate is Rate.STEP
-        kept = np.zeros(len(net.targets), np.bool_)
-        for use in net.uses:
-            if use.holds:
-                kept[use.wants] = True
         sources, targets = self._ends[likeness(tensor)]
         boxed = self.moving.boxed(
             self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets, keeps_source=step
@@ -442,9 +439,32 @@ class Pricing:
             step=step,
             reachable=reachable,
             duration_ns=boxed.duration_ns,
-            buffer_bytes=boxed.buffer_bytes(kept),
+            buffer_bytes=self._buffer_bytes(net, boxed),
             held_bytes=self.local_bytes(net.tensor, net.targets),
         )
+
+    def _buffer_bytes(self, net: SpaceNet, boxed: Boxed) -> Ints:
+        """Bytes of what boxing makes once a step and no other register has room for: [A, B, K].
+
+        A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
+        gradients of a microbatch; what a weight is gathered through lies where they will be summed
+        (`planner.compile.arena.lent_places`).
+        """
+        if boxed.made_bytes is None or boxed.last_bytes is None:
+            return np.zeros(boxed.duration_ns.shape, np.int64)
+        maker = self.makers[net.tensor]
+        source = self.local_bytes(net.tensor, net.sources)[:, None]
+        item = ITEMSIZE[self.tensors[net.tensor].dtype]
+        made: Ints
+        if maker.kind == "accumulate":
+            given = ITEMSIZE[self.tensors[maker.inputs[0]].dtype]
+            room = source // item * given if given < item else np.zeros_like(source)
+            made = np.where(boxed.last_bytes <= room, 0, boxed.made_bytes)
+        elif maker.kind == "cast":
+            made = np.where(boxed.last_bytes > 0, np.maximum(boxed.last_bytes - source, 0), 0)
+        else:
+            made = boxed.last_bytes if maker.kind == "variable" else boxed.made_bytes
+        return made
 
 
 def _rings(one: OpOptions, options: Ints) -> dict[tuple[int, ...], list[int]]:
