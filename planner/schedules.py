@@ -270,7 +270,7 @@ def kept_at_once(name: str, stages: int, chunks: int, microbatches: int) -> tupl
     Examples
     --------
     >>> kept_counts("interleaved-1f1b", 4, 2, 16), kept_at_once("interleaved-1f1b", 4, 2, 16)
-    ((8, 8, 7, 5, 4, 4, 4, 4), (7, 5, 4, 4, 4, 4, 3, 1))
+    ((8, 8, 7, 5, 4, 4, 3, 1), (7, 5, 4, 4, 4, 4, 3, 1))
     """
     most = kept_counts(name, stages, chunks, microbatches)
     stage = np.arange(stages)
