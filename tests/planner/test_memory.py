@@ -7,6 +7,7 @@ from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
 from planner.clusters import local_cluster, parse_cluster
 from planner.compile import compile_plan
+from planner.compile.program import ordered_plan
 from planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from planner.memory.regular import regular
 from planner.plan import Chunk, Plan, plan_graph
@@ -77,6 +78,7 @@ PIPELINES = [
     ),
     ("gpt", 6, 2, degrees(pp=2, schedule="gpipe", interleave=2)),
     ("gpt", 14, 4, degrees(pp=4, schedule="interleaved-1f1b", interleave=2)),
+    ("gpt", 14, 2, degrees(pp=2, micro_batch=1, schedule="interleaved-1f1b", interleave=4)),
     ("gpt", 22, 8, degrees(pp=8, micro_batch=1, schedule="1f1b")),
     ("llama", 10, 4, degrees(tp=2, pp=2, interleave=2, sequence_parallel=True)),
     ("deepseek", 3, 4, degrees(dp=2, pp=2, ep=2)),
@@ -96,6 +98,43 @@ def test_the_formula_is_what_the_compiler_lays_out(
     if layers is not None:
         model = replace(model, config={**model.config, "layers": layers})
     assert_laid_out_as_said(*planned(devices, model, **pins))
+
+
+@pytest.mark.parametrize(
+    ("devices", "pins"),
+    [
+        (4, {"dp": 2, "cp": 2, "pp": 1, "zero": 1}),
+        (4, {"dp": 4, "cp": 1, "pp": 1, "zero": 2}),
+        (8, {"dp": 2, "cp": 2, "pp": 2, "zero": 1, "interleave": 2}),
+    ],
+)
+def test_the_formula_knows_what_weights_in_16_bits_and_their_gradients_lend_each_other(
+    devices: int, pins: dict[str, object]
+) -> None:
+    request = SearchRequest(
+        model=replace(small("llama"), precision="bf16"),
+        training=TrainingSpec(),
+        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+        global_batch=16,
+        pins=Pins(tp=1, micro_batch=1, **pins),  # type: ignore[arg-type]
+    )
+    plan = search(request)
+    said = plan_memory(plan, plan_graph(plan))
+    programs = compile_plan(plan).programs
+    assert [one.arena_bytes for one in said] == [one.memory_bytes for one in programs]
+
+
+def test_chunks_that_take_turns_need_less_than_each_at_its_most() -> None:
+    plan, graph = planned(
+        2, replace(GPT, config={**GPT.config, "layers": 14}),
+        **degrees(pp=2, micro_batch=1, schedule="interleaved-1f1b", interleave=4)
+    )  # fmt: skip
+    first, _ = compile_plan(plan, graph).programs
+    alone = ordered_plan(plan, graph).graph.programs[0].registers
+    turns = [at for at, register in enumerate(first.registers) if register.places]
+    apart = sum(alone[at].slots * alone[at].slot_bytes for at in turns)
+    together = {first.registers[at].offset_bytes: first.registers[at].size_bytes for at in turns}
+    assert apart > 1.1 * sum(together.values())
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
