@@ -78,9 +78,10 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     table
         The orders of all stages.
     """
-    offsets, end = shared_places(draft, table.joint)
-    lent = lent_places(draft, table.joint, frozenset(offsets))
-    kept = kept_together(draft, table.joint, offsets.keys() | lent.keys())
+    spans = Spans(draft, table.joint)
+    offsets, end = shared_places(spans)
+    lent = lent_places(spans, offsets.keys())
+    kept = kept_together(spans, offsets.keys() | lent.keys())
     buffers = communication_buffers(draft)
     registers = list(program.registers)
     for index, at in offsets.items():
@@ -131,14 +132,13 @@ def communication_buffers(draft: DraftStage) -> frozenset[int]:
     )
 
 
-def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, int], int]:
+def shared_places(spans: "Spans") -> tuple[dict[int, int], int]:
     """Offsets of the registers that share the area, and the area's size."""
-    spans = Spans(draft, joint_backward)
     offsets: dict[int, int] = {}
     area = 0
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     for section, local in spans.by_section().items():
-        starts = stretches(draft, spans.ops(section))
+        starts = stretches(spans.draft, spans.ops(section))
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
@@ -254,9 +254,7 @@ class Spans:
         return min(known, default=None)
 
 
-def lent_places(
-    draft: DraftStage, joint_backward: bool, shared: frozenset[int]
-) -> dict[int, tuple[int, int]]:
+def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
     """Registers that lie in the place of another, by that one and the bytes behind its start.
 
     A weight's parts, and what boxing makes of them before the first microbatch, are read before
@@ -267,23 +265,21 @@ def lent_places(
 
     Parameters
     ----------
-    draft
-        A stage's actors and registers.
-    joint_backward
-        True where the schedule runs B and W as one slot.
+    spans
+        Of a stage's registers.
     shared
         Registers in the area.
     """
-    spans = Spans(draft, joint_backward)
+    draft = spans.draft
     found: dict[int, tuple[int, int]] = {}
     for actor in draft.actors:
         if not actor.in_place or len(actor.outputs) != 1:
             continue
-        parts, whole = _gathered(draft, spans, actor.outputs[0].register)
-        total, reduced = _summed(draft, spans, actor.inputs[0].register)
+        parts, whole = _gathered(spans, actor.outputs[0].register)
+        total, reduced = _summed(spans, actor.inputs[0].register)
         if total is None or whole is None or {total, whole, *parts, *reduced} & shared:
             continue
-        if not _read_before(draft, spans, whole, total):
+        if not _read_before(spans, whole, total):
             continue
         behind = 0
         for one in parts:
@@ -301,9 +297,9 @@ def lent_places(
     return found
 
 
-def _gathered(draft: DraftStage, spans: Spans, variable: int) -> tuple[list[int], int | None]:
+def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
     """What is made of a variable before the first microbatch, and the last of it, read in them."""
-    parts: list[int] = []
+    draft, parts = spans.draft, list[int]()
     last = variable
     while True:
         readers = [at for at in spans.readers.get(last, ()) if draft.actors[at].section == BEGIN]
@@ -319,9 +315,9 @@ def _gathered(draft: DraftStage, spans: Spans, variable: int) -> tuple[list[int]
         parts.append(last)
 
 
-def _summed(draft: DraftStage, spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
+def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
     """The sum of all microbatches that a gradient is boxed from, and what boxing made of it."""
-    reduced: list[int] = []
+    draft, reduced = spans.draft, list[int]()
     boxed: int | None = None  # the actor that boxes it on
     while True:
         index = draft.producer.get(gradient)
@@ -341,8 +337,9 @@ def _summed(draft: DraftStage, spans: Spans, gradient: int) -> tuple[int | None,
         gradient, boxed = actor.inputs[0].register, index
 
 
-def _read_before(draft: DraftStage, spans: Spans, whole: int, total: int) -> bool:
+def _read_before(spans: Spans, whole: int, total: int) -> bool:
     """Whether every microbatch reads a weight before its gradient is added to the sum."""
+    draft = spans.draft
     end = draft.producer[total]
     last = spans.section(end)
     readers = spans.readers.get(whole, ())
@@ -356,15 +353,13 @@ def _read_before(draft: DraftStage, spans: Spans, whole: int, total: int) -> boo
     )
 
 
-def kept_together(
-    draft: DraftStage, joint_backward: bool, elsewhere: Set[int]
-) -> dict[Alike, dict[int, list[int]]]:
+def kept_together(spans: Spans, elsewhere: Set[int]) -> dict[Alike, dict[int, list[int]]]:
     """Registers of several chunks, by what they have in common and chunk, that may take turns.
 
     They are written and read in sections of the compute queue of one chunk alone, so that the
     order of the sections says when a version is there.
     """
-    spans = Spans(draft, joint_backward)
+    draft = spans.draft
     found: dict[Alike, dict[int, list[int]]] = {}
     for register in spans.candidates:
         begin = None if register in elsewhere else spans.begin(register)

@@ -17,6 +17,7 @@ from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
 from planner.compile.arena import (
     Alike,
+    Spans,
     communication_buffers,
     kept_together,
     lent_places,
@@ -70,12 +71,12 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
         drafts = _lowered(small, table.joint)
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
-    areas = [shared_places(draft, table.joint) for draft in drafts]
-    sums = []
-    for stage, draft in enumerate(drafts):
-        shared = frozenset(areas[stage][0])
-        elsewhere = shared | lent_places(draft, table.joint, shared).keys()
-        sums.append(_registers(draft, alive[stage], elsewhere, table.joint, small.times, makers))
+    spans = [Spans(draft, table.joint) for draft in drafts]
+    areas = [shared_places(one) for one in spans]
+    sums = [
+        _registers(one, alive[stage], areas[stage][0].keys(), small.times, makers)
+        for stage, one in enumerate(spans)
+    ]
     found = []
     for stage, kind in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
@@ -101,10 +102,9 @@ def _lowered(small: Regular, joint_backward: bool) -> list[DraftStage]:
 
 
 def _registers(
-    draft: DraftStage,
+    spans: Spans,
     alive: list[Lifetime | None],
-    elsewhere: Set[int],
-    joint_backward: bool,
+    shared: Set[int],
     times: dict[str, int],
     makers: dict[str, str],
 ) -> tuple[Registers, Together]:
@@ -112,6 +112,7 @@ def _registers(
 
     Of those that take turns, how many of a kind each chunk has.
     """
+    draft = spans.draft
     # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
     inside = {
         register: actor.block
@@ -124,12 +125,14 @@ def _registers(
         block = makers.get(draft.registers[index].tensor) or inside.get(index, "")
         return times.get(block, 1)
 
-    turns = kept_together(draft, joint_backward, elsewhere)
+    lent = lent_places(spans, shared).keys()
+    turns = kept_together(spans, shared | lent)
     together = {
         alike: {chunk: sum(map(occurrences, rows)) for chunk, rows in chunks.items()}
         for alike, chunks in turns.items()
     }
-    elsewhere = {*elsewhere, *(one for c in turns.values() for rows in c.values() for one in rows)}
+    taking = (one for chunks in turns.values() for rows in chunks.values() for one in rows)
+    elsewhere = {*shared, *lent, *taking}
     found: Registers = Counter()
     for index, register in enumerate(draft.registers):
         if index not in elsewhere:
