@@ -14,10 +14,6 @@ MIB = 2**20
 # 11.7 on): 400 to 600 MiB on A100 and H100, between what nvidia-smi and the allocator report.
 CONTEXT_BYTES = 512 * MIB
 
-# What the driver keeps to itself of what NVML reports: 0.5 of 79.65 GiB on H100, 0.7 of 179.06 GiB
-# on B200 (CUDA has 79.15 and 178.35 GiB, as PyTorch prints them; read 2026-11).
-DRIVER_BYTES = 640 * MIB
-
 # Workspace of one stream of products: "at least 32 MiB" (cuBLAS documentation, cublasSetWorkspace,
 # on Hopper, 2024).
 WORKSPACE_BYTES = 32 * MIB
@@ -53,7 +49,7 @@ def device_memory(cluster: Cluster) -> DeviceMemory:
     return DeviceMemory(
         workspace_bytes=WORKSPACE_BYTES,
         communicator_bytes=COMMUNICATORS * CHANNELS * CHANNEL_BYTES if several else 0,
-        context_bytes=CONTEXT_BYTES + DRIVER_BYTES,
+        context_bytes=CONTEXT_BYTES,
         slack_fraction=SLACK_FRACTION,
     )
 
