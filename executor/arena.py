@@ -52,9 +52,7 @@ class Arena:
                 f"{register.dtype}, but a slot has {register.slot_bytes}: compile the plan again"
             )
         block = self._host if register.memory_kind == HOST else self._block
-        starts = (
-            register.offset_bytes + slot * register.slot_bytes for slot in range(register.slots)
-        )
+        starts = map(register.start_bytes, range(register.slots))
         return tuple(
             block[start : start + size_bytes].view(dtype).reshape(register.shape)
             for start in starts

@@ -184,7 +184,7 @@ def search(
     PlanError, ModelError
         A pin, the model or a size cannot be understood.
     """
-    from planner.search import Pins, SearchRequest
+    from planner.search import Pins, Pure, SearchRequest
     from planner.search.report.fleets import search_for
 
     plan = search_for(
@@ -199,7 +199,7 @@ def search(
             seed=seed,
         ),
         optimize_for,
-        simulate=figures,
+        simulate=Pure(figures),
         progress=progress,
         record=record,
     )

@@ -73,7 +73,8 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
                 begun.add(op.block)
                 again = {one.name: one for one in clones.values()}
                 ops.extend(_clone(one, clones) for one in again.values())
-            op = replace(op, inputs=_replaced(op.inputs, clones))
+            if not clones.keys().isdisjoint(op.inputs):
+                op = replace(op, inputs=_replaced(op.inputs, clones))
         ops.append(op)
     known = graph.tensors_by_name
     tensors = (

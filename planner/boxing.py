@@ -21,6 +21,7 @@ are then contiguous, and gathering them in group order gives the tensor in order
 
 import heapq
 from functools import cache
+from itertools import combinations, compress
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def _moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> tuple[Step, ...]:
                 continue
             if kind := _kind(one, after):
                 found.append(Step(kind, (axis,), state, _replaced(state, (axis,), after)))
-    found.extend(_joint_moves(state, wide))
+    found.extend(_joint_moves(state, ndim, wide))
     return tuple(found)
 
 
@@ -125,12 +126,20 @@ def _clashes(state: NdSbp, after: Sbp) -> bool:
     return any(one.is_partial and one != after for one in state)
 
 
-def _joint_moves(state: NdSbp, wide: tuple[bool, ...]) -> list[Step]:
-    """One all_reduce over several partial axes, or one all_gather over axes that split one dim."""
+def _joint_moves(state: NdSbp, ndim: int, wide: tuple[bool, ...]) -> list[Step]:
+    """One collective over several axes: they are partial alike, or split one dim."""
     found = []
     partial = tuple(a for a, one in enumerate(state) if one.is_partial and wide[a])
     if len(partial) > 1 and len({state[a] for a in partial}) == 1:
         found.append(Step("all_reduce", partial, state, _replaced(state, partial, BROADCAST)))
+        for count in range(2, len(partial) + 1):
+            for axes in combinations(partial, count):
+                inner = {s.dim for s in compress(state[axes[0] :], wide[axes[0] :]) if s.is_split}
+                found += (
+                    Step("reduce_scatter", axes, state, _replaced(state, axes, split(dim)))
+                    for dim in range(ndim)
+                    if dim not in inner
+                )
     for dim in {one.dim for one in state if one.is_split}:
         axes = tuple(a for a, one in enumerate(state) if one == split(dim) and wide[a])
         if len(axes) > 1:

@@ -258,3 +258,30 @@ _KEPT: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "zb-h1": lambda p, chunks, m: (min(p, m),) * p,
     "zb-v": lambda p, chunks, m: tuple(min(2 * p - k, m) for k in range(2 * p)),
 }
+
+
+@lru_cache(maxsize=4096)
+def kept_at_once(name: str, stages: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """Microbatches that each position keeps when its stage keeps most, in the model's order.
+
+    Chunks keep most at different moments. Where all of a stage are alike this says how much room
+    they take together; where they are not it is never too much, for it is what one moment needs.
+
+    Examples
+    --------
+    >>> kept_counts("interleaved-1f1b", 4, 2, 16), kept_at_once("interleaved-1f1b", 4, 2, 16)
+    ((8, 8, 7, 5, 4, 4, 3, 1), (7, 5, 4, 4, 4, 4, 3, 1))
+    """
+    most = kept_counts(name, stages, chunks, microbatches)
+    stage = np.arange(stages)
+    if name == "interleaved-1f1b" and microbatches > stages:
+        # When the pipeline is full, before the first backward: so many forwards, in rounds.
+        forwards = (stages - stage - 1) * 2 + (chunks - 1) * stages + 1
+        before = stages * (np.arange(chunks)[:, None] + chunks * np.arange(2)[:, None, None])
+        there = np.clip(microbatches - stages * np.arange(2), 0, stages)[:, None, None]
+        found = np.clip(forwards - before, 0, there).sum(axis=0).ravel()
+    elif name == "zb-v":
+        found = np.concatenate([2 * stages - 1 - stage, (stage + 1)[::-1]])
+    else:
+        return most
+    return tuple(min(int(one), other) for one, other in zip(found, most, strict=True))

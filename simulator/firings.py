@@ -9,6 +9,7 @@ queue is kept apart (`before`), for a lane's order follows from the times.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -105,17 +106,12 @@ class Firings:
 
     def _by_rank(self, floors: Nodes, known: Nodes) -> Nodes:
         """Nodes of one rank at a time: none of them waits for another."""
-        order = np.argsort(self.ranks, kind="stable")
-        ranks, widths = self.ranks[order], self.widths[order]
+        order, waits, offsets, bounds = self._ranked
         place = np.append(np.empty(self.count, np.int64), self.count + np.arange(len(known)))
         place[order] = np.arange(self.count)
-        # Rows in that order, of places in that order.
-        offsets = np.cumsum(widths) - widths
-        at = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - offsets, widths)
-        waits, before = place[self.waits[at]], place[self.before[order]]
-        floors, durations = floors[order], self.durations[order]
+        before, floors = place[self.before[order]], floors[order]
+        durations = self.durations[order]
         ends = np.append(np.empty(self.count, np.int64), known)
-        bounds = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), self.count]
         rows = [*offsets[bounds[:-1]].tolist(), len(waits)]
         for (low, high), (first, last) in zip(pairwise(bounds), pairwise(rows), strict=True):
             begin = np.maximum.reduceat(ends[waits[first:last]], offsets[low:high] - first)
@@ -123,6 +119,19 @@ class Firings:
             np.maximum(begin, floors[low:high], out=begin)
             ends[low:high] = begin + durations[low:high]
         return ends[place]
+
+    @cached_property
+    def _ranked(self) -> tuple[Nodes, Nodes, Nodes, list[int]]:
+        """Nodes by rank, rows of what they wait for as places among them, where ranks begin."""
+        order = np.argsort(self.ranks, kind="stable")
+        ranks, widths = self.ranks[order], self.widths[order]
+        place = np.arange(self.count + 1 + len(self.programs))
+        place[order] = np.arange(self.count)
+        # Rows in that order, of places in that order.
+        offsets = np.cumsum(widths) - widths
+        at = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - offsets, widths)
+        bounds = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), self.count]
+        return order, place[self.waits[at]], offsets, bounds
 
     def _in_turn(self, floors: Nodes, known: Nodes) -> Nodes | None:
         """One node after the other, those that are looked at too early once more."""
@@ -185,12 +194,14 @@ class Firings:
         """Order and rank what runs on a compute queue: `times` are the ends of its slots."""
         order = np.asarray(program.queues[0].order)
         nodes = np.empty(len(order), np.int64)
-        for actor in dict.fromkeys(program.queues[0].order):
-            nodes[order == actor] = self.group_of[index][actor].nodes
+        of = self.group_of[index]
+        nodes[np.argsort(order, kind="stable")] = np.concatenate(
+            [of[actor].nodes for actor in np.unique(order).tolist()]
+        )
         self.before[nodes[1:]] = nodes[:-1]
         self.before[nodes[0]] = self.count + 1 + index
-        sections = [actor.section for actor in self.coarse.drafts[index].actors]
-        begun = sum(sections[actor] == BEGIN for actor in program.queues[0].order)
+        early = np.array([one.section == BEGIN for one in self.coarse.drafts[index].actors])
+        begun = int(early[order].sum())
         slots = slice(begun, begun + len(times))
         self.ranks[nodes[:begun]] = FIRST
         self.ranks[nodes[slots]] = 2 * np.asarray(times)

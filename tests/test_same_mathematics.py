@@ -76,6 +76,12 @@ CASES = [
         {"head.loss": "v"},
     ),
     Case("ZeRO 1", {"dp": 4, "tp": 1, "pp": 1, "zero": 1}, 4, {"reduce_scatter", "all_gather"}),
+    Case(
+        "ZeRO 1 over two axes",
+        {"dp": 2, "tp": 1, "pp": 1, "cp": 2, "ring": False, "zero": 1},
+        4,
+        {"reduce_scatter", "all_gather"},
+    ),
     Case("ZeRO 2", {"dp": 4, "tp": 1, "pp": 1, "zero": 2}, 4, {"reduce_scatter", "all_gather"}),
     Case("ZeRO 3", {"dp": 4, "tp": 1, "pp": 1, "zero": 3}, 4, {"reduce_scatter", "all_gather"}),
 ]

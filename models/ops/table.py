@@ -111,10 +111,14 @@ def model_flops(graph: Graph) -> int:
     uncounted = (Phase.BEGIN, Phase.UPDATE, Phase.RECOMPUTE)
     tensors = graph.tensors_by_name
     total = 0
+    known: dict[object, int] = {}  # ops of equal blocks are equal
     for op in graph.ops:
         if op.phase in uncounted or not op_kind(op.kind).products:
             continue
         inputs = tuple(tensors[name].shape for name in op.inputs)
         outputs = tuple(tensors[name].shape for name in op.outputs)
-        total += op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
+        key = op.kind, op.labels, inputs, outputs
+        if key not in known:
+            known[key] = op_flops(*key, op=op.name)
+        total += known[key]
     return total

@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 
 TEMPORARY = "temporary"  # the kind of registers that share one area of the arena
 HOST = "host"  # the kind of registers in the memory of the node, outside the device's arena
+LENT = "lent"  # the kind of registers in the place of another that is not alive meanwhile
 COMMUNICATION = "communication"  # the kind of boxing's buffers that have a place of their own
 
 
@@ -37,8 +38,9 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Version v lies in slot v mod slots. `initial` versions exist before the first step (variables).
     `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
-    `offset_bytes + k * slot_bytes`. Registers of the kind `host` have an arena of their own, in the
-    memory of the node.
+    `offset_bytes + k * slot_bytes`. Where there are `places`, slot k lies at the place of that
+    number instead: registers of equal offset have these places together, and never use one at
+    once. Registers of the kind `host` have an arena of their own, in the memory of the node.
     """
 
     name: str
@@ -51,8 +53,18 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     initial: int = 0
     offset_bytes: int = 0
     slot_bytes: int = 0
-    # parameter, gradient, optimizer, activation, communication, temporary or host
+    places: tuple[int, ...] = ()
+    # parameter, gradient, optimizer, activation, communication, temporary, lent or host
     memory_kind: str = "activation"
+
+    def start_bytes(self, slot: int) -> int:
+        """Where a slot lies in its arena."""
+        return self.offset_bytes + (self.places[slot] if self.places else slot) * self.slot_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its places, whoever else has them."""
+        return (max(self.places) + 1 if self.places else self.slots) * self.slot_bytes
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,10 +158,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def memory_bytes_by_kind(self) -> dict[str, int]:
         """The arena's bytes by kind; they add up to `memory_bytes`."""
         found: dict[str, int] = {}
+        ends: dict[int, int] = {}  # of places that registers have together, by their offset
         for register in self.registers:
-            size, before = register.slots * register.slot_bytes, found.get(register.memory_kind, 0)
-            if register.memory_kind == HOST:
+            size, before = register.size_bytes, found.get(register.memory_kind, 0)
+            if register.memory_kind in (HOST, LENT):
                 continue
+            if register.places:
+                known = ends.get(register.offset_bytes, 0)
+                size = max(size - known, 0)
+                ends[register.offset_bytes] = known + size
             if register.memory_kind == TEMPORARY:
                 found[TEMPORARY] = max(before, register.offset_bytes + size)
             else:
@@ -158,7 +175,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _end(registers: Iterable[Register]) -> int:
-    return max((r.offset_bytes + r.slots * r.slot_bytes for r in registers), default=0)
+    return max((r.offset_bytes + r.size_bytes for r in registers), default=0)
 
 
 class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

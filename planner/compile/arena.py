@@ -8,6 +8,13 @@ other registers have their own places: what lives from one section to another, a
 received, for no order on this rank says when that happens. What lies in host memory is laid out
 there, one after the other.
 
+What the chunks of a stage keep from one section to another takes turns in places that registers of
+one size have together (`taking_turns`): a stage never runs two chunks at once.
+
+Of what comes once a step, three things of a weight are there when others are not: what gathers it
+before the first microbatch lies where its gradient will be summed, and what the sum is reduced to
+after the last one where the gathered weight was (`lent_places`).
+
 Within a section the ops of one block form a *stretch*. What lives from one stretch to the next is
 placed first, in turns in two parts of the area; what lives within one fits around it. So equal
 stretches between equal neighbours look alike, are packed once, and take the same room however many
@@ -15,13 +22,15 @@ there are.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import zip_longest
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from planner.actors.graph import COMMUNICATION, HOST, TEMPORARY, Program, Register
-from planner.compile.draft import BEGIN, BOXING, UPDATE, DraftStage, Section
+from planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
+from planner.compile.draft import BEGIN, BOXING, PART_ORDER, UPDATE, DraftStage, Section
+from planner.compile.slots import Timetable, Turn
 
 
 class Span(NamedTuple):
@@ -36,6 +45,18 @@ class Span(NamedTuple):
     last: int
 
 
+class Alike(NamedTuple):
+    """What registers have in common that take turns: their size, and the parts of their lives."""
+
+    slot_bytes: int
+    made: str
+    end: str
+
+    def turn(self, stage: int, chunks: Iterable[int]) -> Turn:
+        """The turns of some chunks of a stage."""
+        return Turn(stage=stage, chunks=frozenset(chunks), made=self.made, end=self.end)
+
+
 class Placed(NamedTuple):
     """A span at its offset."""
 
@@ -45,7 +66,7 @@ class Placed(NamedTuple):
     last: int
 
 
-def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Program:
+def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     """Return the program with `offset_bytes` and `memory_kind` of every register set.
 
     Parameters
@@ -54,25 +75,40 @@ def lay_out(program: Program, draft: DraftStage, joint_backward: bool) -> Progra
         Registers with their slots.
     draft
         The same stage's draft, which knows the section of every actor.
-    joint_backward
-        True where the schedule runs B and W as one slot.
+    table
+        The orders of all stages.
     """
-    offsets, end = shared_places(draft, joint_backward)
+    spans = Spans(draft, table.joint)
+    offsets, end = shared_places(spans)
+    lent = lent_places(spans, offsets.keys())
+    turns = taking_turns(spans, offsets.keys() | lent.keys())
+    kept = {alike: chunks for alike, chunks in turns.items() if len(chunks) > 1}
     buffers = communication_buffers(draft)
-    registers: list[Register] = []
+    registers = list(program.registers)
+    for index, at in offsets.items():
+        registers[index] = replace(registers[index], offset_bytes=at, memory_kind=TEMPORARY)
+    done = {*offsets, *lent}
+    for alike, chunks in kept.items():
+        for row in zip_longest(*chunks.values()):
+            mine = {c: one for c, one in zip(chunks, row, strict=True) if one is not None}
+            places = table.together(alike.turn(program.stage, mine))
+            for chunk, index in mine.items():
+                taken = {"places": places[chunk], "slots": len(places[chunk])}
+                registers[index] = replace(registers[index], offset_bytes=end, **taken)
+            end += (1 + max(map(max, places.values()))) * alike.slot_bytes
+            done.update(mine.values())
     host_end = 0
     for index, register in enumerate(program.registers):
         if register.memory_kind == HOST:
-            registers.append(replace(register, offset_bytes=host_end))
+            registers[index] = replace(register, offset_bytes=host_end)
             host_end += register.slots * register.slot_bytes
-            continue
-        if index in offsets:
-            at = offsets[index]
-            registers.append(replace(register, offset_bytes=at, memory_kind=TEMPORARY))
-            continue
-        kind = COMMUNICATION if index in buffers else register.memory_kind
-        registers.append(replace(register, offset_bytes=end, memory_kind=kind))
-        end += register.slots * register.slot_bytes
+        elif index not in done:
+            kind = COMMUNICATION if index in buffers else register.memory_kind
+            registers[index] = replace(register, offset_bytes=end, memory_kind=kind)
+            end += register.slots * register.slot_bytes
+    for index, (owner, behind) in lent.items():
+        at = registers[owner].offset_bytes + behind
+        registers[index] = replace(registers[index], offset_bytes=at, memory_kind=LENT)
     return replace(program, registers=tuple(registers))
 
 
@@ -97,14 +133,13 @@ def communication_buffers(draft: DraftStage) -> frozenset[int]:
     )
 
 
-def shared_places(draft: DraftStage, joint_backward: bool) -> tuple[dict[int, int], int]:
+def shared_places(spans: "Spans") -> tuple[dict[int, int], int]:
     """Offsets of the registers that share the area, and the area's size."""
-    spans = Spans(draft, joint_backward)
     offsets: dict[int, int] = {}
     area = 0
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     for section, local in spans.by_section().items():
-        starts = stretches(draft, spans.ops(section))
+        starts = stretches(spans.draft, spans.ops(section))
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
@@ -133,7 +168,7 @@ class Spans:
         for index, actor in enumerate(draft.actors):
             if actor.lane == "compute":
                 self._ops.setdefault(self._sections[index], []).append(index)
-        self._candidates = [
+        self.candidates = [
             register
             for register in draft.producer
             if register not in held and not draft.registers[register].initial
@@ -159,7 +194,7 @@ class Spans:
         One place that several take in turn is one span, known by the first of them.
         """
         found: dict[Section, dict[int, Span]] = {}
-        for register in self._candidates:
+        for register in self.candidates:
             begin = self.begin(register)
             end = self.end(register, begin[0]) if begin else None
             if not begin or end is None:
@@ -218,6 +253,131 @@ class Spans:
             if (done := self.done(reader, section)) is not None
         ]
         return min(known, default=None)
+
+
+def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
+    """Registers that lie in the place of another, by that one and the bytes behind its start.
+
+    A weight's parts, and what boxing makes of them before the first microbatch, are read before
+    any forward that reads the whole, and so before its gradient is summed. What boxing makes of
+    the sum, once the last microbatch is done, comes after all that read the whole weight, if their
+    actors come before the sum's; the update that reads it is done before the weight is gathered
+    again.
+
+    Parameters
+    ----------
+    spans
+        Of a stage's registers.
+    shared
+        Registers in the area.
+    """
+    draft = spans.draft
+    found: dict[int, tuple[int, int]] = {}
+    for actor in draft.actors:
+        if not actor.in_place or len(actor.outputs) != 1:
+            continue
+        parts, whole = _gathered(spans, actor.outputs[0].register)
+        total, reduced = _summed(spans, actor.inputs[0].register)
+        if total is None or whole is None or {total, whole, *parts, *reduced} & shared:
+            continue
+        if not _read_before(spans, whole, total):
+            continue
+        behind = 0
+        for one in parts:
+            size = draft.registers[one].slot_bytes
+            if behind + size <= draft.registers[total].slot_bytes:
+                found[one] = total, behind
+                behind += size
+        # Every other one where the sum was, for what is boxed on is not read again.
+        row = [total, *reduced]
+        for at, one in enumerate(reduced):
+            owner = total if at % 2 else whole
+            alone = at == 0 or len(spans.readers[row[at - 1]]) == 1
+            if alone and draft.registers[one].slot_bytes <= draft.registers[owner].slot_bytes:
+                found[one] = owner, 0
+    return found
+
+
+def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
+    """What is made of a variable before the first microbatch, and the last of it, read in them."""
+    draft, parts = spans.draft, list[int]()
+    last = variable
+    while True:
+        readers = [at for at in spans.readers.get(last, ()) if draft.actors[at].section == BEGIN]
+        if not readers:
+            made = last in draft.producer and not draft.registers[last].initial
+            return parts[:-1], last if made else None
+        if len(readers) > 1 or (last != variable and len(spans.readers[last]) > 1):
+            return [], None
+        actor = draft.actors[readers[0]]
+        if len(actor.outputs) != 1 or (actor.lane != "compute" and not spans.local(readers[0])):
+            return [], None
+        last = actor.outputs[0].register
+        parts.append(last)
+
+
+def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
+    """The sum of all microbatches that a gradient is boxed from, and what boxing made of it."""
+    draft, reduced = spans.draft, list[int]()
+    boxed: int | None = None  # the actor that boxes it on
+    while True:
+        index = draft.producer.get(gradient)
+        readers = [at for at in spans.readers[gradient] if at != boxed]
+        alone = all(
+            draft.actors[at].section == UPDATE and draft.actors[at].lane == "compute"
+            for at in readers
+        )
+        if index is None or not alone:
+            return None, []
+        actor = draft.actors[index]
+        if actor.kind == "accumulate":
+            return gradient, reduced[::-1]
+        if not spans.local(index):
+            return None, []
+        reduced.append(gradient)
+        gradient, boxed = actor.inputs[0].register, index
+
+
+def _read_before(spans: Spans, whole: int, total: int) -> bool:
+    """Whether every microbatch reads a weight before its gradient is added to the sum."""
+    draft = spans.draft
+    end = draft.producer[total]
+    last = spans.section(end)
+    readers = spans.readers.get(whole, ())
+    parts = [draft.actors[at].section for at in readers]
+    return ("F", last[1]) in parts and all(
+        draft.actors[at].lane == "compute"
+        and section[1] == last[1]
+        and (at < end or spans.section(at) != last)
+        and PART_ORDER[section[0]] <= PART_ORDER[draft.actors[end].section[0]]
+        for at, section in zip(readers, parts, strict=True)
+    )
+
+
+def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Alike, dict[int, list[int]]]:
+    """Registers that may take turns with those of other chunks, by what is common, and by chunk.
+
+    They are written and read in sections of the compute queue of one chunk alone, so that the
+    order of the sections says when a version is there.
+    """
+    draft = spans.draft
+    found: dict[Alike, dict[int, list[int]]] = {}
+    for register in spans.candidates:
+        begin = None if register in elsewhere else spans.begin(register)
+        if begin is None or draft.registers[register].memory_kind != "activation":
+            continue
+        made, chunk = begin[0]
+        ends = {spans.section(reader) for reader in spans.readers.get(register, ())}
+        last = max((PART_ORDER[part] for part, _ in ends), default=0)
+        known = all(
+            spans.done(reader, spans.section(reader)) is not None
+            for reader in spans.readers.get(register, ())
+        )
+        if known and last > PART_ORDER[made] and {at for _, at in ends} == {chunk}:
+            end = next(part for part, _ in ends if PART_ORDER[part] == last)
+            alike = Alike(draft.registers[register].slot_bytes, made, end)
+            found.setdefault(alike, {}).setdefault(chunk, []).append(register)
+    return found
 
 
 def stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:

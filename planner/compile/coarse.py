@@ -164,6 +164,7 @@ class _Drafting:
             for part in SLOT_PARTS[slot]
         }
         stages = range(plan.stages)
+        self._sendings: dict[tuple[int, int, int], int] = {}
         self._variables = [self._register(at, "variables", 0, initial=1) for at in stages]
         self._begun = [self._register(at, "parameters", 0) for at in stages]
         self._reduced: list[list[Port]] = [[] for _ in self.stages]
@@ -221,8 +222,9 @@ class _Drafting:
             for part, ns in times.slots_ns.items():
                 self._part(number, part, ns)
             self._once(number, "reduce", "reduce_scatter", times.reduce_ns)
+        world = self._world(totals_bytes)
         for stage in range(self.plan.stages):
-            self._update(stage, totals_bytes)
+            self._update(stage, totals_bytes, *world)
 
     def _join_parts(self, number: int) -> None:
         """Registers between the parts of one chunk."""
@@ -308,7 +310,7 @@ class _Drafting:
             ),
         )
 
-    def _update(self, stage: int, totals_bytes: int) -> None:
+    def _update(self, stage: int, totals_bytes: int, meeting_ns: int, meeting: Meeting) -> None:
         """What a stage does once a step: begin, the gradients' norm, meet the world, update."""
         here = self._register(stage, "norm here", totals_bytes)
         everywhere = self._register(stage, "norm", totals_bytes)
@@ -323,7 +325,6 @@ class _Drafting:
             (Port(register=rows[stage]),) for rows in (self._variables, self._begun)
         )
         norm, met = (Port(register=here),), (Port(register=everywhere),)
-        meeting_ns, meeting = self._world(totals_bytes)
         update_ns = sum(one.update_ns for one in times)
         begin_ns = sum(one.begin_ns for one in times)
         for name, section, inputs, outputs, ns in (
@@ -363,9 +364,11 @@ class _Drafting:
     def _sending_ns(self, home: int, target: int, size: int) -> int:
         """Time of the slowest pair of counterparts on two stages."""
         devices = self.plan.mesh.devices
-        return max(
-            collective_duration_ns(
-                "send", size, 2, self.plan.cluster, (home * devices + at, target * devices + at)
+        if (home, target, size) not in self._sendings:
+            self._sendings[home, target, size] = max(
+                collective_duration_ns(
+                    "send", size, 2, self.plan.cluster, (home * devices + at, target * devices + at)
+                )
+                for at in range(0, devices, -(-devices // SAMPLED_PAIRS))
             )
-            for at in range(0, devices, -(-devices // SAMPLED_PAIRS))
-        )
+        return self._sendings[home, target, size]

@@ -11,7 +11,7 @@ from planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
 # What runs when: `part` is begin, F, R, B, W or update; F, R, B, W once a microbatch and chunk.
 # R, what is recomputed, runs among the actors of B, in their order.
 Section = tuple[str, int]
-PART_ORDER = {"begin": 0, "F": 1, "R": 2, "B": 3, "W": 4, "update": 5}
+PART_ORDER = {"begin": 0, "F": 1, "R": 2, "B": 3, "BW": 3, "W": 4, "update": 5}
 SLOT_PARTS = {"F": ("F",), "B": ("R", "B"), "W": ("W",), "BW": ("R", "B", "W")}
 
 BEGIN: Section = ("begin", 0)

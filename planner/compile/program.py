@@ -60,7 +60,7 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     check_plan(plan)
     ordered = ordered_plan(plan, plan_graph(plan) if graph is None else graph)
     laid_out = [
-        lay_out(program, draft, ordered.table.joint)
+        lay_out(program, draft, ordered.table)
         for program, draft in zip(ordered.graph.programs, ordered.drafts, strict=True)
     ]
     actors = validate(joined(laid_out, plan.model.name, plan.mesh.axes))

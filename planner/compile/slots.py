@@ -13,8 +13,13 @@ the next version can travel while the last one is in use.
 The runs that this counts are runs of the actor graph that need no more slots, so with these slots
 it still goes to its end: a marked graph that has one run to its end stops in none (Commoner et al.,
 "Marked directed graphs", 1971). The null clock proves it for every compiled plan.
+
+Chunks of a stage take turns. What they keep from one section to another, all of it made and read
+on the compute queue, need not each have room for the most it ever holds: equal registers of several
+chunks share places, as many as they use at once (`Timetable.together`).
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -42,6 +47,19 @@ class Lifetime:
     read: frozenset[Section]
     sent: frozenset[tuple[int, Section]]
     received: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Chunks of a stage whose equal registers share places from one section to another.
+
+    `made` and `end` are parts: F, B, W or BW.
+    """
+
+    stage: int
+    chunks: frozenset[int]
+    made: str
+    end: str
 
 
 class Timetable:
@@ -74,6 +92,7 @@ class Timetable:
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
         self._turns = [_by_section(order, range(len(order))) for order in self.orders]
         self._known: dict[tuple[int, Lifetime], int] = {}
+        self._together: dict[Turn, dict[int, tuple[int, ...]]] = {}
 
     def slots(self, stage: int, lifetime: Lifetime) -> int:
         """Slots of a register of `stage`; every section of the lifetime runs every microbatch."""
@@ -81,6 +100,33 @@ class Timetable:
         if key not in self._known:
             self._known[key] = self._counted(stage, lifetime)
         return self._known[key]
+
+    def together(self, turn: "Turn") -> dict[int, tuple[int, ...]]:
+        """Places of every microbatch's version by chunk, where registers take turns.
+
+        No more places than are in use at once: a version takes the first that is free when its
+        section begins, and leaves it when the section that reads it last is done.
+        """
+        if turn not in self._together:
+            turns = self._turns[turn.stage]
+            events = sorted(
+                (int(at), chunk, microbatch, section == turn.made)
+                for chunk in turn.chunks
+                for section in (turn.made, turn.end)
+                for microbatch, at in enumerate(turns[SLOT_PARTS[section][0], chunk])
+            )
+            found = {chunk: [0] * self.microbatches for chunk in turn.chunks}
+            free: list[int] = []
+            count = 0
+            for _, chunk, microbatch, begins in events:
+                if not begins:
+                    heapq.heappush(free, found[chunk][microbatch])
+                elif free:
+                    found[chunk][microbatch] = heapq.heappop(free)
+                else:
+                    found[chunk][microbatch], count = count, count + 1
+            self._together[turn] = {chunk: tuple(places) for chunk, places in found.items()}
+        return self._together[turn]
 
     def _counted(self, stage: int, lifetime: Lifetime) -> int:
         turns, made = self._turns[stage], lifetime.made

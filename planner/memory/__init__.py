@@ -6,14 +6,7 @@ what the search estimates single blocks with.
 
 from planner.memory.device import beside, reserved_bytes, slack_fraction
 from planner.memory.formula import plan_memory
-from planner.memory.kinds import (
-    LOCAL,
-    UPDATES,
-    Layout,
-    Sections,
-    StageMemory,
-    boxing_places,
-)
+from planner.memory.kinds import LOCAL, UPDATES, Layout, Sections, StageMemory
 
 __all__ = [
     "LOCAL",
@@ -22,7 +15,6 @@ __all__ = [
     "Sections",
     "StageMemory",
     "beside",
-    "boxing_places",
     "plan_memory",
     "reserved_bytes",
     "slack_fraction",

@@ -3,17 +3,27 @@
     stage = Σ over registers (slots · bytes) + the largest section's area
 
 Registers are those that lowering makes; slots follow from the schedule (`planner.compile.slots`);
-what lives within one section shares its area (`planner.compile.arena`). None of it needs a run, and
+what lives within one section shares its area, what chunks keep takes turns in places
+(`planner.compile.arena`). None of it needs a run, and
 equal blocks and equal stages are lowered once and counted (`regular`).
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
-from models.graph import Graph
+from models.graph import GLOBAL_BLOCK, Graph
 from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
-from planner.compile.arena import communication_buffers, shared_places
+from planner.compile.arena import (
+    Alike,
+    Spans,
+    communication_buffers,
+    lent_places,
+    shared_places,
+    taking_turns,
+)
 from planner.compile.draft import DraftStage, Section
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
@@ -26,6 +36,26 @@ from planner.plan import Plan
 
 # Bytes of one slot by kind and lifetime (None: one version a step).
 Registers = Counter[tuple[str, Lifetime | None]]
+# The same of what belongs to no block, by the names of registers.
+Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
+
+
+class Taking(NamedTuple):
+    """Registers of one chunk that may take turns with those of others, and how many."""
+
+    number: int
+    own: Registers
+
+
+Turns = dict[Alike, dict[int, Taking]]  # by chunk
+
+
+class Held(NamedTuple):
+    """What a stage holds outside the area: what has a place of its own, and what takes turns."""
+
+    own: Registers
+    common: Common
+    turns: Turns
 
 
 def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
@@ -55,24 +85,33 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     table = timetable(plan.schedule, homes, plan.microbatches)
     drafts = _lowered(small, table.joint)
     alive = lifetimes(drafts)
-    if small.plan.stages < plan.stages and not _all_near(alive, small):
+    if small.moved and not _all_near(alive, small):
         small = Regular.whole(plan, graph)
         drafts = _lowered(small, table.joint)
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
-    areas = [shared_places(draft, table.joint) for draft in drafts]
+    spans = [Spans(draft, table.joint) for draft in drafts]
+    areas = [shared_places(one) for one in spans]
     sums = [
-        _registers(draft, alive[stage], frozenset(areas[stage][0]), small.times, makers)
-        for stage, draft in enumerate(drafts)
+        _registers(one, alive[stage], areas[stage][0].keys(), small.times, makers)
+        for stage, one in enumerate(spans)
     ]
     found = []
-    for stage, kind in enumerate(small.stands_for):
+    for stage, parts in enumerate(small.stands_for):
         sizes: Counter[str] = Counter()
-        for (name, lifetime), size in sums[kind].items():
-            if lifetime is not None and small.plan.stages < plan.stages:
-                lifetime = _moved(lifetime, stage, table)
-            sizes[name] += size * (1 if lifetime is None else table.slots(stage, lifetime))
-        found.append(_memory(sizes, areas[kind][1], plan.cluster))
+        held = [(chunk, *one) for chunk, part in enumerate(parts) for one in sums[part].own.items()]
+        # What belongs to no block is there once, however many chunks need it.
+        once = {name: one for part in parts for name, one in sums[part].common.items()}
+        for alike, chunks in _together([sums[part].turns for part in parts]).items():
+            if len(chunks) > 1:
+                sizes["activation"] += _turns_bytes(alike, chunks, stage, table)
+            else:
+                held += [(at, *each) for at, one in chunks.items() for each in one.own.items()]
+        for chunk, (kind, lifetime), size in (*held, *((0, *one) for one in once.values())):
+            if lifetime is not None and small.moved:
+                lifetime = _moved(lifetime, stage, chunk if small.apart else None, table)
+            sizes[kind] += size * (1 if lifetime is None else table.slots(stage, lifetime))
+        found.append(_memory(sizes, max(areas[part][1] for part in parts), plan.cluster))
     return tuple(found)
 
 
@@ -87,13 +126,14 @@ def _lowered(small: Regular, joint_backward: bool) -> list[DraftStage]:
 
 
 def _registers(
-    draft: DraftStage,
+    spans: Spans,
     alive: list[Lifetime | None],
-    shared: frozenset[int],
+    shared: Set[int],
     times: dict[str, int],
     makers: dict[str, str],
-) -> Registers:
-    """Bytes of one slot of the registers with places of their own, every block counted."""
+) -> Held:
+    """Bytes of one slot of a stage's registers, every block counted."""
+    draft = spans.draft
     # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
     inside = {
         register: actor.block
@@ -101,12 +141,62 @@ def _registers(
         for register in (*actor.state, *(port.register for port in actor.outputs))
     }
     buffers = communication_buffers(draft)
-    found: Registers = Counter()
-    for index, register in enumerate(draft.registers):
-        if index not in shared:
+
+    def block(index: int) -> str:
+        return makers.get(draft.registers[index].tensor) or inside.get(index, "")
+
+    def occurrences(index: int) -> int:
+        return times.get(block(index), 1)
+
+    def sizes(indices: Iterable[int]) -> Registers:
+        found: Registers = Counter()
+        for index in indices:
+            register = draft.registers[index]
             kind = "communication" if index in buffers else register.memory_kind
-            block = makers.get(register.tensor) or inside.get(index, "")
-            found[kind, alive[index]] += times.get(block, 1) * register.slot_bytes
+            found[kind, alive[index]] += occurrences(index) * register.slot_bytes
+        return found
+
+    lent = lent_places(spans, shared).keys()
+    takers = taking_turns(spans, shared | lent)
+    turns = {
+        alike: {
+            chunk: Taking(sum(map(occurrences, rows)), sizes(rows))
+            for chunk, rows in chunks.items()
+        }
+        for alike, chunks in takers.items()
+    }
+    taking = (one for chunks in takers.values() for rows in chunks.values() for one in rows)
+    elsewhere = {*shared, *lent, *taking}
+    own = [index for index in range(len(draft.registers)) if index not in elsewhere]
+    common = [index for index in own if block(index) in ("", GLOBAL_BLOCK)]
+    return Held(
+        own=sizes(set(own).difference(common)),
+        common={
+            draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
+        },
+        turns=turns,
+    )
+
+
+def _together(parts: Sequence[Turns]) -> Turns:
+    """What takes turns on a stage: on one like it, or on one like each of its chunks."""
+    if len(parts) == 1:
+        return parts[0]
+    found: Turns = {}
+    for number, part in enumerate(parts):
+        for alike, chunks in part.items():
+            found.setdefault(alike, {}).update((number, one) for one in chunks.values())
+    return found
+
+
+def _turns_bytes(alike: Alike, chunks: Mapping[int, Taking], stage: int, table: Timetable) -> int:
+    """Bytes of registers that take turns: the first of every chunk together, then each next one."""
+    found = done = 0
+    for count in sorted({one.number for one in chunks.values()}):
+        mine = [chunk for chunk, one in chunks.items() if one.number >= count]
+        places = table.together(alike.turn(stage, mine))
+        found += (count - done) * (1 + max(map(max, places.values()))) * alike.slot_bytes
+        done = count
     return found
 
 
@@ -132,14 +222,21 @@ def _all_near(alive: list[list[Lifetime | None]], small: Regular) -> bool:
     )
 
 
-def _moved(lifetime: Lifetime, stage: int, table: Timetable) -> Lifetime:
-    """The lifetime of a register whose stage equals `stage`: it is sent to that one's neighbour."""
+def _moved(lifetime: Lifetime, stage: int, chunk: int | None, table: Timetable) -> Lifetime:
+    """The lifetime of a register on a stage that equals, in a chunk: its neighbours are others.
+
+    Without a chunk those of the stage have the numbers they had.
+    """
+    if chunk is not None:
+        made = (lifetime.made[0], chunk)
+        read = frozenset((part, chunk) for part, _ in lifetime.read)
+        lifetime = replace(lifetime, made=made, read=read)
     if not lifetime.sent:
         return lifetime
     position = table.positions[stage][lifetime.made[1]] + _neighbour(lifetime.made)
     peer = table.homes[position]
-    chunk = table.positions[peer].index(position)
-    sent = frozenset((peer, (section[0], chunk)) for _, section in lifetime.sent)
+    there = table.positions[peer].index(position)
+    sent = frozenset((peer, (section[0], there)) for _, section in lifetime.sent)
     return replace(lifetime, sent=sent)
 
 

@@ -4,12 +4,12 @@ What a block keeps, boxes and passes on within a section is known before its nei
 whole of a plan is `formula`'s.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from planner.boxing import Step, boxing_path
+from planner.boxing import boxing_path
 from planner.sbp import NdSbp, local_size
 
 LOCAL = ("slice", "pad")
@@ -71,29 +71,6 @@ class Layout:
 
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
-
-
-def boxing_places(
-    path: Sequence[Step], *, keeps_source: bool, keeps_target: bool
-) -> tuple[NdSbp, ...]:
-    """Return the SBPs of the buffers that a boxing adds to what its ends have anyway.
-
-    Parameters
-    ----------
-    path : sequence of Step
-    keeps_source : bool
-        The source is counted where it is made (what is made once a step).
-    keeps_target : bool
-        The target is counted where it is kept (for the backward pass).
-
-    Notes
-    -----
-    What is boxed every microbatch shares the area of its section (`Sections`).
-    """
-    if not keeps_source:
-        return ()
-    places = tuple(step.after for step in path)
-    return places[:-1] if keeps_target else places
 
 
 class Interval(NamedTuple):

@@ -3,16 +3,20 @@
 Blocks of one template and variant are equal, and lie between equal neighbours wherever a chunk
 repeats them; stages are equal where their chunks and the neighbours of these are. Of a run of equal
 blocks three or four are kept (the second stands for those left out, their number stays even or
-odd), of equal stages one.
+odd), of equal stages one. Where the chunks of a stage have nothing in common, of equal chunks one
+is kept, on a stage of its own.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from msgspec.structs import replace
 
 from models.graph import GLOBAL_BLOCK, Graph, Op
-from planner.plan import BlockChoice, Chunk, Plan
+from planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan
+
+Reads = set[tuple[str, str, str]]  # tensor, block that makes it, block that reads it
 
 KEPT = 3  # blocks of a run: its ends, and one that stands for all between
 
@@ -25,19 +29,26 @@ class Regular:
     ----------
     times : dict of str to int
         How many blocks of a chunk each block stands for, where it is more than one.
-    stands_for : tuple of int
-        The stage of `plan` that each stage of the whole plan equals.
+    stands_for : tuple
+        The stages of `plan` that each stage of the whole plan equals: one, or one for each of its
+        chunks where these are taken `apart`.
     """
 
     plan: Plan
     graph: Graph
     times: dict[str, int]
-    stands_for: tuple[int, ...]
+    stands_for: tuple[tuple[int, ...], ...]
+    apart: bool = False
+
+    @property
+    def moved(self) -> bool:
+        """Whether stages are others than those of the whole plan."""
+        return self.apart or self.plan.stages < len(self.stands_for)
 
     @staticmethod
     def whole(plan: Plan, graph: Graph) -> "Regular":
         """The plan as it is."""
-        stages = tuple(range(plan.stages))
+        stages = tuple((stage,) for stage in range(plan.stages))
         return Regular(plan=plan, graph=graph, times={}, stands_for=stages)
 
 
@@ -47,23 +58,101 @@ class _NotRegularError(Exception):
 
 def regular(plan: Plan, graph: Graph) -> Regular:
     """Return the plan without repetitions, or as it is where blocks reach beyond neighbours."""
+    if found := _by_chunk(plan, graph):
+        return found
     kept, stands_for = _kept_stages(plan)
-    times: dict[str, int] = {}
-    chunks = []
-    for chunk in plan.chunks:
-        if chunk.stage in kept:
-            choices = tuple(_shortened(chunk.blocks, graph, times))
-            chunks.append(Chunk(stage=kept.index(chunk.stage), blocks=choices))
+    chunks, times = _kept_chunks(
+        [(chunk, kept.index(chunk.stage)) for chunk in plan.chunks if chunk.stage in kept], graph
+    )
     try:
-        smaller = _without(graph, {choice.block for chunk in chunks for choice in chunk.blocks})
+        smaller, _ = _without(graph, {choice.block for one in chunks for choice in one.blocks})
     except _NotRegularError:
         return Regular.whole(plan, graph)
     return Regular(
-        plan=replace(plan, chunks=tuple(chunks), stages=len(kept)),
+        plan=replace(plan, chunks=chunks, stages=len(kept)),
         graph=smaller,
         times=times,
-        stands_for=stands_for,
+        stands_for=tuple((one,) for one in stands_for),
     )
+
+
+def _kept_chunks(
+    stages: Sequence[tuple[Chunk, int]], graph: Graph
+) -> tuple[tuple[Chunk, ...], dict[str, int]]:
+    """Shortened chunks on the stages they are given, and what their blocks stand for."""
+    times: dict[str, int] = {}
+    chunks = tuple(
+        Chunk(stage=stage, blocks=tuple(_shortened(chunk.blocks, graph, times)))
+        for chunk, stage in stages
+    )
+    return chunks, times
+
+
+def _by_chunk(plan: Plan, graph: Graph) -> Regular | None:
+    """One chunk of every kind, each on a stage of its own; None where a stage's chunks share."""
+    if len(plan.chunks) == plan.stages or plan.offload != ON_DEVICES:
+        return None
+    if any(one.stage == other.stage for one, other in pairwise(plan.chunks)):
+        return None
+    kinds = [
+        (tuple(choice.variant for choice in chunk.blocks), *_beside(plan.chunks, k))
+        for k, chunk in enumerate(plan.chunks)
+    ]
+    kept = _walk(kinds)
+    if len(kept) == len(kinds):
+        return None
+    chunks, times = _kept_chunks([(plan.chunks[k], at) for at, k in enumerate(kept)], graph)
+    try:
+        smaller, reads = _without(graph, {choice.block for one in chunks for choice in one.blocks})
+    except _NotRegularError:
+        return None
+    if not _nothing_shared(plan, kinds, reads):
+        return None
+    place = {kinds[k]: at for at, k in enumerate(kept)}
+    stands_for: list[tuple[int, ...]] = [()] * plan.stages
+    for chunk, kind in zip(plan.chunks, kinds, strict=True):
+        stands_for[chunk.stage] += (place[kind],)
+    return Regular(
+        plan=replace(plan, chunks=chunks, stages=len(chunks)),
+        graph=smaller,
+        times=times,
+        stands_for=tuple(stands_for),
+        apart=True,
+    )
+
+
+def _walk(kinds: Sequence[object]) -> list[int]:
+    """Some of the chunks, all kinds among them, so that each has neighbours of the kinds it had."""
+    kept: list[int] = []
+    for k, kind in enumerate(kinds):
+        kept.append(k)
+        known: set[object] = set()
+        for at, one in enumerate(kept[:-1]):
+            known.add(kinds[one])
+            # What was met since a chunk of this kind is left out where it was all met before.
+            if kinds[one] == kind and known.issuperset(kinds[j] for j in kept[at + 1 :]):
+                del kept[at + 1 :]
+                break
+    return kept
+
+
+def _nothing_shared(plan: Plan, kinds: Sequence[object], reads: Reads) -> bool:
+    """Whether no two chunks of a stage take the same tensor, or one from another.
+
+    Chunks further apart than neighbours may share where there is no other of either's kind.
+    """
+    home = {choice.block: k for k, chunk in enumerate(plan.chunks) for choice in chunk.blocks}
+    takers: dict[tuple[str, int], int] = {}
+    for tensor, maker, reader in reads:
+        one, other = home[maker], home[reader]
+        if one == other:
+            continue
+        stage = plan.chunks[other].stage
+        if stage == plan.chunks[one].stage or takers.setdefault((tensor, stage), other) != other:
+            return False
+        if abs(one - other) > 1 and (kinds.count(kinds[one]) > 1 or kinds.count(kinds[other]) > 1):
+            return False
+    return True
 
 
 def _kept_stages(plan: Plan) -> tuple[list[int], tuple[int, ...]]:
@@ -119,10 +208,14 @@ def _equal(one: BlockChoice, other: BlockChoice, graph: Graph) -> bool:
     return alike and one.variant == other.variant
 
 
-def _without(graph: Graph, kept: set[str]) -> Graph:
-    """The graph of some blocks: who reads a neighbour left out reads the nearest one kept."""
+def _without(graph: Graph, kept: set[str]) -> tuple[Graph, Reads]:
+    """The graph of some blocks: who reads a neighbour left out reads the nearest one kept.
+
+    Besides it, what blocks read of one another in the whole graph.
+    """
+    reads: Reads = set()
     if len(kept) == len(graph.blocks):
-        return graph
+        return graph, reads
     ops: dict[str, list[Op]] = {block: [] for block in graph.blocks}
     made: dict[str, tuple[str, int, int]] = {}  # tensor → block, op of the block, output
     for op in graph.ops:
@@ -135,7 +228,10 @@ def _without(graph: Graph, kept: set[str]) -> Graph:
 
     def read(name: str, block: str) -> str:
         home = made.get(name)
-        if home is None or home[0] in kept:
+        if home is None or home[0] == block:
+            return name
+        reads.add((name, home[0], block))
+        if home[0] in kept:
             return name
         step = places[home[0]] - places[block]
         if abs(step) != 1:
@@ -157,7 +253,7 @@ def _without(graph: Graph, kept: set[str]) -> Graph:
             smaller.append(op if names == op.inputs else replace(op, inputs=names))
     blocks = tuple(block for block in graph.blocks if block in kept)
     templates = {block: graph.templates[block] for block in blocks}
-    return replace(graph, ops=tuple(smaller), blocks=blocks, templates=templates)
+    return replace(graph, ops=tuple(smaller), blocks=blocks, templates=templates), reads
 
 
 def _nearest(blocks: Sequence[str], kept: set[str]) -> dict[int, dict[str, str]]:

@@ -18,10 +18,12 @@ from planner.plan import Variant
 from planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from planner.search.blocks.program import Prices
 from planner.search.blocks.solver import Solution
+from planner.search.blocks.tables import INFLIGHT, PERSISTENT
 from planner.search.blocks.variants import Handover, handover, variants
 from planner.search.candidates import Candidate
 from planner.search.joint import Solutions, decided
-from planner.search.modes import by_mode
+from planner.search.meshes import FREE_AXES_MAX
+from planner.search.modes import by_mode, usual_mode
 from planner.search.pins import Pins
 from planner.search.programs import Ask, Programs, Shape, Wanted
 from planner.search.request import MemoryLimitError, SearchRequest
@@ -30,8 +32,9 @@ from planner.search.stages import (
     DEFERRING,
     Division,
     Run,
-    VariantFigures,
+    dearth,
     divide,
+    inflight_counts,
     lower_bound_ns,
 )
 
@@ -40,18 +43,20 @@ Floats = NDArray[np.float64]
 MODES = ("none", "selective", "full")
 ALONE = Prices(step=0.0, deferrable=0.0)  # what no schedule can defer
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
-SWEPT_FIRST = 50  # candidates from which all are bounded with boxing before any is solved
+SWEPT_FIRST = 50  # candidates, or axes more than two, from which bounds are with boxing
 FEWER = 8  # where they are many: variants to mix, not bounds, come of it
 SWEEPS = 12  # of the ascent per program, at first
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
 # on; the others, with their modes of recomputation, are two groups that take about equally long. In
-# the best plans every mode is solved alone besides, the first price again saying how it hands on.
+# the best plans their usual mode is solved once more at `ALONE_RUNGS`, the first price again saying
+# how blocks hand on, and every other mode at the second.
 FIRST_RUNG = 0.03
-ALONE_RUNGS = (0.3, 0.1, 1.0)
 RUNGS = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
 )
+ALONE_RUNGS = (0.3, 0.1, 1.0)
+POLISHED = 1.03  # times its own bound, up to which a plan has little to gain by that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,7 @@ class Evaluator:
         self.modes = MODES if pinned is None else (pinned,)
         self._loose = request.max_gap / 2  # of programs whose solutions are mixed
         self.asker = Asker(request, self.programs, self.modes[0])
+        self._dearer: dict[Candidate, float] = {}
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
@@ -146,12 +152,12 @@ class Evaluator:
             costs = self.programs.cheapest(shapes, self.modes[0], vectors)
         except InfeasibleError as error:
             return [error] * len(candidates)
-        floors = self._floors(candidates, shapes, costs, cutoff_ns)
+        bounds = np.maximum(costs, self._floors(candidates, shapes, costs, cutoff_ns)).tolist()
         return [
-            max(float(cost), floor) / candidate.pipeline.stages + self.sends.waits_ns(candidate)
-            if np.isfinite(cost)
+            bound / candidate.pipeline.stages + self.sends.waits_ns(candidate)
+            if np.isfinite(bound)
             else self.programs.refusal(shape, self.modes[0])
-            for candidate, shape, cost, floor in zip(candidates, shapes, costs, floors, strict=True)
+            for candidate, shape, bound in zip(candidates, shapes, bounds, strict=True)
         ]
 
     def _floors(
@@ -167,7 +173,8 @@ class Evaluator:
         much as the weights of a microbatch differ.
         """
         found = np.zeros(len(candidates))
-        if len(candidates) < SWEPT_FIRST:
+        few = len(candidates) < SWEPT_FIRST
+        if few and all(len(candidate.axes) <= FREE_AXES_MAX for candidate in candidates):
             return found
         stages = np.array([candidate.pipeline.stages for candidate in candidates])
         legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
@@ -181,9 +188,12 @@ class Evaluator:
         alone = self.programs.cheapest(
             [shapes[at] for at in legal], self.modes[0], [ALONE.vector.tolist()] * len(legal)
         )
-        for at, ask, bound, now, limit in zip(
+        for at, ask, (bound, solution), now, limit in zip(
             legal, asks, self.programs.bounds(asks, 3), alone.tolist(), limits, strict=True
         ):
+            if not isinstance(solution, float):
+                share = self._held_share(candidates[at], solution, limit)
+                self._dearer[candidates[at]] = dearth(candidates[at].pipeline, share)
             mine = prices(candidates[at].pipeline)
             lightest = mine.microbatch if mine.deferrable is None else mine.deferrable
             share = lightest / prices(plain[at].pipeline).microbatch
@@ -191,6 +201,16 @@ class Evaluator:
             # What cannot be deferred is paid in full.
             found[at] = share * max(0.0, bound - paid) + (mine.microbatch - lightest) * now
         return found
+
+    def estimate_ns(self, candidate: Candidate, bound_ns: float) -> float:
+        """What a candidate may take, by its bound and what room would cost; proves nothing."""
+        return bound_ns * self._dearer.get(candidate, 1.0)
+
+    def _held_share(self, candidate: Candidate, solution: Solution, limits: Limits) -> float:
+        """What all stages hold with a solution, over what there is room for."""
+        counts = inflight_counts(candidate.pipeline)
+        kept = solution.figures[INFLIGHT] * sum(counts) / len(counts)
+        return (solution.figures[PERSISTENT] + kept) / max(room(candidate, limits), 1)
 
     def evaluate_many(
         self, candidates: Sequence[Candidate], limits: Sequence[Limits], best_ns: float
@@ -216,11 +236,13 @@ class Evaluator:
             if isinstance(solution, float):
                 found.append(self._unsolved(candidate, bound))
                 continue
+            group, pipeline = [Solved(self.modes[0], solution)], self.sends.pipeline(candidate)
             try:
-                one = self._found(
-                    candidate, [Solved(self.modes[0], solution)], limit, bound, best_ns
-                )
-            except MemoryLimitError:
+                one = self._found(candidate, group, limit, bound, best_ns)
+            except MemoryLimitError as error:
+                uneven = lower_bound_ns(self._runs(candidate, group), pipeline) / max(bound, 1)
+                short = dearth(candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1))
+                self._dearer[candidate] = max(1.0, uneven) * short
                 found.append((candidate, bound))
             except InfeasibleError as error:
                 found.append(Refused(candidate, error))
@@ -290,28 +312,36 @@ class Evaluator:
         return found
 
     def polish(self, found: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
-        """Divide anew with more to mix: every mode as it is best alone, where bytes cost more."""
-        candidates = [one.candidate for one in found]
-        endless = [float("inf")] * len(found)
+        """Divide anew with more to mix: modes as they are best alone, where bytes cost more.
+
+        The usual mode of each plan comes first, and says how blocks of the others hand on.
+        """
         groups = [list(one.solved) for one in found]
-        for mode in self.modes:
-            handed: list[Handover] = [()] * len(found)
-            for share in ALONE_RUNGS:
-                asks = [
-                    replace(ask, handover=one)
-                    for ask, one in zip(
-                        self.asker.asks(candidates, mode, share, endless), handed, strict=True
-                    )
-                ]
-                solutions = self.programs.solve_many(asks, SWEEPS, self._loose)
-                for at, (ask, solution) in enumerate(zip(asks, solutions, strict=True)):
-                    if not isinstance(solution, float):
-                        groups[at].append(Solved(mode, solution))
-                        space = self.programs.space(ask.shape, mode)
+        usual = [usual_mode(one.division, [s.mode for s in one.solved]) for one in found]
+        handed: list[Handover] = [()] * len(found)
+        for first in (True, False):
+            asked: list[tuple[int, Ask]] = []
+            for at, one in enumerate(found):
+                if one.division.step_ns <= POLISHED * one.bound_ns:
+                    continue
+                rungs = [(usual[at], share) for share in ALONE_RUNGS]
+                others = [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual[at]]
+                for mode, share in rungs[:1] if first else rungs[1:] + others:
+                    asks = self.asker.asks([one.candidate], mode, share, [float("inf")])
+                    asked.append((at, replace(asks[0], handover=handed[at])))
+            solutions = self.programs.solve_many([ask for _, ask in asked], SWEEPS, self._loose)
+            for (at, ask), solution in zip(asked, solutions, strict=True):
+                if not isinstance(solution, float):
+                    groups[at].append(Solved(ask.mode, solution))
+                    if first:
+                        space = self.programs.space(ask.shape, ask.mode)
                         handed[at] = handover(space, solution.options)
         better: list[Found] = []
         for one, limit, group in zip(found, limits, groups, strict=True):
             again: Outcome = one
+            if len(group) == len(one.solved):
+                better.append(one)
+                continue
             with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
                 again = self._found(one.candidate, _distinct(group), limit, one.bound_ns)
             assert isinstance(again, Found), "without a cutoff nothing is pruned"
@@ -427,22 +457,7 @@ class Evaluator:
         best_ns: float = float("inf"),
     ) -> Found | Pruned:
         """Divide the blocks with these solutions, unless no division gains anything."""
-        shape = self.shape(candidate)
-        runs = self._runs(
-            [
-                [
-                    self.programs.block_figures(
-                        part,
-                        one.mode,
-                        one.solution.options,
-                        candidate.pipeline.schedule in DEFERRING,
-                    )
-                    for one in group
-                ]
-                for part in shape.parts
-            ]
-        )
-        pipeline = self.sends.pipeline(candidate)
+        runs, pipeline = self._runs(candidate, group), self.sends.pipeline(candidate)
         if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
@@ -454,8 +469,16 @@ class Evaluator:
             solved=tuple(group),
         )
 
-    def _runs(self, figures: list[list[dict[str, VariantFigures]]]) -> tuple[Run, ...]:
+    def _runs(self, candidate: Candidate, group: list[Solved]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""
+        later = candidate.pipeline.schedule in DEFERRING
+        figures = [
+            [
+                self.programs.block_figures(part, one.mode, one.solution.options, later)
+                for one in group
+            ]
+            for part in self.shape(candidate).parts
+        ]
         runs: list[Run] = []
         for block in self.graph.blocks:
             template = self.graph.templates[block]

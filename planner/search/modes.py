@@ -7,7 +7,7 @@ from planner.search.blocks.program import MemoryRow
 from planner.search.blocks.solver import BeyondCutoff, Solution
 from planner.search.programs import Programs, Shape
 from planner.search.request import MemoryLimitError
-from planner.search.stages import Pipeline, inflight_counts
+from planner.search.stages import Division, Pipeline, inflight_counts
 
 
 def by_mode(
@@ -55,3 +55,9 @@ def by_mode(
             bounds[-1] = within.bound
     nowhere = pipeline.stages == 1 and short == len(modes)
     return found, float("inf") if nowhere else min(bounds)
+
+
+def usual_mode(division: Division, modes: Sequence[str]) -> str:
+    """The mode that most blocks run in, where `modes` are those of the variants."""
+    used = [modes[variant] for chunk in division.chunks for _, variant in chunk]
+    return max(modes, key=used.count)

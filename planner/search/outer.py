@@ -16,6 +16,7 @@ from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, ProtocolError
 from planner.memory import plan_memory
 from planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
+from planner.search.blocks.beside import beside
 from planner.search.candidates import Candidate, PipelineShape
 from planner.search.evaluation import Evaluator, Found, Limits, Refused
 from planner.search.ranking import Ranker, Ranking
@@ -32,9 +33,21 @@ Simulate = Callable[[Plan, Fits], Figures]
 Progress = Callable[[str], None]
 
 RANKED = 4  # plans that fit and are simulated before one is chosen
+CLOSE = 1.03  # of the best plan's cost: the simulator seldom moves a plan by more beside another
 TRIED = 8  # plans that are compiled for it at most
 SHOWN = 6  # alternatives in the evidence
 ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
+
+
+@dataclass(frozen=True, slots=True)
+class Pure:
+    """A simulator that changes nothing: it may run in a process of its own, beside another plan."""
+
+    figures: Simulate
+
+    def __call__(self, plan: Plan, fits: Fits) -> Figures:
+        """The figures of a plan."""
+        return self.figures(plan, fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ def search(
         Predicts the figures of a plan (`step_time_s` and `memory_bytes_max` among them); the best
         few plans are ranked by it. Its second argument says whether figures of memory are within
         the limit: where they are not, they are all that is asked for. Without a simulator the
-        planner's own cost decides.
+        planner's own cost decides. One that is `Pure` looks at two plans at once.
     progress : callable, optional
         Told a line of text now and then.
     record : Record, optional
@@ -166,42 +179,75 @@ def _check(
 
     A plan that is laid out larger than was estimated is divided anew, once, within as much less.
     """
-    request, graph = evaluator.request, evaluator.graph
+    request = evaluator.request
     checked: list[Checked] = []
+    known: dict[Found, Checked] = {}
     waiting = list(found)
     tightened: set[Candidate] = set()
     while waiting and len(checked) < TRIED:
-        one = min(waiting, key=lambda each: each.division.step_ns)
-        waiting = [each for each in waiting if each is not one]
-        plan = write_plan(evaluator, one)
-        tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
-        short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
-        if differs := disobeyed(plan, graph, request.pins) or str(short or ""):
-            checked.append(Checked(one, plan, {}, differs, short))
-            continue
-
-        def fits(figures: Figures, candidate: Candidate = one.candidate) -> bool:
-            size, most = _fullest(request, candidate, figures)
-            return size <= most
-
-        try:
-            figures = simulate(plan, fits) if simulate else _laid_out(plan)
-        except ProtocolError as error:
-            checked.append(Checked(one, plan, {}, f"cannot run: {str(error)[:200]}"))
-            continue
-        size, most = _fullest(request, one.candidate, figures)
-        over = size - most
-        reason = f"needs {over} bytes more than the limit once compiled" if over > 0 else ""
-        checked.append(Checked(one, plan, figures, reason))
+        waiting.sort(key=lambda each: each.division.step_ns)
+        fitting = sum(not each.reason for each in checked)
+        least = min((each.found.division.step_ns for each in checked if not each.reason), default=0)
+        if fitting and waiting[0].division.step_ns > CLOSE * least:
+            break
+        if waiting[0] not in known:
+            due = [one for one in waiting if one not in known]
+            # What is likely to be next is looked at too, if it is wanted where this one fits.
+            ahead = isinstance(simulate, Pure) and fitting + 1 < RANKED and len(checked) + 1 < TRIED
+            known.update(_looked_at(evaluator, due[: 1 + ahead], simulate, tell))
+        one = waiting.pop(0)
+        checked.append(known[one])
+        figures, over = checked[-1].figures, 0
+        if figures:
+            size, most = _fullest(request, one.candidate, figures)
+            over = size - most
         if over > 0 and one.candidate not in tightened:
             tightened.add(one.candidate)
             limits = _tightened(request, one, figures)
             again = evaluator.squeeze_many([(one.candidate, one.bound_ns)], [limits], float("inf"))
             better = [other for other in again if isinstance(other, Found)]
             waiting += evaluator.polish(better, [limits] * len(better))
-        if sum(not one.reason for one in checked) == (RANKED if simulate else 1):
+        if sum(not each.reason for each in checked) == (RANKED if simulate else 1):
             break
     return checked
+
+
+def _looked_at(
+    evaluator: Evaluator, found: list[Found], simulate: Simulate | None, tell: Progress
+) -> dict[Found, Checked]:
+    """Write one plan or two and simulate them, or say why they are no good."""
+    request, graph = evaluator.request, evaluator.graph
+
+    def figured(one: Found, plan: Plan) -> tuple[Figures, str]:
+        def over(figures: Figures) -> int:
+            size, most = _fullest(request, one.candidate, figures)
+            return size - most
+
+        try:
+            figures = simulate(plan, lambda held: over(held) <= 0) if simulate else _laid_out(plan)
+        except ProtocolError as error:
+            return {}, f"cannot run: {str(error)[:200]}"
+        more = over(figures)
+        return figures, f"needs {more} bytes more than the limit once compiled" if more > 0 else ""
+
+    looked: dict[Found, Checked] = {}
+    both: tuple[tuple[Figures, str], ...]
+    plans: list[tuple[Found, Plan]] = []
+    for one in found:
+        plan = write_plan(evaluator, one)
+        tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
+        short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
+        if differs := disobeyed(plan, graph, request.pins) or str(short or ""):
+            looked[one] = Checked(one, plan, {}, differs, short)
+        else:
+            plans.append((one, plan))
+    if len(plans) == 2:
+        both = beside(lambda: figured(*plans[0]), lambda: figured(*plans[1]))
+    else:
+        both = tuple(figured(*one) for one in plans)
+    for (one, plan), (figures, reason) in zip(plans, both, strict=True):
+        looked[one] = Checked(one, plan, figures, reason)
+    return looked
 
 
 def _tightened(request: SearchRequest, one: Found, figures: Figures) -> Limits:

@@ -100,6 +100,7 @@ class Ask:
 
 
 Wanted = tuple[Ask, bool]  # with whether gradients of weights are deferred
+Bound = tuple[float, Solution | float]
 FiguresKey = tuple[Shape, str, tuple[int, ...], bool]
 
 
@@ -279,8 +280,7 @@ class Programs:
                 for row, key in enumerate(group):
                     self._tables[key] = tables, row
         found: dict[int, tuple[Tables, list[int]]] = {}
-        for place, key in enumerate(asks):
-            tables, _ = self._tables[key]
+        for place, (tables, _) in enumerate(self._tables[key] for key in asks):
             found.setdefault(id(tables), (tables, []))[1].append(place)
         return found
 
@@ -357,8 +357,8 @@ class Programs:
         choices = zip(tables.choices, legal, strict=True)
         return replace(tables, choices=tuple(replace(one, legal=mine) for one, mine in choices))
 
-    def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[float]:
-        """Bounds of programs after a few sweeps, without reading solutions off."""
+    def bounds(self, asks: Sequence[Ask], sweeps: int) -> list[Bound]:
+        """Bounds of programs after a few sweeps, with the solution that can be read off then."""
         new = list(dict.fromkeys(asks))
         if not new:
             return []
@@ -369,8 +369,8 @@ class Programs:
         )
         return [(one | other)[ask] for ask in asks]
 
-    def _bounds(self, asks: Sequence[Ask], sweeps: int) -> dict[Ask, float]:
-        known: dict[Ask, float] = {}
+    def _bounds(self, asks: Sequence[Ask], sweeps: int) -> dict[Ask, Bound]:
+        known: dict[Ask, Bound] = {}
         for tables, places in self._rows([(ask.mode, ask.shape) for ask in asks]).values():
             mine = [asks[place] for place in places]
             rows = np.array([self._tables[ask.mode, ask.shape][1] for ask in mine])
@@ -379,7 +379,9 @@ class Programs:
             ascent.reshare()
             for _ in range(sweeps - 1):
                 ascent.sweep()
-            known.update(zip(mine, ascent.bounds.tolist(), strict=True))
+            ascent.decode()
+            pairs = zip(ascent.bounds.tolist(), _solutions(ascent), strict=True)
+            known.update(zip(mine, pairs, strict=True))
         return known
 
     def solve_one(

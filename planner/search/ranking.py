@@ -1,14 +1,13 @@
 """Ranking: which candidates are solved, in which order, and which never are.
 
-The usual candidates come first, so that a good plan is known early; then all others, and last
-meshes of three axes for the pipelines that did best. Each is bounded, then, by ascending bound,
-solved as if memory hardly mattered, then where it does matter solved again to make room, until no
-bound is below the best plan.
+All are bounded. Then, by ascending estimate (the bound, and what memory that is short would cost:
+`stages/dearth.py`), they are solved as if memory hardly mattered, and where it does matter solved
+again to make room, until no bound is below the best plan or no estimate is near it; last come
+meshes of three axes for the pipelines that did best. Where no gap is allowed, bounds alone decide.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass, field, replace
 
 from planner.errors import InfeasibleError
 from planner.search.candidates import Candidate, PipelineShape, shape_of
@@ -29,14 +28,16 @@ from planner.search.sites import usable_bytes
 Progress = Callable[[str], None]
 Widened = Callable[[list[PipelineShape]], list[Candidate]]
 Tight = tuple[Candidate, float]  # with its bound
-Waiting = tuple[float, int, Candidate]
+Waiting = tuple[float, float, int, Candidate]  # by its estimate and its bound
 
-FIRST, MANY = 32, 96  # candidates solved together: few before there is a plan to prune by
-SQUEEZED = 12  # likewise where memory is tight
+MANY = 48  # candidates solved together: few, as a good plan prunes the rest
+SQUEEZED = 8  # likewise where memory is tight
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
-# Groups made room in, one after the other, that better the best plan by less than this.
-PATIENCE, BETTER = 1, 0.998
-LEFT = "making room in candidates of a lower bound gained nothing"
+# Candidates made room in, one after the other, that better the best plan by less than this.
+PATIENCE, BETTER = 8, 0.998
+LEFT = "making room in candidates of a lower estimate gained nothing"
+FAR_OFF = "estimated far above the best plan"
+FARTHEST = 1.06  # times the best plan: an estimate from which a candidate is not solved
 NO_BETTER = "memory aside, a usual mesh is as good"
 BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
@@ -110,17 +111,11 @@ class Ranker:
         self.ranking = Ranking()
 
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
-        """Evaluate candidates by ascending bound until the bounds exceed the best plan.
+        """Evaluate candidates until what is left has nothing to gain, or is far off.
 
         `widened` gives more candidates, for the pipelines that are best so far.
         """
-        node = self.request.cluster.devices_per_node
-        usual = [one for one in everything if _usual(one, node)]
-        others = [one for one in everything if not _usual(one, node)]
-        if usual:
-            self._part(usual)
-        if others:
-            self._part(others, self._eased() if usual else None)
+        self._part(list(everything))
         if widened is not None:
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
             eased = self._eased()
@@ -158,12 +153,19 @@ class Ranker:
         with self.record.layer(SHAPES):
             waiting = self._bounded(part)
         self.record.count("bounded", len(part))
+        if eased and self.request.max_gap:
+            odd = [one for one in waiting if one[1] >= _worth(one[3], eased)]
+            self._left(_bounds(odd), NO_BETTER)
+            waiting = [one for one in waiting if one not in odd]
         tight: list[Tight] = []
-        at, count, stale = 0, FIRST, 0
+        at = stale = 0
         while at < len(waiting) or tight:
-            group = waiting[at : at + count]
-            at, count = at + len(group), MANY
-            solved = self._solved([(candidate, bound) for bound, _, candidate in group], at)
+            if self._far(waiting[at:]):
+                self._left(_bounds(waiting[at:]), FAR_OFF)
+                waiting = waiting[:at]
+            group = waiting[at : at + MANY]
+            at += len(group)
+            solved = self._solved(_bounds(group), at)
             if eased and self.request.max_gap:
                 worth = [one for one in solved if one[1] < _worth(one[0], eased)]
                 self._left([one for one in solved if one not in worth], NO_BETTER)
@@ -171,16 +173,22 @@ class Ranker:
             tight += solved
             # Without a plan yet, what needs least memory is asked first.
             known = bool(self.ranking.found)
-            tight.sort(key=lambda one: (0 if known else one[0].batch, one[1]))
-            # Few at a time while a good plan would prune the rest; all that is left at the end.
-            now, tight = tight[:SQUEEZED], tight[SQUEEZED:]
-            if stale == PATIENCE and self.request.max_gap:
+            tight.sort(key=lambda one: (0 if known else one[0].batch, self._estimate(*one)))
+            if known and self.request.max_gap:
+                near = [one for one in tight if self._estimate(*one) < self._farthest]
+                self._left(tight[len(near) :], FAR_OFF)
+                tight = near
+            # Few at a time, as a good plan prunes the rest, and none before what may be better.
+            ahead = waiting[at][0] if known and at < len(waiting) else float("inf")
+            ready = sum(self._estimate(*one) <= ahead for one in tight[:SQUEEZED])
+            now, tight = tight[:ready], tight[ready:]
+            if stale >= PATIENCE and self.request.max_gap:
                 self._left([*now, *tight], LEFT)
                 now, tight = [], []
             best = self.ranking.best_ns
             self._squeezed(now)
             if now:
-                stale = stale + 1 if self.ranking.best_ns > best * BETTER else 0
+                stale = stale + len(now) if self.ranking.best_ns > best * BETTER else 0
             if now and not self.ranking.found:
                 waiting[at:], tight = _without_larger(waiting[at:], tight, self.ranking)
 
@@ -199,6 +207,19 @@ class Ranker:
         """Leave candidates whose like gained nothing; their bounds count in the gap."""
         self.ranking.pruned += [Pruned(*one, reason) for one in self._open(group)]
 
+    def _estimate(self, candidate: Candidate, bound: float) -> float:
+        """By what candidates are ordered: their bounds, where no gap is allowed."""
+        return self.evaluator.estimate_ns(candidate, bound) if self.request.max_gap else bound
+
+    @property
+    def _farthest(self) -> float:
+        """The estimate from which a candidate is not solved."""
+        return self.ranking.best_ns * FARTHEST
+
+    def _far(self, waiting: list[Waiting]) -> bool:
+        """Whether all of these are estimated to be far from the best plan."""
+        return bool(self.request.max_gap and waiting) and waiting[0][0] > self._farthest
+
     def _bounded(self, part: list[Candidate]) -> list[Waiting]:
         """Candidates by ascending bound; those without a legal signature are refused."""
         waiting: list[Waiting] = []
@@ -207,8 +228,8 @@ class Ranker:
             if isinstance(bound, InfeasibleError):
                 self.ranking.refused.append(Refused(candidate, bound))
             else:
-                waiting.append((bound, number, candidate))
-        return sorted(waiting, key=lambda one: one[:2])
+                waiting.append((self._estimate(candidate, bound), bound, number, candidate))
+        return sorted(waiting, key=lambda one: one[:3])
 
     def _open(self, group: list[Tight]) -> list[Tight]:
         """Those of a group that may gain something; the others are pruned."""
@@ -220,7 +241,8 @@ class Ranker:
 
     def _solved(self, group: list[Tight], place: int) -> list[Tight]:
         """Solve candidates as if memory hardly mattered; return those where it does."""
-        now = [candidate for candidate, _ in self._open(group)]
+        bounds = dict(self._open(group))
+        now = list(bounds)
         if not now:
             return []
         self.tell(f"solving up to number {place}: {now[0].text}")
@@ -232,9 +254,9 @@ class Ranker:
         tight: list[Tight] = []
         for outcome in outcomes:
             if isinstance(outcome, tuple):
-                tight.append(outcome)
+                tight.append((outcome[0], max(outcome[1], bounds[outcome[0]])))
             else:
-                self.ranking.add(outcome)
+                self.ranking.add(_raised(outcome, bounds[outcome.candidate]))
         return tight
 
     def _squeezed(self, group: list[Tight]) -> None:
@@ -251,11 +273,17 @@ class Ranker:
         for outcome in outcomes:
             self.ranking.add(outcome)
 
+    def _behind(self) -> list[Outcome]:
+        """What keeps the gap above the one that was asked for."""
+        least = self.ranking.best_ns / (1 + self.request.max_gap)
+        return [one for one in self.ranking.everything if one.bound_ns < least]
+
     def _polish(self) -> None:
         """Mix more where room was made in the best plans; a simulator may like either."""
         ranking = self.ranking
         found = sorted(ranking.found, key=lambda one: one.division.step_ns)[:ENOUGH]
-        mixed = [one for one in found if len(one.solved) > 1]
+        near = [one for one in found if one.division.step_ns <= NEAR * ranking.best_ns]
+        mixed = [one for one in near if len(one.solved) > 1]
         if mixed and ranking.best_ns > ranking.bound_ns * (1 + self.request.max_gap):
             self.tell(f"mixing more in {len(mixed)} plans")
             limits = [self.limit(one.candidate) for one in mixed]
@@ -272,6 +300,8 @@ class Ranker:
         done: set[Candidate] = set()
         if max_gap and not ranking.found and _hopeless(ranking):
             return 0
+        if max_gap and ranking.found and len(self._behind()) > REFINED:
+            return 0  # those left would keep the gap open
         for _ in range(REFINED if max_gap else len(ranking.everything)):
             # Where no gap is allowed, others may still be better than what stays behind its bound.
             left = [one for one in ranking.everything if max_gap or one.candidate not in done]
@@ -292,16 +322,21 @@ class Ranker:
         return len(done)
 
 
+def _bounds(waiting: list[Waiting]) -> list[Tight]:
+    """Candidates that wait, with their bounds."""
+    return [(candidate, bound) for _, bound, _, candidate in waiting]
+
+
+def _raised(outcome: Outcome, bound_ns: float) -> Outcome:
+    """An outcome of which this bound was known before."""
+    if isinstance(outcome, Found):
+        bound_ns = min(bound_ns, outcome.division.step_ns)
+    return replace(outcome, bound_ns=max(outcome.bound_ns, bound_ns))
+
+
 def _worth(candidate: Candidate, eased: Mapping[PipelineShape, float]) -> float:
     """The bound below which another mesh may be worth making room for."""
     return BETTER_MESH * eased.get(shape_of(candidate.pipeline), float("inf"))
-
-
-def _usual(candidate: Candidate, node: int) -> bool:
-    """Whether a candidate is of the kind that is often best: a good plan early prunes the rest."""
-    inner = candidate.sizes[-1] if candidate.sizes else 1
-    outer = prod(candidate.sizes[:-1]) if len(candidate.sizes) > 1 else inner
-    return inner <= node and candidate.batch <= 4 * outer
 
 
 def _without_larger(
@@ -324,7 +359,7 @@ def _without_larger(
         return True
 
     return (
-        [one for one in waiting if not cannot(one[2], one[0])],
+        [one for one in waiting if not cannot(one[3], one[1])],
         [one for one in tight if not cannot(*one)],
     )
 

@@ -5,20 +5,13 @@ from msgspec.structs import replace
 
 from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
-from planner.boxing import boxing_path
 from planner.clusters import local_cluster, parse_cluster
 from planner.compile import compile_plan
-from planner.memory import (
-    StageMemory,
-    boxing_places,
-    plan_memory,
-    reserved_bytes,
-    slack_fraction,
-)
+from planner.compile.program import ordered_plan
+from planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from planner.memory.regular import regular
 from planner.plan import Chunk, Plan, plan_graph
 from planner.recomputed import recomputed
-from planner.sbp import format_nd_sbp, parse_nd_sbp
 from planner.schedules import stage_of
 from planner.search import Pins, SearchRequest, search
 from tests.small_models import small
@@ -85,6 +78,7 @@ PIPELINES = [
     ),
     ("gpt", 6, 2, degrees(pp=2, schedule="gpipe", interleave=2)),
     ("gpt", 14, 4, degrees(pp=4, schedule="interleaved-1f1b", interleave=2)),
+    ("gpt", 14, 2, degrees(pp=2, micro_batch=1, schedule="interleaved-1f1b", interleave=4)),
     ("gpt", 22, 8, degrees(pp=8, micro_batch=1, schedule="1f1b")),
     ("llama", 10, 4, degrees(tp=2, pp=2, interleave=2, sequence_parallel=True)),
     ("deepseek", 3, 4, degrees(dp=2, pp=2, ep=2)),
@@ -104,6 +98,43 @@ def test_the_formula_is_what_the_compiler_lays_out(
     if layers is not None:
         model = replace(model, config={**model.config, "layers": layers})
     assert_laid_out_as_said(*planned(devices, model, **pins))
+
+
+@pytest.mark.parametrize(
+    ("devices", "pins"),
+    [
+        (4, {"dp": 2, "cp": 2, "pp": 1, "zero": 1}),
+        (4, {"dp": 4, "cp": 1, "pp": 1, "zero": 2}),
+        (8, {"dp": 2, "cp": 2, "pp": 2, "zero": 1, "interleave": 2}),
+    ],
+)
+def test_the_formula_knows_what_weights_in_16_bits_and_their_gradients_lend_each_other(
+    devices: int, pins: dict[str, object]
+) -> None:
+    request = SearchRequest(
+        model=replace(small("llama"), precision="bf16"),
+        training=TrainingSpec(),
+        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+        global_batch=16,
+        pins=Pins(tp=1, micro_batch=1, **pins),  # type: ignore[arg-type]
+    )
+    plan = search(request)
+    said = plan_memory(plan, plan_graph(plan))
+    programs = compile_plan(plan).programs
+    assert [one.arena_bytes for one in said] == [one.memory_bytes for one in programs]
+
+
+def test_chunks_that_take_turns_need_less_than_each_at_its_most() -> None:
+    plan, graph = planned(
+        2, replace(GPT, config={**GPT.config, "layers": 14}),
+        **degrees(pp=2, micro_batch=1, schedule="interleaved-1f1b", interleave=4)
+    )  # fmt: skip
+    first, _ = compile_plan(plan, graph).programs
+    alone = ordered_plan(plan, graph).graph.programs[0].registers
+    turns = [at for at, register in enumerate(first.registers) if register.places]
+    apart = sum(alone[at].slots * alone[at].slot_bytes for at in turns)
+    together = {first.registers[at].offset_bytes: first.registers[at].size_bytes for at in turns}
+    assert apart > 1.1 * sum(together.values())
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
@@ -128,6 +159,37 @@ def test_the_formula_knows_chunks_that_lie_in_a_v() -> None:
     )
     folded = replace(plan, schedule="zb-v", interleave=2, chunks=chunks)
     assert_laid_out_as_said(folded, graph)
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers", "pins"),
+    [
+        (2, 10, {"dp": 1, "tp": 1}),
+        (2, 10, {"dp": 2, "tp": 1, "zero": 3}),
+        (4, 14, {"dp": 1, "tp": 1}),
+        (4, 14, {"dp": 1, "tp": 2}),
+    ],
+)
+def test_of_equal_chunks_in_rows_one_is_enough(
+    stages: int, layers: int, pins: dict[str, object]
+) -> None:
+    model = replace(GPT, config={**GPT.config, "layers": layers})
+    devices = stages * int(str(pins["dp"])) * int(str(pins["tp"]))
+    plan, _ = planned(devices, model, **pins, pp=stages, micro_batch=2, schedule="1f1b")
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    number = (layers + 2) // stages * stages
+    chunks = [
+        Chunk(stage=k % stages, blocks=tuple(blocks[k:] if k == number - 1 else blocks[k : k + 1]))
+        for k in range(number)
+    ]
+    rows = replace(
+        plan, schedule="interleaved-1f1b", interleave=number // stages, chunks=tuple(chunks)
+    )
+    for rare in (2, 3, 5):
+        some = recomputed(rows, {chunk.blocks[0].block: "full" for chunk in chunks[1:-1:rare]})
+        graph = plan_graph(some)
+        assert regular(some, graph).apart
+        assert_laid_out_as_said(some, graph)
 
 
 def test_the_work_depends_on_kinds_of_blocks_not_on_how_many_there_are() -> None:
@@ -167,21 +229,3 @@ def test_earlier_stages_keep_more_microbatches() -> None:
     plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     first, last = plan_memory(plan, graph)
     assert first.activation_bytes > last.activation_bytes
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "keeps_source", "keeps_target", "expected"),
-    [
-        ("P(sum)", "B", False, False, []),
-        ("P(sum)", "S(0)", True, False, ["S(0)"]),
-        ("P(sum)", "S(0)", True, True, []),
-        ("B", "S(0)", True, False, ["S(0)"]),
-        ("B", "B", True, False, []),
-    ],
-)
-def test_boxing_adds_the_buffers_that_its_ends_do_not_have(
-    source: str, target: str, keeps_source: bool, keeps_target: bool, expected: list[str]
-) -> None:
-    path = boxing_path(parse_nd_sbp(source), parse_nd_sbp(target), (2,), (4, 4))
-    places = boxing_places(path, keeps_source=keeps_source, keeps_target=keeps_target)
-    assert [format_nd_sbp(place) for place in places] == expected

@@ -8,6 +8,7 @@ from planner.schedules import (
     Slot,
     counted,
     in_flight,
+    kept_at_once,
     kept_counts,
     schedule_order,
     stage_of,
@@ -153,3 +154,27 @@ def test_zero_bubble_defers_weight_gradients_on_later_stages():
 def test_an_unknown_schedule_is_named_with_the_known_ones():
     with pytest.raises(PlanError, match="unknown schedule `2f2b`: choose one of gpipe, 1f1b"):
         schedule_order("2f2b", stage=0, stages=2, chunks=1, microbatches=2)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_is_kept_at_once_is_what_a_stage_keeps_at_its_fullest_moment(name):
+    for chunks in CHUNKS.get(name, (1,)):
+        for stages in (1, 2, 3, 5):
+            for microbatches in range(1, 6 * stages):
+                assert_a_fullest_moment(name, stages, chunks, microbatches)
+
+
+def assert_a_fullest_moment(name, stages, chunks, microbatches):
+    counts = kept_at_once(name, stages, chunks, microbatches)
+    homes = [stage_of(name, position, stages) for position in range(len(counts))]
+    for stage in range(stages):
+        order = schedule_order(
+            name, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
+        )
+        mine = [count for count, home in zip(counts, homes, strict=True) if home == stage]
+        live, seen = [0] * chunks, False
+        for slot in order:
+            live[slot.chunk] += {"F": 1, "BW": -1, "W": -1}.get(slot.part, 0)
+            seen |= live == mine
+        assert seen
+        assert sum(mine) == in_flight(order)

@@ -10,7 +10,8 @@ A sweep goes through the choices in order: each takes in what its pairs with ear
 and hands an even share to its pairs with later ones; then back again. Boxing that several readers
 of a net may share is split among them, and the split follows the slack. After a sweep back every
 pair is empty at its least, so that the bound is in the choices alone, and a solution is read off
-by taking options one after the other, each the best beside those before it.
+by taking options one after the other, each the best beside those before it. Choices with one
+neighbour are taken out before, and decided last; options that are illegal in all rows are left out.
 
 All arrays end in the rows: one pass of NumPy serves every mesh and microbatch.
 
@@ -20,73 +21,20 @@ Sequential reweighted message passing: Kolmogorov, "A new look at reweighted mes
 TPAMI 37(5), 2015, figure 2, for pairwise terms, where it equals TRW-S.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.states import Bools, Ints
-from planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT, STEP, Net, Tables, totals
+from planner.search.blocks.duals.elimination import Eliminated, eliminate
+from planner.search.blocks.duals.pairs import Pair, Side
+from planner.search.blocks.duals.terms import Shared, Terms
+from planner.search.blocks.states import Bools
+from planner.search.blocks.tables import Tables
 
 Floats = NDArray[np.float64]
 
-# What is illegal costs this much, in units of which a row's options cost about one in all.
-ILLEGAL = 1e6
 SETTLED = 1e-9  # gap, as a share of the cost, at which a solution counts as proven
+WORTH = 0.6  # settled rows are left out where less than this share goes on
 STALE, STALE_SWEEPS = 0.03, 8  # stop when so many sweeps close less than this share of the gap
-
-
-class Side:
-    """How the options of one choice fall on the states of a pair: a state per option."""
-
-    def __init__(self, states: Ints) -> None:
-        self.state = states
-        self.order = np.argsort(states, kind="stable")
-        ordered = states[self.order]
-        self.starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        self.plain = bool((states == np.arange(len(states))).all())
-
-    def least(self, values: Floats) -> Floats:
-        """The least value of any option per state: [states, K]."""
-        if self.plain:
-            return values
-        found: Floats = np.minimum.reduceat(values[self.order], self.starts, axis=0)
-        return found
-
-    def spread(self, values: Floats) -> Floats:
-        """The value of its state for every option: [options, K]."""
-        return values if self.plain else values[self.state]
-
-
-@dataclass(slots=True, eq=False)
-class Pair:
-    """One use of a net as a term over the states of its producer and its reader."""
-
-    first: int  # the choice that comes earlier in the order
-    second: int
-    sides: tuple[Side, Side]
-    columns: Ints  # targets of the net that the reader wants
-    swapped: bool  # the reader comes before the producer
-    cost: Floats  # [states of first, states of second, K]
-    turned: Floats  # the same as [states of second, states of first, K], in memory as well
-    taken: list[Floats]  # what each side has taken out of the pair: [states, K]
-
-    def gain(self, at: int) -> Floats:
-        """The least that is left for each state of one side."""
-        # The least over the first axis is much faster than over the second.
-        left, other = (self.turned, self.taken[1]) if at == 0 else (self.cost, self.taken[0])
-        least: Floats = (left - other[:, None]).min(axis=0)
-        return least - self.taken[at]
-
-    def change(self, by: Floats) -> None:
-        """Add to the cost."""
-        self.cost += by
-        self.turned += by.swapaxes(0, 1)
-
-    def keep(self, rows: Bools) -> None:
-        """Leave out all other rows."""
-        self.cost, self.turned = self.cost[:, :, rows], self.turned[:, :, rows]
-        self.taken = [one[:, rows] for one in self.taken]
 
 
 class Ascent:
@@ -97,6 +45,8 @@ class Ascent:
     tables : Tables
     prices : array [F, K]
         What one unit of each figure costs, row by row.
+    whole : bool
+        Keep every choice and option, for `lifts`.
 
     Attributes
     ----------
@@ -108,93 +58,40 @@ class Ascent:
         That solution.
     """
 
-    def __init__(self, tables: Tables, prices: Floats) -> None:
+    def __init__(self, tables: Tables, prices: Floats, *, whole: bool = False) -> None:
         self.tables = tables
-        self.prices = prices.astype(np.float64)
+        self.terms = Terms(tables, prices.astype(np.float64), whole=whole)
         self.places = np.arange(tables.rows)  # rows that are still swept
-        self.before: list[list[Pair]] = [[] for _ in tables.choices]
-        self.after: list[list[Pair]] = [[] for _ in tables.choices]
-        self.shared: list[list[Pair]] = []
-        self.unit = self._unit()
-        self.own = self._own(self.prices)
-        for own, choice in zip(self.own, tables.choices, strict=True):
-            own[~choice.legal] = ILLEGAL
-        for net in tables.nets:
-            self._add_net(net)
+        self.unit, self.own = self.terms.unit, self.terms.own
+        self.apart: list[Eliminated] = []
+        self.pairs = self.terms.pairs
+        if not whole:
+            self.apart, self.pairs = eliminate(self.own, self.pairs)
+        alone = [one.own.min(axis=0) for one in self.apart if one.pair is None]
+        self.fixed: Floats = np.sum([np.zeros(tables.rows), *alone], axis=0)
+        gone = {one.choice for one in self.apart}
+        self.order = [at for at in range(len(self.own)) if at not in gone]
+        # Of every choice its pairs with earlier ones, and those with later ones.
+        self.sides: list[list[Side | None]] = [[None, None] for _ in self.own]
+        beside: list[tuple[list[Pair], list[Pair]]] = [([], []) for _ in self.own]
+        for pair in self.pairs:
+            beside[max(pair.ends)][0].append(pair)
+            beside[min(pair.ends)][1].append(pair)
+        for at, both in enumerate(beside):
+            self.sides[at] = [Side(at, pairs, tables.rows) if pairs else None for pairs in both]
+        self._lay_out()
         self.bounds = np.full(tables.rows, -np.inf)
         self.costs = np.full(tables.rows, np.inf)
         self.options = np.zeros((len(tables.choices), tables.rows), np.int64)
 
-    # -- setting up --------------------------------------------------------------------------
+    def _lay_out(self) -> None:
+        """Note where sweeps read and write, once for all of them."""
+        self.room = np.empty(max((pair.cost.size for pair in self.pairs), default=0))
+        for side in self._all_sides():
+            side.lay_out(self.room)
 
-    def _unit(self) -> Floats:
-        """What all choices cost at their mean, so that costs are of the order of one."""
-        total = np.zeros(self.tables.rows)
-        for choice in self.tables.choices:
-            own = choice.count * np.einsum("fok,fk->ok", choice.figures, self.prices)
-            total += np.where(choice.legal, own, 0).sum(axis=0) / np.maximum(
-                choice.legal.sum(axis=0), 1
-            )
-        return np.maximum(total, 1e-30)
-
-    def _own(self, prices: Floats) -> list[Floats]:
-        """What every option costs at these prices, kept bytes included."""
-        scaled = prices / self.unit
-        found = [c.count * np.einsum("fok,fk->ok", c.figures, scaled) for c in self.tables.choices]
-        if scaled[INFLIGHT].any():
-            for net in self.tables.nets:
-                holders = [use for use in net.uses if use.holds]
-                for use in holders:
-                    held = net.held_bytes * (net.count / len(holders) * scaled[INFLIGHT])
-                    found[use.choice] += held[use.wants]
-        return found
-
-    def _boxing(self, net: Net, prices: Floats) -> Floats:
-        """What every boxing of a net costs at these prices: [A, B, K]."""
-        scaled = net.count * prices / self.unit
-        cost: Floats = net.duration_ns * scaled[STEP if net.step else MICROBATCH]
-        if scaled[PERSISTENT].any():
-            cost = cost + net.buffer_bytes * scaled[PERSISTENT]
-        return cost
-
-    def _add_net(self, net: Net) -> None:
-        cost = self._boxing(net, self.prices)
-        if not cost.any() and net.reachable.all() and not net.buffer_bytes.any():
-            return
-        wanted = np.zeros(net.held_bytes.shape[0])
-        for use in net.uses:
-            wanted[np.unique(use.wants)] += 1
-        share = np.where(net.reachable, cost / wanted[None, :, None], ILLEGAL)
-        made: list[Pair] = []
-        for use in net.uses:
-            if use.choice == net.producer:
-                self.own[use.choice] += share[net.makes, use.wants]
-            else:
-                made.append(self._pair(net, use.choice, use.wants, share))
-        if len(made) > 1:
-            self.shared.append(made)
-
-    def _pair(self, net: Net, reader: int, wants: Ints, cost: Floats) -> Pair:
-        columns, back = np.unique(wants, return_inverse=True)
-        sides = Side(net.makes), Side(back.astype(np.int64))
-        ends = net.producer, reader
-        mine = cost[:, columns]
-        swapped = reader < net.producer
-        if swapped:
-            mine, sides, ends = mine.swapaxes(0, 1), (sides[1], sides[0]), (ends[1], ends[0])
-        pair = Pair(
-            first=ends[0],
-            second=ends[1],
-            sides=sides,
-            columns=columns,
-            swapped=swapped,
-            cost=np.array(mine, order="C"),
-            turned=np.array(mine.swapaxes(0, 1), order="C"),
-            taken=[np.zeros((n, mine.shape[2])) for n in mine.shape[:2]],
-        )
-        self.after[ends[0]].append(pair)
-        self.before[ends[1]].append(pair)
-        return pair
+    def _all_sides(self) -> list[Side]:
+        return [side for both in self.sides for side in both if side is not None]
 
     def ascend(self, sweeps: int, max_gap: float = 0.0, cutoffs: Floats | None = None) -> None:
         """Sweep until every row is settled, or its bound has stopped rising.
@@ -214,10 +111,11 @@ class Ascent:
         for number in range(sweeps):
             self.sweep()
             if number in (1, 2) and cutoffs is not None:
-                self.keep(self.bounds[self.places] < limit[self.places])
-                if not len(self.places):
+                below = self.bounds[self.places] < limit[self.places]
+                if not below.any():
                     break
-            if number % 4 == 2 or number == sweeps - 1:
+                self.keep(below)
+            if number == sweeps - 1 or (number and number % 2 == 0):
                 self.decode()
             history.append(self.bounds.copy())
             gap = self.costs - self.bounds
@@ -228,7 +126,7 @@ class Ascent:
                 going &= ~(np.isfinite(gap) & (risen < STALE * gap))
             if not going[self.places].any():
                 break
-            if number % 2 == 1 and going[self.places].mean() < 0.6:
+            if number % 2 == 1 and going[self.places].mean() < WORTH:
                 self.keep(going[self.places])
             if number % 2 == 0:
                 self.reshare()
@@ -237,93 +135,99 @@ class Ascent:
 
     def sweep(self) -> None:
         """Go through all choices and back; bounds and solutions follow."""
-        self._pass(forward=True)
-        self._pass(forward=False)
-        bound = np.sum([own.min(axis=0) for own in self.own], axis=0) * self.unit
+        for at in self.order:
+            self._visit(at, 0)
+        for at in reversed(self.order):
+            self._visit(at, 1)
+        bound = self.fixed.copy()
+        for at in self.order:
+            bound += self.own[at].min(axis=0)
+        bound *= self.unit
         self.bounds[self.places] = np.maximum(self.bounds[self.places], bound)
 
-    def _pass(self, forward: bool) -> None:
-        count = len(self.own)
-        at = 1 if forward else 0
-        for index in range(count) if forward else range(count - 1, -1, -1):
-            collect, hand_on = self.before[index], self.after[index]
-            if not forward:
-                collect, hand_on = hand_on, collect
-            own = self.own[index]
-            for pair in collect:
-                gain = pair.gain(at)
-                pair.taken[at] += gain
-                own += pair.sides[at].spread(gain)
-            if not hand_on:
-                continue
-            share = 1 / max(len(collect), len(hand_on))
-            gifts = [share * pair.sides[1 - at].least(own) for pair in hand_on]
-            for pair, gift in zip(hand_on, gifts, strict=True):
-                pair.taken[1 - at] -= gift
-                own -= pair.sides[1 - at].spread(gift)
+    def _visit(self, at: int, toward: int) -> None:
+        """Take in what pairs on one side hold, and hand an even share to those on the other."""
+        own, collect, hand_on = self.own[at], self.sides[at][toward], self.sides[at][1 - toward]
+        if collect is not None:
+            own += collect.collect()
+        if hand_on is not None:
+            most = max(len(side.pairs) for side in (collect, hand_on) if side is not None)
+            hand_on.hand(own, 1 / most)
 
     def reshare(self) -> None:
         """Move the split of shared boxing from uses with slack to the others."""
-        for pairs in self.shared:
-            shape = [pairs[0].cost.shape[1 if pairs[0].swapped else 0], 0, len(self.places)]
-            shape[1] = 1 + max(int(pair.columns[-1]) for pair in pairs)
-            pool, takers = np.zeros(shape), np.zeros(shape[1])
-            slacks = []
-            for pair in pairs:
-                rest = pair.cost - pair.taken[0][:, None] - pair.taken[1][None]
-                paid = pair.cost
-                if pair.swapped:
-                    rest, paid = rest.swapaxes(0, 1), paid.swapaxes(0, 1)
-                slack = np.clip(rest - rest.min(axis=(0, 1)), 0, paid)
-                slacks.append(slack)
-                pool[:, pair.columns] += slack
-                takers[pair.columns] += 1
-            pool /= np.maximum(takers, 1)[None, :, None]
-            for pair, slack in zip(pairs, slacks, strict=True):
-                change = pool[:, pair.columns] - slack
-                pair.change(change.swapaxes(0, 1) if pair.swapped else change)
+        for shared in self.terms.shared:
+            self._reshare(shared)
+
+    def _reshare(self, shared: Shared) -> None:
+        takers = shared.takers
+        pool = np.zeros((len(shared.pairs[0].cost), len(takers), len(self.places)))
+        for pair, columns in zip(shared.pairs, shared.columns, strict=True):
+            # After a sweep back the least of what is left is nothing.
+            slack = self.room[: pair.cost.size].reshape(pair.cost.shape)
+            np.subtract(pair.cost, pair.taken[0][:, None], out=slack)
+            slack -= pair.taken[1]
+            np.maximum(slack, 0.0, out=slack)
+            np.minimum(slack, pair.cost, out=slack)
+            pool[:, columns] += slack
+            pair.cost -= slack
+        pool /= takers
+        for pair, columns in zip(shared.pairs, shared.columns, strict=True):
+            pair.cost += pool[:, columns]
+            np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
+
+    # -- solutions ---------------------------------------------------------------------------
 
     def decode(self) -> None:
         """Read a solution off after a sweep, and keep it where it is the best so far."""
         rows = np.arange(len(self.places))
         chosen = np.zeros((len(self.own), len(rows)), np.int64)
-        for index, own in enumerate(self.own):
-            value = own
-            for pair in self.before[index]:
-                state = pair.sides[0].state[chosen[pair.first]]
-                rest = pair.cost[state, :, rows].T - pair.taken[1]
-                value = value + pair.sides[1].spread(rest)
-            chosen[index] = value.argmin(axis=0)
-        cost, legal = self.measured(chosen)
-        better = legal & (cost < self.costs[self.places])
+        for at in self.order:
+            value = self.own[at]
+            side = self.sides[at][0]
+            if side is not None:
+                rest = -side.taken
+                for (pair, _), place in zip(side.pairs, side.slices, strict=True):
+                    cost, _, other, theirs = pair.seen_from(at)
+                    rest[place] += cost[:, theirs[chosen[other]], rows]
+                value = value + side.spread(rest)
+            chosen[at] = value.argmin(axis=0)
+        for one in reversed(self.apart):
+            chosen[one.choice] = one.decide(chosen, rows)
+        for at, kept in enumerate(self.terms.kept):
+            chosen[at] = kept[chosen[at]]
+        cost = self.terms.measured(chosen, self.places)
+        better = cost < self.costs[self.places]
         self.costs[self.places[better]] = cost[better]
         self.options[:, self.places[better]] = chosen[:, better]
-
-    def measured(self, chosen: Ints) -> tuple[Floats, Bools]:
-        """Cost and legality of one option per choice on the rows that are swept."""
-        figures, legal = totals(self.tables, chosen, self.places)
-        return (figures * self.prices).sum(axis=0), legal
 
     def keep(self, rows: Bools) -> None:
         """Go on with some of the rows that are swept only."""
         if rows.all():
             return
-        self.places = self.places[rows]
-        self.prices = self.prices[:, rows]
-        self.unit = self.unit[rows]
-        self.own = [own[:, rows] for own in self.own]
-        for pairs in self.after:
-            for pair in pairs:
-                pair.keep(rows)
+        left = np.flatnonzero(rows)
+        self.places = self.places[left]
+        self.unit, self.fixed = self.unit[left], self.fixed[left]
+        for at in self.order:
+            self.own[at] = self.own[at].take(left, axis=1)
+        for pair in self.pairs:
+            pair.keep(left)
+        for one in self.apart:
+            one.keep(left)
+        for side in self._all_sides():
+            side.hold(side.taken.take(left, axis=1))
+        self._lay_out()
 
     def lifts(self) -> list[Floats]:
         """Per choice and option, by how much taking it lifts the bound of the only row."""
+        assert not self.apart, "an ascent of all choices"
         found = []
-        for index, own in enumerate(self.own):
+        for own, sides in zip(self.own, self.sides, strict=True):
             value = own[:, 0] - own[:, 0].min()
-            for pairs, at in ((self.before[index], 1), (self.after[index], 0)):
-                for pair in pairs:
-                    gain = pair.gain(at)[:, 0]
-                    value = value + (gain - gain.min())[pair.sides[at].state]
+            for side in sides:
+                if side is not None:
+                    for (pair, at), (cost, other, _, _) in zip(side.pairs, side.links, strict=True):
+                        gain = (cost - other).min(axis=0) - pair.taken[at]
+                        value = value + (gain - gain.min())[pair.states[at], 0]
             found.append(value * self.unit[0])
         return found

@@ -59,15 +59,31 @@ class Boxed(NamedTuple):
             None if self.last_bytes is None else self.last_bytes[grid],
         )
 
-    def buffer_bytes(self, kept: Bools) -> Ints:
-        """Bytes of buffers, [A, B, K], where targets that are `kept` [B] are counted there.
+    def buffer_bytes(self, maker: str, source: Ints, given: Ints) -> Ints:
+        """Bytes of what is made once a step and no other register has room for: [A, B, K].
 
-        Zero where the source is not counted where it is made (`planner.memory.boxing_places`).
+        A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
+        gradients of a microbatch; what a weight is gathered through lies where they will be summed
+        (`planner.compile.arena.lent_places`).
+
+        Parameters
+        ----------
+        maker : str
+            The kind of the op that makes the tensor.
+        source, given : array [A, K]
+            Bytes of the tensor as it is made, and as large a one of the maker's input.
         """
         if self.made_bytes is None or self.last_bytes is None:
             return np.zeros(self.duration_ns.shape, np.int64)
-        found: Ints = self.made_bytes - self.last_bytes * kept[None, :, None]
-        return found
+        before, room = source[:, None], np.where(given < source, given, 0)[:, None]
+        made: Ints
+        if maker == "accumulate":
+            made = np.where(self.last_bytes <= room, 0, self.made_bytes)
+        elif maker == "cast":
+            made = np.where(self.last_bytes > 0, np.maximum(self.last_bytes - before, 0), 0)
+        else:
+            made = self.last_bytes if maker == "variable" else self.made_bytes
+        return made
 
 
 class Edges(NamedTuple):
@@ -199,8 +215,7 @@ class Moving:
         sources, targets : arrays
             States.
         keeps_source : bool
-            The source is counted where it is made (`planner.memory.boxing_places`), so that what
-            is made of it counts besides.
+            The source is there all step long, so that what is made of it counts besides.
         """
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), keeps_source
         if key not in self._boxed:

@@ -101,6 +101,7 @@ class Pricing:
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
+        self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
         self._ends = ends(space)
@@ -443,16 +444,12 @@ class Pricing:
     def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> Net:
         """One net; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[net.tensor]
-        kept = np.zeros(len(net.targets), np.bool_)
-        for use in net.uses:
-            if use.holds:
-                kept[use.wants] = True
-        key = (
-            (likeness(tensor), net.crossing, net.tensor in self.masters),
-            (net.sources.tobytes(), net.targets.tobytes(), kept.tobytes()),
-        )
+        maker = self.makers[net.tensor]
+        made = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
+        states = net.sources.tobytes(), net.targets.tobytes()
+        key = likeness(tensor), net.crossing, net.tensor in self.masters, made, states
         if key not in alike:
-            alike[key] = self._boxing(net, tensor, kept)
+            alike[key] = self._boxing(net, tensor)
         reachable, duration_ns, buffer_bytes, held_bytes = alike[key]
         return Net(
             number=number,
@@ -467,7 +464,7 @@ class Pricing:
             held_bytes=held_bytes,
         )
 
-    def _boxing(self, net: SpaceNet, tensor: Tensor, kept: Bools) -> Boxing:
+    def _boxing(self, net: SpaceNet, tensor: Tensor) -> Boxing:
         """Whether a net's tensor can be boxed, how long it takes, its buffers, what is held."""
         sources, targets = self._ends[likeness(tensor)]
         at, to = np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets)
@@ -483,7 +480,11 @@ class Pricing:
             )
             reachable = reachable & (~both[:, :, None] | self.crossing_partial)
         held = self.local_bytes(net.tensor, net.targets)
-        return reachable, boxed.duration_ns, boxed.buffer_bytes(kept), held
+        maker, source = self.makers[net.tensor], self.local_bytes(net.tensor, net.sources)
+        given = self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype
+        input_bytes = source // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
+        buffers = boxed.buffer_bytes(maker.kind, source, input_bytes)
+        return reachable, boxed.duration_ns, buffers, held
 
 
 @lru_cache(maxsize=4096)

@@ -151,7 +151,7 @@ class _Solver:
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
 
     def _ascended(self, prices: Floats, cutoff: float = np.inf) -> tuple[Ascended, Ascent]:
-        ascent = Ascent(self.tables, prices.reshape(-1, 1))
+        ascent = Ascent(self.tables, prices.reshape(-1, 1), whole=True)
         ascent.ascend(SWEEPS, self.max_gap, np.array([cutoff]))
         cost = float(ascent.costs[0])
         options = tuple(int(o) for o in ascent.options[:, 0]) if np.isfinite(cost) else None

@@ -6,6 +6,7 @@ comes a division of the blocks over the chunks with its predicted step time and 
 """
 
 from planner.search.stages.bounds import lower_bound_ns
+from planner.search.stages.dearth import dearth
 from planner.search.stages.division import divide
 from planner.search.stages.shape import (
     DEFERRING,
@@ -23,6 +24,7 @@ __all__ = [
     "Pipeline",
     "Run",
     "VariantFigures",
+    "dearth",
     "divide",
     "inflight_counts",
     "lower_bound_ns",

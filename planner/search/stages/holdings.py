@@ -7,7 +7,6 @@ figure matter, and few of them are left.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations_with_replacement
 from math import comb
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from planner.search.stages.shape import DEFERRING, Pipeline, VariantFigures
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 TOO_LARGE = 2**50  # bytes that no stage has, and that many blocks still add up
 TIME, UPDATE, DEFERRED, STAYS, KEEPS = range(5)  # columns of figures
@@ -43,23 +43,41 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
     return np.array(rows, np.int64), np.array(transient, np.int64)
 
 
-@lru_cache(maxsize=256)
-def multisets(kinds: int, most: int, mixed: int) -> tuple[Ints, Ints]:
+_MULTISETS: dict[tuple[int, int], tuple[int, Floats, Ints]] = {}
+
+
+def multisets(kinds: int, most: int, mixed: int) -> tuple[Floats, Ints]:
     """All counts of `kinds` things [rows, kinds], by their number up to `most`, and the starts.
 
-    At most `mixed` of the kinds come together.
+    At most `mixed` of the kinds come together. Counts are floats, which multiply fastest.
     """
-    table = np.arange(most + 1)[:, None]
+    # Those of fewer things are the first rows of those of more.
+    mixed = min(mixed, kinds)
+    known = _MULTISETS.get((kinds, mixed))
+    if known is None or known[0] < most:
+        known = (most, *_counted(kinds, most, mixed))
+        _MULTISETS[kinds, mixed] = known
+    _, table, starts = known
+    return table[: starts[most + 1]], starts[: most + 2]
+
+
+def _counted(kinds: int, most: int, mixed: int) -> tuple[Floats, Ints]:
+    total = np.arange(most + 1, dtype=np.int16)
+    held = np.minimum(total, 1)
+    columns = [total]
     for _ in range(kinds - 1):
-        total, held = table.sum(axis=1), (table > 0).sum(axis=1)
-        pieces = []
-        for count in range(most + 1):
-            rows = table[(total <= most - count) & (held < mixed + (count == 0))]
-            pieces.append(np.column_stack([rows, np.full(len(rows), count)]))
-        table = np.concatenate(pieces)
-    total = table.sum(axis=1)
-    table = table[np.argsort(total, kind="stable")]
-    return table, np.searchsorted(np.sort(total), np.arange(most + 2))
+        # Rows with so many more of the next kind, those with none of it first.
+        rows = [np.flatnonzero(held <= mixed)]
+        rows += [np.flatnonzero((total <= most - n) & (held < mixed)) for n in range(1, most + 1)]
+        taken = np.concatenate(rows)
+        more = np.repeat(np.arange(most + 1, dtype=np.int16), [len(one) for one in rows])
+        columns = [*(column[taken] for column in columns), more]
+        total, held = total[taken] + more, held[taken] + (more > 0)
+    order = np.argsort(total, kind="stable")
+    table = np.empty((len(order), kinds), order="F")
+    for at, column in enumerate(columns):
+        table[:, at] = column[order]
+    return table, np.searchsorted(total[order], np.arange(most + 2))
 
 
 def multiset_count(kinds: int, number: int, mixed: int) -> int:
@@ -95,7 +113,8 @@ class Palette:
         # Two of one kind may have to be exchanged for two that are not held yet.
         self.exchange = exchange and mixed >= self.size
         self.mixed = mixed
-        self._tables: dict[int, tuple[Ints, Ints]] = {}
+        self._tables: dict[int, tuple[Floats, Ints]] = {}
+        self._least: dict[tuple[int, int, bytes], Ints] = {}
 
     @property
     def size(self) -> int:
@@ -124,13 +143,15 @@ class Palette:
 
     def least_bytes(self, kind: int, inflight: int, levels: Ints) -> Ints:
         """Bytes of the smallest variant whose sections stay within each level."""
-        figures, sections = self.kinds[kind]
-        size = figures[:, STAYS] + inflight * figures[:, KEEPS]
-        fits = sections[:, None] <= levels
-        least: Ints = np.where(fits, size[:, None], TOO_LARGE).min(axis=0)
-        return least
+        key = kind, inflight, levels.tobytes()
+        if key not in self._least:
+            figures, sections = self.kinds[kind]
+            size = figures[:, STAYS] + inflight * figures[:, KEEPS]
+            fits = sections[:, None] <= levels
+            self._least[key] = np.where(fits, size[:, None], TOO_LARGE).min(axis=0)
+        return self._least[key]
 
-    def table(self, most: int) -> tuple[Ints, Ints]:
+    def table(self, most: int) -> tuple[Floats, Ints]:
         """Counts of the variants in `numbers`, and where each number of blocks starts."""
         if most not in self._tables:
             table, starts = multisets(self.size, most, self.mixed)
@@ -141,7 +162,26 @@ class Palette:
             self._tables[most] = (table, starts)
         return self._tables[most]
 
-    def _unexchanged(self, table: Ints) -> NDArray[np.bool_]:
+    def within(
+        self, kind: int, most: int, number: int, inflight: int, time_ns: int, memory_bytes: int
+    ) -> tuple[Ints, Ints, Ints]:
+        """Rows of so many blocks that there is room for, their figures and largest sections."""
+        table, starts = self.table(most)
+        begin, end = int(starts[number]), int(starts[number + 1])
+        mine, sections = (one[list(self.numbers)] for one in self.kinds[kind])
+        # Whole numbers that floats hold exactly: a stage's nanoseconds and bytes.
+        figures = mine.astype(np.float64)
+        need = figures[:, [TIME, STAYS]]
+        need[:, 1] += inflight * figures[:, KEEPS]
+        taken = table[begin:end] @ need
+        rows = np.flatnonzero((taken[:, 0] <= time_ns) & (taken[:, 1] <= memory_bytes))
+        counts = table[begin:end][rows]
+        largest = np.zeros(len(rows), np.int64)
+        for column, section in zip(counts.T, sections, strict=True):
+            np.maximum(largest, section, out=largest, where=column > 0)
+        return begin + rows, (counts @ figures).astype(np.int64), largest
+
+    def _unexchanged(self, table: Floats) -> NDArray[np.bool_]:
         """Rows that hold no two blocks for which two others are better in everything."""
         pairs = list(combinations_with_replacement(range(self.size), 2))
         sums = self._strict(np.array(self.numbers)[np.array(pairs)])
@@ -201,24 +241,21 @@ def rows_of(
     stages = 1
     for (palette, count), inflight in zip(parts, room.inflight, strict=True):
         stages = palette.stages
-        table, starts = palette.table(most)
-        figures, sections = palette.kinds[kind]
-        numbers = list(palette.numbers)
-        counts = table[starts[count] : starts[count + 1]]
-        here = counts @ figures[numbers]
-        largest = np.where(counts > 0, sections[numbers], 0).max(axis=1)
-        a, b = len(sums), len(counts)
+        # Parts only add to what the others take.
+        left = room.time_ns - int(sums[:, TIME].min(initial=room.time_ns))
+        spare = room.memory_bytes - int((sums[:, STAYS] + kept).min(initial=room.memory_bytes))
+        first, here, largest = palette.within(kind, most, count, inflight, left, spare)
+        a, b = len(sums), len(here)
         sums = (sums[:, None] + here).reshape(a * b, 5)
         transient = np.maximum(transient[:, None], largest).ravel()
         kept = (kept[:, None] + inflight * here[:, KEEPS]).ravel()
-        # Parts only add to what the others take.
         fits = sums[:, TIME] <= room.time_ns
         fits &= sums[:, STAYS] + transient + kept <= room.memory_bytes
         rows = np.flatnonzero(fits)
         before, mine = np.divmod(rows, max(b, 1))
         sums, transient, kept = sums[rows], transient[rows], kept[rows]
         keeps = np.column_stack([keeps[before], here[mine, KEEPS]])
-        picks = np.column_stack([picks[before], mine + starts[count]])
+        picks = np.column_stack([picks[before], first[mine]])
     time = sums[:, TIME]
     return Holdings(
         makeup=np.full(len(sums), makeup),

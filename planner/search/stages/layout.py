@@ -86,6 +86,7 @@ class Model:
         for position in range(pipeline.positions):
             self.stages[pipeline.stage_of(position)].append(position)
         self.device_kinds = sorted(set(pipeline.kinds))
+        self._levels: dict[int, Ints] = {}
         found: dict[object, int] = {}
         self.palettes: list[Palette] = []
         self.palette_of: list[int] = []
@@ -104,8 +105,10 @@ class Model:
 
     def transient_levels(self, kind: int) -> Ints:
         """Sizes that the largest section of a stage may have."""
-        sections = [palette.kinds[kind][1][list(palette.numbers)] for palette in self.palettes]
-        return np.unique(np.concatenate(sections))
+        if kind not in self._levels:
+            sections = [one.kinds[kind][1][list(one.numbers)] for one in self.palettes]
+            self._levels[kind] = np.unique(np.concatenate(sections))
+        return self._levels[kind]
 
     def layouts(self, window: int) -> Iterator["Layout"]:
         """Every way to lay the runs out, stages holding at most `window` blocks of a kind.
@@ -302,13 +305,16 @@ class Counts:
         self.open = [[k for k in on if ends.low <= k <= ends.high] for on in model.stages]
         self.due = [[k for k in on if k not in taken] for on in model.stages]
         self.palette = model.palettes[model.palette_of[main]]
+        self._reached: dict[tuple[int, int], Ints] = {}
 
     def makeup_at(self, stage: int) -> Ints:
         """Make-up with which a stage reaches a state [window, states]; -1 where there is none."""
-        held, states = np.ogrid[: self.window + 1, : self.states + 1]
-        most = self.window if self.open[stage] else 0
-        reached = (held >= len(self.due[stage])) & (held <= most) & (held <= states)
-        return np.where(reached, held, -1)
+        least, most = len(self.due[stage]), self.window if self.open[stage] else 0
+        if (least, most) not in self._reached:
+            held, states = np.ogrid[: self.window + 1, : self.states + 1]
+            reached = (held >= least) & (held <= most) & (held <= states)
+            self._reached[least, most] = np.where(reached, held, -1)
+        return self._reached[least, most]
 
     def pieces(self, stage: int) -> list[Piece]:
         """What the make-ups of a stage consist of."""
@@ -381,10 +387,10 @@ class Counts:
         counts = palette.table(self.window)[0][held.picks[:, -1]]
         keeps = palette.kinds[kind][0][list(palette.numbers), KEEPS]
         order = np.argsort(keeps, kind="stable")
-        running = np.cumsum(counts[:, order], axis=1)
+        running = np.cumsum(counts[:, order].T, axis=0)
         found = np.zeros((len(counts), due), np.int64)
         for at in range(due):
-            found[:, at] = keeps[order][(running > at).argmax(axis=1)]
+            found[:, at] = keeps[order][np.minimum((running <= at).sum(axis=0), len(keeps) - 1)]
         return found
 
     def chunks(self, places: list[StagePlace], taken: Sequence[int]) -> Chunks:
@@ -438,4 +444,5 @@ class Counts:
 def picked(palette: Palette, most: int, row: int) -> list[int]:
     """Return the variants of one row of a palette's table."""
     table, _ = palette.table(most)
-    return [v for v, n in zip(palette.numbers, table[row].tolist(), strict=True) for _ in range(n)]
+    counts = table[row].astype(np.int64).tolist()
+    return [v for v, n in zip(palette.numbers, counts, strict=True) for _ in range(n)]

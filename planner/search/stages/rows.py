@@ -59,7 +59,13 @@ class Rows:
         self.due[[position for _, position in ends.places]] = 0
         shape = pipeline.rows, pipeline.stages
         self.times = self.beside, self.block, self.due
-        self.options = [self._options(row) for row in positions.reshape(shape)]
+        found: dict[tuple[bytes, ...], tuple[Ints, Ints]] = {}
+        self.options = []
+        for row in positions.reshape(shape):
+            alike = tuple(one[row].tobytes() for one in (*self.times, self.open))
+            if alike not in found:
+                found[alike] = self._options(row)
+            self.options.append(found[alike])
 
     def _options(self, row: Ints) -> tuple[Ints, Ints]:
         """Levels that a row may have, and the blocks that it holds at each of them."""
@@ -165,24 +171,34 @@ def least_rows_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:
 
 
 def _laid_out(
-    runs: tuple[Run, ...], pipeline: Pipeline, times: Sequence[Sequence[int]]
+    runs: tuple[Run, ...],
+    pipeline: Pipeline,
+    times: Sequence[Sequence[int]],
+    most: int | None = None,
 ) -> list[Rows]:
     try:
         layouts = list(end_layouts(runs, pipeline.positions))
     except TooManyError:
         return []
-    return [Rows(runs, pipeline, ends, times) for ends in layouts]
+    return [Rows(runs, pipeline, ends, times) for ends in layouts[:most]]
 
 
 def filled(
     runs: tuple[Run, ...], pipeline: Pipeline, limits: tuple[int, ...], best_ns: float
 ) -> Iterator[tuple[float, Chunks]]:
     """Divisions that fit, with their step times, ever better ones; `limits` are bytes of stages."""
+    main = max(range(len(runs)), key=lambda r: len(runs[r].blocks))
+    wanted = []
     for order in (_time, _size):
-        ends = [
-            min(range(len(run.variants)), key=lambda v, run=run: order(run.variants[v]))  # type: ignore[misc]
-            for run in runs
-        ]
+        wanted.append(
+            tuple(
+                min(range(len(run.variants)), key=lambda v, run=run: order(run.variants[v]))  # type: ignore[misc]
+                if number != main
+                else 0
+                for number, run in enumerate(runs)
+            )
+        )
+    for ends in dict.fromkeys(wanted):
         for step_ns, chunks in _filled(runs, pipeline, limits, ends, best_ns):
             best_ns = min(best_ns, step_ns)
             yield step_ns, chunks
@@ -207,7 +223,7 @@ def _filled(
             for v, one in enumerate(runs[main].variants)
             if _size(one) < _size(figures) and one.microbatch_ns > figures.microbatch_ns
         ]
-        for rows in _laid_out(runs, pipeline, times)[:LAID_OUT]:
+        for rows in _laid_out(runs, pipeline, times, LAID_OUT):
             filling = _Filling(runs, pipeline, limits, rows, taken)
             for way in rows.ways():
                 if rows.least_ns(way, pipeline) >= best_ns:

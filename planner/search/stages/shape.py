@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanError
-from planner.schedules import FOLDED, kept_counts, stage_of
+from planner.schedules import FOLDED, kept_at_once, stage_of
 
 DEFERRING = ("zb-h1", "zb-v")  # schedules that move weight gradients into the ramp
 # What rows wait for a longer one, in shares of what it is longer: with many stages, with so many
@@ -196,8 +196,8 @@ class Division:
 
 
 def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
-    """Most microbatches whose activations each position keeps at once."""
-    return kept_counts(
+    """Microbatches whose activations each position keeps when its stage keeps most."""
+    return kept_at_once(
         pipeline.schedule, pipeline.stages, pipeline.interleave, pipeline.microbatches
     )
 

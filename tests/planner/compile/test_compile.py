@@ -9,7 +9,7 @@ from models.spec import TrainingSpec
 from planner.actors.graph import ActorGraph, Leave
 from planner.actors.null_clock import run_to_completion
 from planner.actors.protocol import Fire
-from planner.clusters import local_cluster
+from planner.clusters import local_cluster, parse_cluster
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError, PlanError
 from planner.mesh import Axis, Mesh
@@ -52,6 +52,18 @@ def on_a_ring(**pins) -> Plan:
     return search(request)
 
 
+def sharing_out(**pins) -> Plan:
+    """Storage over two axes, in 16 bits: weights are cast, gathered, and their sums reduced."""
+    request = SearchRequest(
+        model=replace(small("llama"), precision="fp16"),
+        training=TrainingSpec(),
+        cluster=parse_cluster(f"a100-sxm-80gb:{4 * pins.get('pp', 1)}x1"),
+        global_batch=8,
+        pins=Pins(**{"dp": 2, "tp": 1, "cp": 2, "pp": 1, "micro_batch": 1, "zero": 1} | pins),
+    )
+    return search(request)
+
+
 KEEPING = [*(plan_with(schedule=name) for name in SCHEDULES), interleaved()]
 PLANS = [
     *KEEPING,
@@ -61,6 +73,9 @@ PLANS = [
     on_a_ring(schedule="zb-h1"),
     on_a_ring(schedule="1f1b", recompute="full"),
     on_a_ring(cp=8, pp=1),
+    sharing_out(),
+    sharing_out(pp=2, schedule="interleaved-1f1b", interleave=2),
+    sharing_out(pp=2, schedule="zb-h1"),
 ]
 
 
@@ -114,8 +129,16 @@ def test_slots_that_are_in_use_at_once_never_share_memory(plan):
     assert run_to_completion(graph, steps=2, visit=visit) > 0
 
 
+def test_weights_and_their_gradients_lend_each_other_their_places():
+    (program,) = compile_plan(sharing_out()).programs
+    lent = {r.name for r in program.registers if r.memory_kind == "lent"}
+    assert "h.0.mlp.down.weight.cast" in lent
+    assert any(name.startswith("h.0.mlp.down.weight.repeat.accumulate (") for name in lent)
+    assert sum(program.memory_bytes_by_kind.values()) == program.memory_bytes
+
+
 def span(register, slot):
-    start = register.offset_bytes + slot * register.slot_bytes
+    start = register.start_bytes(slot)
     return start, start + register.slot_bytes
 
 

@@ -187,7 +187,7 @@ class Block:
                     return None
                 found[STEP if step else MICROBATCH] += time
                 found[PERSISTENT] += blocks.plain.buffer_bytes(
-                    source, target, tensor, step=step, kept=False  # type: ignore[arg-type]
+                    source, target, maker, net.tensor, blocks.tensors  # type: ignore[arg-type]
                 )  # fmt: skip
             for target in {t for t, kept in zip(targets, holds, strict=True) if kept}:
                 found[INFLIGHT] += blocks.plain.local_bytes(tensor, target)  # type: ignore[arg-type]

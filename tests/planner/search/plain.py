@@ -13,7 +13,7 @@ from models.ops import state_of
 from planner.boxing import Step, boxing_path, message_bytes
 from planner.cluster import Cluster
 from planner.costs import collective_duration_ns, op_duration_ns
-from planner.memory import LOCAL, UPDATES, boxing_places
+from planner.memory import LOCAL, UPDATES
 from planner.rings import RING, RINGS
 from planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
 from planner.search.ranks import group_ranks
@@ -91,12 +91,24 @@ class Plain:
         return sum(self.step_ns(step, shape, dtype) for step in path)
 
     def buffer_bytes(
-        self, source: NdSbp, target: NdSbp, tensor: Tensor, *, step: bool, kept: bool
+        self, source: NdSbp, target: NdSbp, op: Op, name: str, tensors: Mapping[str, Tensor]
     ) -> int:
-        """What a boxing adds to what stays on a device."""
+        """What a boxing adds to what stays on a device: of what comes once a step."""
+        tensor = tensors[name]
         path = boxing_path(source, target, self.sizes, tensor.shape)
-        places = boxing_places(path, keeps_source=step, keeps_target=kept)
-        return sum(self.local_bytes(tensor, place) for place in places)
+        if tensor.rate is not Rate.STEP or not path:
+            return 0
+        made = [self.local_bytes(tensor, step.after) for step in path]
+        if op.kind == "accumulate":
+            # The gathered weight has room for what the sum of its gradients is reduced to.
+            given = tensors[op.inputs[0]].dtype
+            whole = self.local_bytes(tensor, source) // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
+            lent = ITEMSIZE[given] < ITEMSIZE[tensor.dtype] and made[-1] <= whole
+            return 0 if lent else sum(made)
+        if op.kind == "cast":
+            # The sum of gradients has room for the parts of a weight.
+            return max(made[-1] - self.local_bytes(tensor, source), 0)
+        return made[-1] if op.kind == "variable" else sum(made)
 
     # -- ops ---------------------------------------------------------------------------------
 

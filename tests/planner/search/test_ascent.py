@@ -63,6 +63,82 @@ def test_sweeps_of_a_row_do_not_depend_on_the_others(seed: int) -> None:
         assert together.costs[1] == pytest.approx(alone.costs[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_decided_apart_changes_no_optimum(seed: int, whole: bool) -> None:
+    tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
+    best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
+    ascent = Ascent(tables, PRICES, whole=whole)
+    assert not (whole and ascent.apart)
+    ascent.ascend(60)
+    assert (ascent.bounds <= np.array(best) * (1 + 1e-9)).all()
+    for row in range(ROWS):
+        figures = by_hand(tables, tuple(ascent.options[:, row].tolist()), row)
+        if np.isfinite(ascent.costs[row]):
+            assert figures is not None
+            assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
+            assert ascent.costs[row] >= best[row] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tree_is_solved_before_the_first_sweep(seed: int) -> None:
+    tables = tree(seed)
+    ascent = Ascent(tables, PRICES[:, [0, 1]])
+    assert not ascent.pairs
+    ascent.ascend(1)
+    for row in range(2):
+        best = optimum(tables, PRICES[:, row], row=row)
+        assert ascent.costs[row] == pytest.approx(best)
+        assert ascent.bounds[row] == pytest.approx(best, rel=1e-8)
+
+
+def test_an_option_that_is_illegal_in_all_rows_is_left_out_and_numbers_stay() -> None:
+    tables = tree(3)
+    first = tables.choices[0]
+    legal = first.legal.copy()
+    legal[0] = False
+    tables = replace(tables, choices=(replace(first, legal=legal), *tables.choices[1:]))
+    ascent = Ascent(tables, PRICES[:, [0, 1]])
+    ascent.ascend(3)
+    for row in range(2):
+        assert ascent.options[0, row] != 0
+        best = optimum(tables, PRICES[:, row], row=row)
+        assert ascent.costs[row] == pytest.approx(best)
+
+
+def tree(seed: int) -> Tables:
+    """Five choices of five options, each read by the next but one or two; boxing is missing."""
+    rng = np.random.default_rng(seed)
+    reachable = rng.random((3, 3, 2)) < 0.7
+    reachable[0] = reachable[:, 0] = True
+    return Tables(
+        choices=tuple(
+            Choice(
+                figures=rng.integers(0, 50, (5, 5, 2)),
+                legal=np.ones((5, 2), np.bool_),
+                options=np.arange(5),
+                count=2,
+            )
+            for _ in range(5)
+        ),
+        nets=tuple(
+            Net(
+                number=at,
+                producer=at,
+                makes=np.array([0, 1, 2, 1, 0]),
+                uses=(Use(choice=reader, wants=np.array([0, 0, 1, 2, 1]), holds=True),),
+                count=1,
+                step=False,
+                reachable=reachable,
+                duration_ns=rng.integers(0, 40, (3, 3, 2)),
+                buffer_bytes=rng.integers(0, 40, (3, 3, 2)),
+                held_bytes=rng.integers(0, 40, (3, 2)),
+            )
+            for at, reader in ((0, 2), (1, 2), (2, 4), (3, 4))
+        ),
+    )
+
+
 def chain(seed: int) -> Tables:
     """Five choices in a row, every boxing with a price of its own."""
     rng = np.random.default_rng(seed)
@@ -107,7 +183,7 @@ def test_a_chain_is_proven_without_a_program(seed: int) -> None:
 def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(seed: int) -> None:
     tables = random_tables(seed, choices=5, forward=seed % 2 > 0)
     vector = PRICES[:, 1]
-    ascent = Ascent(tables, vector.reshape(-1, 1))
+    ascent = Ascent(tables, vector.reshape(-1, 1), whole=True)
     ascent.ascend(seed % 4 + 1)
     every = {options: float(f @ vector) for options, f in solutions(tables).items()}
     for index, lifts in enumerate(ascent.lifts()):

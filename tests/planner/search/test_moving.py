@@ -90,11 +90,12 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
     moving = Moving(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
     states = states_of(2)[::2]
     numbers = np.array([number_of(sbp) for sbp in states])
-    kept = np.arange(len(states)) % 3 == 0
     found = moving.boxed(dims, 4, numbers, numbers, keeps_source=True)
     free = moving.boxed(dims, 4, numbers, numbers, keeps_source=False)
-    assert not free.buffer_bytes(kept).any()
-    buffers = found.buffer_bytes(kept)
+    assert free.made_bytes is None
+    assert free.last_bytes is None
+    assert found.made_bytes is not None
+    assert found.last_bytes is not None
     assert (free.duration_ns == found.duration_ns).all()
     rng = np.random.default_rng(0)
     for row, (mesh, shape) in enumerate(zip(meshes, rows, strict=True)):
@@ -106,10 +107,9 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
                 continue
             time = sum(plain.step_ns(step, shape, "float32") for step in path)
             assert found.duration_ns[a, b, row] == time
-            places = [step.after for step in path]
-            places = places[:-1] if kept[b] else places
-            size = sum(4 * local_size(shape, place, mesh) for place in places)
-            assert buffers[a, b, row] == size
+            sizes = [4 * local_size(shape, step.after, mesh) for step in path]
+            assert found.made_bytes[a, b, row] == sum(sizes)
+            assert found.last_bytes[a, b, row] == sum(sizes[-1:])
 
 
 def test_rows_together_say_what_each_says_alone() -> None:

@@ -10,7 +10,7 @@ from planner.compile import compile_plan
 from planner.errors import InfeasibleError, PlanError
 from planner.plan import Plan
 from planner.roles import roles
-from planner.search import Pins, SearchRequest, search
+from planner.search import Pins, Pure, SearchRequest, search
 from planner.search.outer import Fits
 
 GPT = ModelSpec(
@@ -122,6 +122,14 @@ def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
     assert len(seen) > 1
     assert plan.figures["step_time_s"] == 1.0 / len(seen)
     assert plan.digest() == seen[-1].digest()
+
+
+def test_two_plans_simulated_at_once_are_ranked_as_one_after_the_other() -> None:
+    def figures(plan: Plan, fits: Fits) -> dict[str, object]:
+        held = {"memory_bytes_max": 2**60 if plan.stages == 1 else 1}
+        return {"step_time_s": plan.stages + plan.microbatches, **held} if fits(held) else held
+
+    assert to_json(search(request(4), Pure(figures))) == to_json(search(request(4), figures))
 
 
 def test_a_plan_that_does_not_fit_is_not_simulated() -> None:

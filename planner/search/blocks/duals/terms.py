@@ -1,0 +1,250 @@
+"""Terms: what every option, every boxing and every kept tensor of block programs costs at prices.
+
+Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
+where solutions are measured, and `ILLEGAL` where bounds are sought. Shapes: O options, A sources,
+B targets, U uses, K rows, R columns of a solution.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.blocks.duals.pairs import Pair
+from planner.search.blocks.space import Use
+from planner.search.blocks.states import Bools, Ints
+from planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT, STEP, Choice, Net, Tables
+
+Floats = NDArray[np.float64]
+
+# What is illegal costs this much, in units of which a row's options cost about one in all.
+ILLEGAL = 1e6
+
+
+class Terms:
+    """The costs of tables at prices.
+
+    Attributes
+    ----------
+    unit : array [K]
+        What all choices cost at their mean.
+    kept : list of array
+        Per choice the options that are legal in some row; all terms are over these.
+    own : list of array [O, K]
+        What the options of every choice cost.
+    pairs : list of Pair
+        Boxing: a term for every use of a net.
+    shared : list of Shared
+        The pairs of every net that has several readers.
+    """
+
+    def __init__(self, tables: Tables, prices: Floats, *, whole: bool) -> None:
+        self.tables = tables
+        self.kept = [_legal(choice, whole=whole) for choice in tables.choices]
+        raw = [
+            choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
+            for choice in tables.choices
+        ]
+        self.unit = _unit(tables, raw)
+        self._scaled = prices / self.unit
+        self._paid: list[Floats] = []  # per choice, infinite where it is illegal
+        self.own: list[Floats] = []
+        for choice, cost, kept in zip(tables.choices, raw, self.kept, strict=True):
+            cost /= self.unit
+            cost[~choice.legal] = np.inf
+            self._paid.append(cost)
+            self.own.append(cost.take(kept, axis=0))
+        self._add_held()
+        for own in self.own:
+            np.minimum(own, ILLEGAL, out=own)
+        self.pairs: list[Pair] = []
+        self.shared: list[Shared] = []
+        self._boxed = self._add_boxing()
+
+    def measured(self, chosen: Ints, places: Ints) -> Floats:
+        """Cost of one option per choice on some rows, infinite where that is illegal: [R]."""
+        cost = np.zeros(len(places))
+        for paid, option in zip(self._paid, chosen, strict=True):
+            cost += paid[option, places]
+        for counted in (self._boxed, self._kept_bytes):
+            if counted is not None:
+                cost += counted.total(chosen, places)
+        found: Floats = cost * self.unit[places]
+        return found
+
+    def _add_held(self) -> None:
+        self._kept_bytes: Counted | None = None
+        price = self._scaled[INFLIGHT]
+        holding = [net for net in self.tables.nets if any(use.holds for use in net.uses)]
+        if not price.any() or not holding:
+            return
+        costs = [net.held_bytes * (net.count * price) for net in holding]
+        for net, cost in zip(holding, costs, strict=True):
+            holders = [use for use in net.uses if use.holds]
+            for use in holders:
+                wants = use.wants[self.kept[use.choice]]
+                self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+        starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
+        paid = list(zip(holding, starts, strict=True))
+        self._kept_bytes = Counted.of(np.concatenate(costs), paid, sources=False)
+
+    def _add_boxing(self) -> "Counted | None":
+        nets = self.tables.nets
+        starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
+        cost = np.empty((starts[-1], self.tables.rows))
+        paid = []
+        for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
+            if self._price(net, cost[start:end].reshape(net.reachable.shape)):
+                paid.append((net, start))
+        return Counted.of(cost, paid, sources=True) if paid else None
+
+    def _price(self, net: Net, cost: Floats) -> bool:
+        """Note what every boxing of a net costs [A, B, K], and its pairs; whether there are any."""
+        price = net.count * self._scaled
+        np.multiply(net.duration_ns, price[STEP if net.step else MICROBATCH], out=cost)
+        bytes_too = bool(net.buffer_bytes.any())
+        if bytes_too and price[PERSISTENT].any():
+            cost += net.buffer_bytes * price[PERSISTENT]
+        whole = bool(net.reachable.all())
+        if whole and not bytes_too and not cost.any():
+            return False
+        if not whole:
+            np.copyto(cost, np.inf, where=~net.reachable)
+        self._add_net(net, cost)
+        return True
+
+    def _add_net(self, net: Net, cost: Floats) -> None:
+        wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
+        wanted = np.zeros(cost.shape[1])
+        for columns, _ in wants:
+            wanted[columns] += 1
+        sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
+        share = _of(cost, sources, 0) / np.maximum(wanted, 1)[:, None]
+        np.minimum(share, ILLEGAL, out=share)
+        pairs: list[Pair] = []
+        wanted_by: list[Ints] = []
+        for use, (columns, states) in zip(net.uses, wants, strict=True):
+            if use.choice == net.producer:
+                self.own[use.choice] += share[made, columns[states]]
+                continue
+            mine = np.array(_of(share, columns, 1), copy=len(net.uses) > 1)
+            pairs.append(Pair((net.producer, use.choice), (made, states), mine))
+            wanted_by.append(columns)
+        self.pairs += pairs
+        if len(pairs) > 1:
+            self.shared.append(Shared.of(pairs, wanted_by))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """Pairs of one net, between which the cost of boxing may be split in any way."""
+
+    pairs: list[Pair]
+    columns: list[Ints | slice]  # of every pair: the targets that its reader wants
+    takers: Floats  # [B, 1]: of how many pairs a target is one, 1 at least
+
+    @classmethod
+    def of(cls, pairs: list[Pair], wanted: Sequence[Ints]) -> "Shared":
+        """The pairs of readers that want these targets."""
+        for pair in pairs:
+            pair.shared = True
+        takers = np.maximum(np.bincount(np.concatenate(wanted)), 1.0)[:, None]
+        return cls(pairs, [_slice(columns) for columns in wanted], takers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """Uses of nets whose costs add up, each once whichever uses of its net want it."""
+
+    cost: Floats  # [cells, K]
+    start: Ints  # [U, 1]: first cell of the use's net
+    width: Ints  # [U, 1]: its targets; 0 where the source does not matter
+    ends: tuple[Ints, Ints]  # [U]: producers and readers
+    states: tuple[Ints, Ints]  # of all options of all uses' ends, one use after the other
+    firsts: tuple[Ints, Ints]  # [U, 1]: where in these a use's begin
+    twins: tuple[Ints, Ints]  # earlier and later use of one net
+
+    def total(self, chosen: Ints, places: Ints) -> Floats:
+        """What a solution pays: [R]."""
+        source, target = (
+            states[first + chosen[end]]
+            for states, first, end in zip(self.states, self.firsts, self.ends, strict=True)
+        )
+        paid = self.cost[self.start + source * self.width + target, places]
+        earlier, later = self.twins
+        again, row = np.nonzero(target[earlier] == target[later])
+        paid[later[again], row] = 0.0
+        found: Floats = paid.sum(axis=0)
+        return found
+
+    @classmethod
+    def of(cls, cost: Floats, nets: Sequence[tuple[Net, int]], *, sources: bool) -> "Counted":
+        """Uses of nets, each with its first cell: with sources all of them, else what holds."""
+        start: list[int] = []
+        used: list[tuple[Net, Use]] = []
+        twins: list[tuple[int, int]] = []
+        for net, first in nets:
+            uses = [use for use in net.uses if sources or use.holds]
+            many = range(len(used), len(used) + len(uses))
+            twins += combinations(many, 2)
+            start += [first] * len(uses)
+            used += [(net, use) for use in uses]
+        states = [net.makes for net, _ in used], [use.wants for _, use in used]
+        width = [net.held_bytes.shape[0] if sources else 0 for net, _ in used]
+        pairs = np.array(twins, np.int64).reshape(-1, 2)
+        return cls(
+            cost=cost,
+            start=np.array(start)[:, None],
+            width=np.array(width)[:, None],
+            ends=(np.array([n.producer for n, _ in used]), np.array([u.choice for _, u in used])),
+            states=(np.concatenate(states[0]), np.concatenate(states[1])),
+            firsts=(_firsts(states[0]), _firsts(states[1])),
+            twins=(pairs[:, 0], pairs[:, 1]),
+        )
+
+
+def _of(values: Floats, places: Ints, axis: int) -> Floats:
+    """Some of the values along an axis, as they are where that is all."""
+    return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
+
+
+def _slice(places: Ints) -> Ints | slice:
+    """Places as a slice where they are one after the other: much faster to read."""
+    first, last = int(places[0]), int(places[-1])
+    return slice(first, last + 1) if last - first == len(places) - 1 else places
+
+
+def _firsts(arrays: Sequence[Ints]) -> Ints:
+    found: Ints = np.cumsum([0, *(len(one) for one in arrays[:-1])])[:, None]
+    return found
+
+
+def _distinct(states: Ints, count: int) -> tuple[Ints, Ints]:
+    """The states that occur, and for each of these its place among them."""
+    return _occurring(states.tobytes(), count)
+
+
+@lru_cache(maxsize=4_000)
+def _occurring(states: bytes, count: int) -> tuple[Ints, Ints]:
+    found = np.frombuffer(states, np.int64)
+    occurs: Bools = np.bincount(found, minlength=count) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[found]
+
+
+def _legal(choice: Choice, *, whole: bool) -> Ints:
+    """The options that are legal in some row; all where none is."""
+    found = np.flatnonzero(choice.legal.any(axis=1))
+    return np.arange(len(choice.legal)) if whole or not len(found) else found
+
+
+def _unit(tables: Tables, raw: Sequence[Floats]) -> Floats:
+    """What all choices cost at their mean, so that costs are of the order of one."""
+    total = np.zeros(tables.rows)
+    for choice, cost in zip(tables.choices, raw, strict=True):
+        legal = choice.legal
+        total += (cost * legal).sum(axis=0) / np.maximum(legal.sum(axis=0), 1)
+    found: Floats = np.maximum(total, 1e-30)
+    return found

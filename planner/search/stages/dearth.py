@@ -1,0 +1,28 @@
+"""Dearth: how much longer a step may take where memory is short, by an estimate.
+
+It proves nothing: candidates are solved in its order, and those far off never, but what is said of
+them rests on their bounds.
+"""
+
+from planner.search.stages.shape import DEFERRING, Pipeline
+
+# What is added to a step, as a share of it, where nearly all that is held is too much; by eye from
+# some 300 candidates of twelve questions (22 November 2026). The first that has to go costs next to
+# nothing (attention's scores are made again, or weights gathered), but for schedules that defer
+# gradients of weights: what these need is kept until then.
+ALONE, STAGED, DEFERRED = 0.4, 0.7, 0.8
+
+
+def dearth(pipeline: Pipeline, held_share: float) -> float:
+    """Return a step's time where memory is short over its time where there is enough.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    held_share : float
+        What is held where nothing is done about it, over what there is room for.
+    """
+    over = 1 - 1 / max(held_share, 1.0)
+    if pipeline.schedule in DEFERRING:
+        return 1 + DEFERRED * over
+    return 1 + (ALONE if pipeline.stages == 1 else STAGED) * over**2
