@@ -244,9 +244,10 @@ def test_a_rank_that_raises_outside_our_code_ends_the_others(
 
 
 LONG_RUN = f"""
-import sys; sys.path.insert(0, {str(ROOT)!r})
+import signal, sys; sys.path.insert(0, {str(ROOT)!r})
 from executor.launch import execute
 from tests.millrace.plans import data_parallel_pipeline
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind ignores it
 print("ready", flush=True)
 execute(data_parallel_pipeline(), steps=100000, progress=lambda s, l: print(s, flush=True))
 """
