@@ -3,26 +3,28 @@
 Is each of them feasible, and is any of them better?
 
 Run `python -m benchmarks.against_people CSV [--limit N] [--every K] [--patience S] [--simulate]
-[--no-free]` from the root of the repository.
+[--no-free] [--no-changes] [--processes P]` from the root of the repository.
 
 Every row of tier A is planned twice on its cluster, for its model and batch: with the published
 choices pinned, and freely. The free plan has to be at least as fast by the planner's own cost (with
 `--simulate`, by the simulator): a published plan that beats the search is a bug in the search, and
 is printed with both plans. Rows that ask the same share one search. For a published plan that does
 not fit, the kinds of memory of the least one are listed; for each that fits, the single pin whose
-change to the free plan's value gains most (`--no-free`: only what fits). Where the table prints a
-peak of memory, it is compared with the pinned plan's.
+change to the free plan's value gains most (`--no-free`: only what fits; `--no-changes`: without
+that pin). Where the table prints a peak of memory, it is compared with the pinned plan's.
 
 Without `--limit` or `--every` the whole table is planned, which takes hours; a sample goes round
 the sources. Results are also written to `benchmarks/results/against_people.json`.
 """
 
 import json
+import multiprocessing
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -90,10 +92,13 @@ class Compared:
 class Comparison:
     """Searches, each question once."""
 
-    def __init__(self, simulate: Simulate | None, patience_s: float, freely: bool) -> None:
+    def __init__(
+        self, simulate: Simulate | None, patience_s: float, *, freely: bool, changing: bool = True
+    ) -> None:
         self.simulate = simulate
         self.patience_s = patience_s
         self.freely = freely
+        self.changing = changing
         self._plans: dict[tuple[object, ...], Plan | Exception] = {}
 
     def plan(self, asked: Question, pins: Pins, limit_bytes: int | None = None) -> Plan:
@@ -103,7 +108,7 @@ class Comparison:
             try:
                 self._plans[key] = self._searched(asked, pins, limit_bytes)
             except (InfeasibleError, PlanError, ModelError, TooLongError) as error:
-                self._plans[key] = error
+                self._plans[key] = without_frames(error)
         found = self._plans[key]
         if isinstance(found, Exception):
             raise found
@@ -133,6 +138,12 @@ class Comparison:
             return float(plan.figures["step_time_s"])
         assert plan.evidence is not None, "the search writes its evidence"
         return plan.evidence.objective_s
+
+    def compare_all(self, rows: list[Row]) -> list[Compared]:
+        """Plan rows that ask the same; plans are kept no longer than that."""
+        found = [self.compare(row) for row in rows]
+        self._plans.clear()
+        return found
 
     def compare(self, row: Row) -> Compared:
         """Plan one row both ways."""
@@ -198,7 +209,7 @@ class Comparison:
             return
         found.gain = found.pinned_s / found.free_s - 1
         found.status = "beaten" if found.gain < -SLOWER else "compared"
-        if found.status == "compared" and found.gain > SLOWER:
+        if self.changing and found.status == "compared" and found.gain > SLOWER:
             self._changes(found, asked, pins, plan)
 
     def _changes(self, found: Compared, asked: Question, pins: Pins, free: Plan) -> None:
@@ -211,6 +222,14 @@ class Comparison:
                 continue
             if found.change_gain is None or gain > found.change_gain:
                 found.change, found.change_gain = name, gain
+
+
+def without_frames(error: Exception) -> Exception:
+    """The error, and what it came from, without the frames that hold all of a search."""
+    found: BaseException | None = error
+    while found is not None:
+        found = found.with_traceback(None).__context__
+    return error
 
 
 def least_bytes(error: BaseException) -> int:
@@ -307,6 +326,8 @@ def report(
     simulate: Simulate | None = None,
     patience_s: float = PATIENCE_S,
     freely: bool = True,
+    changing: bool = True,
+    processes: int = 1,
     say: Say = print,
 ) -> list[dict[str, Any]]:
     """Compare a sample of a table, print what came of it and write it as JSON.
@@ -323,6 +344,10 @@ def report(
         A search that takes longer is given up, and its rows are counted as too long.
     freely : bool
         Whether to search freely too, or only for the pinned plans and their memory.
+    changing : bool
+        Whether to look for the single pin whose change gains most.
+    processes : int
+        In how many processes to plan.
     say : callable
         Told every line.
 
@@ -336,19 +361,35 @@ def report(
         return []
     everything = read(table)
     chosen = sample(everything, every, limit)
-    comparison = Comparison(simulate, patience_s, freely)
     say(f"{len(chosen)} of {len(everything)} rows of tier A")
     found: list[Compared] = []
-    for number, row in enumerate(chosen, start=1):
-        one = comparison.compare(row)
+    comparison = Comparison(simulate, patience_s, freely=freely, changing=changing)
+    for one in compared(chosen, comparison, processes):
         found.append(one)
         for line in lines(one):
-            say(f"{number:3d} {line}")
+            say(f"{len(found):3d} {line}")
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n", "utf-8")
     for line in summary(found):
         say(line)
     return [asdict(one) for one in found]
+
+
+def compared(rows: list[Row], comparison: Comparison, processes: int) -> Iterator[Compared]:
+    """What comes of every row; those that ask the same come where the first of them is."""
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        try:
+            key: object = question(row)[0].key
+        except InexpressibleError:
+            key = row["line"]
+        groups.setdefault(key, []).append(row)
+    if processes == 1:
+        yield from chain.from_iterable(map(comparison.compare_all, groups.values()))
+        return
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, fork) as pool:
+        yield from chain.from_iterable(pool.map(comparison.compare_all, groups.values()))
 
 
 def lines(one: Compared) -> list[str]:
@@ -426,6 +467,8 @@ def main(
     patience: float = PATIENCE_S,
     simulate: bool = False,
     free: bool = True,
+    changes: bool = True,
+    processes: int = 1,
 ) -> None:
     """Compare the rows of TABLE that are of tier A."""
     from millrace import api
@@ -437,6 +480,8 @@ def main(
         simulate=api.figures if simulate else None,
         patience_s=patience,
         freely=free,
+        changing=changes,
+        processes=processes,
         say=lambda line: print(line, flush=True),
     )
 
