@@ -120,7 +120,8 @@ class Ranker:
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
             eased = self._eased()
             if wide := widened(list(eased)[:WIDENED]):
-                self._part(wide, eased)
+                tight = eased and self.ranking.best_ns * BETTER_MESH > min(eased.values())
+                self._part(wide, eased if tight else None)
         with self.record.layer(BLOCKS):
             self._polish()
             self.record.count("refined", self._refine())
