@@ -42,7 +42,8 @@ NO_BETTER = "memory aside, a usual mesh is as good"
 BETTER_MESH = 0.99  # of the bound on usual meshes, where room is made on another at all
 REFINED = 4  # candidates solved further to close the gap, where some gap is allowed
 REFINED_OPTIONS = 1_500  # and that have no more options than this, there
-WIDENED = 2  # best pipelines for which meshes of three axes are tried too
+# Pipelines for which meshes of three axes are tried too: the best plans', and by their estimates.
+WIDENED, LIKELY = 2, 4
 FAR = 1.2  # times the memory, needed at a microbatch, before no larger one is tried
 HOPELESS = 2  # times the memory that every candidate needs at least, before none is refined
 
@@ -113,13 +114,13 @@ class Ranker:
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
         """Evaluate candidates until what is left has nothing to gain, or is far off.
 
-        `widened` gives more candidates, for the pipelines that are best so far.
+        `widened` gives more candidates, for the pipelines that are best so far or likely to be.
         """
         self._part(list(everything))
         if widened is not None:
             self.ranking.found.sort(key=lambda one: one.division.step_ns)
             eased = self._eased()
-            if wide := widened(list(eased)[:WIDENED]):
+            if wide := widened(self._promising(list(eased))):
                 tight = eased and self.ranking.best_ns * BETTER_MESH > min(eased.values())
                 self._part(wide, eased if tight else None)
         with self.record.layer(BLOCKS):
@@ -203,6 +204,17 @@ class Ranker:
             shape = shape_of(one.candidate.pipeline)
             eased[shape] = min(one.bound_ns, eased.get(shape, one.bound_ns))
         return eased
+
+    def _promising(self, best: list[PipelineShape]) -> list[PipelineShape]:
+        """Pipelines to try meshes of three axes for: the best, and those estimated to be so."""
+        estimates: dict[PipelineShape, float] = {}
+        for one in self.ranking.everything:
+            shape = shape_of(one.candidate.pipeline)
+            estimate = self._estimate(one.candidate, one.bound_ns)
+            estimates[shape] = min(estimate, estimates.get(shape, self._farthest))
+        likely = sorted(estimates, key=lambda shape: estimates[shape])[:LIKELY]
+        near = [shape for shape in likely if estimates[shape] < self._farthest]
+        return list(dict.fromkeys([*best[:WIDENED], *near]))
 
     def _left(self, group: list[Tight], reason: str) -> None:
         """Leave candidates whose like gained nothing; their bounds count in the gap."""
