@@ -6,7 +6,7 @@ stage's sequence of slots. A new schedule is one entry in `SCHEDULES`; `stage_of
 chunks lie.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -273,15 +273,26 @@ def kept_at_once(name: str, stages: int, chunks: int, microbatches: int) -> tupl
     ((8, 8, 7, 5, 4, 4, 3, 1), (7, 5, 4, 4, 4, 4, 3, 1))
     """
     most = kept_counts(name, stages, chunks, microbatches)
-    stage = np.arange(stages)
-    if name == "interleaved-1f1b" and microbatches > stages:
-        # When the pipeline is full, before the first backward: so many forwards, in rounds.
-        forwards = (stages - stage - 1) * 2 + (chunks - 1) * stages + 1
-        before = stages * (np.arange(chunks)[:, None] + chunks * np.arange(2)[:, None, None])
-        there = np.clip(microbatches - stages * np.arange(2), 0, stages)[:, None, None]
-        found = np.clip(forwards - before, 0, there).sum(axis=0).ravel()
-    elif name == "zb-v":
-        found = np.concatenate([2 * stages - 1 - stage, (stage + 1)[::-1]])
-    else:
+    if name not in _KEPT_AT_ONCE:
         return most
-    return tuple(min(int(one), other) for one, other in zip(found, most, strict=True))
+    found = _KEPT_AT_ONCE[name](stages, chunks, microbatches)
+    return tuple(min(one, other) for one, other in zip(found, most, strict=True))
+
+
+def _interleaved_at_once(stages: int, chunks: int, microbatches: int) -> Sequence[int]:
+    """When the pipeline is full, before the first backward: so many forwards, in rounds."""
+    if microbatches <= stages:
+        return (microbatches,) * (stages * chunks)
+    stage = np.arange(stages)
+    forwards = (stages - stage - 1) * 2 + (chunks - 1) * stages + 1
+    before = stages * (np.arange(chunks)[:, None] + chunks * np.arange(2)[:, None, None])
+    there = np.clip(microbatches - stages * np.arange(2), 0, stages)[:, None, None]
+    found: list[int] = np.clip(forwards - before, 0, there).sum(axis=0).ravel().tolist()
+    return found
+
+
+# Of the schedules whose chunks keep most at different moments.
+_KEPT_AT_ONCE: dict[str, Callable[[int, int, int], Sequence[int]]] = {
+    "interleaved-1f1b": _interleaved_at_once,
+    "zb-v": lambda p, chunks, m: [*range(2 * p - 1, p - 1, -1), *range(p, 0, -1)],
+}

@@ -197,11 +197,9 @@ def _check(
             known.update(_looked_at(evaluator, due[: 1 + ahead], simulate, tell))
         one = waiting.pop(0)
         checked.append(known[one])
-        figures, over = checked[-1].figures, 0
-        if figures:
-            size, most = _fullest(request, one.candidate, figures)
-            over = size - most
-        if over > 0 and one.candidate not in tightened:
+        figures = checked[-1].figures
+        over = bool(figures) and _over(request, one.candidate, figures) > 0
+        if over and one.candidate not in tightened:
             tightened.add(one.candidate)
             limits = _tightened(request, one, figures)
             again = evaluator.squeeze_many([(one.candidate, one.bound_ns)], [limits], float("inf"))
@@ -219,15 +217,14 @@ def _looked_at(
     request, graph = evaluator.request, evaluator.graph
 
     def figured(one: Found, plan: Plan) -> tuple[Figures, str]:
-        def over(figures: Figures) -> int:
-            size, most = _fullest(request, one.candidate, figures)
-            return size - most
+        def fits(held: Figures) -> bool:
+            return _over(request, one.candidate, held) <= 0
 
         try:
-            figures = simulate(plan, lambda held: over(held) <= 0) if simulate else _laid_out(plan)
+            figures = simulate(plan, fits) if simulate else _laid_out(plan)
         except ProtocolError as error:
             return {}, f"cannot run: {str(error)[:200]}"
-        more = over(figures)
+        more = _over(request, one.candidate, figures)
         return figures, f"needs {more} bytes more than the limit once compiled" if more > 0 else ""
 
     looked: dict[Found, Checked] = {}
@@ -262,6 +259,12 @@ def _laid_out(plan: Plan) -> Figures:
     """What the memory formula alone says of a plan."""
     held = [one.by_kind for one in plan_memory(plan, plan_graph(plan))]
     return {"memory_bytes_max": max(sum(kinds.values()) for kinds in held), "memory_by_kind": held}
+
+
+def _over(request: SearchRequest, candidate: Candidate, figures: Figures) -> int:
+    """Bytes laid out above what there is room for on the fullest stage; below zero: room left."""
+    size, most = _fullest(request, candidate, figures)
+    return size - most
 
 
 def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> tuple[int, int]:
