@@ -104,6 +104,37 @@ class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latency_ns: int = 0
 
 
+class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a training framework drives its devices: habits that a plan does not show.
+
+    Attributes
+    ----------
+    name
+        The framework's; `none` drives devices without a loss.
+    host_ns
+        What the host takes to launch one op of a device's compute queue. It runs ahead of the
+        device within a step; where ops are shorter than this, the device waits.
+    overlap
+        Share of its speed that a device keeps while its collectives move data: 1 computes as if
+        alone, 0 gains nothing by doing both at once.
+    fusion
+        Bytes that memory-bound ops move, over those of ops that each read their inputs once and
+        write their outputs once: below 1 where kernels are fused, above where ops take several.
+    bucket_bytes
+        Gradients, and weights whose storage is split, travel in messages of about so many bytes;
+        0: one message per variable.
+    source
+        Where the figures are from.
+    """
+
+    name: str = "none"
+    host_ns: int = 0
+    overlap: float = 1.0
+    fusion: float = 1.0
+    bucket_bytes: int = 0
+    source: str = ""
+
+
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """`devices` neighbours that a link joins, and the neighbours inside that meet over it."""
 
@@ -158,6 +189,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     leaves: Leaves | None = None
     others: tuple[NodeGroup, ...] = ()
     host: Host | None = None
+    software: Software = Software()
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:

@@ -12,9 +12,11 @@ from planner.clusters.named import (
     machine_memory_bytes,
     parse_cluster,
 )
+from planner.clusters.software import framework
 
 __all__ = [
     "device",
+    "framework",
     "local_cluster",
     "machine_cores",
     "machine_memory_bytes",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import isfinite, prod
 
-from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup
+from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
 from planner.errors import ClusterError
 
 
@@ -29,6 +29,7 @@ def _faults(cluster: Cluster) -> Iterator[str]:
         yield from _above_zero("cores_per_node", cluster.cores_per_node)
     if cluster.leaves is not None:
         yield from _leaf_faults(cluster.leaves)
+    yield from _software_faults(cluster.software)
     devices: dict[str, Device] = {}
     for group in cluster.groups:
         known = devices.setdefault(group.device.name, group.device)
@@ -65,6 +66,14 @@ def _group_faults(group: NodeGroup, where: str) -> Iterator[str]:
                 f"{where}torus.wrap_multiple is {torus.wrap_multiple}, expected 0 (no dim wraps) "
                 f"or more"
             )
+
+
+def _software_faults(software: Software) -> Iterator[str]:
+    yield from _not_negative("software.host_ns", software.host_ns)
+    yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
+    yield from _above_zero("software.fusion", software.fusion)
+    if not 0 <= software.overlap <= 1:
+        yield f"software.overlap is {software.overlap}, expected 0 to 1"
 
 
 def _leaf_faults(leaves: Leaves) -> Iterator[str]:

@@ -1,0 +1,49 @@
+"""Software: frameworks by name, with their settings (`software.toml`, one table per framework)."""
+
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import resources
+
+import msgspec
+
+from planner.cluster import Software
+from planner.errors import ClusterError
+
+DEFAULT = "default"  # what a framework takes that has no table
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file: `Software` without its name."""
+
+    host_ns: int
+    overlap: float
+    fusion: float
+    bucket_bytes: int
+    source: str
+
+
+@lru_cache(maxsize=1)
+def frameworks() -> dict[str, Software]:
+    """Every framework that has settings, and the default ones, by name."""
+    text = (resources.files("planner.clusters") / "software.toml").read_text("utf-8")
+    found = msgspec.toml.decode(text, type=dict[str, _Settings])
+    return {
+        name: Software(name=name, **msgspec.structs.asdict(settings))
+        for name, settings in found.items()
+    }
+
+
+def framework(name: str) -> Software:
+    """Settings of the framework `name`.
+
+    Raises
+    ------
+    ClusterError
+        There is no such framework; lists those there are.
+    """
+    known = frameworks()
+    if name not in known:
+        close = get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+        raise ClusterError(f"no framework `{name}`; {hint}")
+    return known[name]
