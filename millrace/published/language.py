@@ -66,6 +66,11 @@ def question(row: Row) -> tuple[Question, Pins]:
     return asked, pinned
 
 
+def framework_name(row: Row) -> str:
+    """The software of a row."""
+    return row["framework"]
+
+
 def measured_s(row: Row) -> float:
     """Return the step time that was measured, or follows from the tokens of a second."""
     if row.get("iteration_time_s", ""):
@@ -80,11 +85,14 @@ def measured_s(row: Row) -> float:
 
 
 def training(row: Row) -> TrainingSpec:
-    """How the row trains; unfused attention where it has no flash attention."""
-    fused = choice(row, "flash_attention", ("0", "1")) != "0"
-    found: dict[str, Any] = {} if fused else {"attention": "unfused"}
-    known = TrainingSpec.__struct_fields__
-    return TrainingSpec(**{name: value for name, value in found.items() if name in known})
+    """How the row trains."""
+    return TrainingSpec(**attention(fused=choice(row, "flash_attention", ("0", "1")) != "0"))
+
+
+def attention(*, fused: bool) -> dict[str, Any]:
+    """The arguments of a TrainingSpec for attention that is fused, or in ops of its own."""
+    found = {} if fused else {"attention": "unfused"}
+    return {name: how for name, how in found.items() if name in TrainingSpec.__struct_fields__}
 
 
 def approximations(row: Row) -> list[str]:
@@ -225,7 +233,7 @@ def cluster(row: Row) -> Cluster:
             source=row["inter_node_net"],
         )
         found = replace(found, inter_node=link)
-    return validate(replace(found, software=software(row["framework"])))
+    return validate(replace(found, software=software(framework_name(row))))
 
 
 def software(name: str) -> Software:

@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import Row, number
-from millrace.published.validation import Outcome
+from millrace.published.validation import Outcome, source
 
 WITHIN = 0.1
 WORST_ROWS = 12
@@ -126,11 +126,6 @@ def _tier(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _documents(groups: dict[str, Figures]) -> dict[str, Any]:
     return {name: one.document for name, one in groups.items()}
-
-
-def source(row: Row) -> str:
-    """What a row was published by."""
-    return row.get("source") or row.get("framework") or "?"
 
 
 def framework_and_gpu(row: Row) -> str:

@@ -8,9 +8,9 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from millrace.published import language
+from millrace.published import dlperf, language
 from millrace.published.prediction import Predicted, answer
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import LINE, Layout, Row, Table, check_whole
@@ -61,10 +61,26 @@ class Outcome:
         return self.predicted.step_time_s / self.asked.measured_s - 1
 
 
+class Reader(Protocol):
+    """What the module of a layout makes of a row; the first three raise InexpressibleError."""
+
+    def question(self, row: Row) -> tuple[Question, Pins]: ...
+    def measured_s(self, row: Row) -> float: ...
+    def approximations(self, row: Row) -> list[str]: ...
+    def framework_name(self, row: Row) -> str: ...
+
+
+READERS: dict[Layout, Reader] = {Layout.LANGUAGE: language, Layout.DLPERF: dlperf}
+
+
+def source(row: Row) -> str:
+    """Who published a row; where the table does not say, the framework."""
+    return row.get("source") or row["framework"]
+
+
 def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
     """Return a row as a question, or the reason why it is none."""
-    assert layout is Layout.LANGUAGE
-    reader = language
+    reader = READERS[layout]
     try:
         check_whole(row)
         measured_s = reader.measured_s(row)
@@ -74,7 +90,7 @@ def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
         return Asked(row=row, reason=str(error))
     cluster = question.cluster
     if tuned is not None:
-        cluster = tuned(cluster, row["framework"], row.get("source", ""))
+        cluster = tuned(cluster, reader.framework_name(row), source(row))
     return Asked(
         row=row,
         question=question,
