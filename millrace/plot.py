@@ -1,14 +1,25 @@
-"""Pictures for notebooks, with matplotlib: timelines under each other, devices × stages.
+"""Pictures, with matplotlib: timelines under each other, devices × stages, predicted × measured.
 
 The only file that imports matplotlib (`pip install 'millrace[plot]'`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from millrace.drawing import stage_blocks
+from millrace.files import FileError, write_bytes
 from millrace.timeline import COLOURS, Timeline
 from planner.plan import Plan
+
+# Ten colours that are told apart in print and by most who see few colours (Okabe and Ito 2008, and
+# three dark ones); then the marker changes.
+TEN = (
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"),
+    *("#56b4e9", "#c8b400", "#444444", "#882255", "#117733"),
+)
+MARKERS = ("o", "^", "s", "D", "v")
 
 
 def plot_timelines(timelines: Sequence[Timeline]) -> Any:
@@ -95,3 +106,68 @@ def plot_losses(losses: Sequence[float]) -> Any:
     panel.set_xlabel("step")
     panel.set_ylabel("loss")
     return figure
+
+
+def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Any:
+    """Return a matplotlib Figure of predicted over measured step times, both on a log scale.
+
+    Parameters
+    ----------
+    groups : mapping
+        By the name of a source, its rows as (measured_s, predicted_s).
+    title : str
+        What they are, and how far off in all.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    panel = figure.subplots()
+    every = [time for points in groups.values() for point in points for time in point]
+    ends = [min(every) / 1.5, max(every) * 1.5]
+    panel.fill_between(
+        ends, [0.9 * x for x in ends], [1.1 * x for x in ends], color="#bbbbbb", alpha=0.5,
+        linewidth=0, label="within 10 %",
+    )  # fmt: skip
+    panel.plot(ends, ends, color="#666666", linewidth=0.8)
+    for at, (name, points) in enumerate(groups.items()):
+        panel.scatter(
+            [measured for measured, _ in points],
+            [predicted for _, predicted in points],
+            s=22,
+            marker=MARKERS[at // len(TEN) % len(MARKERS)],
+            color=TEN[at % len(TEN)],
+            alpha=0.75,
+            linewidths=0,
+            label=f"{name} ({len(points)})",
+        )
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlim(*ends)
+    panel.set_ylim(*ends)
+    panel.set_aspect("equal")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    panel.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.set_xlabel("measured step time, s")
+    panel.set_ylabel("predicted step time, s")
+    panel.set_title(title, loc="left", fontsize=10)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the form that the file's name ends in.
+
+    Raises
+    ------
+    FileError
+        The form is not known, or the file cannot be written.
+    """
+    form = path.suffix.removeprefix(".").lower()
+    known = figure.canvas.get_supported_filetypes()
+    if form not in known:
+        raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")
+    written = BytesIO()
+    figure.savefig(written, format=form, dpi=150)
+    write_bytes(path, written.getvalue())

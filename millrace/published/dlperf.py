@@ -101,7 +101,7 @@ def model(row: Row) -> ModelSpec:
     if face := FACE.match(name):
         return _face(row, face[1], face[2], precision)
     if sizes := GPT.match(name):
-        return _gpt(name, *(int(size) for size in sizes.groups()), precision)
+        return _gpt(name, precision, *(int(size) for size in sizes.groups()))
     raise InexpressibleError(f"line {row[LINE]}: model `{name}`: no family of the zoo builds it")
 
 
@@ -129,7 +129,7 @@ def _face(row: Row, network: str, data: str, precision: str) -> ModelSpec:
 
 
 def _gpt(
-    name: str, hidden: int, layers: int, heads: int, seq_len: int, precision: str
+    name: str, precision: str, hidden: int, layers: int, heads: int, seq_len: int
 ) -> ModelSpec:
     config: Config = {
         "layers": layers,

@@ -81,7 +81,8 @@ def _shared(row: Row, kind: str, columns: tuple[str, ...]) -> object:
 
 
 def _pair(kind: str, first: Outcome, second: Outcome) -> Pair:
-    assert first.predicted is not None and second.predicted is not None, "both are expressed"
+    assert first.predicted is not None, "only expressed rows are paired"
+    assert second.predicted is not None, "only expressed rows are paired"
     return Pair(
         kind=kind,
         first=first,

@@ -14,6 +14,7 @@ from millrace.published.question import InexpressibleError
 Row = dict[str, str]
 
 LINE = "line"  # the key under which a row holds its line in the file
+MALFORMED = "malformed"  # and under which one of another length than the header says so
 
 
 class Layout(StrEnum):
@@ -42,7 +43,6 @@ COLUMNS = {
         *("gpus_per_node", "throughput", "unit", "source_path", "variant"),
     ),
 }
-PLACED = (LINE, "tier")  # keys of a row that need not be columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,14 @@ def _row(layout: Layout, header: tuple[str, ...], values: list[str], line: int) 
     if "tier" not in header:
         row["tier"] = "A"
     if len(values) != len(header):
-        row["malformed"] = f"{len(values)} fields where the header has {len(header)}"
+        row[MALFORMED] = f"{len(values)} fields where the header has {len(header)}"
     return row
 
 
 def check_whole(row: Row) -> None:
     """Refuse a row that has more or fewer fields than the header."""
-    if "malformed" in row:
-        raise InexpressibleError(f"line {row[LINE]}: {row['malformed']}")
+    if MALFORMED in row:
+        raise InexpressibleError(f"line {row[LINE]}: {row[MALFORMED]}")
 
 
 def whole(row: Row, field: str, blank: int | None = None) -> int:

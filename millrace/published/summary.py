@@ -5,21 +5,36 @@ An error is predicted over measured, less one. Its mean is of magnitudes, its bi
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from millrace.published.question import InexpressibleError
-from millrace.published.reading import Row, number
+from millrace.published import dlperf
+from millrace.published.pairs import differences, pairs
+from millrace.published.reading import LINE, MALFORMED, Layout, Row, number
 from millrace.published.validation import Outcome, source
 
 WITHIN = 0.1
 WORST_ROWS = 12
 
 # Sources that print what the allocator had reserved, not what was allocated at the peak
-# (their own words: torchtitan's metrics), and how much more that is: 3 to 9 %, 5 % in the mean of
-# 43 runs (SimuMax's published runs, 2025).
+# (torchtitan's metrics), and how much more that is: 3 to 9 %, 5 % in the mean of 43 runs (SimuMax's
+# published runs, 2025).
 RESERVED = {"torchtitan": 1.05}
+
+Key = Callable[[Row], str]
+
+# How rows are grouped in tables.
+GROUPS: dict[Layout, dict[str, Key]] = {
+    Layout.LANGUAGE: {
+        "source": source,
+        "framework × gpu": lambda row: f"{row['framework'] or '?'} × {row['gpu']}",
+    },
+    Layout.DLPERF: {
+        "framework": dlperf.framework_name,
+        "model × dtype": lambda row: f"{row['model']} × {row['dtype']}",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +42,10 @@ class Figures:
     """Errors of some rows; None where there are no rows."""
 
     rows: int
-    mape: float | None
-    median_error: float | None
-    bias: float | None
-    within_10_percent: float | None
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The figures by name."""
-        return {
-            "rows": self.rows,
-            "mape": self.mape,
-            "median_error": self.median_error,
-            "bias": self.bias,
-            "within_10_percent": self.within_10_percent,
-        }
+    mape: float | None = None
+    median_error: float | None = None
+    bias: float | None = None
+    within_10_percent: float | None = None
 
 
 def figures(errors: Iterable[float]) -> Figures:
@@ -49,12 +53,12 @@ def figures(errors: Iterable[float]) -> Figures:
 
     Examples
     --------
-    >>> figures([0.1, -0.3]).mape
-    0.2
+    >>> figures([0.05, -0.25]).mape
+    0.15
     """
     signed = list(errors)
     if not signed:
-        return Figures(rows=0, mape=None, median_error=None, bias=None, within_10_percent=None)
+        return Figures(rows=0)
     sizes = [abs(error) for error in signed]
     return Figures(
         rows=len(sizes),
@@ -65,77 +69,93 @@ def figures(errors: Iterable[float]) -> Figures:
     )
 
 
-def of_tier(outcomes: Sequence[Outcome], tier: str) -> list[Outcome]:
-    """Rows of one tier."""
+def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Rows of tier A; all where there are none."""
+    return _of_tier(outcomes, "A") or list(outcomes)
+
+
+def _of_tier(outcomes: Sequence[Outcome], tier: str) -> list[Outcome]:
     return [one for one in outcomes if one.asked.row["tier"] == tier]
 
 
-def errors(outcomes: Iterable[Outcome]) -> list[float]:
-    """Errors of step time of the rows that are expressed."""
-    return [one.error for one in outcomes if one.error is not None]
+def points(outcomes: Sequence[Outcome], key: Key) -> dict[str, list[tuple[float, float]]]:
+    """Measured and predicted step times of the rows that are judged, by group."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one in judged(outcomes):
+        if one.predicted is not None:
+            pair = (one.asked.measured_s, one.predicted.step_time_s)
+            found[key(one.asked.row)].append(pair)
+    return dict(found)
 
 
-def by(outcomes: Iterable[Outcome], key: Callable[[Row], str]) -> dict[str, Figures]:
-    """Figures of each group of rows, in the order of their first rows."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for one in outcomes:
-        if one.error is not None:
-            groups[key(one.asked.row)].append(one.error)
-    return {name: figures(found) for name, found in groups.items()}
+def worst(outcomes: Iterable[Outcome], count: int = WORST_ROWS) -> list[Outcome]:
+    """Rows that are furthest off, by the ratio of predicted and measured."""
+
+    def distance(one: Outcome) -> float:
+        ratio = 1 + (one.error or 0.0)
+        return max(ratio, 1 / ratio)
+
+    known = [one for one in outcomes if one.error is not None]
+    return sorted(known, key=distance, reverse=True)[:count]
 
 
 def published_peak_bytes(row: Row) -> float | None:
-    """The peak of allocated memory that a row prints, in bytes; None where it prints none."""
-    try:
-        size = number(row, "peak_mem_gb")
-    except InexpressibleError:
+    """The peak of allocated memory that a row prints, in bytes; None where it prints none.
+
+    Raises
+    ------
+    InexpressibleError
+        It is not a number above 0.
+    """
+    if not row.get("peak_mem_gb", ""):
         return None
     unit = 2**30 if "GiB" in row["notes"] else 1e9
-    return size * unit / RESERVED.get(row.get("source", ""), 1.0)
+    return number(row, "peak_mem_gb") * unit / RESERVED.get(source(row), 1.0)
 
 
 def memory_error(one: Outcome) -> float | None:
     """Predicted over published peak of memory, less one."""
-    published = published_peak_bytes(one.asked.row)
-    if one.predicted is None or published is None:
+    if one.predicted is None:
         return None
-    return one.predicted.peak_bytes / published - 1
+    published = published_peak_bytes(one.asked.row)
+    return None if published is None else one.predicted.peak_bytes / published - 1
 
 
-def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def document(outcomes: Sequence[Outcome], layout: Layout) -> dict[str, Any]:
     """Return what `millrace validate --json` prints: rows in order, and what they say together.
 
     The figures are those of tier A, with `tier_b` beside them; of a file of B alone, those of B.
     """
-    judged = of_tier(outcomes, "A") or list(outcomes)
-    found = [memory for one in judged if (memory := memory_error(one)) is not None]
+    rows = judged(outcomes)
+    memory = [error for one in rows if (error := memory_error(one)) is not None]
     return {
-        **_tier(judged),
-        "memory": figures(found).document,
-        "by_source": _documents(by(judged, source)),
-        "by_framework_and_gpu": _documents(by(judged, framework_and_gpu)),
-        "tier_b": _tier(of_tier(outcomes, "B")),
+        **_tier(rows),
+        "tier_b": _tier(_of_tier(outcomes, "B")),
+        "groups": {name: _groups(rows, key) for name, key in GROUPS[layout].items()},
+        "memory": asdict(figures(memory)),
+        "differences": differences(pairs(rows)) if layout is Layout.LANGUAGE else None,
         "rows": [row_document(one) for one in outcomes],
     }
 
 
 def _tier(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    known = figures(errors(outcomes)).document
+    known = asdict(figures(one.error for one in outcomes if one.error is not None))
     return {"count": len(outcomes), "expressed": known.pop("rows")} | known
 
 
-def _documents(groups: dict[str, Figures]) -> dict[str, Any]:
-    return {name: one.document for name, one in groups.items()}
-
-
-def framework_and_gpu(row: Row) -> str:
-    """Which software on which device a row ran."""
-    return f"{row['framework'] or '?'} × {row.get('gpu') or '?'}"
+def _groups(outcomes: Iterable[Outcome], key: Key) -> dict[str, Any]:
+    """Figures of each group of rows, in the order of their first rows."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in outcomes:
+        if one.error is not None:
+            groups[key(one.asked.row)].append(one.error)
+    return {name: asdict(figures(errors)) for name, errors in groups.items()}
 
 
 def row_document(one: Outcome) -> dict[str, Any]:
     """A row's columns and what is predicted of it, or the reason why nothing is."""
-    found: dict[str, Any] = {k: v for k, v in one.asked.row.items() if k != "malformed"}
+    columns = {name: value for name, value in one.asked.row.items() if name != MALFORMED}
+    found: dict[str, Any] = columns | {LINE: int(columns[LINE])}
     if one.predicted is None:
         return found | {"predicted_s": None, "error": None, "reason": one.reason}
     return found | {
@@ -148,14 +168,3 @@ def row_document(one: Outcome) -> dict[str, Any]:
         "exposed_communication_s": one.predicted.exposed_communication_s,
         "note": "; ".join(one.notes),
     }
-
-
-def worst(outcomes: Iterable[Outcome], count: int = WORST_ROWS) -> list[Outcome]:
-    """Rows that are furthest off, by the ratio of predicted and measured."""
-    known = [one for one in outcomes if one.error is not None]
-
-    def distance(one: Outcome) -> float:
-        assert one.error is not None
-        return max(1 + one.error, 1 / (1 + one.error))
-
-    return sorted(known, key=distance, reverse=True)[:count]

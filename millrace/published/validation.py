@@ -62,12 +62,19 @@ class Outcome:
 
 
 class Reader(Protocol):
-    """What the module of a layout makes of a row; the first three raise InexpressibleError."""
+    """What the module of a layout makes of a row."""
 
-    def question(self, row: Row) -> tuple[Question, Pins]: ...
-    def measured_s(self, row: Row) -> float: ...
-    def approximations(self, row: Row) -> list[str]: ...
-    def framework_name(self, row: Row) -> str: ...
+    def question(self, row: Row) -> tuple[Question, Pins]:
+        """What a row asks and what it pins; raises InexpressibleError."""
+
+    def measured_s(self, row: Row) -> float:
+        """The step time that was measured; raises InexpressibleError."""
+
+    def approximations(self, row: Row) -> list[str]:
+        """What the row says and its question does not; raises InexpressibleError."""
+
+    def framework_name(self, row: Row) -> str:
+        """The software of a row."""
 
 
 READERS: dict[Layout, Reader] = {Layout.LANGUAGE: language, Layout.DLPERF: dlperf}
