@@ -94,12 +94,19 @@ def device(name: str) -> Device:
 
 
 def resized(node: Cluster, devices_per_node: int) -> Cluster:
-    """Return the node with another number of devices, a torus as near to a cube as it goes."""
-    torus = node.torus
+    """Return the node with another number of devices, a torus as near to a cube as it goes.
+
+    Islands that the devices do not fill are left out.
+    """
+    torus, islands = node.torus, node.islands
+    if islands is not None and devices_per_node % islands.devices:
+        islands = None
     if torus is not None and devices_per_node > 0 and devices_per_node != node.devices_per_node:
         dims = nearest_cube(devices_per_node, len(torus.dims))
         torus = msgspec.structs.replace(torus, dims=dims)
-    return msgspec.structs.replace(node, devices_per_node=devices_per_node, torus=torus)
+    return msgspec.structs.replace(
+        node, devices_per_node=devices_per_node, torus=torus, islands=islands
+    )
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -86,6 +86,27 @@ def test_figures_of_well_known_devices_are_those_of_their_data_sheets() -> None:
     }
 
 
+def test_the_catalogue_holds_every_device_of_published_runs_and_the_common_others() -> None:
+    published = """
+        v100-sxm-16gb v100-sxm-32gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb a800-sxm-80gb
+        h100-sxm-80gb h100-sxm-96gb-hbm2e-500w h800-sxm-80gb h200-sxm b200 b300 gb200 gb300 mi355x
+        tpu-v5e tpu-v5p tpu-v6e tpu-v7x-ironwood
+    """
+    others = "a100-pcie-40gb h100-pcie-80gb l40s a10g rtx-4090 mi250x mi300x tpu-v4 cpu-core"
+    assert set(published.split()) | set(others.split()) <= set(names())
+    without_power = {name for name in names() if device(name).power_watts is None}
+    assert without_power == {"cpu-core", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x-ironwood"}
+
+
+def test_the_two_dies_of_a_package_are_an_island_where_both_are_there() -> None:
+    assert [level.name for level in parse_cluster("mi250x:8x4").levels] == [
+        "island",
+        "node",
+        "cluster",
+    ]
+    assert parse_cluster("mi250x:1x4").islands is None
+
+
 def test_local_ranks_share_the_cores_and_the_memory_of_one_machine() -> None:
     cluster = local_cluster(ranks=4, cores=2, memory_bytes=8 * GIB)
     assert (cluster.devices, cluster.nodes, cluster.cores_per_node) == (4, 1, 2)
@@ -135,7 +156,7 @@ def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Pa
     ("text", "expected"),
     [
         ("a100-sxm:8x2", "did you mean a100-sxm-80gb"),
-        ("toaster:8x2", "known: a100-pcie-80gb"),
+        ("toaster:8x2", "known: a100-pcie-40gb"),
         ("h100-sxm-80gb:8x0", "NODES is 0"),
         ("h100-sxm-80gb:0x8", "GPUS_PER_NODE is 0"),
         ("h100-sxm-80gb:16x2", "write h100-sxm-80gb:8x2"),
