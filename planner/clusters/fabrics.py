@@ -189,7 +189,7 @@ def _rated(text: str, devices: int) -> Link | None:
 
 
 def _of_family(text: str, port_bytes_per_s: float) -> Fabric:
-    """The fabric that a sentence is about: by its name, else of its family by the rate of a port."""
+    """The fabric of a sentence: by its name, else of its family and nearest a port's rate."""
     words = re.findall(r"[a-z]+[a-z0-9]*", text.lower())
     if named := next((word for word in words if word in fabrics()), None):
         return fabrics()[named]
