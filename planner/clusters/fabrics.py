@@ -87,14 +87,15 @@ WORDS = {
     "opa": "omni-path",
     "slingshot": "slingshot",
     "efa": "efa",
+    "gcp": "gpudirect-tcp",
     "roce": "roce",
     "rocev2": "roce",
     "ethernet": "roce",
 }
 DEFAULT_FAMILY = "roce"
 
-# An EFA of no stated rate or generation is that of p5, the instances of H100 (AWS, 2023).
-DEFAULT_EFA = "efa-2"
+# A cloud's network of no stated rate or generation is that of its first instances of H100, 2023.
+CLOUDS = {"efa": "efa-2", "gcp": "gcp-a3"}
 
 _RATE = re.compile(
     r"(?:(?P<ports>\d+)\s*[x×*]\s*)?(?P<rate>\d[\d,]*(?:\.\d+)?)\s*"
@@ -201,8 +202,8 @@ def _of_family(text: str, port_bytes_per_s: float) -> Fabric:
 def _mentioned(text: str, devices: int) -> Link | None:
     """A sentence without a rate that names a fabric: `4x HDR InfiniBand`, `AWS EFA`."""
     words = re.findall(r"[a-z][a-z0-9-]*", text.lower())
-    known = next((word for word in words if word in fabrics()), None)
-    name = known or (DEFAULT_EFA if "efa" in words else None)
+    names = [CLOUDS.get(word, word) for word in words]
+    name = next((name for name in names if name in fabrics()), None)
     if name is None:
         return None
     count = re.search(rf"(\d+)\s*x?\s*{name}\b|\bx\s*(\d+)\b", text, re.IGNORECASE)
