@@ -83,6 +83,7 @@ def test_a_network_is_what_each_device_of_a_node_gets(
         ("0xndr", "a bandwidth of 0"),
         ("0 Gb/s", "a bandwidth of 0"),
         ("-400 Gb/s", "negative"),
+        ("8x400Gb/s RoCE +sharp", "switches of roce-400 do not reduce"),
         ("8xroce-400+sharp", "do not reduce; leave out `+sharp` or take one of"),
     ],
 )
@@ -102,6 +103,7 @@ def test_a_node_without_devices_has_no_network() -> None:
 def test_switches_of_infiniband_reduce_where_they_are_asked_to() -> None:
     assert not network("8xndr", 8).reduces
     assert network("8xndr+sharp", 8).reduces
+    assert network("8x400Gb/s InfiniBand +sharp", 8).reduces
     assert network("18xnvlink-4", 8).reduces
 
 
