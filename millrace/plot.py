@@ -119,38 +119,39 @@ def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title:
         What they are, and how far off in all.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator
 
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    panel = figure.subplots()
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    panel, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     every = [time for points in groups.values() for point in points for time in point]
-    ends = [min(every) / 1.5, max(every) * 1.5]
-    panel.fill_between(
-        ends, [0.9 * x for x in ends], [1.1 * x for x in ends], color="#bbbbbb", alpha=0.5,
-        linewidth=0, label="within 10 %",
-    )  # fmt: skip
+    ends = (min(every) / 1.5, max(every) * 1.5)
+    band = {"color": "#bbbbbb", "alpha": 0.5, "linewidth": 0}
+    panel.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], **band)
     panel.plot(ends, ends, color="#666666", linewidth=0.8)
+    below.axhspan(0.9, 1.1, label="within 10 %", **band)
+    below.axhline(1, color="#666666", linewidth=0.8)
     for at, (name, points) in enumerate(groups.items()):
-        panel.scatter(
-            [measured for measured, _ in points],
-            [predicted for _, predicted in points],
-            s=22,
-            marker=MARKERS[at // len(TEN) % len(MARKERS)],
-            color=TEN[at % len(TEN)],
-            alpha=0.75,
-            linewidths=0,
-            label=f"{name} ({len(points)})",
-        )
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlim(*ends)
-    panel.set_ylim(*ends)
-    panel.set_aspect("equal")
-    for axis in (panel.xaxis, panel.yaxis):
+        style = {
+            "s": 22,
+            "marker": MARKERS[at // len(TEN) % len(MARKERS)],
+            "color": TEN[at % len(TEN)],
+            "alpha": 0.75,
+            "linewidths": 0,
+        }
+        measured = [point[0] for point in points]
+        label = f"{name} ({len(points)})"
+        panel.scatter(measured, [point[1] for point in points], label=label, **style)
+        below.scatter(measured, [point[1] / point[0] for point in points], **style)
+    panel.set(yscale="log", ylim=ends, ylabel="predicted step time, s")
+    below.set(xscale="log", xlim=ends, xlabel="measured step time, s", yscale="log")
+    below.set_ylabel("predicted over measured")
+    for axis in (panel.yaxis, below.xaxis, below.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    panel.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.set_xlabel("measured step time, s")
-    panel.set_ylabel("predicted step time, s")
+    below.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.8, 1, 1.25, 2, 4]))
+    below.yaxis.set_minor_locator(NullLocator())
+    for one in (panel, below):
+        one.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        one.set_axisbelow(True)
     panel.set_title(title, loc="left", fontsize=10)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return figure

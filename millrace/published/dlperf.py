@@ -15,20 +15,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.published.language import NETWORK_EFFICIENCY, attention, software
+from millrace.published.language import attention, software
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import LINE, Row, choice, number, whole
 from models.errors import ModelError
 from models.spec import Config, ModelSpec, TrainingSpec
 from models.zoo.catalogue import FAMILIES, model_spec
-from planner.cluster import Cluster, Link
-from planner.clusters import reference_node, validate
+from planner.cluster import Cluster
+from planner.clusters import network, reference_node, validate
 from planner.clusters.files import resized
 from planner.errors import ClusterError, InfeasibleError, PlanError
 from planner.search import Pins
 
 GPU = "v100-sxm-16gb"
-PORT_BYTES_PER_S = 12.5e9  # one InfiniBand port of 100 Gb/s per node (DLPerf's reports, 2020)
+NETWORK = "100 Gb/s EDR InfiniBand per node"  # one port (DLPerf's reports, 2020)
 
 PRECISIONS = {"amp": "fp16", "fp32": "fp32"}
 CLASSES = {"face_emore": 85_742, "glint360k": 360_232}
@@ -155,16 +155,11 @@ def cluster(row: Row) -> Cluster:
     """Nodes of up to eight V100s that share one port."""
     per_node, nodes = whole(row, "gpus_per_node", 8), whole(row, "nodes", 1)
     node = reference_node(GPU)
-    link = Link(
-        latency_ns=node.inter_node.latency_ns,
-        bandwidth_bytes_per_s=PORT_BYTES_PER_S * NETWORK_EFFICIENCY / per_node,
-        source="one port of 100 Gb/s per node (DLPerf's reports, 2020)",
-    )
     found = replace(
         resized(node, per_node),
         name=f"{GPU}:{per_node}x{nodes}",
         nodes=nodes,
-        inter_node=link,
+        inter_node=network(NETWORK, per_node),
         software=software(framework_name(row)),
     )
     return validate(found)
