@@ -157,18 +157,23 @@ def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title:
     return figure
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure in the form that the file's name ends in.
+def check_drawable(path: Path) -> None:
+    """Raise FileError where a figure could not be drawn in the form that the file's name ends in.
 
-    Raises
-    ------
-    FileError
-        The form is not known, or the file cannot be written.
+    To be called before the long work that fills it.
     """
-    form = path.suffix.removeprefix(".").lower()
-    known = figure.canvas.get_supported_filetypes()
-    if form not in known:
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise FileError(f"`{path}` is drawn by matplotlib: pip install 'millrace[plot]'") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
         raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the form that the file's name ends in; raises FileError."""
+    check_drawable(path)
     written = BytesIO()
-    figure.savefig(written, format=form, dpi=150)
+    figure.savefig(written, format=path.suffix.removeprefix(".").lower(), dpi=150)
     write_bytes(path, written.getvalue())

@@ -45,12 +45,15 @@ def validate(
 ) -> None:
     """Predict published configurations and report the error of each."""
     from millrace.files import check_writable
+    from millrace.plot import check_drawable
     from millrace.published.leaving import left_out
     from millrace.published.reading import read_table
     from millrace.published.summary import document
     from millrace.published.validation import validate as validated
 
-    check_writable(plot)
+    if plot is not None:
+        check_writable(plot)
+        check_drawable(plot)
     table = read_table(csv)
     with working(f"predicting {len(table.rows)} rows of {csv}") as now:
 

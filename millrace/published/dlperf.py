@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from millrace.published.language import attention, software
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.reading import LINE, Row, choice, number, whole
+from millrace.published.reading import Row, choice, number, whole
 from models.errors import ModelError
 from models.spec import Config, ModelSpec, TrainingSpec
 from models.zoo.catalogue import FAMILIES, model_spec
@@ -59,13 +59,18 @@ def question(row: Row) -> tuple[Question, Pins]:
         pinned = pins(row)
         pinned.check()
     except (ModelError, ClusterError, PlanError, InfeasibleError) as error:
-        raise InexpressibleError(f"line {row[LINE]}: {error}") from None
+        raise InexpressibleError(str(error)) from None
     return asked, pinned
 
 
 def measured_s(row: Row) -> float:
     """Return the time of a step: the global batch over the throughput."""
     return _batch(row) / number(row, "throughput")
+
+
+def peak_bytes(row: Row) -> float | None:
+    """None: what rows print is all that a process holds, of which some frameworks take it all."""
+    return None
 
 
 def framework_name(row: Row) -> str:
@@ -102,7 +107,7 @@ def model(row: Row) -> ModelSpec:
         return _face(row, face[1], face[2], precision)
     if sizes := GPT.match(name):
         return _gpt(name, precision, *(int(size) for size in sizes.groups()))
-    raise InexpressibleError(f"line {row[LINE]}: model `{name}`: no family of the zoo builds it")
+    raise InexpressibleError(f"model `{name}`: no family of the zoo builds it")
 
 
 def _wide_deep(row: Row, precision: str) -> ModelSpec:
@@ -119,7 +124,7 @@ def _wide_deep(row: Row, precision: str) -> ModelSpec:
 def _face(row: Row, network: str, data: str, precision: str) -> ModelSpec:
     if data not in CLASSES:
         raise InexpressibleError(
-            f"line {row[LINE]}: model `{row['model']}`: the number of classes of `{data}` is not "
+            f"model `{row['model']}`: the number of classes of `{data}` is not "
             f"known; known: {', '.join(CLASSES)}"
         )
     spec = model_spec("arcface-r100" if network == "r100" else "arcface-mobilefacenet")
@@ -207,6 +212,6 @@ def _batch(row: Row) -> int:
 
 
 def _variant(row: Row) -> Row:
-    """`key=value;…` by key, with the line of the row."""
+    """`key=value;…` by key."""
     parts = (part.partition("=") for part in row["variant"].split(";") if part)
-    return {name.strip(): value.strip() for name, _, value in parts} | {LINE: row[LINE]}
+    return {name.strip(): value.strip() for name, _, value in parts}

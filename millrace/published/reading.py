@@ -109,7 +109,7 @@ def _row(layout: Layout, header: tuple[str, ...], values: list[str], line: int) 
 def check_whole(row: Row) -> None:
     """Refuse a row that has more or fewer fields than the header."""
     if MALFORMED in row:
-        raise InexpressibleError(f"line {row[LINE]}: {row[MALFORMED]}")
+        raise InexpressibleError(row[MALFORMED])
 
 
 def whole(row: Row, field: str, blank: int | None = None) -> int:
@@ -118,7 +118,7 @@ def whole(row: Row, field: str, blank: int | None = None) -> int:
     Raises
     ------
     InexpressibleError
-        Names the line, the field, what it holds and what was expected.
+        Names the field, what it holds and what was expected.
     """
     found = number(row, field, blank)
     if found != int(found) or found < 1:
@@ -132,7 +132,7 @@ def number(row: Row, field: str, blank: float | None = None) -> float:
     Raises
     ------
     InexpressibleError
-        Names the line, the field, what it holds and what was expected.
+        Names the field, what it holds and what was expected.
     """
     text = row.get(field, "")
     if not text and blank is not None:
@@ -152,7 +152,7 @@ def choice(row: Row, field: str, known: tuple[str, ...]) -> str:
     Raises
     ------
     InexpressibleError
-        Names the line, the field, what it holds and what was expected.
+        Names the field, what it holds and what was expected.
     """
     text = row.get(field, "")
     if text and text not in known:
@@ -163,4 +163,4 @@ def choice(row: Row, field: str, known: tuple[str, ...]) -> str:
 def _wrong(row: Row, field: str, expected: str) -> InexpressibleError:
     text = row.get(field, "")
     found = f"is `{text}`" if text else "is blank"
-    return InexpressibleError(f"line {row.get(LINE, '?')}: {field} {found}: expected {expected}")
+    return InexpressibleError(f"{field} {found}: expected {expected}")

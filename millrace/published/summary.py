@@ -11,16 +11,11 @@ from typing import Any
 
 from millrace.published import dlperf
 from millrace.published.pairs import differences, pairs
-from millrace.published.reading import LINE, MALFORMED, Layout, Row, number
+from millrace.published.reading import LINE, MALFORMED, Layout, Row
 from millrace.published.validation import Outcome, source
 
 WITHIN = 0.1
 WORST_ROWS = 12
-
-# Sources that print what the allocator had reserved, not what was allocated at the peak
-# (torchtitan's metrics), and how much more that is: 3 to 9 %, 5 % in the mean of 43 runs (SimuMax's
-# published runs, 2025).
-RESERVED = {"torchtitan": 1.05}
 
 Key = Callable[[Row], str]
 
@@ -99,26 +94,11 @@ def worst(outcomes: Iterable[Outcome], count: int = WORST_ROWS) -> list[Outcome]
     return sorted(known, key=distance, reverse=True)[:count]
 
 
-def published_peak_bytes(row: Row) -> float | None:
-    """The peak of allocated memory that a row prints, in bytes; None where it prints none.
-
-    Raises
-    ------
-    InexpressibleError
-        It is not a number above 0.
-    """
-    if not row.get("peak_mem_gb", ""):
-        return None
-    unit = 2**30 if "GiB" in row["notes"] else 1e9
-    return number(row, "peak_mem_gb") * unit / RESERVED.get(source(row), 1.0)
-
-
 def memory_error(one: Outcome) -> float | None:
     """Predicted over published peak of memory, less one."""
-    if one.predicted is None:
+    if one.predicted is None or one.asked.peak_bytes is None:
         return None
-    published = published_peak_bytes(one.asked.row)
-    return None if published is None else one.predicted.peak_bytes / published - 1
+    return one.predicted.peak_bytes / one.asked.peak_bytes - 1
 
 
 def document(outcomes: Sequence[Outcome], layout: Layout) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Asked:
     pins: Pins = field(default_factory=Pins)
     cluster: Cluster | None = None
     measured_s: float = 0.0
+    peak_bytes: float | None = None
     notes: tuple[str, ...] = ()
     reason: str = ""
 
@@ -70,6 +71,9 @@ class Reader(Protocol):
     def measured_s(self, row: Row) -> float:
         """The step time that was measured; raises InexpressibleError."""
 
+    def peak_bytes(self, row: Row) -> float | None:
+        """The peak of allocated memory, where it is printed; raises InexpressibleError."""
+
     def approximations(self, row: Row) -> list[str]:
         """What the row says and its question does not; raises InexpressibleError."""
 
@@ -90,11 +94,11 @@ def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
     reader = READERS[layout]
     try:
         check_whole(row)
-        measured_s = reader.measured_s(row)
+        measured_s, peak_bytes = reader.measured_s(row), reader.peak_bytes(row)
         question, pins = reader.question(row)
         notes = tuple(reader.approximations(row))
     except InexpressibleError as error:
-        return Asked(row=row, reason=str(error))
+        return Asked(row=row, reason=f"line {row[LINE]}: {error}")
     cluster = question.cluster
     if tuned is not None:
         cluster = tuned(cluster, reader.framework_name(row), source(row))
@@ -104,6 +108,7 @@ def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
         pins=pins,
         cluster=cluster,
         measured_s=measured_s,
+        peak_bytes=peak_bytes,
         notes=notes,
     )
 
