@@ -92,6 +92,13 @@ class GraphBuilder:
         builder._templates = {block: graph.templates[block] for block in graph.blocks}
         return builder
 
+    def adopt(self, op: Op, made: Sequence[Tensor]) -> None:
+        """Take over an op of another graph, with the tensors that it makes."""
+        for name in op.inputs:
+            self._known(name, op.name)
+        self._ops.append(op)
+        self.tensors.update((tensor.name, tensor) for tensor in made)
+
     def begin_block(self, name: str, template: str | None = None) -> None:
         """Let what follows lie in block `name`; blocks are listed in the order they begin."""
         if name in self._templates:

@@ -45,7 +45,9 @@ class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     The learning rate rises linearly over `warmup_steps`, then falls along a cosine to
     `final_fraction` of `learning_rate` at `decay_steps` (constant when `decay_steps` is 0).
-    Gradients are clipped to a global norm of `clip_norm` (0: not clipped).
+    Gradients are clipped to a global norm of `clip_norm` (0: not clipped). `attention` is flash
+    (one op, which finds the probabilities again in the backward pass) or unfused (products and a
+    softmax, whose probabilities are kept).
     """
 
     optimizer: str = "adamw"  # or "sgd"
@@ -59,3 +61,4 @@ class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight_decay: float = 0.1
     momentum: float = 0.0
     clip_norm: float = 1.0
+    attention: str = "flash"

@@ -24,6 +24,7 @@ RULES: dict[str, Rule] = {
     "l2_normalize": layers.l2_normalize,
     "layer_norm": layers.layer_norm,
     "logistic_loss": products.logistic_loss,
+    "masked_softmax": layers.masked_softmax,
     "matmul": products.matmul,
     "max_pool": layers.max_pool,
     "mul": products.matmul,
