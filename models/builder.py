@@ -28,6 +28,8 @@ PRECISIONS = {
     "tf32": Precision("float32", "float32"),
     "bf16": Precision("float32", "bfloat16"),
     "fp16": Precision("float32", "float16"),
+    "fp8": Precision("float32", "bfloat16"),  # and linear layers in 8 bits: `models.quantised`
+    "mxfp8": Precision("float32", "bfloat16"),
 }
 
 FLOATING_SOURCES = ("features", "images")
@@ -54,7 +56,7 @@ class GraphBuilder:
     tokens_per_sample : int
         Tokens that one sample counts for.
     precision : str
-        fp64, fp32, tf32, bf16 or fp16.
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
 
     Examples
     --------

@@ -16,8 +16,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `config` holds the family's own fields (`gpt`: layers, hidden, heads, ffn_hidden, vocab,
     positions; `function`: none, its `name` is `package.module:function`; `graph`: none, `graph`
-    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16 or fp16: 16-bit kinds
-    keep float32 variables and compute in 16 bits.
+    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8:
+    16-bit kinds keep float32 variables and compute in 16 bits; 8-bit kinds do as bf16, but for the
+    products of linear layers.
     """
 
     name: str

@@ -28,6 +28,7 @@ def _table(*groups: Iterable[tuple[str, Like]]) -> dict[str, Like]:
 PRICED_LIKE: dict[str, Like] = _table(
     _same("tanh exp log sqrt rsqrt reciprocal sin cos broadcast arc_margin", Like("relu")),
     _same("scale shift concat", Like("relu", 0.7)),
+    _same("quantise", Like("cast")),
     _same("constant", Like("relu", 1.2)),
     _same("leaky_relu sigmoid power prelu", Like("silu")),
     _same("clip", Like("silu", 0.7)),

@@ -102,6 +102,7 @@ KERNELS: dict[str, KernelFactory] = (
         "pad": pad,
         "prelu": prelu,
         "prelu_grad": prelu_grad,
+        "quantise": cast,
         "rearrange": rearrange,
         "relative_bias": relative_bias,
         "relative_bias_grad": relative_bias_grad,

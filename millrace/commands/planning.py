@@ -26,7 +26,7 @@ OnCluster = Annotated[
 ]
 GlobalBatch = Annotated[int, typer.Option("--global-batch", min=1, help="Samples of a step.")]
 SeqLen = Annotated[int | None, typer.Option(min=1, help="Tokens; the longest by default.")]
-Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16, fp8 or mxfp8.")]
 Attention = Annotated[str, typer.Option(help="flash, or unfused: its probabilities are kept.")]
 Profile = Annotated[Path | None, typer.Option(help="Device profile to read for local:N.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")]

@@ -30,6 +30,7 @@ RULES: dict[str, Rule] = {
     "mul": products.matmul,
     "narrow": layout.narrow,
     "prelu": products.prelu,
+    "quantise": layout.quantise,
     "rearrange": layout.rearrange,
     "relative_bias": layers.relative_bias,
     "repeat": layout.repeat,

@@ -72,6 +72,7 @@ LAYOUT = {
     "repeat": [Sample("k n -> k n")],
     "accumulate": [Sample("k n -> k n")],
     "cast": [Sample("k n -> k n")],
+    "quantise": [Sample("b t n -> b t n")],
     "rearrange": [Sample("b i j -> b (i j)"), Sample("b t (h d) -> b h t d")],
     "broadcast": [Sample("b n -> b t n"), Sample("n -> b (n t)"), Sample("() -> b")],
     "narrow": [
