@@ -46,7 +46,7 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("l2_normalize", Like("rms_norm")),
     _same("l2_normalize_grad", Like("rms_norm_grad_input")),
     _same("softmax_grad masked_softmax_grad", Like("rms_norm_grad_input", 0.7)),
-    _same("masked_softmax", Like("softmax", 1.1)),
+    _same("masked_softmax", Like("softmax")),
     _same("channel_squares", Like("channel_sums", 1.8)),
     _same("avg_pool", Like("max_pool")),
     _same("avg_pool_grad", Like("max_pool_grad", 0.5)),
