@@ -28,8 +28,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source
         Where the figures are from.
     reduces
-        The switch adds up what passes through it (NVLink SHARP): an all_reduce moves the message
-        once each way.
+        Its switches add up what passes through them (SHARP), in NVLink's case or the network's: an
+        all_reduce moves the message once each way.
     gap_ns
         What the sender's host takes per message: each step of a ring that uses the link takes at
         least as long, wherever the step itself lies.
@@ -266,6 +266,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 latency_ns=outside.latency_ns + self.leaves.latency_ns,
                 bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s / self.leaves.oversubscription,
                 source=f"{outside.source}, oversubscribed {self.leaves.oversubscription:g} to 1",
+                reduces=outside.reduces,
             )
         if found[-1].devices < self.devices:
             found.append(Level(name="cluster", devices=self.devices, link=outside))

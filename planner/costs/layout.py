@@ -173,7 +173,7 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
     found = [
         _Level(ranks, latency(inner), rates(inner), False, gap(inner), reduces(inner), False),
         _Level(island, latency(intra), rates(intra), False, gap(intra), reduces(intra), False),
-        _Level(places.node, latency(outer), network, False, gap(outer), False, True),
+        _Level(places.node, latency(outer), network, False, gap(outer), reduces(outer), True),
     ]
     if frame.leaves is not None:
         leaves = frame.leaves
@@ -181,7 +181,7 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
         under = places.node if spread else places.node // leaves.nodes
         share = network / leaves.oversubscription
         above_ns = latency(outer) + leaves.latency_ns
-        found.append(_Level(under, above_ns, share, True, gap(outer), False, True))
+        found.append(_Level(under, above_ns, share, True, gap(outer), reduces(outer), True))
     return found
 
 

@@ -136,8 +136,9 @@ def transfers(crossing: Crossing, protocols: Iterable[Protocol]) -> Lines:
 def switched(layout: Layout, *, exact: bool = False) -> Lines:
     """Return an all_reduce that switches inside nodes add up, over a tree of the nodes.
 
-    The message moves once each way over every member's link; between nodes up and down a tree at
-    the same time, for which each of more than two nodes has to send it twice.
+    The message moves once each way over every member's link. Between nodes it does so meanwhile
+    where those switches reduce too, else up and down a tree, for which each of more than two nodes
+    has to send it twice.
 
     Parameters
     ----------
@@ -147,7 +148,8 @@ def switched(layout: Layout, *, exact: bool = False) -> Lines:
         By α-β alone: a hop to the switch and one back, and all of the bandwidth.
     """
     inside, outside = layout.crossings[0], layout.crossings[1:]
-    if not inside.reduces or any(not one.outside or one.fewest != one.most for one in outside):
+    even = all(one.outside and one.fewest == one.most for one in outside)
+    if not inside.reduces or not even:
         return []
     hops, share, beyond = (
         (Hops(2.0, 1.0), 1.0, 1.0) if exact else (SWITCHES, SWITCH_SHARE, NETWORK_SHARE)
@@ -155,7 +157,8 @@ def switched(layout: Layout, *, exact: bool = False) -> Lines:
     fixed = hops.latency_ns(inside)
     slope = 1 / (inside.bytes_per_ns * share)
     for units, crossing in zip(layout.within[1:], outside, strict=True):
-        fixed += 2 * ceil(log2(units[0])) * hops.latency_ns(crossing)
-        sent = 1 if layout.within[1][-1] == 2 else 2
+        depth = 1 if crossing.reduces else ceil(log2(units[0]))
+        fixed += 2 * depth * hops.latency_ns(crossing)
+        sent = 1 if crossing.reduces or layout.within[1][-1] == 2 else 2
         slope = max(slope, sent / (crossing.bytes_per_ns * beyond))
     return [(round(fixed), slope)]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import build_training
 from planner.cluster import Cluster, Link, Software
-from planner.clusters import parse_cluster, validate
+from planner.clusters import network, parse_cluster, validate
 from planner.compile import compile_plan
 from planner.costs import collective_duration_ns, collective_pieces, durations
 from planner.costs.buckets import state_tensors
@@ -28,16 +28,11 @@ def a100(nodes: int) -> Cluster:
 
 def h100(nodes: int, **outside: object) -> Cluster:
     on = parse_cluster(f"h100-sxm-80gb:8x{nodes}")
-    return replace(
-        on,
-        intra_node=replace(on.intra_node, reduces=True),
-        inter_node=replace(on.inter_node, **outside),
-    )
+    return replace(on, inter_node=replace(on.inter_node, **outside))
 
 
-# What 64 nodes of 8 H100 reached over EFA, as `published` below: of every message the sender's
-# host takes 30 us, and each doubling of the nodes takes a third of what flows.
-EFA = {"gap_ns": 30_000, "congestion": 0.35}
+_EFA = network("efa-2", 8)
+EFA = {field: getattr(_EFA, field) for field in _EFA.__struct_fields__}
 
 
 def plain(cluster: Cluster) -> Cluster:
