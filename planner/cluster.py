@@ -20,14 +20,30 @@ SCHEMA_VERSION = 1
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """α-β of one kind of connection, per device and direction.
 
-    `reduces`: its switches add up what passes through them (SHARP), in NVLink's case or the
-    network's.
+    Attributes
+    ----------
+    latency_ns, bandwidth_bytes_per_s
+        Of one hop; where a library moves data by several protocols (`Device.library`), the latency
+        of its middle one, NCCL's LL128.
+    source
+        Where the figures are from.
+    reduces
+        Its switches add up what passes through them (SHARP), in NVLink's case or the network's: an
+        all_reduce moves the message once each way.
+    gap_ns
+        What the sender's host takes per message: each step of a ring that uses the link takes at
+        least as long, wherever the step itself lies.
+    congestion
+        Share of its bandwidth that a group loses each time its nodes double, beyond two: what its
+        flows take from one another in the network.
     """
 
     latency_ns: int
     bandwidth_bytes_per_s: float
     source: str
     reduces: bool = False
+    gap_ns: int = 0
+    congestion: float = 0.0
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,8 +66,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched
     for the others; attention has a table per head size (`attention/64`). `collectives` maps
     `kind/group_size` to measured points (message_bytes, duration_ns). Both are
-    sorted by their first column. Price is what an hour is listed at on demand, power what the
-    device may draw at most; None where neither is published.
+    sorted by their first column. `library` names what moves its messages, by the algorithms and
+    protocols of that library only (`planner.costs.protocols`); empty: by the fastest of all
+    algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
+    what the device may draw at most; None where neither is published.
     """
 
     name: str
@@ -64,6 +82,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     kernels: dict[str, tuple[tuple[int, int], ...]] = {}
     collectives: dict[str, tuple[tuple[int, int], ...]] = {}
+    library: str = ""
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
 

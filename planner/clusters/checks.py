@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import isfinite, prod
 
 from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
+from planner.costs.protocols import LIBRARIES
 from planner.errors import ClusterError
 
 
@@ -108,6 +109,11 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
     ):
         if value is not None:
             yield from _above_zero(f"{where}{field}", value)
+    if device.library and device.library not in LIBRARIES:
+        yield (
+            f"{where}library is `{device.library}`, expected one of {', '.join(LIBRARIES)}, or "
+            f"nothing for rings and trees by latency and bandwidth alone"
+        )
     yield from _table_faults(f"{where}kernels", device.kernels)
     yield from _table_faults(f"{where}collectives", device.collectives)
 
@@ -135,6 +141,9 @@ def _host_faults(host: Host, where: str) -> Iterator[str]:
 def _link_faults(link: Link, where: str) -> Iterator[str]:
     yield from _above_zero(f"{where}bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
     yield from _not_negative(f"{where}latency_ns", link.latency_ns)
+    yield from _not_negative(f"{where}gap_ns", link.gap_ns)
+    if not 0 <= link.congestion < 1:
+        yield f"{where}congestion is {link.congestion}, expected 0 or more and below 1"
 
 
 def _above_zero(field: str, value: float) -> Iterator[str]:

@@ -40,6 +40,8 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inside: bool = False
     ports: int | None = None
     reduces: Reduction = Reduction.NEVER
+    gap_ns: int = 0
+    congestion: float = 0.0
 
 
 class Fabric(_Settings, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class Fabric(_Settings, frozen=True, kw_only=True):
         Of a node where the vendor sells no other number; None: one for each device.
     reduces
         Whether its switches reduce: never, where they are asked to (`ndr+sharp`), or always.
+    gap_ns, congestion
+        As in `Link`.
     source
         What it is, in words; the sources of figures are in the file.
     """
@@ -73,6 +77,8 @@ class Fabric(_Settings, frozen=True, kw_only=True):
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * self.reached * ports,
             source=f"{self.source}, {ports:g} ports a device, {self.reached:.0%} of them by NCCL",
             reduces=reduces,
+            gap_ns=self.gap_ns,
+            congestion=self.congestion,
         )
 
 
