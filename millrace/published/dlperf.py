@@ -11,11 +11,10 @@ its reports (2020-2021). Classes: MS1MV2 (85,742) and Glint360K (360,232; An et 
 """
 
 import re
-from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.published.language import attention, software
+from millrace.published.language import software
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 from models.errors import ModelError
@@ -152,8 +151,7 @@ def training(row: Row) -> TrainingSpec:
     if row["model"].startswith(("resnet", "insightface")):
         return SGD
     unclipped = row["model"] == "wide-deep" or _variant(row).get("grad_clip") == "none"
-    clip: dict[str, Any] = {"clip_norm": 0.0} if unclipped else {}
-    return TrainingSpec(**attention(fused=False), **clip)
+    return TrainingSpec(attention="unfused", clip_norm=0.0 if unclipped else 1.0)
 
 
 def cluster(row: Row) -> Cluster:
