@@ -9,6 +9,10 @@ from planner.costs.protocols import LIBRARIES
 from planner.errors import ClusterError
 
 
+# Collectives of activations that products can be overlapped with piece by piece.
+PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
 def validate(cluster: Cluster) -> Cluster:
     """Return the cluster itself once every value lies in its range.
 
@@ -73,6 +77,10 @@ def _software_faults(software: Software) -> Iterator[str]:
     yield from _not_negative("software.host_ns", software.host_ns)
     yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
     yield from _above_zero("software.fusion", software.fusion)
+    yield from _above_zero("software.attention", software.attention)
+    for kind in software.pieces:
+        if kind not in PIECEWISE:
+            yield f"software.pieces has `{kind}`, expected {', '.join(PIECEWISE)}"
     if not 0 <= software.overlap <= 1:
         yield f"software.overlap is {software.overlap}, expected 0 to 1"
 
