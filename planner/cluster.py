@@ -47,6 +47,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `kind/group_size` to measured points (message_bytes, duration_ns). Both are
     sorted by their first column. Price is what an hour is listed at on demand, power what the
     device may draw at most; None where neither is published.
+
+    Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
+    products, `narrow_efficiency` those in eight bits (None: the same), `attention_efficiency` the
+    forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
+    copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
+    known, and small products are as efficient as large ones.
     """
 
     name: str
@@ -61,6 +67,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     collectives: dict[str, tuple[tuple[int, int], ...]] = {}
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
+    narrow_efficiency: float | None = None
+    attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
+    multiprocessors: int = 0
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
