@@ -1,13 +1,15 @@
 """Attention: how long a flash kernel takes, forward and backward.
 
 The scores are never stored: a multiprocessor takes 128 queries of one head and passes over the keys
-that they see.
+that they see. Products run at `Device.attention_efficiency`; exponentials, the ends of a tile and
+what a mask cuts off cost besides.
 
 Notes
 -----
-Dao, "FlashAttention-2", arXiv 2307.08691 (2023): forward at 50-73 % of an A100's peak, backward at
-up to 63 %, five products where the forward has two (sections 3 and 4). Shah et al.,
-"FlashAttention-3", arXiv 2407.08608 (2024): forward at up to 75 % of an H100's.
+Dao, "FlashAttention-2", arXiv 2307.08691 (2023), section 3: five products backward where there are
+two forward. Constants are fitted on the forward and backward speeds on an H100 that figures 5 and 6
+of Shah et al., "FlashAttention-3", arXiv 2407.08608 (2024), print: FlashAttention-2, -3 and cuDNN,
+head sizes 64 to 256, 512 to 16k tokens, causal and not; one efficiency for each implementation.
 """
 
 import numpy as np
@@ -31,18 +33,23 @@ QUERIES = 128  # of a tile: FlashAttention-2, section 3.3, and FlashAttention-3,
 # Head sizes that kernels are made for: flash-attention 2.x, `HEADDIM_SWITCH`, read 2026-11.
 HEAD_SIZES = np.array([32, 64, 96, 128, 192, 256])
 
-# Features per score that take as long as the exponential of the score: speed falls with smaller
-# heads. Fitted on FlashAttention-3, figure 5: 497, 648 and 756 TFLOP/s at 64, 128 and 256.
-SOFTMAX_FEATURES = 56.0
+# Features of a head that are multiplied in the time of the rest of a score (its exponential), per
+# product: smaller heads run slower. Fitted as above.
+SOFTMAX_FEATURES = 32.0
 REFERENCE_HEAD_SIZE = 128  # of `Device.attention_efficiency`
 
-# Keys that could be passed over while a tile is begun and ended. Fitted on FlashAttention-3,
-# figure 5: at head size 128, 1k tokens run at 0.83 of the speed of 16k.
-TILE_ENDS_KEYS = 96.0
+# Keys that could be passed over while a tile is begun and ended; backward, sums of dq leave it too.
+# Fitted as above.
+TILE_ENDS_KEYS = 120.0
+TILE_ENDS_KEYS_BACKWARD = 340.0
 
-# Speed of the backward pass over that of the forward: FlashAttention-2, figures 5 and 6 (170 to 196
-# against 203 to 227 TFLOP/s), FlashAttention-3, figures 5 and 6 (561 against 648).
-BACKWARD_SPEED = 0.85
+# Keys of the tiles that a causal mask cuts, which count in full, and what the longest tiles are
+# waited for. Fitted as above.
+DIAGONAL_KEYS = 128.0
+
+# Speed of long sequences backward over forward: 561 and 474 TFLOP/s against 648 and 497, head
+# sizes 128 and 64 (FlashAttention-3, figures 5 and 6).
+BACKWARD_SPEED = 0.91
 
 
 def attention_seconds(firings: Firings, device: Device) -> Floats:
@@ -63,21 +70,19 @@ def attention_seconds(firings: Firings, device: Device) -> Floats:
     tokens = firings.size(queries[1])
     heads = firings.size([x for at, dim in enumerate(queries[:-1]) for x in dim if at != 1])
     scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
-    seen = _keys_seen(firings, firings.size(keys[1])) + TILE_ENDS_KEYS
-    products = 3 * scored + 2 * mixed if backward else scored + mixed
-    # Of the head size that a product has on average.
-    mean = (scored + mixed) / 2
-    share = (1 + SOFTMAX_FEATURES / REFERENCE_HEAD_SIZE) / (1 + SOFTMAX_FEATURES / mean)
+    seen = _keys_seen(firings, firings.size(keys[1]))
+    features = scored + mixed + 2 * SOFTMAX_FEATURES
     if backward:
-        share = share * BACKWARD_SPEED
-    peak = peak_flops_per_s(device, firings.precision)
-    flops_per_s = peak * device.attention_efficiency * share
+        features = (3 * scored + 2 * mixed + 5 * SOFTMAX_FEATURES) / BACKWARD_SPEED
+    peak = peak_flops_per_s(device, firings.precision) * device.attention_efficiency
+    flops_per_s = peak * (1 + SOFTMAX_FEATURES / REFERENCE_HEAD_SIZE)
     if not device.multiprocessors:
-        plain: Floats = 2 * heads * tokens * seen * products / flops_per_s
+        plain: Floats = 2 * heads * tokens * seen * features / flops_per_s
         return plain
-    tiles = heads * np.ceil(tokens / QUERIES)
-    waves = np.ceil(tiles / device.multiprocessors)
-    found: Floats = waves * device.multiprocessors * 2 * QUERIES * seen * products / flops_per_s
+    waves = np.ceil(heads * np.ceil(tokens / QUERIES) / device.multiprocessors)
+    passes = seen + (TILE_ENDS_KEYS_BACKWARD if backward else TILE_ENDS_KEYS)
+    rows = waves * device.multiprocessors * QUERIES
+    found: Floats = 2 * rows * passes * features / flops_per_s
     return found
 
 
@@ -87,8 +92,8 @@ def _keys_seen(firings: Firings, keys: Floats) -> Floats:
         return keys
     window = float(firings.attributes.get("window", 0)) or np.inf
     reach = np.minimum(window, keys)
-    # The first `reach` queries see one key more each; a tile sees what any of its queries does.
-    found: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + QUERIES / 2
+    # Each of the first `reach` queries sees one key more than the one before it.
+    found: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + DIAGONAL_KEYS
     return np.minimum(found, keys)
 
 

@@ -30,21 +30,22 @@ TILES = (
     *((128, 128, 2), (128, 128, 4), (128, 128, 8), (128, 128, 16)),
 )
 
-# Points per element fetched at which a tile computes half as fast as one of endless size. Fitted on
-# the guide's figure of tile sizes on A100 (64 x 64 at about 0.85 of 256 x 128).
+# Points per element fetched at which a tile is computed half as fast as an endless one. Taken, not
+# measured: 64 x 64 then reaches 0.85 of 256 x 128; the guide gives the order of tiles, no rates.
 TILE_REUSE = 10.0
 
-# Bytes of a row that could be multiplied while a tile is begun and ended: 128 16-bit elements,
-# about 1.4 us of a multiprocessor of an H100. Fitted on k = 1024 against 8192 there (about 0.9).
+# Bytes of a row that could be multiplied while a tile is begun and ended: 128 16-bit elements, 1.4
+# us of an H100. Taken, not measured: 64 KiB of results at a multiprocessor's share of its memory
+# bandwidth take 2.9 us, about half of which the next tile hides.
 TILE_ENDS_BYTES = 256
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1}
 ALIGNED_BYTES = 16  # dims are multiples of this in bytes (the guide, section 4.2)
 PARTIAL_BYTES = 4  # parts of a cut contraction are summed in fp32
 
-# Share of the memory bandwidth that a depthwise convolution reaches: its window is read from caches
-# again and again. Fitted on EfficientNet's on V100 (Tan and Le, "EfficientNetV2", 2021, section 3.2
-# says how slow they are, not a rate).
+# Share of its bandwidth at which a depthwise convolution moves its tensors: the window is read from
+# caches again and again. Taken, not measured; that they are slow: Tan and Le, "EfficientNetV2",
+# arXiv 2104.00298 (2021), section 3.2.
 DEPTHWISE_RATE = 0.5
 
 # Places of what is convolved, the weights and the result among the operands.

@@ -8,9 +8,8 @@ from planner.cluster import Device, Software
 from planner.costs.firings import NARROW, Firings
 from planner.costs.measured import Floats
 
-# Time in which a kernel does not move bytes at full rate yet or any more: as if it moved 1.5 MB
-# more on a device of 1 TB/s, 5 MB more on an H100. Fitted on device copies, which reach half of
-# their rate at about so many bytes (A100 and H100, `nvbandwidth` 0.5 device_local_copy, 2024).
+# Time in which a kernel moves no bytes yet or any more, as if it moved 1.5 MB more on a device of 1
+# TB/s. Taken, not measured: the shortest kernels in profiles of training take about so long.
 RAMP_NS = 1_500
 
 # Kinds that compilers and frameworks fuse with one another or with their neighbours. What the
