@@ -16,7 +16,12 @@ from planner.costs.attention import KINDS, attention_seconds
 from planner.costs.firings import Attributes, Firings, Shape, firing_of
 from planner.costs.measured import Floats, Ints, interpolated_ns, whole_ns
 from planner.costs.products import DEPTHWISE_RATE, is_depthwise, product_seconds, sizes_of
-from planner.costs.traffic import bandwidth_bytes_per_s, moving_seconds, quantising_seconds
+from planner.costs.traffic import (
+    bandwidth_bytes_per_s,
+    kernel_ns,
+    moving_seconds,
+    quantising_seconds,
+)
 from planner.likeness import priced_like
 
 # Kinds whose tables are measured per head size, the last dim of their first input.
@@ -66,7 +71,7 @@ def _table_ns(firings: Firings, device: Device) -> Ints | None:
 
 
 def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
-    """Durations by the data sheet, without the launch."""
+    """Durations by the data sheet, without what every kernel takes."""
     if not firings.sizes:
         return moving_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
@@ -102,12 +107,12 @@ def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SO
     >>> moved = 6 * sizes["m"] ** 2
     >>> work = Firings("matmul", "m k, k n -> m n", {}, sizes, moved, "bf16")
     >>> op_durations_ns(work, device("a100-sxm-80gb")).tolist()
-    [3599, 4540305]
+    [4907, 4541805]
     """
     found = _table_ns(firings, device) if device.kernels else None
     if found is not None:
         return found
-    return device.launch_ns + whole_ns(_seconds(firings, device, software) * 1e9)
+    return kernel_ns(device) + whole_ns(_seconds(firings, device, software) * 1e9)
 
 
 def op_duration_ns(

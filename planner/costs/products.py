@@ -23,11 +23,14 @@ from planner.costs.measured import Floats
 
 Labels = tuple[str, ...]
 
-# Tiles (rows, columns) and into how many parts the contraction is cut: those of cuBLAS in NVIDIA's
-# guide (above); the cut ones for small outputs of long contractions (CUTLASS, efficient_gemm.md).
+# Tiles (rows, columns) and into how many parts the contraction is cut: those of NVIDIA's guide
+# (above), smaller ones for a few rows or columns, and cut ones for small outputs of long
+# contractions (CUTLASS, efficient_gemm.md, "Parallelized Reductions").
 TILES = (
     *((256, 128, 1), (128, 256, 1), (128, 128, 1), (128, 64, 1), (64, 128, 1), (64, 64, 1)),
+    *((64, 32, 1), (32, 64, 1), (32, 32, 1)),
     *((128, 128, 2), (128, 128, 4), (128, 128, 8), (128, 128, 16)),
+    *((32, 64, 4), (64, 32, 4), (32, 32, 4), (32, 64, 16), (64, 32, 16), (32, 32, 16)),
 )
 
 # Points per element fetched at which a tile is computed half as fast as an endless one. Taken, not
@@ -128,8 +131,8 @@ def product_seconds(sizes: Sizes, precision: str, device: Device) -> Floats:
         plain: Floats = 2 * batch * m * n * k / flops_per_s
         return plain
     count = device.multiprocessors
-    rows = {size: np.ceil(m / size) for size in (256, 128, 64)}
-    columns = {size: np.ceil(n / size) for size in (256, 128, 64)}
+    rows = {size: np.ceil(m / size) for size in (256, 128, 64, 32)}
+    columns = {size: np.ceil(n / size) for size in (256, 128, 64, 32)}
     written = batch * m * n * (2 * PARTIAL_BYTES / device.memory_bandwidth_bytes_per_s)
     found: Floats | None = None
     for tm, tn, parts in TILES:

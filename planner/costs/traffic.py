@@ -31,17 +31,21 @@ FUSED = frozenset(
 )
 
 
+def kernel_ns(device: Device) -> int:
+    """What every kernel takes, however small: its launch, and where known the ramps."""
+    return device.launch_ns + (RAMP_NS if device.multiprocessors else 0)
+
+
 def bandwidth_bytes_per_s(device: Device) -> float:
     """What large kernels reach."""
     return device.memory_bandwidth_bytes_per_s * device.memory_efficiency
 
 
 def moving_seconds(firings: Firings, device: Device, software: Software) -> Floats:
-    """Of an op that computes nothing worth counting, without its launch."""
+    """Of an op that computes nothing worth counting, without what every kernel takes."""
     fusion: float = software.fusion if firings.kind in FUSED else 1.0
-    ramp = RAMP_NS * 1e-9 if device.multiprocessors else 0.0
     moved: Floats = firings.bytes * np.float64(fusion)
-    return moved / bandwidth_bytes_per_s(device) + ramp
+    return moved / bandwidth_bytes_per_s(device)
 
 
 def quantising_seconds(firings: Firings, device: Device, software: Software) -> Floats:
