@@ -18,11 +18,16 @@ SCHEMA_VERSION = 1
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """α-β of one kind of connection, per device and direction."""
+    """α-β of one kind of connection, per device and direction.
+
+    `reduces`: its switches add up what passes through them (SHARP), in NVLink's case or the
+    network's.
+    """
 
     latency_ns: int
     bandwidth_bytes_per_s: float
     source: str
+    reduces: bool = False
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -251,6 +256,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 latency_ns=outside.latency_ns + self.leaves.latency_ns,
                 bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s / self.leaves.oversubscription,
                 source=f"{outside.source}, oversubscribed {self.leaves.oversubscription:g} to 1",
+                reduces=outside.reduces,
             )
         if found[-1].devices < self.devices:
             found.append(Level(name="cluster", devices=self.devices, link=outside))

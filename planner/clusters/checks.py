@@ -91,6 +91,8 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
     yield from _above_zero(
         f"{where}memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s
     )
+    if not device.flops_per_s:
+        yield f"{where}flops_per_s is empty, expected a peak of at least one precision"
     for precision, rate in device.flops_per_s.items():
         yield from _above_zero(f"{where}flops_per_s.{precision}", rate)
     yield from _not_negative(f"{where}launch_ns", device.launch_ns)
