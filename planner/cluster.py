@@ -70,6 +70,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     protocols of that library only (`planner.costs.protocols`); empty: by the fastest of all
     algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
     what the device may draw at most; None where neither is published.
+
+    Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
+    products, `narrow_efficiency` those in eight bits (None: the same), `attention_efficiency` the
+    forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
+    copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
+    known, and small products are as efficient as large ones.
     """
 
     name: str
@@ -85,6 +91,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     library: str = ""
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
+    narrow_efficiency: float | None = None
+    attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
+    multiprocessors: int = 0
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,6 +153,12 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fusion
         Bytes that memory-bound ops move, over those of ops that each read their inputs once and
         write their outputs once: below 1 where kernels are fused, above where ops take several.
+    attention
+        Speed of its attention kernels, over those of which `Device.attention_efficiency` tells.
+    pieces
+        Kinds of collectives of activations that are cut in pieces, each of which moves beside the
+        product that it feeds or follows (tensor parallelism in Megatron-LM's and torchtitan's
+        asynchronous form, an all_to_all beside another microbatch): little of them shows.
     bucket_bytes
         Gradients, and weights whose storage is split, travel in messages of about so many bytes;
         0: one message per variable.
@@ -155,6 +170,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_ns: int = 0
     overlap: float = 1.0
     fusion: float = 1.0
+    attention: float = 1.0
+    pieces: tuple[str, ...] = ()
     bucket_bytes: int = 0
     source: str = ""
 
