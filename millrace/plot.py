@@ -1,13 +1,16 @@
-"""Pictures for notebooks, with matplotlib: timelines under each other, devices × stages.
+"""Pictures, with matplotlib: timelines under each other, devices × stages, scaling.
 
 The only file that imports matplotlib (`pip install 'millrace[plot]'`).
 """
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
 from millrace.drawing import stage_blocks
+from millrace.scaling.drawing import line_name
 from millrace.timeline import COLOURS, Timeline
+from millrace.units import format_count
 from planner.plan import Plan
 
 
@@ -95,3 +98,144 @@ def plot_losses(losses: Sequence[float]) -> Any:
     panel.set_xlabel("step")
     panel.set_ylabel("loss")
     return figure
+
+
+# Okabe and Ito, "Color Universal Design", 2008: told apart by everyone.
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
+    """Return a matplotlib Figure of a sweep's rows: throughput, efficiency and cost over devices.
+
+    Throughput is on logarithmic axes, with what perfect scaling from a line's smallest size would
+    give. A ring marks where a line stops paying, a cross on the axis a size without a plan.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        As `millrace.api.scale` returns them.
+    """
+    from matplotlib.figure import Figure
+
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(line_name(row), []).append(row)
+    figure = Figure(figsize=(12.8, 6.4), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.55, 1))
+    speed = figure.add_subplot(grid[:, 0])
+    share = figure.add_subplot(grid[0, 1], sharex=speed)
+    spent = figure.add_subplot(grid[1, 1], sharex=speed)
+    name, title = _spending(rows)
+    for at, (label, line) in enumerate(lines.items()):
+        look = {
+            "color": LINE_COLOURS[at % len(LINE_COLOURS)],
+            "marker": LINE_MARKS[at % len(LINE_MARKS)],
+        }
+        found = sorted((one for one in line if one["reason"] is None), key=_devices)
+        _draw_line(speed, found, "goodput_tokens_per_s", label=label, **look)
+        _draw_line(share, found, "scaling_efficiency", **look)
+        if name:
+            _draw_line(spent, found, name, **look)
+        if found:
+            base = found[0]["goodput_tokens_per_s"] / _devices(found[0])
+            sizes = [_devices(found[0]), _devices(found[-1])]
+            ideal = [base * size for size in sizes]
+            speed.plot(sizes, ideal, linestyle=(0, (4, 3)), color=look["color"], alpha=0.55, lw=1.2)
+        missing = [_devices(one) for one in line if one["reason"] is not None]
+        speed.plot(
+            *(missing, [0.02 + 0.03 * at] * len(missing)),
+            **{"marker": "x", "linestyle": "", "color": look["color"], "markersize": 8},
+            transform=speed.get_xaxis_transform(),
+        )
+    _dress(figure, rows, speed, share, spent, title)
+    return figure
+
+
+def picture_bytes(figure: Any, form: str) -> bytes:
+    """Return a Figure as png, svg or pdf; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    written = io.BytesIO()
+    with rc_context({"svg.hashsalt": "millrace"}):
+        figure.savefig(written, format=form, dpi=160, metadata=dated.get(form))
+    return written.getvalue()
+
+
+def _devices(row: dict[str, Any]) -> int:
+    return int(row["devices"])
+
+
+def _spending(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What is drawn of money or energy: a column, and what it is called."""
+    tokens = format_count(rows[0]["tokens"])
+    for name, title in (("cost_usd", "cost in $"), ("energy_j", "energy in J")):
+        if any(row[name] is not None for row in rows):
+            return name, f"{title} to {tokens} tokens"
+    return "", "cost: no price is known"
+
+
+def _draw_line(panel: Any, rows: Sequence[dict[str, Any]], name: str, **look: Any) -> None:
+    """One line of a panel, a ring where it stops paying."""
+    known = [row for row in rows if row[name] is not None]
+    panel.plot(
+        [_devices(row) for row in known],
+        [row[name] for row in known],
+        **look,
+        **{"lw": 2.2, "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.8},
+    )
+    stops = [row for row in known if row["stops_paying"]]
+    panel.plot(
+        [_devices(row) for row in stops],
+        [row[name] for row in stops],
+        **{"linestyle": "", "marker": "o", "markersize": 15, "fillstyle": "none"},
+        **{"color": look["color"], "markeredgewidth": 1.6},
+    )
+
+
+def _dress(
+    figure: Any, rows: Sequence[dict[str, Any]], speed: Any, share: Any, spent: Any, title: str
+) -> None:
+    """Scales, labels and the legend."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+    sizes = sorted({_devices(row) for row in rows})
+    speed.set_xscale("log", base=2)
+    speed.set_yscale("log")
+    speed.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    speed.xaxis.set_minor_formatter(NullFormatter())
+    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    speed.yaxis.set_minor_formatter(NullFormatter())
+    share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    share.set_ylim(bottom=0)
+    spent.set_ylim(bottom=0)
+    spent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    failing = " less failures" if any(row["goodput_fraction"] for row in rows) else ""
+    for panel, text in (
+        (speed, f"tokens per second{failing}"),
+        (share, "scaling efficiency"),
+        (spent, title),
+    ):
+        panel.set_title(text, loc="left", fontsize=12, fontweight="bold")
+        panel.grid(visible=True, which="major", color="#dddddd", lw=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    speed.set_xlabel("devices")
+    spent.set_xlabel("devices")
+    handles, labels = speed.get_legend_handles_labels()
+    grey = {"color": "#555555"}
+    handles += [
+        Line2D([], [], linestyle=(0, (4, 3)), label="perfect scaling", **grey),
+        Line2D([], [], linestyle="", marker="o", markersize=11, fillstyle="none", **grey),
+    ]
+    labels += ["perfect scaling", "stops paying"]
+    if any(row["reason"] is not None for row in rows):
+        handles.append(Line2D([], [], linestyle="", marker="x", **grey))
+        labels.append("no plan")
+    speed.legend(handles, labels, loc="upper left", fontsize=10, frameon=False)
+    first = rows[0]
+    figure.suptitle(
+        f"{first['model']}, {first['precision']}, sequences of {first['seq_len']:,}", fontsize=14
+    )
