@@ -144,8 +144,12 @@ def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
             speed.plot(sizes, ideal, linestyle=(0, (4, 3)), color=look["color"], alpha=0.55, lw=1.2)
         missing = [_devices(one) for one in line if one["reason"] is not None]
         speed.plot(
-            *(missing, [0.02 + 0.03 * at] * len(missing)),
-            **{"marker": "x", "linestyle": "", "color": look["color"], "markersize": 8},
+            missing,
+            [0.02 + 0.03 * at] * len(missing),
+            marker="x",
+            linestyle="",
+            color=look["color"],
+            markersize=8,
             transform=speed.get_xaxis_transform(),
         )
     _dress(figure, rows, speed, share, spent, title)
@@ -172,7 +176,7 @@ def _spending(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
     tokens = format_count(rows[0]["tokens"])
     for name, title in (("cost_usd", "cost in $"), ("energy_j", "energy in J")):
         if any(row[name] is not None for row in rows):
-            return name, f"{title} to {tokens} tokens"
+            return name, f"{title} of {tokens} tokens"
     return "", "cost: no price is known"
 
 
@@ -182,37 +186,48 @@ def _draw_line(panel: Any, rows: Sequence[dict[str, Any]], name: str, **look: An
     panel.plot(
         [_devices(row) for row in known],
         [row[name] for row in known],
+        lw=2.2,
+        markersize=6.5,
+        markeredgecolor="white",
+        markeredgewidth=0.8,
         **look,
-        **{"lw": 2.2, "markersize": 6.5, "markeredgecolor": "white", "markeredgewidth": 0.8},
     )
     stops = [row for row in known if row["stops_paying"]]
     panel.plot(
         [_devices(row) for row in stops],
         [row[name] for row in stops],
-        **{"linestyle": "", "marker": "o", "markersize": 15, "fillstyle": "none"},
-        **{"color": look["color"], "markeredgewidth": 1.6},
+        linestyle="",
+        marker="o",
+        markersize=15,
+        fillstyle="none",
+        markeredgewidth=1.6,
+        color=look["color"],
     )
 
 
 def _dress(
     figure: Any, rows: Sequence[dict[str, Any]], speed: Any, share: Any, spent: Any, title: str
 ) -> None:
-    """Scales, labels and the legend."""
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+    """Scales, titles and the legend."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
     sizes = sorted({_devices(row) for row in rows})
+    counted = FuncFormatter(
+        lambda value, _: format_count(value).replace(".00", "").replace(".0", "")
+    )
     speed.set_xscale("log", base=2)
     speed.set_yscale("log")
     speed.set_xticks(sizes, [f"{size:,}" for size in sizes])
     speed.xaxis.set_minor_formatter(NullFormatter())
-    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    speed.yaxis.set_major_formatter(counted)
     speed.yaxis.set_minor_formatter(NullFormatter())
     share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    share.set_ylim(bottom=0)
+    spent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    share.set_ylim(0, 1.05 * max([1.0, *(one["scaling_efficiency"] or 0.0 for one in rows)]))
     spent.set_ylim(bottom=0)
-    spent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    failing = " less failures" if any(row["goodput_fraction"] for row in rows) else ""
+    spent.margins(y=0.12)
+    failing = ", less failures" if any(row["goodput_fraction"] for row in rows) else ""
     for panel, text in (
         (speed, f"tokens per second{failing}"),
         (share, "scaling efficiency"),
@@ -221,21 +236,31 @@ def _dress(
         panel.set_title(text, loc="left", fontsize=12, fontweight="bold")
         panel.grid(visible=True, which="major", color="#dddddd", lw=0.8)
         panel.set_axisbelow(True)
+        panel.tick_params(length=0)
         panel.spines[["top", "right"]].set_visible(False)
-    speed.set_xlabel("devices")
-    spent.set_xlabel("devices")
-    handles, labels = speed.get_legend_handles_labels()
-    grey = {"color": "#555555"}
-    handles += [
-        Line2D([], [], linestyle=(0, (4, 3)), label="perfect scaling", **grey),
-        Line2D([], [], linestyle="", marker="o", markersize=11, fillstyle="none", **grey),
-    ]
-    labels += ["perfect scaling", "stops paying"]
-    if any(row["reason"] is not None for row in rows):
-        handles.append(Line2D([], [], linestyle="", marker="x", **grey))
-        labels.append("no plan")
-    speed.legend(handles, labels, loc="upper left", fontsize=10, frameon=False)
+        panel.set_xlabel("devices")
+    speed.legend(*_legend(speed, rows), loc="upper left", fontsize=10, frameon=False)
     first = rows[0]
     figure.suptitle(
-        f"{first['model']}, {first['precision']}, sequences of {first['seq_len']:,}", fontsize=14
+        f"{first['model']}, {first['precision']}, sequences of {first['seq_len']:,}",
+        fontsize=15,
+        fontweight="bold",
     )
+
+
+def _legend(panel: Any, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], list[str]]:
+    """The lines, and what else there is to see."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = panel.get_legend_handles_labels()
+    grey = "#555555"
+    handles.append(Line2D([], [], linestyle=(0, (4, 3)), color=grey))
+    labels.append("perfect scaling")
+    if any(row["stops_paying"] for row in rows):
+        ring = Line2D([], [], linestyle="", marker="o", markersize=11, fillstyle="none", color=grey)
+        handles.append(ring)
+        labels.append("stops paying")
+    if any(row["reason"] is not None for row in rows):
+        handles.append(Line2D([], [], linestyle="", marker="x", color=grey))
+        labels.append("no plan")
+    return handles, labels

@@ -103,7 +103,9 @@ def _texts(option: str, given: Sequence[str]) -> list[str]:
     """Values of an option that may be repeated, or hold several between commas."""
     found = [text.strip() for one in given for text in one.split(",")]
     if not all(found):
-        raise ClusterError(f"{option} {','.join(given) or '(nothing)'}: expected a name, found none")
+        raise ClusterError(
+            f"{option} {','.join(given) or '(nothing)'}: expected a name, found none"
+        )
     return found
 
 
@@ -123,7 +125,9 @@ def _failures(mtbf_hours: float | None, rate: str | None, minutes: float | None)
     if mtbf_hours is None:
         for option, given in (("--checkpoint-rate", rate), ("--restart-minutes", minutes)):
             if given is not None:
-                raise PlanError(f"{option} {given}: it needs --mtbf-hours, without which none fails")
+                raise PlanError(
+                    f"{option} {given}: it needs --mtbf-hours, without which none fails"
+                )
         return None
     found = Failures(
         mtbf_hours=mtbf_hours,

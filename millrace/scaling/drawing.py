@@ -6,14 +6,22 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from millrace.units import format_count, format_percent, format_rate, format_seconds
+from millrace.units import format_count, format_percent, format_seconds
 
 Row = dict[str, Any]
 # Of a plan's degrees, those above one are shown.
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
+# What a run takes, and what it is called.
+SPENT = {
+    "goodput_fraction": "goodput",
+    "time_s": "time",
+    "energy_j": "energy",
+    "cost_usd": "cost",
+}
 
 
 def line_of(row: Row) -> tuple[str, str | None, int]:
@@ -48,42 +56,33 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
             )
     tokens = rows[0]["tokens"]
     console.print(
-        f"time, energy and cost of {format_count(tokens)} tokens; binds: the largest part of a step",
+        f"time, energy, cost: of {format_count(tokens)} tokens; binds: the two largest parts of a "
+        f"step; ▸ stops paying",
         markup=False,
     )
 
 
 def _table(rows: Sequence[Row]) -> Table:
     """The sizes of one line."""
-    first = rows[0]
-    table = Table(title=f"{first['model']} on {line_name(first)}", title_justify="left")
-    shown = [
-        name
-        for name in ("goodput_fraction", "time_s", "energy_j", "cost_usd")
-        if any(row[name] is not None for row in rows)
-    ]
-    titles = {
-        "goodput_fraction": "goodput",
-        "time_s": "time",
-        "energy_j": "energy",
-        "cost_usd": "cost",
-    }
+    title = f"{rows[0]['model']} on {line_name(rows[0])}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = [name for name in SPENT if any(row[name] is not None for row in rows)]
     table.add_column("devices", justify="right", no_wrap=True)
-    table.add_column("plan")
-    for column in ("tokens/s", "efficiency", "mfu", *(titles[name] for name in shown)):
+    table.add_column("plan", min_width=8)
+    for column in ("tokens/s", "effic.", "mfu", *(SPENT[name] for name in shown)):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("binds")
+    table.add_column("binds", min_width=16)
     for row in rows:
-        mark = "▸ " if row["stops_paying"] else ""
         if row["reason"] is not None:
             table.add_row(str(row["devices"]), "no plan")
             continue
+        mark = "▸ " if row["stops_paying"] else ""
         table.add_row(
             f"{mark}{row['devices']}",
             _plan(row),
-            format_rate(row["tokens_per_s"], "").removesuffix("/s").strip(),
-            format_percent(row["scaling_efficiency"]),
-            "" if row["mfu"] is None else format_percent(row["mfu"]),
+            format_count(row["tokens_per_s"]),
+            _percent(row["scaling_efficiency"]),
+            _percent(row["mfu"]),
             *(_cell(name, row[name]) for name in shown),
             _binds(row),
         )
@@ -96,10 +95,13 @@ def _plan(row: Row) -> str:
 
 
 def _binds(row: Row) -> str:
-    first = f"{row['binds']} {row['binds_fraction'] * 100:.0f} %"
-    if row["next"] is None:
-        return first
-    return f"{first}, {row['next']} {row['next_fraction'] * 100:.0f} %"
+    """The two largest parts, a line each."""
+    pairs = [(row["binds"], row["binds_fraction"]), (row["next"], row["next_fraction"])]
+    return "\n".join(f"{_percent(share)} {name}" for name, share in pairs if name is not None)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share * 100:.0f} %"
 
 
 def _cell(name: str, value: float | None) -> str:
@@ -114,15 +116,15 @@ def _cell(name: str, value: float | None) -> str:
 
 def format_time(seconds: float) -> str:
     """Write a duration of a run: days and hours where it is long."""
-    for unit, scale in (("days", 86400.0), ("h", 3600.0)):
-        if seconds >= 2 * scale:
+    for unit, least, scale in (("days", 172800.0, 86400.0), ("h", 3600.0, 3600.0)):
+        if seconds >= least:
             return f"{seconds / scale:,.1f} {unit}"
     return format_seconds(seconds)
 
 
 def format_energy(joules: float) -> str:
     """Write an energy in kWh or MWh where it is large."""
-    for unit, scale in (("GWh", 3.6e12), ("MWh", 3.6e9), ("kWh", 3.6e6)):
+    for unit, scale in (("GWh", 3.6e12), ("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3)):
         if joules >= scale:
             return f"{joules / scale:.3g} {unit}"
     return f"{joules:.3g} J"

@@ -11,6 +11,7 @@ ascending order, the smallest that has a plan is the base:
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 # Half of what is paid for more is lost then: devices that bring less are better put to another use.
@@ -45,7 +46,7 @@ def relate(rows: Sequence[dict[str, Any]], worth: float) -> None:
     sizes = sorted(by_size)
     base = by_size[sizes[0]] / sizes[0]
     marginal: dict[int, float] = {}
-    for before, size in zip(sizes, sizes[1:], strict=False):
+    for before, size in pairwise(sizes):
         brought = by_size[size] / by_size[before] - 1
         marginal[size] = brought / (size / before - 1)
     stops = next((size for size in sizes[1:] if marginal[size] < worth), None)

@@ -55,8 +55,8 @@ Parts = dict[str, float]
 def step_parts(plan: Plan) -> Parts:
     """Return the fractions of a plan's step by what they go to, the largest first; they sum to 1.
 
-    Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and a collective with
-    its place, such as `all_reduce between nodes`.
+    Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and collectives with
+    their place, such as `all_reduce between nodes`.
     """
     from simulator import forecast
 
@@ -74,7 +74,9 @@ def step_parts(plan: Plan) -> Parts:
     parts = _scaled(_work(actors, plan.cluster), 1 - exposed - bubble)
     moved = _moved(actors, plan.cluster)
     if exposed > 0:
-        gains = {at: whole - step_ns(_changed(plan.cluster, FREE_LINKS[at])) for at in _places(moved)}
+        gains = {
+            at: whole - step_ns(_changed(plan.cluster, FREE_LINKS[at])) for at in _places(moved)
+        }
         parts |= _exposed(moved, gains, exposed)
     if plan.cluster.software.host_ns:
         software = replace(plan.cluster.software, host_ns=0)
@@ -174,8 +176,8 @@ def _exposed(
 ) -> Parts:
     """Share exposed communication out, see above."""
     by_place: dict[str, Parts] = {}
-    for (kind, place_), ns in moved.items():
-        by_place.setdefault(place_, {})[f"{kind} {place_}"] = ns
+    for (kind, at), ns in moved.items():
+        by_place.setdefault(at, {})[f"{kind} {at}"] = ns
     totals = {at: sum(kinds.values()) for at, kinds in by_place.items()}
     weights = {at: float(max(gain, 0)) for at, gain in gains.items()}
     if not any(weights.values()):

@@ -146,7 +146,7 @@ def sweep(
     faults: list[ClusterError] = []
     rows: list[Row] = []
     for line in lines:
-        found = []
+        found: list[Row] = []
         for row, cluster in line:
             key = _key(cluster, row["global_batch"])
             if key not in known:
