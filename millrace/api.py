@@ -15,9 +15,10 @@ check_packages()  # before anything below looks for `models` or `planner`
 
 # ruff: noqa: E402
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from re import fullmatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from models.spec import ModelSpec, TrainingSpec
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
 from planner.cluster import Cluster
+from planner.errors import ClusterError
 from planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
+Found = TypeVar("Found")
 
 
 def build(
@@ -252,8 +255,6 @@ def scale(
     PlanError, ModelError, ClusterError
         A value cannot be understood; names the option and the value.
     """
-    from functools import partial
-
     from millrace.scaling import WORTH, Sweep, sweep
     from planner.clusters import framework as software_of
     from planner.clusters.fabrics import network
@@ -264,8 +265,8 @@ def scale(
         clusters=tuple((text, _resizable(text, progress)) for text in clusters),
         nodes=tuple(nodes),
         global_batches=tuple(global_batches),
-        networks=tuple((text, partial(network, text)) for text in networks),
-        software=software_of(framework or "default"),
+        networks=tuple((text, partial(_named, "--network", network, text)) for text in networks),
+        software=_named("--framework", software_of, framework or "default"),
         tokens=tokens,
         failures=failures,
         worth=WORTH if worth is None else worth,
@@ -275,8 +276,17 @@ def scale(
 
 def _resizable(text: str, progress: Progress | None) -> Cluster:
     """The cluster of a text that need not say how many nodes there are."""
-    named = fullmatch(r"[^:]+:[0-9]+", text) and not text.startswith("local")
-    return cluster(f"{text}x1" if named else text, progress=progress)
+    sized = not fullmatch(r"[^:]+:[0-9]+", text) or text.startswith("local")
+    whole = text if sized else f"{text}x1"
+    return _named("--cluster", partial(cluster, progress=progress), whole)
+
+
+def _named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
+    """What `read` makes of an option's value; its refusal names the option."""
+    try:
+        return read(text, *rest)
+    except ClusterError as error:
+        raise ClusterError(f"{option} {text}: {error}") from None
 
 
 def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
