@@ -40,6 +40,8 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inside: bool = False
     ports: int | None = None
     reduces: Reduction = Reduction.NEVER
+    gap_ns: int = 0
+    congestion: float = 0.0
 
 
 class Fabric(_Settings, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class Fabric(_Settings, frozen=True, kw_only=True):
         Of a node where the vendor sells no other number; None: one for each device.
     reduces
         Whether its switches reduce: never, where they are asked to (`ndr+sharp`), or always.
+    gap_ns, congestion
+        As in `Link`.
     source
         What it is, in words; the sources of figures are in the file.
     """
@@ -71,8 +75,10 @@ class Fabric(_Settings, frozen=True, kw_only=True):
         return Link(
             latency_ns=self.latency_ns,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * self.reached * ports,
-            source=f"{self.source}, {ports:g} a device, of which NCCL reaches {self.reached:g}",
+            source=f"{self.source}, {ports:g} ports a device, {self.reached:.0%} of them by NCCL",
             reduces=reduces,
+            gap_ns=self.gap_ns,
+            congestion=self.congestion,
         )
 
 
@@ -87,14 +93,17 @@ WORDS = {
     "opa": "omni-path",
     "slingshot": "slingshot",
     "efa": "efa",
+    "gcp": "gpudirect-tcp",
     "roce": "roce",
     "rocev2": "roce",
     "ethernet": "roce",
+    "nvlink": "nvlink",
+    "pcie": "pcie",
 }
 DEFAULT_FAMILY = "roce"
 
-# An EFA of no stated rate or generation is that of p5, the instances of H100 (AWS, 2023).
-DEFAULT_EFA = "efa-2"
+# A cloud's network of no stated rate or generation is that of its first instances of H100, 2023.
+CLOUDS = {"efa": "efa-2", "gcp": "gcp-a3"}
 
 _RATE = re.compile(
     r"(?:(?P<ports>\d+)\s*[x×*]\s*)?(?P<rate>\d[\d,]*(?:\.\d+)?)\s*"
@@ -156,16 +165,22 @@ def network(text: str, devices_per_node: int) -> Link:
 
 def _named(text: str, devices: int) -> Link | None:
     """`ndr`, `8xhdr`, `18xnvlink-4`, each perhaps with `+sharp`."""
-    match = re.fullmatch(r"(?:(\d+)\s*x\s*)?([a-z][a-z0-9-]*)(\+sharp)?", text)
+    match = re.fullmatch(r"(?:(\d+)\s*x\s*)?([a-z][a-z0-9-]*)(?:\+sharp)?", text)
     if not match or not (fabric := fabrics().get(match[2])):
         return None
-    if match[3] and fabric.reduces is Reduction.NEVER:
+    return _link(fabric, _ports(fabric, match[1], devices), text)
+
+
+def _link(fabric: Fabric, ports: float, text: str) -> Link:
+    """The link of a device with so many ports, which the text may ask to reduce."""
+    sharp = text.rstrip().lower().endswith("+sharp")
+    if sharp and fabric.reduces is Reduction.NEVER:
         able = [name for name, one in fabrics().items() if one.reduces is not Reduction.NEVER]
         raise ClusterError(
             f"network `{text}`: switches of {fabric.name} do not reduce; leave out `+sharp` or "
             f"take one of {', '.join(able)}"
         )
-    return fabric.link(_ports(fabric, match[1], devices), sharp=bool(match[3]))
+    return fabric.link(ports, sharp)
 
 
 def _ports(fabric: Fabric, count: str | None, devices: int) -> float:
@@ -185,11 +200,11 @@ def _rated(text: str, devices: int) -> Link | None:
     sharing = 1 if _PER_DEVICE.search(text) else devices
     of_device = rate * int(match["ports"] or 1) / sharing
     fabric = _of_family(text, rate if match["ports"] else of_device)
-    return fabric.link(of_device / fabric.bandwidth_bytes_per_s)
+    return _link(fabric, of_device / fabric.bandwidth_bytes_per_s, text)
 
 
 def _of_family(text: str, port_bytes_per_s: float) -> Fabric:
-    """The fabric that a sentence is about: by its name, else of its family by the rate of a port."""
+    """The fabric of a sentence: by its name, else of its family and nearest a port's rate."""
     words = re.findall(r"[a-z]+[a-z0-9]*", text.lower())
     if named := next((word for word in words if word in fabrics()), None):
         return fabrics()[named]
@@ -201,10 +216,10 @@ def _of_family(text: str, port_bytes_per_s: float) -> Fabric:
 def _mentioned(text: str, devices: int) -> Link | None:
     """A sentence without a rate that names a fabric: `4x HDR InfiniBand`, `AWS EFA`."""
     words = re.findall(r"[a-z][a-z0-9-]*", text.lower())
-    known = next((word for word in words if word in fabrics()), None)
-    name = known or (DEFAULT_EFA if "efa" in words else None)
+    names = [CLOUDS.get(word, word) for word in words]
+    name = next((name for name in names if name in fabrics()), None)
     if name is None:
         return None
     count = re.search(rf"(\d+)\s*x?\s*{name}\b|\bx\s*(\d+)\b", text, re.IGNORECASE)
     fabric = fabrics()[name]
-    return fabric.link(_ports(fabric, (count[1] or count[2]) if count else None, devices))
+    return _link(fabric, _ports(fabric, (count[1] or count[2]) if count else None, devices), text)

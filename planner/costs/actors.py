@@ -82,11 +82,16 @@ class _Costs:
         where = (program.ranks[0], meeting.axes, meeting.peer, meeting.world, meeting.kind)
         if where not in self._groups:
             self._groups[where] = self._members(meeting, program)
-        key = (*where, meeting.message_bytes)
+        key = (*where, meeting.message_bytes, meeting.bucketed)
         if key not in self._meetings:
             self._meetings[key] = max(
                 collective_duration_ns(
-                    meeting.kind, meeting.message_bytes, len(group), self.cluster, group
+                    meeting.kind,
+                    meeting.message_bytes,
+                    len(group),
+                    self.cluster,
+                    group,
+                    bucketed=meeting.bucketed,
                 )
                 for group in self._groups[where]
             )

@@ -39,14 +39,14 @@ def test_every_fabric_can_be_asked_for_by_its_name() -> None:
         ("4xroce-100", 8, 0.94 * 6.25e9),
         ("8x400Gb/s", 8, 0.97 * 50e9),
         ("8x400gbps", 8, 0.97 * 50e9),
-        ("efa-1", 8, 0.94 * 6.25e9),
+        ("efa-1", 8, 0.85 * 6.25e9),
         ("efa-2", 8, 0.94 * 50e9),
         ("efa-3", 8, 0.94 * 50e9),
         ("pcie-4", 8, 25.6e9),
         ("12xnvlink-3", 8, 240e9),
         ("8x200Gb/s HDR InfiniBand per node (Selene)", 8, 0.94 * 25e9),
         ("800 Gb/s per node (HDR InfiniBand x4)", 8, 0.94 * 12.5e9),
-        ("4x100Gb/s Omni-Path per node", 4, 0.94 * 12.5e9),
+        ("4x100Gb/s Omni-Path per node", 4, 0.34 * 12.5e9),
         ("8x100Gb/s per node (IB or RoCE)", 8, 0.94 * 12.5e9),
         ("RoCE 1600 Gbps per node", 8, 0.94 * 25e9),
         ("RDMA 400 Gb/s per GPU", 8, 0.97 * 50e9),
@@ -55,7 +55,8 @@ def test_every_fabric_can_be_asked_for_by_its_name() -> None:
         ("InfiniBand 8x50 GB/s per node", 8, 0.97 * 50e9),
         ("InfiniBand, 3.2 Tb/s per node", 8, 0.97 * 50e9),
         ("AWS EFA", 8, 0.94 * 50e9),
-        ("AWS EFA 400 Gbps", 8, 0.94 * 6.25e9),
+        ("AWS EFA 400 Gbps", 8, 0.85 * 6.25e9),
+        ("GCP A3 VM network", 8, 0.9 * 12.5e9),
         ("4x HDR InfiniBand per node", 8, 0.94 * 12.5e9),
         ("HDR InfiniBand x4", 8, 0.94 * 12.5e9),
         ("100GbE", 8, 0.94 * 12.5e9 / 8),
@@ -82,6 +83,7 @@ def test_a_network_is_what_each_device_of_a_node_gets(
         ("0xndr", "a bandwidth of 0"),
         ("0 Gb/s", "a bandwidth of 0"),
         ("-400 Gb/s", "negative"),
+        ("8x400Gb/s RoCE +sharp", "switches of roce-400 do not reduce"),
         ("8xroce-400+sharp", "do not reduce; leave out `+sharp` or take one of"),
     ],
 )
@@ -101,6 +103,7 @@ def test_a_node_without_devices_has_no_network() -> None:
 def test_switches_of_infiniband_reduce_where_they_are_asked_to() -> None:
     assert not network("8xndr", 8).reduces
     assert network("8xndr+sharp", 8).reduces
+    assert network("8x400Gb/s InfiniBand +sharp", 8).reduces
     assert network("18xnvlink-4", 8).reduces
 
 

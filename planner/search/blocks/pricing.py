@@ -18,6 +18,7 @@ from models.labels import bind, parse
 from models.ops import op_kind, state_of
 from planner.cluster import Cluster
 from planner.costs import precision_of
+from planner.costs.buckets import state_tensors
 from planner.costs.host import host_of, state_copies_ns
 from planner.memory import UPDATES
 from planner.plan import ON_DEVICES, OPTIMIZER
@@ -101,6 +102,7 @@ class Pricing:
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
+        self.in_buckets = state_tensors(space.folded.graph)
         self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
@@ -439,15 +441,14 @@ class Pricing:
         found: Ints = boxed.duration_ns[at, to]
         return found
 
-    # -- nets --------------------------------------------------------------------------------
-
     def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> Net:
         """One net; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[net.tensor]
         maker = self.makers[net.tensor]
         made = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
         states = net.sources.tobytes(), net.targets.tobytes()
-        key = likeness(tensor), net.crossing, net.tensor in self.masters, made, states
+        named = net.tensor in self.masters, net.tensor in self.in_buckets
+        key = likeness(tensor), net.crossing, named, made, states
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
         reachable, duration_ns, buffer_bytes, held_bytes = alike[key]
@@ -469,22 +470,20 @@ class Pricing:
         sources, targets = self._ends[likeness(tensor)]
         at, to = np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets)
         work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
-        boxed = self.moving.boxed(*work, keeps_source=tensor.rate is Rate.STEP).picked(at, to)
+        step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
+        boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed).picked(at, to)
         reachable = boxed.reachable
         if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
-            same = np.equal.outer(net.sources, net.targets)
-            reachable = reachable & same[:, :, None]
+            reachable = reachable & np.equal.outer(net.sources, net.targets)[:, :, None]
         if net.crossing and not self.crossing_partial.all():
             both = np.logical_and.outer(
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
             )
             reachable = reachable & (~both[:, :, None] | self.crossing_partial)
-        held = self.local_bytes(net.tensor, net.targets)
         maker, source = self.makers[net.tensor], self.local_bytes(net.tensor, net.sources)
-        given = self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype
-        input_bytes = source // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
-        buffers = boxed.buffer_bytes(maker.kind, source, input_bytes)
-        return reachable, boxed.duration_ns, buffers, held
+        given = ITEMSIZE[self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype]
+        buffers = boxed.buffer_bytes(maker.kind, source, source // ITEMSIZE[tensor.dtype] * given)
+        return reachable, boxed.duration_ns, buffers, self.local_bytes(net.tensor, net.targets)
 
 
 @lru_cache(maxsize=4096)

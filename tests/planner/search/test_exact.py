@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from models.spec import TrainingSpec, graph_spec
-from planner.clusters import parse_cluster
 from planner.errors import InfeasibleError
 from planner.memory import plan_memory, reserved_bytes, slack_fraction
 from planner.plan import Plan, plan_graph
 from planner.search import Pins, SearchRequest, search
+from tests.plain_links import without_library
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 
@@ -64,7 +64,7 @@ def question(seed: int) -> SearchRequest:
     asked = SearchRequest(
         model=graph_spec(graph, "fp32"),
         training=TrainingSpec(optimizer=rng.choice(("sgd", "adamw"))),
-        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+        cluster=without_library(f"a100-sxm-80gb:{devices}x1"),
         global_batch=batch,
         pins=Pins(**pins, **({"recompute": recompute} if recompute else {})),  # type: ignore[arg-type]
     )
@@ -131,7 +131,7 @@ def test_every_schedule_is_exact(schedule: str) -> None:
     asked = SearchRequest(
         model=graph_spec(graph, "fp32"),
         training=TrainingSpec(optimizer="sgd"),
-        cluster=parse_cluster("a100-sxm-80gb:1x2"),
+        cluster=without_library("a100-sxm-80gb:1x2"),
         global_batch=8,
         pins=Pins(pp=2, micro_batch=1, schedule=schedule),
         max_gap=0.0,
