@@ -225,8 +225,7 @@ def _dress(
     share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     spent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     share.set_ylim(0, 1.05 * max([1.0, *(one["scaling_efficiency"] or 0.0 for one in rows)]))
-    spent.set_ylim(bottom=0)
-    spent.margins(y=0.12)
+    spent.set_ylim(0, 1.12 * spent.dataLim.y1 if spent.lines else 1)
     failing = ", less failures" if any(row["goodput_fraction"] for row in rows) else ""
     for panel, text in (
         (speed, f"tokens per second{failing}"),
