@@ -70,6 +70,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     protocols of that library only (`planner.costs.protocols`); empty: by the fastest of all
     algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
     what the device may draw at most; None where neither is published.
+
+    Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
+    products, `narrow_efficiency` those in eight bits (None: the same), `attention_efficiency` the
+    forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
+    copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
+    known, and small products are as efficient as large ones.
     """
 
     name: str
@@ -85,6 +91,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     library: str = ""
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
+    narrow_efficiency: float | None = None
+    attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
+    multiprocessors: int = 0
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,128 +159,6 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Kinds of collectives of activations that are cut in pieces, each of which moves beside the
         product that it feeds or follows (tensor parallelism in Megatron-LM's and torchtitan's
         asynchronous form, an all_to_all beside another microbatch): little of them shows.
-    bucket_bytes
-        Gradients, and weights whose storage is split, travel in messages of about so many bytes;
-        0: one message per variable.
-    source
-        Where the figures are from.
-    reduces
-        Its switches add up what passes through them (SHARP), in NVLink's case or the network's: an
-        all_reduce moves the message once each way.
-    gap_ns
-        What the sender's host takes per message: each step of a ring that uses the link takes at
-        least as long, wherever the step itself lies.
-    congestion
-        Share of its bandwidth that a group loses each time its nodes double, beyond two: what its
-        flows take from one another in the network.
-    """
-
-    latency_ns: int
-    bandwidth_bytes_per_s: float
-    source: str
-    reduces: bool = False
-    gap_ns: int = 0
-    congestion: float = 0.0
-
-
-class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The memory of a node beside its devices, and the way there.
-
-    α-β of one device's copies, per direction, while all devices of the node copy. `memory_bytes` is
-    a device's share of that memory; None where it is not known.
-    """
-
-    latency_ns: int
-    bandwidth_bytes_per_s: float
-    source: str
-    memory_bytes: int | None = None
-
-
-class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of device.
-
-    `flops_per_s` is the dense peak per precision. `kernels` maps an op kind to measured points
-    (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched
-    for the others; attention has a table per head size (`attention/64`). `collectives` maps
-    `kind/group_size` to measured points (message_bytes, duration_ns). Both are
-    sorted by their first column. `library` names what moves its messages, by the algorithms and
-    protocols of that library only (`planner.costs.protocols`); empty: by the fastest of all
-    algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
-    what the device may draw at most; None where neither is published.
-    """
-
-    name: str
-    memory_bytes: int
-    flops_per_s: dict[str, float]
-    memory_bandwidth_bytes_per_s: float
-    matmul_efficiency: float
-    memory_efficiency: float
-    launch_ns: int
-    source: str
-    kernels: dict[str, tuple[tuple[int, int], ...]] = {}
-    collectives: dict[str, tuple[tuple[int, int], ...]] = {}
-    library: str = ""
-    price_usd_per_hour: float | None = None
-    power_watts: float | None = None
-
-
-class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fast links inside a node: `devices` neighbours joined by `link`, such as an NVLink bridge.
-
-    Islands of one node meet over its `intra_node` link.
-    """
-
-    devices: int
-    link: Link
-
-
-class Torus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node whose devices are a grid: `intra_node` is the link to each neighbour in each dim.
-
-    Ranks of a node are row-major over `dims`. A dim wraps around where its size is a multiple of
-    `wrap_multiple` (1: every dim, 0: none).
-    """
-
-    dims: tuple[int, ...]
-    wrap_multiple: int = 1
-
-    def wraps(self, dim: int) -> bool:
-        """Whether the ends of a dim are joined."""
-        size = self.dims[dim]
-        return size > 1 and self.wrap_multiple > 0 and size % self.wrap_multiple == 0
-
-
-class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Switches of a fat tree under which `nodes` neighbouring nodes meet at full speed.
-
-    Above a leaf there is the network's bandwidth divided by `oversubscription`, and a crossing
-    takes `latency_ns` more. With `rails`, a leaf joins the devices of equal place in its nodes:
-    a group that has the same places in each node keeps to its rails; any other crosses the spine
-    between any two nodes.
-    """
-
-    nodes: int
-    oversubscription: float = 1.0
-    rails: bool = False
-    latency_ns: int = 0
-
-
-class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a training framework drives its devices: habits that a plan does not show.
-
-    Attributes
-    ----------
-    name
-        The framework's; `none` drives devices without a loss.
-    host_ns
-        What the host takes to launch one op of a device's compute queue. It runs ahead of the
-        device within a step; where ops are shorter than this, the device waits.
-    overlap
-        Share of its speed that a device keeps while its collectives move data: 1 computes as if
-        alone, 0 gains nothing by doing both at once.
-    fusion
-        Bytes that memory-bound ops move, over those of ops that each read their inputs once and
-        write their outputs once: below 1 where kernels are fused, above where ops take several.
     bucket_bytes
         Gradients, and weights whose storage is split, travel in messages of about so many bytes;
         0: one message per variable.

@@ -8,7 +8,6 @@ from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Soft
 from planner.costs.protocols import LIBRARIES
 from planner.errors import ClusterError
 
-
 # Collectives of activations that products can be overlapped with piece by piece.
 PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -105,11 +104,14 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
     for precision, rate in device.flops_per_s.items():
         yield from _above_zero(f"{where}flops_per_s.{precision}", rate)
     yield from _not_negative(f"{where}launch_ns", device.launch_ns)
+    yield from _not_negative(f"{where}multiprocessors", device.multiprocessors)
     for field, share in (
         ("matmul_efficiency", device.matmul_efficiency),
         ("memory_efficiency", device.memory_efficiency),
+        ("attention_efficiency", device.attention_efficiency),
+        ("narrow_efficiency", device.narrow_efficiency),
     ):
-        if not 0 < share <= 1:
+        if share is not None and not 0 < share <= 1:
             yield f"{where}{field} is {share}, expected above 0 and at most 1"
     for field, value in (
         ("price_usd_per_hour", device.price_usd_per_hour),

@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 
 from planner.boxing import moves
 from planner.cluster import Cluster
-from planner.costs import collective_duration_ns, collective_pieces, op_durations_ns
+from planner.costs import (
+    Firings,
+    collective_duration_ns,
+    collective_pieces,
+    op_durations_ns,
+)
 from planner.costs.layout import frame_of
-from planner.costs.ops import Attributes
 from planner.memory import LOCAL
 from planner.sbp import NdSbp
 from planner.search.blocks.states import (
@@ -299,8 +303,7 @@ class Moving:
             if kind in LOCAL:
                 # As much is read as lands in the smaller side.
                 touched = after[mine] + np.minimum(before[mine], after[mine])
-                none = np.zeros_like(touched)
-                took = kernel_ns(self.cluster, kind, "", {}, none, touched, "fp32", None)
+                took = kernel_ns(self.cluster, Firings(kind, "", {}, {}, touched, "fp32"))
                 found[mine] = np.ceil(took * self.stretch)
             else:
                 message = np.maximum(before[mine], after[mine])
@@ -370,22 +373,13 @@ class Moving:
         return self._groups[key]
 
 
-def kernel_ns(
-    cluster: Cluster,
-    kind: str,
-    labels: str,
-    attributes: Attributes,
-    flops: Ints,
-    moved_bytes: Ints,
-    precision: str,
-    head_size: int | None,
-) -> Ints:
+def kernel_ns(cluster: Cluster, firings: Firings) -> Ints:
     """Durations of an op on ranks of every kind of device of a cluster: the slowest counts."""
-    work = kind, labels, attributes, flops, moved_bytes, precision
-    found = op_durations_ns(*work, cluster.device, head_size)
+    found = op_durations_ns(firings, cluster.device, cluster.software)
     for group in cluster.others:
         if group.device.name != cluster.device.name:
-            found = np.maximum(found, op_durations_ns(*work, group.device, head_size))
+            other = op_durations_ns(firings, group.device, cluster.software)
+            found = np.maximum(found, other)
     return found
 
 

@@ -57,6 +57,7 @@ class Plain:
             [dtype for _, dtype in inputs],
             [dtype for _, dtype in outputs],
             self.cluster.device,
+            self.cluster.software,
         )
         return ceil(found * self.stretch)
 
