@@ -216,10 +216,11 @@ def _dress(
         lambda value, _: format_count(value).replace(".00", "").replace(".0", "")
     )
     speed.set_xscale("log", base=2)
-    speed.set_yscale("log")
+    if any(row["reason"] is None for row in rows):
+        speed.set_yscale("log")
+        speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.set_xticks(sizes, [f"{size:,}" for size in sizes])
     speed.xaxis.set_minor_formatter(NullFormatter())
-    speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.yaxis.set_major_formatter(counted)
     speed.yaxis.set_minor_formatter(NullFormatter())
     share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from models.graph import Graph
-from models.ops import op_kind
+from models.ops import OPS, op_kind
 from planner.actors.graph import Actor, ActorGraph, Program
 from planner.cluster import Cluster, Link, NodeGroup
 from planner.compile.lowering import Lowering
@@ -29,7 +29,6 @@ from planner.compile.placement import place
 from planner.compile.slots import timetable
 from planner.costs import durations
 from planner.costs.layout import frame_of, nodes_of
-from planner.costs.ops import LOCAL_BOXING
 from planner.memory import plan_memory
 from planner.plan import Plan, plan_graph
 
@@ -138,7 +137,7 @@ def _resource(actor: Actor, gains: Mapping[str, int]) -> str:
     best = max(gains, key=lambda name: gains[name])  # the first of equals
     if gains[best] > 0:
         return best
-    products = actor.kind not in LOCAL_BOXING and op_kind(actor.kind).products
+    products = actor.kind in OPS and op_kind(actor.kind).products
     return COMPUTE if products else MEMORY_BOUND
 
 
@@ -233,7 +232,8 @@ def _free_between(group: NodeGroup) -> NodeGroup:
 
 
 def _free(link: Link) -> Link:
-    return replace(link, latency_ns=0, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * FREE)
+    rate = link.bandwidth_bytes_per_s * FREE
+    return replace(link, latency_ns=0, gap_ns=0, bandwidth_bytes_per_s=rate)
 
 
 FREE_LINKS = {INSIDE: _free_inside, BETWEEN: _free_between}
