@@ -228,10 +228,12 @@ def test_a_device_without_the_precision_is_a_row_with_the_reason(call):
     assert "no bf16 arithmetic" in json.loads(out)["error"]
 
 
-def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call):
+def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, tmp_path):
+    picture = tmp_path / "rows.svg"
     given = ("gpt3-13b", "--cluster", "v100-sxm-16gb:1", "--nodes", "1", "--global-batch", "8")
-    code, out, err = call(*given, "--precision", "fp16", "--json")
+    code, out, err = call(*given, "--precision", "fp16", "--plot", str(picture), "--json")
     assert code == 1
+    assert b"<svg" in picture.read_bytes()
     assert "no point has a plan" in err
     assert "no plan" in json.loads(out)["rows"][0]["reason"]
 
