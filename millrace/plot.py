@@ -1,17 +1,27 @@
-"""Pictures, with matplotlib: timelines under each other, devices × stages, scaling.
+"""Pictures, with matplotlib: timelines, devices × stages, predicted × measured, scaling.
 
 The only file that imports matplotlib (`pip install 'millrace[plot]'`).
 """
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from millrace.drawing import stage_blocks
+from millrace.files import FileError, write_bytes
 from millrace.scaling.drawing import line_name
 from millrace.timeline import COLOURS, Timeline
 from millrace.units import format_count
 from planner.plan import Plan
+
+# Ten colours that are told apart in print and by most who see few colours (Okabe and Ito 2008, and
+# three dark ones); then the marker changes.
+TEN = (
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"),
+    *("#56b4e9", "#c8b400", "#444444", "#882255", "#117733"),
+)
+MARKERS = ("o", "^", "s", "D", "v")
 
 
 def plot_timelines(timelines: Sequence[Timeline]) -> Any:
@@ -100,11 +110,6 @@ def plot_losses(losses: Sequence[float]) -> Any:
     return figure
 
 
-# Okabe and Ito, "Color Universal Design", 2008: told apart by everyone.
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
-
-
 def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
     """Return a matplotlib Figure of a sweep's rows: throughput, efficiency and cost over devices.
 
@@ -129,8 +134,8 @@ def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
     name, title = _spending(rows)
     for at, (label, line) in enumerate(lines.items()):
         look = {
-            "color": LINE_COLOURS[at % len(LINE_COLOURS)],
-            "marker": LINE_MARKS[at % len(LINE_MARKS)],
+            "color": TEN[at % len(TEN)],
+            "marker": MARKERS[at % len(MARKERS)],
         }
         found = sorted((one for one in line if one["reason"] is None), key=_devices)
         _draw_line(speed, found, "goodput_tokens_per_s", label=label, **look)
@@ -154,17 +159,6 @@ def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
         )
     _dress(figure, rows, speed, share, spent, title)
     return figure
-
-
-def picture_bytes(figure: Any, form: str) -> bytes:
-    """Return a Figure as png, svg or pdf; the same figure gives the same bytes."""
-    from matplotlib import rc_context
-
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    written = io.BytesIO()
-    with rc_context({"svg.hashsalt": "millrace"}):
-        figure.savefig(written, format=form, dpi=160, metadata=dated.get(form))
-    return written.getvalue()
 
 
 def _devices(row: dict[str, Any]) -> int:
@@ -264,3 +258,82 @@ def _legend(panel: Any, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], list
         handles.append(Line2D([], [], linestyle="", marker="x", color=grey))
         labels.append("no plan")
     return handles, labels
+
+
+def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Any:
+    """Return a matplotlib Figure of predicted over measured step times, both on a log scale.
+
+    Parameters
+    ----------
+    groups : mapping
+        By the name of a source, its rows as (measured_s, predicted_s).
+    title : str
+        What they are, and how far off in all.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    panel, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    every = [time for points in groups.values() for point in points for time in point]
+    ends = (min(every) / 1.5, max(every) * 1.5)
+    band = {"color": "#bbbbbb", "alpha": 0.5, "linewidth": 0}
+    panel.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], **band)
+    panel.plot(ends, ends, color="#666666", linewidth=0.8)
+    below.axhspan(0.9, 1.1, label="within 10 %", **band)
+    below.axhline(1, color="#666666", linewidth=0.8)
+    for at, (name, points) in enumerate(groups.items()):
+        style = {
+            "s": 22,
+            "marker": MARKERS[at // len(TEN) % len(MARKERS)],
+            "color": TEN[at % len(TEN)],
+            "alpha": 0.75,
+            "linewidths": 0,
+        }
+        measured = [point[0] for point in points]
+        label = f"{name} ({len(points)})"
+        panel.scatter(measured, [point[1] for point in points], label=label, **style)
+        below.scatter(measured, [point[1] / point[0] for point in points], **style)
+    panel.set(yscale="log", ylim=ends, ylabel="predicted step time, s")
+    below.set(xscale="log", xlim=ends, xlabel="measured step time, s", yscale="log")
+    below.set_ylabel("predicted over measured")
+    for axis in (panel.yaxis, below.xaxis, below.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    below.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.8, 1, 1.25, 2, 4]))
+    below.yaxis.set_minor_locator(NullLocator())
+    for one in (panel, below):
+        one.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        one.set_axisbelow(True)
+    panel.set_title(title, loc="left", fontsize=10)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def check_drawable(path: Path) -> None:
+    """Raise FileError where a figure could not be drawn in the form that the file's name ends in.
+
+    To be called before the long work that fills it.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise FileError(f"`{path}` is drawn by matplotlib: pip install 'millrace[plot]'") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the form that the file's name ends in; raises FileError.
+
+    The same figure gives the same bytes.
+    """
+    from matplotlib import rc_context
+
+    check_drawable(path)
+    form = path.suffix.removeprefix(".").lower()
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    written = BytesIO()
+    with rc_context({"svg.hashsalt": "millrace"}):
+        figure.savefig(written, format=form, dpi=150, metadata=undated.get(form))
+    write_bytes(path, written.getvalue())

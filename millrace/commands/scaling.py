@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from re import fullmatch
 from typing import Annotated, Any
@@ -39,7 +38,6 @@ Worth = Annotated[
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", help="Write all columns here.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here: .png, .svg or .pdf.")]
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def register(app: typer.Typer) -> None:
@@ -68,11 +66,13 @@ def scale(
     """Plan and simulate a model on clusters of several kinds and sizes."""
     from millrace import api
     from millrace.files import check_writable, write_bytes
+    from millrace.plot import check_drawable, plot_scaling, save
     from millrace.scaling import WORTH
     from millrace.scaling.drawing import csv_text, draw_scaling
 
     check_writable(csv, plot)
-    _check_picture(plot)
+    if plot is not None:
+        check_drawable(plot)
     share = WORTH if worth is None else worth
     opened = api.check_question(model, seq_len=seq_len, precision=precision)
     rows = api.scale(
@@ -90,9 +90,7 @@ def scale(
     if csv is not None:
         write_bytes(csv, csv_text(rows).encode())
     if plot is not None:
-        from millrace.plot import picture_bytes, plot_scaling
-
-        write_bytes(plot, picture_bytes(plot_scaling(rows), plot.suffix[1:]))
+        save(plot_scaling(rows), plot)
     answer({"rows": rows}, as_json, lambda console: draw_scaling(rows, share, console))
     if all(row["reason"] is not None for row in rows):
         say("millrace: no point has a plan")
@@ -141,15 +139,3 @@ def _bytes_per_s(text: str) -> int:
         return parse_bytes(text)
     except PlanError as error:
         raise PlanError(f"--checkpoint-rate: {error}") from None
-
-
-def _check_picture(path: Path | None) -> None:
-    """Refuse what cannot be drawn before the long work, not after it."""
-    from millrace.files import FileError
-
-    if path is None:
-        return
-    if path.suffix not in PICTURES:
-        raise FileError(f"--plot {path}: expected a name that ends in {', '.join(PICTURES)}")
-    if find_spec("matplotlib") is None:
-        raise FileError("--plot needs matplotlib: install it by `pip install 'millrace[plot]'`")

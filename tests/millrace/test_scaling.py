@@ -251,7 +251,7 @@ def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, t
         (("--nodes", "1", "--mtbf-hours", "0"), "--mtbf-hours 0"),
         (("--nodes", "1", "--restart-minutes", "5"), "--mtbf-hours"),
         (("--nodes", "1", "--mtbf-hours", "9", "--checkpoint-rate", "fast"), "--checkpoint-rate"),
-        (("--nodes", "1", "--plot", "picture.gif"), "--plot picture.gif"),
+        (("--nodes", "1", "--plot", "picture.nope"), "picture.nope"),
         (("--nodes", "1", "--csv", "nowhere/rows.csv"), "nowhere"),
     ],
 )
