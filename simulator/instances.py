@@ -25,6 +25,9 @@ class Completion(Event):
         self.actor = actor
         self.fire = NOTHING
         self.members: Sequence[tuple[int, int]] = ()
+        # What `simulator.pacer` keeps of a firing under way: work left, and since when.
+        self.left = 0
+        self.since = 0
 
 
 @dataclass(slots=True, kw_only=True)

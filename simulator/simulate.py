@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.actors.graph import ActorGraph
 from planner.actors.lanes import lane_of
+from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.costs import durations
@@ -71,6 +72,7 @@ def simulate(
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
     fidelity: str = "op",
+    pacing: Pacing | None = None,
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 
@@ -99,6 +101,9 @@ def simulate(
         `op` fires every actor, `block` merges what no other queue can tell apart, see
         `simulator.blocks` (jitter is then drawn per merged actor). What is coarser starts from the
         plan, see `simulator.predict`.
+    pacing
+        What holds computation back, of a graph whose actors stand for several ops; None: launches
+        and contention of single ops, as the cluster's software has them.
 
     Raises
     ------
@@ -118,11 +123,13 @@ def simulate(
     folded = not differ if folded is None else folded
     ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
+    pacing = pacing_of(graph, cluster) if pacing is None else pacing
     if fidelity == "block":
-        graph, table = by_block(graph, table)
+        graph, table, pacing = by_block(graph, table, pacing)
     noise = Noise(jitter, seed, named)
     instances = instances_of(graph, cluster, ranks, steps, table, noise)
-    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
+    cores = cluster.cores_per_node
+    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cores, pacing=pacing)
     kernel.run()
     represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
     found = _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
