@@ -13,10 +13,28 @@ from typing import NamedTuple
 
 from planner.actors.graph import ActorGraph, Leave
 from planner.actors.pacing import Pacing, launch_offsets
+from planner.actors.protocol import Protocol
 from planner.compile.orders import FirstStep
+from simulator.instances import Instance
+from simulator.kernel import Kernel
 
 Times = list[int]
 Held = tuple[int, int] | None  # a queue, and how long after its step's begin a firing is launched
+
+
+def followed(
+    graph: ActorGraph,
+    durations_ns: Sequence[Sequence[int]],
+    pacing: Pacing,
+    steps: int,
+) -> tuple[list[list[Times]], list[list[Times]]]:
+    """Starts and ends of all firings of some steps by events, as `Following` has them."""
+    instances = [
+        Instance(rank=one.ranks[0], program=one, protocol=Protocol(one, steps), delays=row)
+        for one, row in zip(graph.programs, durations_ns, strict=True)
+    ]
+    Kernel(graph, instances, folded=True, pacing=pacing).run()
+    return [one.begun for one in instances], [one.ends for one in instances]
 
 
 class _Seat(NamedTuple):
@@ -122,8 +140,8 @@ class Following:
         found: list[Held] = []
         for program, actor in (members[0] for members in self._sequence):
             meets = graph.programs[program].actors[actor].meeting is not None
-            (queue, *_) = self._seats[program][actor].lanes
-            found.append(None if meets else (queue, next(offsets[program][actor])))
+            lanes = self._seats[program][actor].lanes
+            found.append(None if meets else (lanes[0], next(offsets[program][actor])))
         return found
 
     def _program(self, graph: ActorGraph, index: int) -> list[_Seat]:

@@ -63,6 +63,12 @@ class Instance:
             self.ends.append([])
             self.moves.append([])
 
+    @property
+    def begun(self) -> list[list[int]]:
+        """When every firing began: a meeting's when its data began to move."""
+        rows = zip(self.meets, self.moves, self.starts, strict=True)
+        return [moves if meets else starts for meets, moves, starts in rows]
+
 
 class Noise(NamedTuple):
     """How ranks differ: jitter and its seed (`simulator.noise`), rank → factor of stragglers."""

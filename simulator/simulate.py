@@ -176,7 +176,7 @@ def _simulated(
         tuple(step_ends_ns(instance.program, instance.ends, steps)) for instance in instances
     )
     begin_ns, end_ns = window_ns(ends)
-    parts = [split(one.program, _begun(one), one.ends, begin_ns, end_ns) for one in instances]
+    parts = [split(one.program, one.begun, one.ends, begin_ns, end_ns) for one in instances]
     shares = np.asarray(represents) / sum(represents)
     bubble_ns = float(np.dot([part.bubble_ns for part in parts], shares))
     exposed_ns = float(np.dot([part.exposed_ns for part in parts], shares))
@@ -206,12 +206,6 @@ def _simulated(
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
     )
-
-
-def _begun(instance: Instance) -> list[list[int]]:
-    """When every firing began: a meeting's when its data began to move."""
-    rows = zip(instance.meets, instance.moves, instance.starts, strict=True)
-    return [moves if meets else starts for meets, moves, starts in rows]
 
 
 def _spans(instances: Sequence[Instance]) -> list[Span]:
