@@ -7,9 +7,15 @@ from msgspec.structs import replace
 
 from planner.actors.graph import ActorGraph
 from planner.cluster import Cluster, Software
-from simulator import simulate
+from planner.compile import compile_plan
+from planner.memory import plan_memory
+from planner.plan import Plan, plan_graph
+from simulator import forecast, predict, simulate
+from simulator.stages import stage_graph
+from simulator.steady import steady_step
 from tests.actor_graphs import random_actor_graph
-from tests.simulator.graphs import GPU, Writer, joined, overlapped, times
+from tests.simulator.graphs import GPU, Writer, joined, overlapped, shared, times
+from tests.simulator.test_stages import CASES, planned
 
 
 def driven(host_ns: int = 0, overlap: float = 1.0, cluster: Cluster = GPU) -> Cluster:
@@ -101,3 +107,58 @@ def test_random_graphs_are_never_faster_for_it_folded_or_not(seed: int, overlap:
     assert slow.trace.step_end_ns[0][-1] >= free.trace.step_end_ns[0][-1]
     assert every.step_time_ns == slow.step_time_ns
     assert every.trace.step_times_ns() == slow.trace.step_times_ns()
+
+
+def under(plan: Plan, host_ns: int, overlap: float) -> Plan:
+    return replace(plan, cluster=driven(host_ns, overlap, plan.cluster))
+
+
+# The worst of these is off by 1.8 % (T5's transfers beside its parts). At a third of its speed a
+# stage's last backward, slowed by its gradients' reduction, is 2.6 % off on two stages: its delay
+# is counted with the reduction, and so after what it sends.
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("host_ns", "overlap"), [(5_000, 1.0), (100_000, 1.0), (20_000, 0.7)])
+def test_stages_agree_with_ops_and_forecasts_with_events(
+    name: str, host_ns: int, overlap: float
+) -> None:
+    plan = under(planned(name), host_ns, overlap)
+    graph = plan_graph(plan)
+    fine = predict(plan, fidelity="op", spans=False)
+    merged = predict(plan, fidelity="block", spans=False)
+    coarse = predict(plan, fidelity="stage", spans=False)
+    assert merged.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.021)
+    assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
+    quick = forecast(plan, graph, plan_memory(plan, graph))
+    assert quick.step_time_ns == fine.step_time_ns
+    assert quick.bubble_fraction == pytest.approx(fine.bubble_fraction, rel=1e-12)
+    stages = stage_graph(plan, graph)
+    steady = steady_step(stages.coarse, stages.table)
+    assert steady is not None
+    assert steady.step_time_ns == coarse.step_time_ns
+    assert steady.bubble_fraction == pytest.approx(coarse.bubble_fraction, abs=1e-3)
+
+
+def test_a_plan_bound_by_its_host_takes_its_launches() -> None:
+    plan = under(planned("one device"), 100_000, 1.0)
+    graph = compile_plan(plan)
+    launches = sum(a.firings for a in graph.programs[0].actors if a.meeting is None)
+    for fidelity in ("op", "block", "stage"):
+        found = predict(plan, fidelity=fidelity, spans=False).step_time_ns
+        assert found == pytest.approx(launches * 100_000, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ["ZeRO 1", "interleaved"])
+def test_less_overlap_takes_longer(name: str) -> None:
+    found = [
+        predict(under(planned(name), 0, overlap), spans=False).step_time_ns
+        for overlap in (1.0, 0.9, 0.5, 0.0)
+    ]
+    assert found == sorted(set(found))
+
+
+def test_ranks_that_share_cores_are_paced_by_these_alone() -> None:
+    graph = overlapped(firings=4, ranks=2, message_bytes=0)
+    ns = times(graph, {"compute": 100, "reduce": 90})
+    here = shared(2, cores=2)
+    free, paced = (simulate(graph, one, durations_ns=ns) for one in (here, driven(500, 0.0, here)))
+    assert paced.step_time_ns == free.step_time_ns
