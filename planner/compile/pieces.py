@@ -70,8 +70,8 @@ class Pieces:
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        # A meeting costs the same in every piece on a stage: (stage, kind, axes, bytes) → ns.
-        self._meetings: dict[tuple[int, str, tuple[str, ...], int], int] = {}
+        # A meeting costs the same in every piece on a stage: see `_key`.
+        self._meetings: dict[tuple[int, str, tuple[str, ...], int, bool], int] = {}
         self._tables: dict[str, Timetable] = {}
 
     def compile(self, chunk: int, kept: Sequence[str], schedule: str, stage: int) -> Piece:
@@ -149,8 +149,8 @@ class Pieces:
         return tuple(ns for ns in found if ns is not None)
 
 
-def _key(stage: int, meeting: Meeting) -> tuple[int, str, tuple[str, ...], int]:
-    return stage, meeting.kind, meeting.axes, meeting.message_bytes
+def _key(stage: int, meeting: Meeting) -> tuple[int, str, tuple[str, ...], int, bool]:
+    return stage, meeting.kind, meeting.axes, meeting.message_bytes, meeting.bucketed
 
 
 def _restricted(
