@@ -114,13 +114,7 @@ def simulate(
     """
     named = dict(stragglers or {})
     _check(graph, cluster, steps, jitter, named, fidelity)
-    differ = cluster.cores_per_node is not None or jitter > 0 or bool(named)
-    if folded and differ:
-        raise SimulationError(
-            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
-            "rank (folded=False)"
-        )
-    folded = not differ if folded is None else folded
+    folded = _folded(folded, cluster.cores_per_node is not None or jitter > 0 or bool(named))
     ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
     pacing = pacing_of(graph, cluster) if pacing is None else pacing
@@ -134,6 +128,16 @@ def simulate(
     represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
     found = _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
     return replace(found, fidelity=fidelity)
+
+
+def _folded(asked: bool | None, differ: bool) -> bool:
+    """Whether one representative per program is enough."""
+    if asked and differ:
+        raise SimulationError(
+            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
+            "rank (folded=False)"
+        )
+    return not differ if asked is None else asked
 
 
 def _check(
