@@ -11,8 +11,8 @@ from planner.compile import compile_plan
 from planner.memory import plan_memory
 from planner.plan import Plan, plan_graph
 from simulator import forecast, predict, simulate
+from simulator.paths import steady_step
 from simulator.stages import stage_graph
-from simulator.steady import steady_step
 from tests.actor_graphs import random_actor_graph
 from tests.simulator.graphs import GPU, Writer, joined, overlapped, shared, times
 from tests.simulator.test_stages import CASES, planned
