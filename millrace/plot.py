@@ -1,14 +1,25 @@
-"""Pictures for notebooks, with matplotlib: timelines under each other, devices × stages.
+"""Pictures, with matplotlib: timelines under each other, devices × stages, predicted × measured.
 
 The only file that imports matplotlib (`pip install 'millrace[plot]'`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from millrace.drawing import stage_blocks
+from millrace.files import FileError, write_bytes
 from millrace.timeline import COLOURS, Timeline
 from planner.plan import Plan
+
+# Ten colours that are told apart in print and by most who see few colours (Okabe and Ito 2008, and
+# three dark ones); then the marker changes.
+TEN = (
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"),
+    *("#56b4e9", "#c8b400", "#444444", "#882255", "#117733"),
+)
+MARKERS = ("o", "^", "s", "D", "v")
 
 
 def plot_timelines(timelines: Sequence[Timeline]) -> Any:
@@ -95,3 +106,74 @@ def plot_losses(losses: Sequence[float]) -> Any:
     panel.set_xlabel("step")
     panel.set_ylabel("loss")
     return figure
+
+
+def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Any:
+    """Return a matplotlib Figure of predicted over measured step times, both on a log scale.
+
+    Parameters
+    ----------
+    groups : mapping
+        By the name of a source, its rows as (measured_s, predicted_s).
+    title : str
+        What they are, and how far off in all.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    panel, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    every = [time for points in groups.values() for point in points for time in point]
+    ends = (min(every) / 1.5, max(every) * 1.5)
+    band = {"color": "#bbbbbb", "alpha": 0.5, "linewidth": 0}
+    panel.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], **band)
+    panel.plot(ends, ends, color="#666666", linewidth=0.8)
+    below.axhspan(0.9, 1.1, label="within 10 %", **band)
+    below.axhline(1, color="#666666", linewidth=0.8)
+    for at, (name, points) in enumerate(groups.items()):
+        style = {
+            "s": 22,
+            "marker": MARKERS[at // len(TEN) % len(MARKERS)],
+            "color": TEN[at % len(TEN)],
+            "alpha": 0.75,
+            "linewidths": 0,
+        }
+        measured = [point[0] for point in points]
+        label = f"{name} ({len(points)})"
+        panel.scatter(measured, [point[1] for point in points], label=label, **style)
+        below.scatter(measured, [point[1] / point[0] for point in points], **style)
+    panel.set(yscale="log", ylim=ends, ylabel="predicted step time, s")
+    below.set(xscale="log", xlim=ends, xlabel="measured step time, s", yscale="log")
+    below.set_ylabel("predicted over measured")
+    for axis in (panel.yaxis, below.xaxis, below.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    below.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.8, 1, 1.25, 2, 4]))
+    below.yaxis.set_minor_locator(NullLocator())
+    for one in (panel, below):
+        one.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        one.set_axisbelow(True)
+    panel.set_title(title, loc="left", fontsize=10)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def check_drawable(path: Path) -> None:
+    """Raise FileError where a figure could not be drawn in the form that the file's name ends in.
+
+    To be called before the long work that fills it.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise FileError(f"`{path}` is drawn by matplotlib: pip install 'millrace[plot]'") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the form that the file's name ends in; raises FileError."""
+    check_drawable(path)
+    written = BytesIO()
+    figure.savefig(written, format=path.suffix.removeprefix(".").lower(), dpi=150)
+    write_bytes(path, written.getvalue())
