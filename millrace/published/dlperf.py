@@ -14,7 +14,7 @@ import re
 
 from msgspec.structs import replace
 
-from millrace.published.language import software
+from millrace.published.habits import settings
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 from models.errors import ModelError
@@ -163,7 +163,7 @@ def cluster(row: Row) -> Cluster:
         name=f"{GPU}:{per_node}x{nodes}",
         nodes=nodes,
         inter_node=network(NETWORK, per_node),
-        software=software(framework_name(row)),
+        software=settings(framework_name(row)),
     )
     return validate(found)
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from millrace.published.habits import as_set, framework_name, settings
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 from models.builder import PRECISIONS
 from models.errors import ModelError
 from models.spec import Config, ModelSpec, TrainingSpec
 from models.zoo.catalogue import FAMILIES
-from planner.cluster import Cluster, Link, Software
-from planner.clusters import framework, network, reference_node, validate
+from planner.cluster import Cluster, Link
+from planner.clusters import network, reference_node, validate
 from planner.clusters.files import resized
-from planner.clusters.software import DEFAULT
 from planner.errors import ClusterError, InfeasibleError, PlanError
 from planner.search import Pins
 
@@ -67,11 +67,6 @@ def question(row: Row) -> tuple[Question, Pins]:
     except (ModelError, ClusterError, PlanError, InfeasibleError) as error:
         raise InexpressibleError(str(error)) from None
     return asked, pinned
-
-
-def framework_name(row: Row) -> str:
-    """The software of a row."""
-    return row["framework"]
 
 
 def measured_s(row: Row) -> float:
@@ -240,15 +235,8 @@ def cluster(row: Row) -> Cluster:
     nodes = devices // per_node
     found = replace(resized(node, per_node), name=f"{row['gpu']}:{per_node}x{nodes}", nodes=nodes)
     link = _network(row["inter_node_net"], found)
-    return validate(replace(found, inter_node=link, software=software(framework_name(row))))
-
-
-def software(name: str) -> Software:
-    """Settings of the framework of a row, the default ones where it has none."""
-    try:
-        return framework(name)
-    except ClusterError:
-        return framework(DEFAULT)
+    software = as_set(settings(framework_name(row)), row)
+    return validate(replace(found, inter_node=link, software=software))
 
 
 def _network(text: str, node: Cluster) -> Link:

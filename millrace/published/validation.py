@@ -5,7 +5,7 @@ row (`Tuned`): what a source was left out of is predicted with what was fitted w
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -151,6 +151,47 @@ def validate(
         answers[key] = found
         told(len(answers), len(jobs))
     return [_outcome(one, jobs, answers) for one in asked]
+
+
+def answers_to(
+    asked: Sequence[Asked],
+    wanted: Mapping[int, Sequence[Cluster]],
+    processes: int,
+    told: Told = lambda done, of: None,
+) -> dict[int, tuple[Predicted, ...]]:
+    """Predict rows on clusters of their shape, each row planned once.
+
+    Parameters
+    ----------
+    asked : sequence of Asked
+    wanted : mapping of int to sequence of Cluster
+        For places in `asked`, the clusters to predict on.
+
+    Returns
+    -------
+    dict of int to tuple of Predicted
+        Rows that cannot be expressed are left out.
+    """
+    jobs: dict[object, Job] = {}
+    for at, clusters in wanted.items():
+        question = asked[at].question
+        assert question is not None, "what is wanted can be asked"
+        job = jobs.setdefault(_key(asked[at]), Job(question, asked[at].pins))
+        job.clusters += [one for one in clusters if one not in job.clusters]
+    answers = {}
+    for (key, job), (reason, predictions, _) in zip(
+        jobs.items(), _answers(list(jobs.values()), processes), strict=True
+    ):
+        if not reason:
+            answers[key] = dict(zip(map(id, job.clusters), predictions, strict=True))
+        told(len(answers), len(jobs))
+    found = {}
+    for at, clusters in wanted.items():
+        key = _key(asked[at])
+        if key in answers:
+            same = jobs[key].clusters
+            found[at] = tuple(answers[key][id(same[same.index(one)])] for one in clusters)
+    return found
 
 
 def _key(one: Asked) -> object:
