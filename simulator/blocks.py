@@ -13,12 +13,13 @@ import msgspec
 
 from models.graph import Phase
 from planner.actors.graph import Actor, ActorGraph, Port, Program, Queue
+from planner.actors.pacing import Pacing, merged
 
 
 def by_block(
-    graph: ActorGraph, durations_ns: Sequence[Sequence[int]]
-) -> tuple[ActorGraph, list[list[int]]]:
-    """Return the coarser graph and the durations of its actors.
+    graph: ActorGraph, durations_ns: Sequence[Sequence[int]], pacing: Pacing | None = None
+) -> tuple[ActorGraph, list[list[int]], Pacing | None]:
+    """Return the coarser graph, the durations of its actors and what else holds them back.
 
     Parameters
     ----------
@@ -26,13 +27,20 @@ def by_block(
         A compiled actor graph.
     durations_ns
         One per program and actor; those of merged actors add up.
+    pacing
+        Of the graph; a merged actor is launched as often as its actors.
     """
-    programs, table = [], []
-    for program, row in zip(graph.programs, durations_ns, strict=True):
+    programs, table, paces = [], [], []
+    for index, (program, row) in enumerate(zip(graph.programs, durations_ns, strict=True)):
         runs = _runs(program)
         programs.append(_merged(program, runs))
         table.append([sum(row[actor] for actor in run) for run in runs])
-    return msgspec.structs.replace(graph, programs=tuple(programs)), table
+        if pacing is not None:
+            own, host_ns = pacing.rows[index], pacing.host_ns
+            paces.append(tuple(merged([(own[a], row[a]) for a in run], host_ns) for run in runs))
+    if pacing is not None:
+        pacing = pacing._replace(rows=tuple(paces))
+    return msgspec.structs.replace(graph, programs=tuple(programs)), table, pacing
 
 
 def _merged(program: Program, runs: Sequence[Sequence[int]]) -> Program:

@@ -25,6 +25,9 @@ class Completion(Event):
         self.actor = actor
         self.fire = NOTHING
         self.members: Sequence[tuple[int, int]] = ()
+        # What `simulator.pacer` keeps of a firing under way: work left, and since when.
+        self.left = 0
+        self.since = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +62,12 @@ class Instance:
             self.starts.append([])
             self.ends.append([])
             self.moves.append([])
+
+    @property
+    def begun(self) -> list[list[int]]:
+        """When every firing began: a meeting's when its data began to move."""
+        rows = zip(self.meets, self.moves, self.starts, strict=True)
+        return [moves if meets else starts for meets, moves, starts in rows]
 
 
 class Noise(NamedTuple):

@@ -6,6 +6,10 @@ firing, since an actor has at most one firing under way.
 
 A meeting begins when its last member has fired and ends for all of them at once. Instances are
 ranks, or one representative per program where all ranks of a program run alike (*folded*).
+
+Where software drives the devices (`planner.actors.pacing`), a firing begins when it is launched; it
+ends when its work is done, at a speed that depends on what moves meanwhile (`simulator.pacer`). Its
+event comes when it would end if nothing more began to move, and again while that was too early.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +21,12 @@ from simpy.events import NORMAL
 
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import Visit, run_to_completion
+from planner.actors.pacing import Pacing
 from planner.actors.protocol import Fire
 from planner.actors.rendezvous import Rendezvous
 from planner.errors import ProtocolError
 from simulator.instances import Completion, Instance
+from simulator.pacer import Pacer
 from simulator.sharing import Host
 
 
@@ -37,6 +43,8 @@ class Kernel:
         Which of the two.
     cores_per_node
         Set where the ranks of a node share that many cores; None: every rank has its own device.
+    pacing
+        What holds computation back, where ranks have their own devices; None: nothing.
     visit
         Called as `visit(instance, fire)` before a firing completes, and for every member of a
         meeting before any of them completes (to follow what is read and written).
@@ -49,6 +57,7 @@ class Kernel:
         *,
         folded: bool,
         cores_per_node: int | None = None,
+        pacing: Pacing | None = None,
         visit: Visit | None = None,
     ) -> None:
         self.graph = graph
@@ -59,11 +68,17 @@ class Kernel:
         # What SimPy calls at the end of a firing or a meeting, one list for all events.
         self._on_end: list[Callable[[Any], None]] = [self._ended]
         self._on_met: list[Callable[[Any], None]] = [self._met]
+        self._on_due: list[Callable[[Any], None]] = [self._due]
         if visit is not None:
             self._visit = visit
             self._on_end.insert(0, self._visit_one)
             self._on_met.insert(0, self._visit_all)
         self._hosts: dict[int, Host] = {}
+        self._pacers: list[Pacer] = []
+        if pacing is not None:
+            self._pacers = [
+                Pacer(one.program, pacing, graph.program_of(one.rank)) for one in instances
+            ]
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
             if cores_per_node is not None:
@@ -89,7 +104,8 @@ class Kernel:
         env = self.env
         now = int(env.now)
         starts, meets, launches = instance.starts, instance.meets, instance.launches
-        delays, noisy, events, hosts = instance.delays, instance.noisy, instance.events, self._hosts
+        delays, noisy, events = instance.delays, instance.noisy, instance.events
+        plain = not self._hosts and not self._pacers
         for command in commands:
             actor, firing, _, _ = command
             event = events[actor]
@@ -101,11 +117,13 @@ class Kernel:
                     self._move(members, firing)
             else:
                 delay = noisy[actor][firing] if noisy else delays[actor]
-                if hosts:
-                    self._share(event, instance, delay)
-                else:
+                if plain:
                     event.callbacks = self._on_end
                     env.schedule(event, NORMAL, delay)
+                elif self._pacers:
+                    self._pace(event, instance, delay)
+                else:
+                    self._share(event, instance, delay)
             if launches[actor]:
                 # The list grows while it is walked, so that these come next.
                 commands.extend(instance.protocol.issued(actor))
@@ -128,6 +146,9 @@ class Kernel:
         event = first.events[actor]
         event.members = members
         delay = first.noisy[actor][firing] if first.noisy else first.delays[actor]
+        if self._pacers:
+            for index, _ in members:
+                self._pacers[index].move(now, delay)
         if self._hosts:
             self._share_move(event, delay)
         else:
@@ -150,6 +171,26 @@ class Kernel:
     def _visit_all(self, event: Completion) -> None:
         for index, actor in event.members:
             self._visit(index, self.instances[index].events[actor].fire)
+
+    def _pace(self, event: Completion, instance: Instance, delay: int) -> None:
+        """Compute once it is launched, as fast as what moves allows."""
+        now = int(self.env.now)
+        begin, end = self._pacers[event.instance].start(event, now, delay)
+        instance.starts[event.actor][-1] = begin
+        event.callbacks = self._on_due
+        self.env.schedule(event, NORMAL, end - now)
+
+    def _due(self, event: Completion) -> None:
+        """A paced firing is over, unless something began to move."""
+        now = int(self.env.now)
+        pacer = self._pacers[event.instance]
+        left = pacer.end_ns(event) - now
+        if left > 0:
+            event.callbacks = self._on_due
+            self.env.schedule(event, NORMAL, left)
+        else:
+            pacer.finish(event, now)
+            _call(self._on_end, event)
 
     def _share(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute on a host whose cores other ranks want too."""

@@ -72,7 +72,11 @@ def predict(
     if chosen != STAGE:
         return run(compile_plan(plan, graph), fidelity=chosen)
     stages = stage_graph(plan, graph)
-    found = run(stages.coarse.ordered(), durations_ns=stages.coarse.durations_ns)
+    found = run(
+        stages.coarse.ordered(),
+        durations_ns=stages.coarse.durations_ns,
+        pacing=stages.coarse.pacing,
+    )
     memory = plan_memory(plan, graph) if memory is None else memory
     return replace(
         found,

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.actors.graph import ActorGraph
 from planner.actors.lanes import lane_of
+from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.costs import durations
@@ -71,6 +72,7 @@ def simulate(
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
     fidelity: str = "op",
+    pacing: Pacing | None = None,
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 
@@ -99,6 +101,9 @@ def simulate(
         `op` fires every actor, `block` merges what no other queue can tell apart, see
         `simulator.blocks` (jitter is then drawn per merged actor). What is coarser starts from the
         plan, see `simulator.predict`.
+    pacing
+        What holds computation back, of a graph whose actors stand for several ops; None: launches
+        and contention of single ops, as the cluster's software has them.
 
     Raises
     ------
@@ -109,24 +114,30 @@ def simulate(
     """
     named = dict(stragglers or {})
     _check(graph, cluster, steps, jitter, named, fidelity)
-    differ = cluster.cores_per_node is not None or jitter > 0 or bool(named)
-    if folded and differ:
-        raise SimulationError(
-            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
-            "rank (folded=False)"
-        )
-    folded = not differ if folded is None else folded
+    folded = _folded(folded, cluster.cores_per_node is not None or jitter > 0 or bool(named))
     ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
+    pacing = pacing_of(graph, cluster) if pacing is None else pacing
     if fidelity == "block":
-        graph, table = by_block(graph, table)
+        graph, table, pacing = by_block(graph, table, pacing)
     noise = Noise(jitter, seed, named)
     instances = instances_of(graph, cluster, ranks, steps, table, noise)
-    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
+    cores = cluster.cores_per_node
+    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cores, pacing=pacing)
     kernel.run()
     represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
     found = _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
     return replace(found, fidelity=fidelity)
+
+
+def _folded(asked: bool | None, differ: bool) -> bool:
+    """Whether one representative per program is enough."""
+    if asked and differ:
+        raise SimulationError(
+            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
+            "rank (folded=False)"
+        )
+    return not differ if asked is None else asked
 
 
 def _check(
@@ -169,7 +180,7 @@ def _simulated(
         tuple(step_ends_ns(instance.program, instance.ends, steps)) for instance in instances
     )
     begin_ns, end_ns = window_ns(ends)
-    parts = [split(one.program, _begun(one), one.ends, begin_ns, end_ns) for one in instances]
+    parts = [split(one.program, one.begun, one.ends, begin_ns, end_ns) for one in instances]
     shares = np.asarray(represents) / sum(represents)
     bubble_ns = float(np.dot([part.bubble_ns for part in parts], shares))
     exposed_ns = float(np.dot([part.exposed_ns for part in parts], shares))
@@ -199,12 +210,6 @@ def _simulated(
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
     )
-
-
-def _begun(instance: Instance) -> list[list[int]]:
-    """When every firing began: a meeting's when its data began to move."""
-    rows = zip(instance.meets, instance.moves, instance.starts, strict=True)
-    return [moves if meets else starts for meets, moves, starts in rows]
 
 
 def _spans(instances: Sequence[Instance]) -> list[Span]:

@@ -26,7 +26,7 @@ def row_of(length: int) -> Writer:
 
 def test_a_row_of_actors_in_one_queue_becomes_one_actor() -> None:
     graph = joined(row_of(5).program())
-    coarse, table = by_block(graph, [[1, 2, 3, 4, 5]])
+    coarse, table, _ = by_block(graph, [[1, 2, 3, 4, 5]])
     (actor,) = coarse.programs[0].actors
     assert (actor.name, actor.firings) == ("a0 … a4", 4)
     assert table == [[15]]
@@ -36,7 +36,7 @@ def test_a_row_of_actors_in_one_queue_becomes_one_actor() -> None:
 def test_an_actor_that_another_queue_waits_for_ends_a_run() -> None:
     writer = row_of(5)
     writer.actor("aside", "lane", [("r2", 1)], [], firings=4)
-    coarse, _ = by_block(joined(writer.program()), [[1] * 6])
+    coarse, *_ = by_block(joined(writer.program()), [[1] * 6])
     assert [actor.name for actor in coarse.programs[0].actors] == ["a0 … a2", "a3 … a4", "aside"]
 
 
@@ -45,7 +45,7 @@ def test_an_actor_that_waits_for_another_queue_begins_a_run() -> None:
     writer.actor("before", "lane", [], [("news", 1)], firings=4)
     writer.actor("late", "compute", [("news", 1), ("r3", 1)], [], firings=4)
     writer.orders["compute"] = [0, 1, 2, 3, 5] * 4
-    coarse, _ = by_block(joined(writer.program()), [[1] * 6])
+    coarse, *_ = by_block(joined(writer.program()), [[1] * 6])
     assert [actor.name for actor in coarse.programs[0].actors] == ["a0 … a3", "late", "before"]
 
 
@@ -54,7 +54,7 @@ def test_random_graphs_stay_live_and_about_as_fast(seed: int) -> None:
     graph = random_actor_graph(seed)
     random = Random(seed)
     ns = [[random.randrange(1, 1000) for _ in program.actors] for program in graph.programs]
-    coarse, table = by_block(graph, ns)
+    coarse, table, _ = by_block(graph, ns)
     assert run_to_completion(validate(coarse), steps=3) <= run_to_completion(graph, steps=3)
     fine = simulate(graph, GPU, durations_ns=ns)
     fast = simulate(coarse, GPU, durations_ns=table)
