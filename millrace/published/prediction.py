@@ -4,6 +4,7 @@ What a row leaves blank is filled here: `micro_batch` by the best of some that d
 `recompute` by the lightest that fits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -142,20 +143,27 @@ def _plan(question: Question, pins: Pins) -> Plan:
     return changed(search(request, None, remedies=False), cluster=cluster)
 
 
-def predicted(found: Planned, cluster: Cluster) -> Predicted:
-    """Return what is predicted of a plan on a cluster of the shape that it was made for."""
-    plan = changed(found.plan, cluster=cluster)
-    graph = plan_graph(plan)
-    memory = plan_memory(plan, graph)
-    figures = forecast(plan, graph, memory)
+def predicted(
+    found: Planned, clusters: Sequence[Cluster], fidelity: str | None = None
+) -> tuple[Predicted, ...]:
+    """Return what is predicted of a plan on clusters of the shape that it was made for."""
+    graph = plan_graph(found.plan)
+    memory = plan_memory(found.plan, graph)
     elsewhere = 1 - 1 / found.optimizer_ranks  # share of the state that other ranks hold
     peaks = [stage.arena_bytes - int(elsewhere * stage.optimizer_bytes) for stage in memory]
-    return Predicted(
-        step_time_s=figures.step_time_ns / 1e9,
-        peak_bytes=max(peaks),
-        bubble_fraction=figures.bubble_fraction,
-        exposed_communication_s=figures.exposed_communication_ns / 1e9,
-        fidelity=figures.fidelity,
+    every = (
+        forecast(changed(found.plan, cluster=cluster), graph, memory, fidelity)
+        for cluster in clusters
+    )
+    return tuple(
+        Predicted(
+            step_time_s=figures.step_time_ns / 1e9,
+            peak_bytes=max(peaks),
+            bubble_fraction=figures.bubble_fraction,
+            exposed_communication_s=figures.exposed_communication_ns / 1e9,
+            fidelity=figures.fidelity,
+        )
+        for figures in every
     )
 
 
@@ -165,7 +173,7 @@ def fullest(plan: Plan) -> StageMemory:
 
 
 def answer(
-    question: Question, pins: Pins, clusters: tuple[Cluster, ...]
+    question: Question, pins: Pins, clusters: tuple[Cluster, ...], fidelity: str | None = None
 ) -> tuple[str, tuple[Predicted, ...], tuple[str, ...]]:
     """Plan a question and predict it on clusters of its shape that differ in their figures.
 
@@ -176,6 +184,6 @@ def answer(
     """
     try:
         found = planned(question, pins)
-        return "", tuple(predicted(found, one) for one in clusters), found.notes
+        return "", predicted(found, clusters, fidelity), found.notes
     except (InexpressibleError, *REFUSED) as error:
         return str(error), (), ()
