@@ -71,7 +71,8 @@ def planned(question: Question, pins: Pins) -> Planned:
                 continue
             if pins == filled:
                 return found
-            tried.append((found, predicted(found, question.cluster), fullest(found.plan)))
+            (one,) = predicted(found, (question.cluster,))
+            tried.append((found, one, fullest(found.plan)))
             if tried[-1][2].total_bytes <= question.cluster.device.memory_bytes:
                 break
     if not tried:
