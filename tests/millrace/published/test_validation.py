@@ -120,8 +120,9 @@ def test_storage_that_cannot_be_split_is_left_to_the_search_with_a_note():
     found = planned(asked, pins)
     assert any("zero 0 for 1" in note for note in found.notes)
     assert found.optimizer_ranks == 6
-    whole = predicted(replace_planned(found, optimizer_ranks=1), asked.cluster)
-    assert predicted(found, asked.cluster).peak_bytes < whole.peak_bytes
+    (whole,) = predicted(replace_planned(found, optimizer_ranks=1), (asked.cluster,))
+    (split,) = predicted(found, (asked.cluster,))
+    assert split.peak_bytes < whole.peak_bytes
 
 
 SIX = {"global_batch": "12", "hidden": "256", "vocab": "1024", "micro_batch": "1"}
