@@ -9,7 +9,7 @@ from simpy import Environment, Event
 from planner.actors.graph import ActorGraph, Leave, Program
 from planner.actors.protocol import Fire, Protocol
 from planner.cluster import Cluster
-from simulator.noise import factors
+from simulator.variation.noise import factors
 
 NOTHING = Fire(-1, -1, (), ())
 
@@ -62,7 +62,7 @@ class Instance:
 
 
 class Noise(NamedTuple):
-    """How ranks differ: jitter and its seed (`simulator.noise`), rank → factor of stragglers."""
+    """How ranks differ: jitter and its seed, rank → factor of stragglers."""
 
     jitter: float
     seed: int

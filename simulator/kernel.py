@@ -5,7 +5,7 @@ one SimPy event with a plain callback (no process), and an actor's event is used
 firing, since an actor has at most one firing under way.
 
 A meeting begins when its last member has fired and ends for all of them at once. Instances are
-ranks, or one representative per program where all ranks of a program run alike (*folded*).
+ranks, all of them or some that stand for the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,8 @@ from planner.errors import ProtocolError
 from simulator.instances import Completion, Instance
 from simulator.sharing import Host
 
+Late = Callable[[Sequence[tuple[int, int]]], int]
+
 
 class Kernel:
     """A simulated run of an actor graph.
@@ -32,14 +34,14 @@ class Kernel:
     graph
         The actor graph.
     instances
-        One per rank in order of rank or, folded, one per program.
-    folded
-        Which of the two.
+        The ranks that are simulated, in any order.
     cores_per_node
         Set where the ranks of a node share that many cores; None: every rank has its own device.
     visit
         Called as `visit(instance, fire)` before a firing completes, and for every member of a
         meeting before any of them completes (to follow what is read and written).
+    lateness
+        How much later than its simulated members a meeting's others arrive.
     """
 
     def __init__(
@@ -47,15 +49,15 @@ class Kernel:
         graph: ActorGraph,
         instances: Sequence[Instance],
         *,
-        folded: bool,
         cores_per_node: int | None = None,
         visit: Visit | None = None,
+        lateness: Late | None = None,
     ) -> None:
         self.graph = graph
-        self.folded = folded
         self.instances = instances
         self.env = Environment()
-        self._rendezvous = Rendezvous(graph, folded=folded)
+        self._rendezvous = Rendezvous(graph, ranks=[one.rank for one in instances])
+        self._lateness = lateness
         # What SimPy calls at the end of a firing or a meeting, one list for all events.
         self._on_end: list[Callable[[Any], None]] = [self._ended]
         self._on_met: list[Callable[[Any], None]] = [self._met]
@@ -81,7 +83,7 @@ class Kernel:
             self._carry_out(index, instance.protocol.start())
         self.env.run()
         if not all(instance.protocol.finished for instance in self.instances):
-            run_to_completion(self.graph, folded=self.folded)
+            run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
 
     def _carry_out(self, index: int, commands: list[Fire]) -> None:
@@ -128,6 +130,8 @@ class Kernel:
         event = first.events[actor]
         event.members = members
         delay = first.noisy[actor][firing] if first.noisy else first.delays[actor]
+        if self._lateness is not None:
+            delay += self._lateness(members)
         if self._hosts:
             self._share_move(event, delay)
         else:

@@ -17,6 +17,8 @@ from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
 from simulator.instances import Instance, Noise, instances_of
 from simulator.kernel import Kernel
+from simulator.variation.lateness import Lateness
+from simulator.variation.representatives import SAMPLED, representatives
 
 FIDELITIES = ("op", "block")
 
@@ -83,7 +85,7 @@ def simulate(
     plan_digest
         Put into the trace.
     jitter
-        Standard deviation of the logarithm of every duration, see `simulator.noise`.
+        Standard deviation of the logarithm of every duration, see `simulator.variation.noise`.
     seed
         Of the jitter.
     stragglers
@@ -91,8 +93,8 @@ def simulate(
     spans
         Keep every firing in the trace.
     folded
-        One representative per program instead of every rank; None: where that is exact, which is
-        when ranks do not share cores and run alike.
+        Few ranks instead of every one (`simulator.variation.representatives`): exact without
+        jitter, an estimate with it. None: unless ranks share cores.
     durations_ns
         One per program and actor, to replay measured times; None: those of `planner.costs`.
     fidelity
@@ -103,29 +105,33 @@ def simulate(
     Raises
     ------
     SimulationError
-        An option is out of its range, or folding is asked for where ranks differ.
+        An option is out of its range, or folding is asked for where ranks share cores.
     ProtocolError
         The graph stops before its end.
     """
     named = dict(stragglers or {})
     _check(graph, cluster, steps, jitter, named, fidelity)
-    differ = cluster.cores_per_node is not None or jitter > 0 or bool(named)
-    if folded and differ:
+    alike = cluster.cores_per_node is None
+    if folded and not alike:
         raise SimulationError(
-            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
-            "rank (folded=False)"
+            "ranks that share cores hold up each other: simulate every rank (folded=False)"
         )
-    folded = not differ if folded is None else folded
-    ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
+    folded = alike if folded is None else folded
+    sampled = SAMPLED if jitter > 0 else 1
+    chosen = representatives(graph, named, sampled=sampled if folded else graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
     if fidelity == "block":
         graph, table = by_block(graph, table)
     noise = Noise(jitter, seed, named)
-    instances = instances_of(graph, cluster, ranks, steps, table, noise)
-    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cluster.cores_per_node)
-    kernel.run()
-    represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
-    found = _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
+    instances = instances_of(graph, cluster, chosen.ranks, steps, table, noise)
+    lateness = Lateness(graph, chosen, instances) if folded and jitter > 0 else None
+    Kernel(
+        graph,
+        instances,
+        cores_per_node=cluster.cores_per_node,
+        lateness=lateness and lateness.late_ns,
+    ).run()
+    found = _simulated(graph, cluster, instances, chosen.counts, steps, plan_digest, spans)
     return replace(found, fidelity=fidelity)
 
 
