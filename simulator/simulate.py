@@ -129,7 +129,7 @@ def simulate(
         graph,
         instances,
         cores_per_node=cluster.cores_per_node,
-        lateness=lateness and lateness.late_ns,
+        lateness=None if lateness is None else lateness.late_ns,
     ).run()
     found = _simulated(graph, cluster, instances, chosen.counts, steps, plan_digest, spans)
     return replace(found, fidelity=fidelity)

@@ -7,8 +7,8 @@ largest of n normal values exceeds the largest of k by a known number of standar
 Notes
 -----
 Expected largest of n: G. Blom, "Statistical Estimates and Transformed Beta-Variables", 1958, within
-five percent of the exact values (Harter, 1961), one from eight on. Arrivals are not normal where several paths through
-a pipeline compete; `benchmarks.simulator` measures what that does.
+five percent of the exact values (Harter, 1961), within one from eight on. Arrivals are not normal
+where several paths through a pipeline compete; `benchmarks.simulator` measures what that does.
 """
 
 from collections.abc import Sequence
