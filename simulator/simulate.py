@@ -1,7 +1,7 @@
 """Simulate: run an actor graph on a cluster in simulated time and say what came of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -12,15 +12,12 @@ from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.costs import durations
 from planner.memory import beside
-from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
 from simulator.instances import Instance, Noise, instances_of
 from simulator.kernel import Kernel
 from simulator.variation.lateness import Lateness
 from simulator.variation.representatives import SAMPLED, representatives
-
-FIDELITIES = ("op", "block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,6 @@ def simulate(
     spans: bool = True,
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
-    fidelity: str = "op",
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 
@@ -97,10 +93,6 @@ def simulate(
         jitter, an estimate with it. None: unless ranks share cores.
     durations_ns
         One per program and actor, to replay measured times; None: those of `planner.costs`.
-    fidelity
-        `op` fires every actor, `block` merges what no other queue can tell apart, see
-        `simulator.blocks` (jitter is then drawn per merged actor). What is coarser starts from the
-        plan, see `simulator.predict`.
 
     Raises
     ------
@@ -110,7 +102,7 @@ def simulate(
         The graph stops before its end.
     """
     named = dict(stragglers or {})
-    _check(graph, cluster, steps, jitter, named, fidelity)
+    _check(graph, cluster, steps, jitter, named)
     alike = cluster.cores_per_node is None
     if folded and not alike:
         raise SimulationError(
@@ -120,8 +112,6 @@ def simulate(
     sampled = SAMPLED if jitter > 0 else 1
     chosen = representatives(graph, named, sampled=sampled if folded else graph.ranks)
     table = durations(graph, cluster) if durations_ns is None else durations_ns
-    if fidelity == "block":
-        graph, table = by_block(graph, table)
     noise = Noise(jitter, seed, named)
     instances = instances_of(graph, cluster, chosen.ranks, steps, table, noise)
     lateness = Lateness(graph, chosen, instances) if folded and jitter > 0 else None
@@ -131,8 +121,7 @@ def simulate(
         cores_per_node=cluster.cores_per_node,
         lateness=None if lateness is None else lateness.late_ns,
     ).run()
-    found = _simulated(graph, cluster, instances, chosen.counts, steps, plan_digest, spans)
-    return replace(found, fidelity=fidelity)
+    return _simulated(graph, cluster, instances, chosen.counts, steps, plan_digest, spans)
 
 
 def _check(
@@ -141,10 +130,7 @@ def _check(
     steps: int,
     jitter: float,
     stragglers: Mapping[int, float],
-    fidelity: str,
 ) -> None:
-    if fidelity not in FIDELITIES:
-        raise SimulationError(f"fidelity is `{fidelity}`: expected {' or '.join(FIDELITIES)}")
     if steps < 1:
         raise SimulationError(f"steps is {steps}: at least one step is simulated")
     if not (isfinite(jitter) and 0 <= jitter <= 1):
