@@ -72,7 +72,8 @@ def predict(
     if chosen == OP:
         return run(compile_plan(plan, graph))
     stages = stage_graph(plan, graph)
-    actors, table = stages.coarse.ordered(), stages.coarse.durations_ns
+    actors = stages.coarse.ordered()
+    table: Sequence[Sequence[int]] = stages.coarse.durations_ns
     if chosen == BLOCK:
         actors, table = by_block(actors, table, stages.rows)
     found = run(actors, durations_ns=table)
