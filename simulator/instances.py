@@ -7,23 +7,22 @@ from typing import NamedTuple
 from simpy import Environment, Event
 
 from planner.actors.graph import ActorGraph, Leave, Program
-from planner.actors.protocol import Fire, Protocol
+from planner.actors.protocol import Protocol
 from planner.cluster import Cluster
 from simulator.variation.noise import factors
-
-NOTHING = Fire(-1, -1, (), ())
 
 
 class Completion(Event):
     """The end of an actor's firing, or of a meeting (for all its members)."""
 
-    def __init__(self, env: Environment, instance: int, actor: int) -> None:
+    def __init__(self, env: Environment, instance: int, actor: int, protocol: Protocol) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self.instance = instance
         self.actor = actor
-        self.fire = NOTHING
+        self.finish = protocol.finish
+        self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
 
 
@@ -53,11 +52,12 @@ class Instance:
         """Make the events and the empty lists, one per actor."""
         queues = self.program.queues
         for number, actor in enumerate(self.program.actors):
-            self.events.append(Completion(env, index, number))
+            event = Completion(env, index, number, self.protocol)
+            self.events.append(event)
             self.meets.append(actor.meeting is not None)
             self.launches.append(any(queues[q].leave is Leave.ISSUED for q in actor.queues))
             self.starts.append([])
-            self.ends.append([])
+            self.ends.append(event.ends)
             self.moves.append([])
 
 

@@ -10,6 +10,7 @@ ranks, all of them or some that stand for the others.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappush
 from typing import Any
 
 from simpy import Environment
@@ -17,13 +18,22 @@ from simpy.events import NORMAL
 
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import Visit, run_to_completion
-from planner.actors.protocol import Fire
 from planner.actors.rendezvous import Rendezvous
 from planner.errors import ProtocolError
 from simulator.instances import Completion, Instance
 from simulator.sharing import Host
 
 Late = Callable[[Sequence[tuple[int, int]]], int]
+
+
+class Clock(Environment):
+    """SimPy's clock, in whole nanoseconds."""
+
+    _now: int
+
+    def after(self, delay: int, event: Completion) -> None:
+        """Schedule an event; `schedule` does the same with one more look at its arguments."""
+        heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
 
 
 class Kernel:
@@ -55,7 +65,7 @@ class Kernel:
     ) -> None:
         self.graph = graph
         self.instances = instances
-        self.env = Environment()
+        self.env = Clock()
         self._rendezvous = Rendezvous(graph, ranks=[one.rank for one in instances])
         self._lateness = lateness
         # What SimPy calls at the end of a firing or a meeting, one list for all events.
@@ -80,45 +90,41 @@ class Kernel:
             The graph stops before its end; names the waiting cycle.
         """
         for index, instance in enumerate(self.instances):
-            self._carry_out(index, instance.protocol.start())
+            self._carry_out(index, instance.protocol.begin())
         self.env.run()
         if not all(instance.protocol.finished for instance in self.instances):
             run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
 
-    def _carry_out(self, index: int, commands: list[Fire]) -> None:
+    def _carry_out(self, index: int, due: list[int]) -> None:
         instance = self.instances[index]
-        env = self.env
-        now = int(env.now)
+        now, after, on_end = self.env._now, self.env.after, self._on_end
         starts, meets, launches = instance.starts, instance.meets, instance.launches
         delays, noisy, events, hosts = instance.delays, instance.noisy, instance.events, self._hosts
-        for command in commands:
-            actor, firing, _, _ = command
-            event = events[actor]
-            event.fire = command
-            starts[actor].append(now)
+        for actor in due:
+            times = starts[actor]
+            times.append(now)
             if meets[actor]:
-                members = self._rendezvous.arrive(index, actor, firing)
+                members = self._rendezvous.arrive(index, actor, len(times) - 1)
                 if members is not None:
-                    self._move(members, firing)
+                    self._move(members, len(times) - 1)
             else:
-                delay = noisy[actor][firing] if noisy else delays[actor]
+                delay = noisy[actor][len(times) - 1] if noisy else delays[actor]
+                event = events[actor]
                 if hosts:
                     self._share(event, instance, delay)
                 else:
-                    event.callbacks = self._on_end
-                    env.schedule(event, NORMAL, delay)
+                    event.callbacks = on_end
+                    after(delay, event)
             if launches[actor]:
                 # The list grows while it is walked, so that these come next.
-                commands.extend(instance.protocol.issued(actor))
+                due.extend(instance.protocol.leave(actor))
 
     def _ended(self, event: Completion) -> None:
-        instance = self.instances[event.instance]
-        actor = event.actor
-        instance.ends[actor].append(int(self.env.now))
-        commands = instance.protocol.completed(actor)
-        if commands:
-            self._carry_out(event.instance, commands)
+        event.ends.append(self.env._now)
+        due = event.finish(event.actor)
+        if due:
+            self._carry_out(event.instance, due)
 
     def _move(self, members: Sequence[tuple[int, int]], firing: int) -> None:
         """All members are there: their data begins to move."""
@@ -144,16 +150,17 @@ class Kernel:
         for index, actor in members:
             self.instances[index].ends[actor].append(now)
         for index, actor in members:
-            commands = self.instances[index].protocol.completed(actor)
-            if commands:
-                self._carry_out(index, commands)
+            due = self.instances[index].protocol.finish(actor)
+            if due:
+                self._carry_out(index, due)
 
     def _visit_one(self, event: Completion) -> None:
-        self._visit(event.instance, event.fire)
+        protocol = self.instances[event.instance].protocol
+        self._visit(event.instance, protocol.command(event.actor))
 
     def _visit_all(self, event: Completion) -> None:
         for index, actor in event.members:
-            self._visit(index, self.instances[index].events[actor].fire)
+            self._visit(index, self.instances[index].protocol.command(actor))
 
     def _share(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute on a host whose cores other ranks want too."""
