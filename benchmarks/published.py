@@ -18,7 +18,7 @@ from models.errors import ModelError
 from models.spec import Config, ModelSpec
 from models.zoo.catalogue import FAMILIES
 from planner.cluster import Cluster, Link
-from planner.clusters import reference_node, validate
+from planner.clusters import network, reference_node, validate
 from planner.clusters.files import resized
 from planner.errors import ClusterError, InfeasibleError, PlanError
 from planner.search import Pins
@@ -29,9 +29,6 @@ Row = dict[str, str]
 # --make-vocab-size-divisible-by, default 128).
 VOCAB_MULTIPLE = 128
 UNPADDED = ("pytorch-fsdp", "alpa")
-
-# Of a stated network: ConnectX-6 reaches 23.5 of 25 GB/s (SimAI, calbusbw.h, read 2026-11).
-NETWORK_EFFICIENCY = 0.94
 
 # NVL72 racks: jobs of more than one rack take 64 devices of each (16 trays of 4).
 RACK_DEVICES = 64
@@ -211,23 +208,15 @@ def cluster(row: Row) -> Cluster:
         raise InexpressibleError(f"{devices} devices do not fill nodes of {per_node}")
     nodes = devices // per_node
     found = replace(resized(node, per_node), name=f"{row['gpu']}:{per_node}x{nodes}", nodes=nodes)
-    if rate := _network_bytes_per_s(row["inter_node_net"], per_node):
-        link = Link(
-            latency_ns=found.inter_node.latency_ns,
-            bandwidth_bytes_per_s=rate * NETWORK_EFFICIENCY,
-            source=row["inter_node_net"],
-        )
-        found = replace(found, inter_node=link)
-    return validate(found)
+    return validate(replace(found, inter_node=_network(row["inter_node_net"], found)))
 
 
-def _network_bytes_per_s(text: str, per_node: int) -> float:
-    """Bytes per second of one device; 0 where none is stated."""
-    found = re.search(r"(?:(\d+)x)?(\d+) ?(Gb/s|Gbps|GB/s)", text)
-    if not found:
-        return 0.0
-    rate = int(found[1] or 1) * int(found[2]) * 1e9 / (1 if found[3] == "GB/s" else 8)
-    return rate if "per GPU" in text else rate / per_node
+def _network(text: str, node: Cluster) -> Link:
+    """What the row says of the network; the reference system's where it says nothing of it."""
+    try:
+        return network(text, node.devices_per_node) if text else node.inter_node
+    except ClusterError:
+        return replace(node.inter_node, source=f"{node.inter_node.source} (the row: {text})")
 
 
 def pins(row: Row) -> Pins:

@@ -53,7 +53,7 @@ def build(
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str
-        fp64, fp32, tf32, bf16 or fp16.
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
 
     Raises
     ------

@@ -28,6 +28,8 @@ PRECISIONS = {
     "tf32": Precision("float32", "float32"),
     "bf16": Precision("float32", "bfloat16"),
     "fp16": Precision("float32", "float16"),
+    "fp8": Precision("float32", "bfloat16"),  # and linear layers in 8 bits: `models.quantised`
+    "mxfp8": Precision("float32", "bfloat16"),
 }
 
 FLOATING_SOURCES = ("features", "images")
@@ -54,7 +56,7 @@ class GraphBuilder:
     tokens_per_sample : int
         Tokens that one sample counts for.
     precision : str
-        fp64, fp32, tf32, bf16 or fp16.
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
 
     Examples
     --------
@@ -91,6 +93,13 @@ class GraphBuilder:
         builder._ops = list(graph.ops)
         builder._templates = {block: graph.templates[block] for block in graph.blocks}
         return builder
+
+    def adopt(self, op: Op, made: Sequence[Tensor]) -> None:
+        """Take over an op of another graph, with the tensors that it makes."""
+        for name in op.inputs:
+            self._known(name, op.name)
+        self._ops.append(op)
+        self.tensors.update((tensor.name, tensor) for tensor in made)
 
     def begin_block(self, name: str, template: str | None = None) -> None:
         """Let what follows lie in block `name`; blocks are listed in the order they begin."""

@@ -36,7 +36,9 @@ class Phase(StrEnum):
     UPDATE = "update"  # once a step, after the last microbatch
 
 
+FLOAT8 = "float8"  # any 8-bit form; what a product makes of it says its `arithmetic`
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+ITEMSIZE |= {FLOAT8: 1}
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from models.errors import ModelError
-from models.graph import ITEMSIZE, Graph, Op, Rate, Tensor
+from models.graph import FLOAT8, ITEMSIZE, Graph, Op, Rate, Tensor
 from models.labels import bind, parse
 from models.ops import op_kind
 
@@ -11,9 +11,12 @@ from models.ops import op_kind
 def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple[str, ...] | None:
     """Dtypes of an op's outputs: that of the first floating input, widened where the row says so.
 
-    None when no input is floating, so that the dtype is the caller's to choose.
+    None when no input is floating, or all are of 8 bits, in which nothing is computed: the dtype is
+    the caller's to choose.
     """
-    floating = [dtype for dtype in input_dtypes if dtype.startswith(("float", "bfloat"))]
+    floating = [
+        dtype for dtype in input_dtypes if dtype.startswith(("float", "bfloat")) and dtype != FLOAT8
+    ]
     if not floating:
         return None
     narrow = floating[0]

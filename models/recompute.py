@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from models.errors import ModelError
 from models.graph import Graph, Op, Phase
 from models.ops import op_kind
+from models.unfused import scores_products
 
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"
@@ -36,10 +37,11 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
     Graph
         Of a block in mode full, clones read only what comes from outside the block (tensors of
         other blocks, weights, data); in mode selective also what products made (`OpKind.products`:
-        matmul, convolution, attention), which are kept. Only the clones that some backward op
-        needs, directly or through other clones, exist. They lie before the block's first backward
-        op: as late as can be, yet where they need not wait for the gradient of the next block. What
-        the forward pass itself results in, the loss and the count, is never replaced.
+        matmul, convolution, attention), which are kept, but for the scores of unfused attention.
+        Only the clones that some backward op needs, directly or through other clones, exist. They
+        lie before the block's first backward op: as late as can be, yet where they need not wait
+        for the gradient of the next block. What the forward pass itself results in, the loss and
+        the count, is never replaced.
 
     Raises
     ------
@@ -50,7 +52,8 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
     -----
     Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4 (full, a segment
     being a block); Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models", 2022, section 5 (selective; attention kernels that keep no scores need no replay).
+    Models", 2022, section 5 (selective; attention kernels that keep no scores need no replay, the
+    core of unfused attention does: scores and probabilities).
 
     Examples
     --------
@@ -100,12 +103,13 @@ def _check(graph: Graph, modes: Mapping[str, str]) -> None:
 def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]]:
     """Per block, the tensors that clones make, each with the op cloned, in the graph's order."""
     makers: dict[str, Op] = {}
+    scores = scores_products(graph)
     forward: set[str] = set()
     needed: set[str] = set()
     for op in graph.ops:
         if op.phase is Phase.FORWARD:
             forward.update(op.outputs)
-            if _may_be_replayed(op, modes.get(op.block, NONE)):
+            if _may_be_replayed(op, modes.get(op.block, NONE), scores):
                 makers.update(dict.fromkeys(op.outputs, op))
         elif op.phase in BACKWARD and not _is_total(op, forward):
             pending = [op]
@@ -124,10 +128,10 @@ def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]
     return found
 
 
-def _may_be_replayed(op: Op, mode: str) -> bool:
+def _may_be_replayed(op: Op, mode: str, scores: frozenset[str]) -> bool:
     if mode == NONE or op.kind in KEPT:
         return False
-    return mode == FULL or not op_kind(op.kind).products
+    return mode == FULL or not op_kind(op.kind).products or op.name in scores
 
 
 def _is_total(op: Op, forward: set[str]) -> bool:

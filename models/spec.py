@@ -16,8 +16,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `config` holds the family's own fields (`gpt`: layers, hidden, heads, ffn_hidden, vocab,
     positions; `function`: none, its `name` is `package.module:function`; `graph`: none, `graph`
-    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16 or fp16: 16-bit kinds
-    keep float32 variables and compute in 16 bits.
+    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8:
+    16-bit kinds keep float32 variables and compute in 16 bits; 8-bit kinds do as bf16, but for the
+    products of linear layers.
     """
 
     name: str
@@ -45,7 +46,9 @@ class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     The learning rate rises linearly over `warmup_steps`, then falls along a cosine to
     `final_fraction` of `learning_rate` at `decay_steps` (constant when `decay_steps` is 0).
-    Gradients are clipped to a global norm of `clip_norm` (0: not clipped).
+    Gradients are clipped to a global norm of `clip_norm` (0: not clipped). `attention` is flash
+    (one op, which finds the probabilities again in the backward pass) or unfused (products and a
+    softmax, whose probabilities are kept).
     """
 
     optimizer: str = "adamw"  # or "sgd"
@@ -59,3 +62,4 @@ class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight_decay: float = 0.1
     momentum: float = 0.0
     clip_norm: float = 1.0
+    attention: str = "flash"

@@ -9,6 +9,7 @@ from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from models.labels import parse, write
 from models.ops import Attributes
 from models.spec import TrainingSpec
+from models.unfused import ATTENTIONS, UNFUSED, unfused
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
 SCALARS = ("sum", "add", "scale")  # what a loss may end in
@@ -24,7 +25,7 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
         Ends in one scalar, a `sum` of losses or an `add` of such, read by nothing, and one
         `count_valid`.
     training : TrainingSpec
-        The optimizer and its learning rate.
+        The optimizer and its learning rate, and how attention is computed.
 
     Returns
     -------
@@ -41,6 +42,8 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
         loss, or a field of `training` is out of range.
     """
     check_training(training)
+    if training.attention == UNFUSED:
+        forward = unfused(forward)
     loss, count = _loss_and_count(forward)
     builder = GraphBuilder.extending(forward)
     totals = [_accumulated(builder, op) for op in (loss, count)]
@@ -77,6 +80,10 @@ def check_training(training: TrainingSpec) -> None:
     """Raise ModelError when a field is out of its range, naming the field and the range."""
     if training.optimizer not in ("adamw", "sgd"):
         raise ModelError(f"there is no optimizer `{training.optimizer}`; choose adamw or sgd")
+    if training.attention not in ATTENTIONS:
+        raise ModelError(
+            f"there is no attention `{training.attention}`; choose {' or '.join(ATTENTIONS)}"
+        )
     for field in ("beta1", "beta2", "momentum"):
         value = getattr(training, field)
         if not 0 <= value < 1:

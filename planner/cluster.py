@@ -18,11 +18,32 @@ SCHEMA_VERSION = 1
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """α-β of one kind of connection, per device and direction."""
+    """α-β of one kind of connection, per device and direction.
+
+    Attributes
+    ----------
+    latency_ns, bandwidth_bytes_per_s
+        Of one hop; where a library moves data by several protocols (`Device.library`), the latency
+        of its middle one, NCCL's LL128.
+    source
+        Where the figures are from.
+    reduces
+        Its switches add up what passes through them (SHARP), in NVLink's case or the network's: an
+        all_reduce moves the message once each way.
+    gap_ns
+        What the sender's host takes per message: each step of a ring that uses the link takes at
+        least as long, wherever the step itself lies.
+    congestion
+        Share of its bandwidth that a group loses each time its nodes double, beyond two: what its
+        flows take from one another in the network.
+    """
 
     latency_ns: int
     bandwidth_bytes_per_s: float
     source: str
+    reduces: bool = False
+    gap_ns: int = 0
+    congestion: float = 0.0
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,8 +66,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     (work, duration_ns), where work is FLOPs for kinds whose labels give FLOPs and bytes touched
     for the others; attention has a table per head size (`attention/64`). `collectives` maps
     `kind/group_size` to measured points (message_bytes, duration_ns). Both are
-    sorted by their first column. Price is what an hour is listed at on demand, power what the
-    device may draw at most; None where neither is published.
+    sorted by their first column. `library` names what moves its messages, by the algorithms and
+    protocols of that library only (`planner.costs.protocols`); empty: by the fastest of all
+    algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
+    what the device may draw at most; None where neither is published.
+
+    Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
+    products, `narrow_efficiency` those in eight bits (None: the same), `attention_efficiency` the
+    forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
+    copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
+    known, and small products are as efficient as large ones.
     """
 
     name: str
@@ -59,8 +88,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     kernels: dict[str, tuple[tuple[int, int], ...]] = {}
     collectives: dict[str, tuple[tuple[int, int], ...]] = {}
+    library: str = ""
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
+    narrow_efficiency: float | None = None
+    attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
+    multiprocessors: int = 0
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +153,12 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fusion
         Bytes that memory-bound ops move, over those of ops that each read their inputs once and
         write their outputs once: below 1 where kernels are fused, above where ops take several.
+    attention
+        Speed of its attention kernels, over those of which `Device.attention_efficiency` tells.
+    pieces
+        Kinds of collectives of activations that are cut in pieces, each of which moves beside the
+        product that it feeds or follows (tensor parallelism in Megatron-LM's and torchtitan's
+        asynchronous form, an all_to_all beside another microbatch): little of them shows.
     bucket_bytes
         Gradients, and weights whose storage is split, travel in messages of about so many bytes;
         0: one message per variable.
@@ -131,6 +170,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_ns: int = 0
     overlap: float = 1.0
     fusion: float = 1.0
+    attention: float = 1.0
+    pieces: tuple[str, ...] = ()
     bucket_bytes: int = 0
     source: str = ""
 
@@ -242,6 +283,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 latency_ns=outside.latency_ns + self.leaves.latency_ns,
                 bandwidth_bytes_per_s=outside.bandwidth_bytes_per_s / self.leaves.oversubscription,
                 source=f"{outside.source}, oversubscribed {self.leaves.oversubscription:g} to 1",
+                reduces=outside.reduces,
             )
         if found[-1].devices < self.devices:
             found.append(Level(name="cluster", devices=self.devices, link=outside))

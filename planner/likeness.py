@@ -28,6 +28,7 @@ def _table(*groups: Iterable[tuple[str, Like]]) -> dict[str, Like]:
 PRICED_LIKE: dict[str, Like] = _table(
     _same("tanh exp log sqrt rsqrt reciprocal sin cos broadcast arc_margin", Like("relu")),
     _same("scale shift concat", Like("relu", 0.7)),
+    _same("quantise", Like("cast")),
     _same("constant", Like("relu", 1.2)),
     _same("leaky_relu sigmoid power prelu", Like("silu")),
     _same("clip", Like("silu", 0.7)),
@@ -44,7 +45,8 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("relative_bias_grad", Like("sum", 6.5)),
     _same("l2_normalize", Like("rms_norm")),
     _same("l2_normalize_grad", Like("rms_norm_grad_input")),
-    _same("softmax_grad", Like("rms_norm_grad_input", 0.7)),
+    _same("softmax_grad masked_softmax_grad", Like("rms_norm_grad_input", 0.7)),
+    _same("masked_softmax", Like("softmax")),
     _same("channel_squares", Like("channel_sums", 1.8)),
     _same("avg_pool", Like("max_pool")),
     _same("avg_pool_grad", Like("max_pool_grad", 0.5)),

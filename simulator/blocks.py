@@ -8,11 +8,12 @@ at stage fidelity; jitter, stragglers and the trace see every block.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 
 from planner.actors.graph import Actor, ActorGraph, Program, Queue
+from planner.actors.pacing import Pace, Pacing
 
 PART = "chunk"  # the kind of an actor that is a part of a chunk
 
@@ -20,9 +21,12 @@ Row = Sequence[tuple[str, int]]  # the blocks of a part as they follow one anoth
 
 
 def by_block(
-    graph: ActorGraph, durations_ns: Sequence[Sequence[int]], rows: Mapping[str, Row]
-) -> tuple[ActorGraph, list[list[int]]]:
-    """Return the graph of blocks and the durations of its actors.
+    graph: ActorGraph,
+    durations_ns: Sequence[Sequence[int]],
+    rows: Mapping[str, Row],
+    pacing: Pacing | None = None,
+) -> tuple[ActorGraph, list[list[int]], Pacing | None]:
+    """Return the graph of blocks, the durations of its actors and what else holds them back.
 
     Parameters
     ----------
@@ -32,13 +36,21 @@ def by_block(
         One per program and actor.
     rows
         By the name of a part's actor.
+    pacing
+        Of the graph; the blocks of a part are launched as often as the part.
     """
-    programs, table = [], []
-    for program, row in zip(graph.programs, durations_ns, strict=True):
+    programs, table, paces = [], [], []
+    for index, (program, row) in enumerate(zip(graph.programs, durations_ns, strict=True)):
         split, ns = _split(program, row, rows)
         programs.append(split)
         table.append(ns)
-    return msgspec.structs.replace(graph, programs=tuple(programs)), table
+        if pacing is not None:
+            found = zip(program.actors, pacing.rows[index], strict=True)
+            own = (_paces(pace, rows.get(one.name, ()), pacing.host_ns) for one, pace in found)
+            paces.append(tuple(chain.from_iterable(own)))
+    if pacing is not None:
+        pacing = pacing._replace(rows=tuple(paces))
+    return msgspec.structs.replace(graph, programs=tuple(programs)), table, pacing
 
 
 def shared(total_ns: int, weights: Sequence[float]) -> list[int]:
@@ -51,6 +63,18 @@ def shared(total_ns: int, weights: Sequence[float]) -> list[int]:
         before += weight
         ends.append(round(total_ns * before / whole))
     return [after - here for here, after in pairwise(ends)]
+
+
+def _paces(pace: Pace, row: Row, host_ns: int) -> list[Pace]:
+    """The paces of a part's blocks, whose launches are spread evenly over each of them."""
+    if len(row) < 2:
+        return [pace]
+    found = []
+    launches = shared(pace.launches, [ns for _, ns in row])
+    for (_, ns), often in zip(row, launches, strict=True):
+        lag_ns = max((often - 1) * (host_ns - ns // often), 0) if often else -host_ns
+        found.append(Pace(often, lag_ns, pace.alone))
+    return found
 
 
 def _split(

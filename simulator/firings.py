@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.actors.graph import Program
+from planner.actors.pacing import Pacing, launch_offsets
 from planner.compile.coarse import CoarseGraph
 from planner.compile.draft import BEGIN
 from planner.compile.slots import Timetable
@@ -77,6 +78,8 @@ class Firings:
         self.durations = np.repeat(
             [group.duration_ns for group in self.groups], [group.count for group in self.groups]
         )
+        self.work = self.durations  # where `durations` follow from what moves meanwhile
+        self.launched = self._launched(coarse.pacing)
         rows = [self._rows(group) for group in self.groups]
         self.waits = np.concatenate([one.ravel() for one in rows])
         widths = np.repeat([one.shape[1] for one in rows], [group.count for group in self.groups])
@@ -240,6 +243,25 @@ class Firings:
         """A row of waits per node; none is empty."""
         columns = [column for own in group.waits for column in own]
         return np.stack(columns or [np.full(group.count, self.count)], axis=1)
+
+    def _launched(self, pacing: Pacing | None) -> list[tuple[Nodes, Nodes]]:
+        """Per program, nodes and when after their step's begin the host launches them."""
+        found = []
+        for index, program in enumerate(self.programs if pacing is not None else ()):
+            assert pacing is not None
+            offsets = launch_offsets(program, pacing.rows[index], pacing.host_ns)
+            pairs = zip(self.group_of[index], offsets, strict=True)
+            computed = [(group.nodes, np.asarray(row)) for group, row in pairs if row]
+            nodes, rows = zip(*computed, strict=True)
+            found.append((np.concatenate(nodes), np.concatenate(rows)))
+        return found
+
+    def floors(self, begun_ns: Sequence[int]) -> Nodes:
+        """Per node, when it is launched in a step that begins at a time per program."""
+        found = np.zeros(self.count, np.int64)
+        for (nodes, offsets), begin_ns in zip(self.launched, begun_ns, strict=False):
+            found[nodes] = begin_ns + offsets
+        return found
 
     def _rank_meetings(self) -> None:
         """A meeting comes right after what its members wait for."""

@@ -3,16 +3,38 @@
 In an ordered graph whose durations are known nothing is left to decide: a firing begins when it is
 next in its queues, what it reads is there and its slots are free, that is at the latest of times
 that are known once all before it in the first step's sequence are. The events of `simulator.kernel`
-come to the same times.
+come to the same times. Launches by the host are times known from the step's begin. Contention is
+not: what slows a firing begins after it, which no sequence of beginnings shows; so there events run
+(`followed`).
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.actors.graph import ActorGraph, Leave
+from planner.actors.pacing import Pacing, launch_offsets
+from planner.actors.protocol import Protocol
 from planner.compile.orders import FirstStep
+from simulator.instances import Instance
+from simulator.kernel import Kernel
 
 Times = list[int]
+Held = tuple[int, int] | None  # a queue, and how long after its step's begin a firing is launched
+
+
+def followed(
+    graph: ActorGraph,
+    durations_ns: Sequence[Sequence[int]],
+    pacing: Pacing,
+    steps: int,
+) -> tuple[list[list[Times]], list[list[Times]]]:
+    """Starts and ends of all firings of some steps by events, as `Following` has them."""
+    instances = [
+        Instance(rank=one.ranks[0], program=one, protocol=Protocol(one, steps), delays=row)
+        for one, row in zip(graph.programs, durations_ns, strict=True)
+    ]
+    Kernel(graph, instances, pacing=pacing).run()
+    return [one.begun for one in instances], [one.ends for one in instances]
 
 
 class _Seat(NamedTuple):
@@ -41,6 +63,8 @@ class Following:
         Per program and actor.
     first
         The run of its first step.
+    pacing
+        What else holds actors back; contention is left out.
 
     Attributes
     ----------
@@ -50,7 +74,11 @@ class Following:
     """
 
     def __init__(
-        self, graph: ActorGraph, durations_ns: Sequence[Sequence[int]], first: FirstStep
+        self,
+        graph: ActorGraph,
+        durations_ns: Sequence[Sequence[int]],
+        first: FirstStep,
+        pacing: Pacing | None = None,
     ) -> None:
         self.starts = [[list(times) for times in rows] for rows in first.starts]
         self.ends = [[list(times) for times in rows] for rows in first.ends]
@@ -58,13 +86,17 @@ class Following:
         self._durations = durations_ns
         self._freed: Times = []  # per queue of any program, when it can be entered
         self._seats = [self._program(graph, index) for index in range(len(graph.programs))]
+        self._held: Sequence[Held] = [None] * len(first.sequence)
+        if pacing is not None and pacing.host_ns:
+            self._held = self._launches(graph, pacing)
 
     def follow(self, until_ns: int | None = None) -> None:
         """Add one step; what begins at `until_ns` or later may be given any such times."""
         seats, durations, freed = self._seats, self._durations, self._freed
         late = until_ns if until_ns is not None else 1 << 62
-        for members in self._sequence:
-            moved = 0
+        begun = list(freed)
+        for members, held in zip(self._sequence, self._held, strict=True):
+            moved = 0 if held is None else begun[held[0]] + held[1]
             for program, actor in members:
                 _, ends, lanes, launches, inputs, outputs = seats[program][actor]
                 firing = len(ends)
@@ -98,6 +130,19 @@ class Following:
                 seat.ends.append(end)
                 for queue in seat.lanes:
                     freed[queue] = end
+
+    def _launches(self, graph: ActorGraph, pacing: Pacing) -> list[Held]:
+        """Per firing of the sequence, when the host launches it."""
+        offsets = [
+            [iter(one) for one in launch_offsets(program, row, pacing.host_ns)]
+            for program, row in zip(graph.programs, pacing.rows, strict=True)
+        ]
+        found: list[Held] = []
+        for program, actor in (members[0] for members in self._sequence):
+            meets = graph.programs[program].actors[actor].meeting is not None
+            lanes = self._seats[program][actor].lanes
+            found.append(None if meets else (lanes[0], next(offsets[program][actor])))
+        return found
 
     def _program(self, graph: ActorGraph, index: int) -> list[_Seat]:
         program = graph.programs[index]

@@ -24,6 +24,10 @@ class Completion(Event):
         self.finish = protocol.finish
         self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
+        # What `simulator.pacer` keeps of a firing under way: which it is, work left, since when.
+        self.firing = 0
+        self.left = 0
+        self.since = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +63,12 @@ class Instance:
             self.starts.append([])
             self.ends.append(event.ends)
             self.moves.append([])
+
+    @property
+    def begun(self) -> list[list[int]]:
+        """When every firing began: a meeting's when its data began to move."""
+        rows = zip(self.meets, self.moves, self.starts, strict=True)
+        return [moves if meets else starts for meets, moves, starts in rows]
 
 
 class Noise(NamedTuple):

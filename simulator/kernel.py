@@ -6,6 +6,10 @@ firing, since an actor has at most one firing under way.
 
 A meeting begins when its last member has fired and ends for all of them at once. Instances are
 ranks, all of them or some that stand for the others.
+
+Where software drives the devices (`planner.actors.pacing`), a firing begins when it is launched; it
+ends when its work is done, at a speed that depends on what moves meanwhile (`simulator.pacer`). Its
+event comes when it would end if nothing more began to move, and again while that was too early.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +22,11 @@ from simpy.events import NORMAL
 
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import Visit, run_to_completion
+from planner.actors.pacing import Pacing
 from planner.actors.rendezvous import Rendezvous
 from planner.errors import ProtocolError
 from simulator.instances import Completion, Instance
+from simulator.pacer import Pacer
 from simulator.sharing import Host
 
 Late = Callable[[Sequence[tuple[int, int]]], int]
@@ -47,6 +53,8 @@ class Kernel:
         The ranks that are simulated, in any order.
     cores_per_node
         Set where the ranks of a node share that many cores; None: every rank has its own device.
+    pacing
+        What holds computation back, where ranks have their own devices; None: nothing.
     visit
         Called as `visit(instance, fire)` before a firing completes, and for every member of a
         meeting before any of them completes (to follow what is read and written).
@@ -60,6 +68,7 @@ class Kernel:
         instances: Sequence[Instance],
         *,
         cores_per_node: int | None = None,
+        pacing: Pacing | None = None,
         visit: Visit | None = None,
         lateness: Late | None = None,
     ) -> None:
@@ -71,11 +80,17 @@ class Kernel:
         # What SimPy calls at the end of a firing or a meeting, one list for all events.
         self._on_end: list[Callable[[Any], None]] = [self._ended]
         self._on_met: list[Callable[[Any], None]] = [self._met]
+        self._on_due: list[Callable[[Any], None]] = [self._due]
         if visit is not None:
             self._visit = visit
             self._on_end.insert(0, self._visit_one)
             self._on_met.insert(0, self._visit_all)
         self._hosts: dict[int, Host] = {}
+        self._pacers: list[Pacer] = []
+        if pacing is not None:
+            self._pacers = [
+                Pacer(one.program, pacing, graph.program_of(one.rank)) for one in instances
+            ]
         for index, instance in enumerate(instances):
             instance.prepare(self.env, index)
             if cores_per_node is not None:
@@ -100,7 +115,8 @@ class Kernel:
         instance = self.instances[index]
         now, after, on_end = self.env._now, self.env.after, self._on_end
         starts, meets, launches = instance.starts, instance.meets, instance.launches
-        delays, noisy, events, hosts = instance.delays, instance.noisy, instance.events, self._hosts
+        delays, noisy, events = instance.delays, instance.noisy, instance.events
+        plain = not self._hosts and not self._pacers
         for actor in due:
             times = starts[actor]
             times.append(now)
@@ -111,11 +127,14 @@ class Kernel:
             else:
                 delay = noisy[actor][len(times) - 1] if noisy else delays[actor]
                 event = events[actor]
-                if hosts:
-                    self._share(event, instance, delay)
-                else:
+                if plain:
                     event.callbacks = on_end
                     after(delay, event)
+                elif self._pacers:
+                    event.firing = len(times) - 1
+                    self._pace(event, instance, delay)
+                else:
+                    self._share(event, instance, delay)
             if launches[actor]:
                 # The list grows while it is walked, so that these come next.
                 due.extend(instance.protocol.leave(actor))
@@ -138,6 +157,9 @@ class Kernel:
         delay = first.noisy[actor][firing] if first.noisy else first.delays[actor]
         if self._lateness is not None:
             delay += self._lateness(members)
+        if self._pacers:
+            for index, _ in members:
+                self._pacers[index].move(now, delay)
         if self._hosts:
             self._share_move(event, delay)
         else:
@@ -161,6 +183,26 @@ class Kernel:
     def _visit_all(self, event: Completion) -> None:
         for index, actor in event.members:
             self._visit(index, self.instances[index].protocol.command(actor))
+
+    def _pace(self, event: Completion, instance: Instance, delay: int) -> None:
+        """Compute once it is launched, as fast as what moves allows."""
+        now = self.env._now
+        begin, end = self._pacers[event.instance].start(event, now, delay)
+        instance.starts[event.actor][-1] = begin
+        event.callbacks = self._on_due
+        self.env.after(end - now, event)
+
+    def _due(self, event: Completion) -> None:
+        """A paced firing is over, unless something began to move."""
+        now = self.env._now
+        pacer = self._pacers[event.instance]
+        left = pacer.end_ns(event) - now
+        if left > 0:
+            event.callbacks = self._on_due
+            self.env.after(left, event)
+        else:
+            pacer.finish(event, now)
+            _call(self._on_end, event)
 
     def _share(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute on a host whose cores other ranks want too."""

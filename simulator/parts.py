@@ -3,35 +3,51 @@
 All times are those of the piece's second step, in which everything is as it stays. A part's time
 runs from the end of the part before it on the compute queue to its own end, so communication counts
 as far as computation does not hide it.
+
+The host is left out here, as if it were far ahead: it holds back a part by as much as the part's
+ops were launched later than they begin (`PartPace`), which depends on what was launched before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
 
 from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
-from planner.compile.part_times import PartTimes
+from planner.compile.part_times import PartPace, PartTimes
 from planner.compile.pieces import Piece
-from simulator.following import Following
+from simulator.figures import covered_ns
+from simulator.following import Following, Times, followed
 
 
 def part_times(piece: Piece) -> PartTimes:
     """Follow a piece through two steps and return the times of its parts."""
-    steps = Following(piece.graph, (piece.durations_ns,), piece.first)
-    steps.follow()
+    pacing = piece.pacing
+    if pacing is not None and pacing.overlap < 1:
+        starts, ends = followed(piece.graph, (piece.durations_ns,), pacing._replace(host_ns=0), 2)
+    else:
+        steps = Following(piece.graph, (piece.durations_ns,), piece.first)
+        steps.follow()
+        starts, ends = steps.starts, steps.ends
     by_section: dict[Section, list[int]] = {}
     for actor, section in enumerate(piece.sections):
         if section is not None:
             by_section.setdefault(section, []).append(actor)
-    return _Reading(piece, steps, by_section).times()
+    return _Reading(piece, starts[0], ends[0], by_section).times()
 
 
 class _Reading:
     """The second step of a piece while it is read."""
 
     def __init__(
-        self, piece: Piece, steps: Following, by_section: Mapping[Section, list[int]]
+        self,
+        piece: Piece,
+        starts: list[Times],
+        ends: list[Times],
+        by_section: Mapping[Section, list[int]],
     ) -> None:
         self.piece = piece
-        (self.starts,), (self.ends,) = steps.starts, steps.ends
+        self.starts, self.ends = starts, ends
         self.by_section = by_section
         self.count = max(slot.microbatch for slot in piece.slots) + 1
 
@@ -41,11 +57,17 @@ class _Reading:
         for slot in self.piece.slots:
             found = [self._end(actor, slot.microbatch) for actor in self._actors(slot.part)]
             ends.append(max(found, default=ends[-1] if ends else self._update_end(0)))
-        slots_ns = {}
+        slots_ns, exposed, paces = {}, {}, {}
         for index, slot in enumerate(self.piece.slots):
             if slot.microbatch == self.count - 2:
                 slots_ns[slot.part] = ends[index] - ends[index - 1]
-        exposed = {part: ns - self._ns(self._actors(part)) for part, ns in slots_ns.items()}
+                at = self.count + slot.microbatch
+                actors = sorted(self._actors(slot.part))
+                begun = [self.starts[actor][at] for actor in actors]
+                busy_ns = sum(self.ends[actor][at] for actor in actors) - sum(begun)
+                exposed[slot.part] = slots_ns[slot.part] - busy_ns
+                if self.piece.pacing is not None:
+                    paces[slot.part] = self._pace(begun, ends[index - 1], ends[index])
         totals = self._totals()
         totals_start, totals_ns = self.starts[totals][1], self._ns([totals])
         first = self.piece.slots[0].part
@@ -62,6 +84,45 @@ class _Reading:
             norm_ns=norm_ns,
             totals_ns=totals_ns,
             update_ns=self._update_end(1) - totals_start - totals_ns,
+            paces=paces | self._once(totals) if self.piece.pacing is not None else {},
+        )
+
+    def _pace(self, begun: Sequence[int], begin_ns: int, end_ns: int) -> PartPace:
+        """The pace of what runs from one time to another, its firings in order."""
+        pacing = self.piece.pacing
+        assert pacing is not None
+        late = (at * pacing.host_ns + begin_ns - ns for at, ns in enumerate(begun))
+        alone = end_ns - begin_ns
+        if pacing.overlap < 1:
+            alone = self._covered(begin_ns, end_ns, True) - self._covered(begin_ns, end_ns, False)
+        return PartPace(len(begun), max(late, default=0), alone)
+
+    def _once(self, totals: int) -> dict[str, PartPace]:
+        """The paces of what is computed once a step."""
+        update = self.by_section[UPDATE]
+        at = update.index(totals)
+        found = {}
+        for part, actors in (("begin", self.by_section.get(BEGIN, ())), ("norm", update[:at])):
+            # Here other lanes decide when ops begin, not the ops before them.
+            begun = [0, *accumulate(self.piece.durations_ns[actor] for actor in actors)]
+            found[part] = self._pace(begun[:-1], 0, begun[-1])._replace(alone_ns=begun[-1])
+        begin_ns = self.ends[totals][1]
+        begun = [self.starts[actor][1] for actor in update[at + 1 :]]
+        found["totals"] = PartPace(1, 0, self._ns([totals]))
+        found["update"] = self._pace(begun, begin_ns, self._update_end(1))
+        return found
+
+    def _covered(self, begin_ns: int, end_ns: int, either: bool) -> int:
+        """How long in a window anything was under way; else, data moved."""
+        actors = self.piece.graph.programs[0].actors
+        return covered_ns(
+            [
+                (np.asarray(starts), np.asarray(ends))
+                for actor, starts, ends in zip(actors, self.starts, self.ends, strict=True)
+                if either or actor.meeting is not None
+            ],
+            begin_ns,
+            end_ns,
         )
 
     def _actors(self, part: str) -> list[int]:

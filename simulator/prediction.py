@@ -72,11 +72,11 @@ def predict(
     if chosen == OP:
         return run(compile_plan(plan, graph))
     stages = stage_graph(plan, graph)
-    actors = stages.coarse.ordered()
+    actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
     if chosen == BLOCK:
-        actors, table = by_block(actors, table, stages.rows)
-    found = run(actors, durations_ns=table)
+        actors, table, pacing = by_block(actors, table, stages.rows, pacing)
+    found = run(actors, durations_ns=table, pacing=pacing)
     memory = plan_memory(plan, graph) if memory is None else memory
     return replace(
         found,

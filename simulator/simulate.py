@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.actors.graph import ActorGraph
 from planner.actors.lanes import lane_of
+from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.costs import durations
@@ -69,6 +70,7 @@ def simulate(
     spans: bool = True,
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
+    pacing: Pacing | None = None,
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
 
@@ -93,6 +95,9 @@ def simulate(
         jitter, an estimate with it. None: unless ranks share cores.
     durations_ns
         One per program and actor, to replay measured times; None: those of `planner.costs`.
+    pacing
+        What holds computation back, of a graph whose actors stand for several ops; None: launches
+        and contention of single ops, as the cluster's software has them.
 
     Raises
     ------
@@ -119,6 +124,7 @@ def simulate(
         graph,
         instances,
         cores_per_node=cluster.cores_per_node,
+        pacing=pacing_of(graph, cluster) if pacing is None else pacing,
         lateness=None if lateness is None else lateness.late_ns,
     ).run()
     return _simulated(graph, cluster, instances, chosen.counts, steps, plan_digest, spans)
@@ -161,7 +167,7 @@ def _simulated(
         tuple(step_ends_ns(instance.program, instance.ends, steps)) for instance in instances
     )
     begin_ns, end_ns = window_ns(ends)
-    parts = [split(one.program, _begun(one), one.ends, begin_ns, end_ns) for one in instances]
+    parts = [split(one.program, one.begun, one.ends, begin_ns, end_ns) for one in instances]
     shares = np.asarray(represents) / sum(represents)
     bubble_ns = float(np.dot([part.bubble_ns for part in parts], shares))
     exposed_ns = float(np.dot([part.exposed_ns for part in parts], shares))
@@ -191,12 +197,6 @@ def _simulated(
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
     )
-
-
-def _begun(instance: Instance) -> list[list[int]]:
-    """When every firing began: a meeting's when its data began to move."""
-    rows = zip(instance.meets, instance.moves, instance.starts, strict=True)
-    return [moves if meets else starts for meets, moves, starts in rows]
 
 
 def _spans(instances: Sequence[Instance]) -> list[Span]:

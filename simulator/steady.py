@@ -13,18 +13,23 @@ the order of launching, the same run's, holds back is found likewise. Where no g
 there is no answer, and events find one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from planner.actors.graph import Program
+from planner.actors.pacing import Pacing
 from planner.compile.coarse import CoarseGraph
 from planner.compile.program import Ordered
 from planner.compile.slots import Timetable
+from simulator.contention import moves_early, slowed
 from simulator.figures import Split, covered_ns, split, step_ends_ns
 from simulator.firings import Firings, Nodes
-from simulator.following import Following
+from simulator.following import Following, Times, followed
 
 GUESSES = 8  # orders of lanes that are tried
+SLOWED = 40  # guesses of how long parts take beside moving data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +45,20 @@ def steady_ops(ordered: Ordered) -> Steady:
     """Return what the third of three simulated steps of a compiled plan would show.
 
     The steps are followed one by one (`simulator.following`): the second, and as much of the third
-    as begins before the second is over on every rank.
+    as begins before the second is over on every rank. Events run where data that moves slows what
+    is computed.
     """
-    steps = Following(ordered.graph, ordered.durations_ns, ordered.first)
-    programs = ordered.graph.programs
-    steps.follow()
-    ends = [step_ends_ns(*one, 2) for one in zip(programs, steps.ends, strict=True)]
-    begin_ns, end_ns = (max(column) for column in zip(*ends, strict=True))
-    steps.follow(until_ns=end_ns)
-    rows = zip(programs, steps.starts, steps.ends, strict=True)
+    programs, pacing = ordered.graph.programs, ordered.pacing
+    if pacing is not None and pacing.overlap < 1:
+        starts, ends = followed(ordered.graph, ordered.durations_ns, pacing, 3)
+        begin_ns, end_ns = _second_step(programs, ends)
+    else:
+        steps = Following(ordered.graph, ordered.durations_ns, ordered.first, pacing)
+        steps.follow()
+        begin_ns, end_ns = _second_step(programs, steps.ends)
+        steps.follow(until_ns=end_ns)
+        starts, ends = steps.starts, steps.ends
+    rows = zip(programs, starts, ends, strict=True)
     parts = [split(*row, begin_ns, end_ns) for row in rows]
     step_ns = end_ns - begin_ns
     return Steady(
@@ -58,6 +68,13 @@ def steady_ops(ordered: Ordered) -> Steady:
         else 0.0,
         exposed_communication_ns=round(float(np.mean([one.exposed_ns for one in parts]))),
     )
+
+
+def _second_step(programs: Sequence[Program], rows: Sequence[Sequence[Times]]) -> tuple[int, int]:
+    """When the second step begins and ends on the slowest rank."""
+    ends = [step_ends_ns(*one, 2) for one in zip(programs, rows, strict=True)]
+    begin_ns, end_ns = (max(column) for column in zip(*ends, strict=True))
+    return begin_ns, end_ns
 
 
 def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
@@ -80,22 +97,31 @@ def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
     if first is None:
         return None
     updates, world = _last(firings)
-    updated = [firings.coarse.durations_ns[i][actor] for i, actor in enumerate(updates)]
-    ends = _launched_step(firings, first, updated)
+    last = np.asarray([firings.group_of[i][actor].base for i, actor in enumerate(updates)])
+    updated = firings.durations[last].tolist()
+    if coarse.pacing is not None:
+        # The host may still launch updates when the totals are known, and data slow what it met.
+        early = _paced_step(firings, first, [0] * len(updates), coarse.pacing)
+        if early is None:
+            return None
+        updated = (early[last] - early[world]).tolist()
+    ends = _paced_step(firings, first, updated, coarse.pacing)
     if ends is None:
         return None
     over = np.ones(firings.count, bool)
-    over[[world, *(firings.group_of[i][actor].base for i, actor in enumerate(updates))]] = False
+    over[[world, *last]] = False
     meeting_ns = int(firings.durations[world])
     if (ends[: firings.count][over] > ends[world] - meeting_ns).any():
         return None
-    return _figures(firings, ends, int(ends[world]), max(updated))
+    step_ns = int(ends[last].max()) - max(updated)
+    return _figures(firings, ends, step_ns, max(updated))
 
 
 def _first_step(firings: Firings) -> Nodes | None:
     """The ends of a step that begins at once, its lanes in the order that they themselves give."""
     for _ in range(GUESSES):
-        ends = firings.ends([0] * len(firings.programs))
+        begun = [0] * len(firings.programs)
+        ends = firings.ends(begun, firings.floors(begun))
         if ends is None:
             return None
         settled = True
@@ -123,10 +149,27 @@ def _last(firings: Firings) -> tuple[list[int], int]:
     return updates, world
 
 
+def _paced_step(
+    firings: Firings, first: Nodes, updated_ns: list[int], pacing: Pacing | None
+) -> Nodes | None:
+    """The ends of a step after another, whose durations are those that its times give."""
+    if pacing is None or pacing.overlap == 1:
+        return _launched_step(firings, first, updated_ns)
+    for _ in range(SLOWED):
+        ends = _launched_step(firings, first, updated_ns)
+        if ends is None or moves_early(firings, ends, updated_ns):
+            return None
+        durations = slowed(firings, firings.work, ends, pacing)
+        if (durations == firings.durations).all():
+            return ends
+        firings.durations = durations
+    return None
+
+
 def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nodes | None:
     """The ends of a step after another, its meetings launched in the order of the first."""
     begun = first[: firings.count] - firings.durations
-    floors = np.zeros(firings.count, np.int64)
+    floors = firings.floors(updated_ns)
     for _ in range(GUESSES):
         ends = firings.ends(updated_ns, floors)
         if ends is None:
@@ -170,7 +213,8 @@ def _figures(firings: Firings, ends: Nodes, step_ns: int, begin_ns: int) -> Stea
         early = since < begin_ns
         again = (since[early] + step_ns, until[early] + step_ns)
         either = covered_ns([(since, until), again], begin_ns, begin_ns + step_ns)
-        busy = sum(group.count * group.duration_ns for group in groups if group.lane is None)
+        computed = [group.nodes for group in groups if group.lane is None]
+        busy = int(firings.durations[np.concatenate(computed)].sum())
         parts.append(Split(busy, either - busy, step_ns - either))
     return _mean(step_ns, parts)
 

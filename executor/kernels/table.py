@@ -43,6 +43,7 @@ from executor.kernels.rows.margin import (
     logistic_loss,
     logistic_loss_grad,
 )
+from executor.kernels.rows.masked_softmax import masked_softmax, masked_softmax_grad
 from executor.kernels.rows.rms_norm import (
     l2_normalize,
     l2_normalize_grad,
@@ -93,12 +94,15 @@ KERNELS: dict[str, KernelFactory] = (
         "logistic_loss": logistic_loss,
         "logistic_loss_grad": logistic_loss_grad,
         "loss_from_sums": loss_from_sums,
+        "masked_softmax": masked_softmax,
+        "masked_softmax_grad": masked_softmax_grad,
         "matmul": matmul,
         "mul": mul,
         "narrow": narrow,
         "pad": pad,
         "prelu": prelu,
         "prelu_grad": prelu_grad,
+        "quantise": cast,
         "rearrange": rearrange,
         "relative_bias": relative_bias,
         "relative_bias_grad": relative_bias_grad,

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 
@@ -34,10 +35,14 @@ def clusters(
     names: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER...]")] = None,
     as_json: Json = False,
 ) -> None:
-    """List devices of the catalogue, or describe clusters; a device: its reference system."""
+    """List devices and fabrics of the catalogue, or describe clusters.
+
+    A device's name stands for its reference system.
+    """
     from millrace.api import cluster
     from planner.clusters import device, reference_node
     from planner.clusters import names as device_names
+    from planner.clusters.fabrics import fabrics
 
     if names:
         found = [
@@ -45,9 +50,16 @@ def clusters(
             for name in names
         ]
         rows = [_device_row(one.name, one.device) | _network(one) for one in found]
-    else:
-        rows = [_device_row(name, device(name)) for name in device_names()]
-    answer({"rows": rows}, as_json, lambda console: _draw_clusters(rows, console))
+        answer({"rows": rows}, as_json, lambda console: _draw_clusters(rows, console))
+        return
+    rows = [_device_row(name, device(name)) for name in device_names()]
+    known = [_fabric_row(fabric) for fabric in fabrics().values()]
+
+    def draw(console: Console) -> None:
+        _draw_clusters(rows, console)
+        _draw_fabrics(known, console)
+
+    answer({"rows": rows, "fabrics": known}, as_json, draw)
 
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
@@ -132,6 +144,7 @@ def _network(cluster: Any) -> dict[str, Any]:
         "intra_node_bytes_per_s": cluster.intra_node.bandwidth_bytes_per_s,
         "inter_node_bytes_per_s": cluster.inter_node.bandwidth_bytes_per_s,
         "levels": [_level_row(level) for level in cluster.levels],
+        "software": asdict(cluster.software),
         "groups": [
             _device_row(group.device.name, group.device)
             | {
@@ -152,8 +165,46 @@ def _level_row(level: Any) -> dict[str, Any]:
         "devices": level.devices,
         "bytes_per_s": level.link.bandwidth_bytes_per_s,
         "latency_ns": level.link.latency_ns,
+        "reduces": level.link.reduces,
         "source": level.link.source,
     }
+
+
+def _fabric_row(fabric: Any) -> dict[str, Any]:
+    return {
+        "name": fabric.name,
+        "family": fabric.family,
+        "bytes_per_s": fabric.bandwidth_bytes_per_s,
+        "reached": fabric.reached,
+        "latency_ns": fabric.latency_ns,
+        "inside": fabric.inside,
+        "ports": fabric.ports,
+        "reduces": str(fabric.reduces),
+        "source": fabric.source,
+    }
+
+
+def _draw_fabrics(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(
+        title="fabrics",
+        title_justify="left",
+        caption_justify="left",
+        caption="GB/s of a port and direction; reduces: its switches add up (SHARP), asked: "
+        "where a cluster file says so (8xndr+sharp)",
+    )
+    for column in ("name", "GB/s", "reached", "latency", "ports", "reduces", "what"):
+        table.add_column(column, justify="left" if column in ("name", "what") else "right")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['bytes_per_s'] / 1e9:g}",
+            f"{row['reached']:.0%}",
+            format_seconds(row["latency_ns"] / 1e9),
+            "inside" if row["inside"] else str(row["ports"] or "a device"),
+            "" if row["reduces"] == "never" else row["reduces"],
+            row["source"],
+        )
+    console.print(table)
 
 
 def _draw_clusters(rows: list[dict[str, Any]], console: Console) -> None:
@@ -209,9 +260,15 @@ def _draw_levels(row: dict[str, Any], console: Console) -> None:
             f"{level['devices']:,}",
             f"{level['bytes_per_s'] / 1e9:,.1f}",
             format_seconds(level["latency_ns"] / 1e9),
-            level["source"],
+            level["source"] + (", reduced by its switches" if level["reduces"] else ""),
         )
     console.print(table)
+    if (software := row["software"])["source"] or software["name"] != "none":
+        console.print(
+            f"software {software['name']}: {format_seconds(software['host_ns'] / 1e9)} of host a "
+            f"launch, overlap {software['overlap']:g}, fusion {software['fusion']:g}, buckets of "
+            f"{software['bucket_bytes'] / 2**20:g} MiB"
+        )
 
 
 def _kind(level: dict[str, Any], group: dict[str, Any]) -> str:

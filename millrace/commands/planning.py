@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -11,7 +11,13 @@ from rich.table import Table
 
 from millrace.output import Json, answer, say, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
-from planner.plan import MAX_GAP
+from models.spec import TrainingSpec
+from models.training import check_training
+from models.unfused import FLASH
+from planner.plan import MAX_GAP, Plan
+
+if TYPE_CHECKING:
+    from planner.search.report import Record
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -20,7 +26,8 @@ OnCluster = Annotated[
 ]
 GlobalBatch = Annotated[int, typer.Option("--global-batch", min=1, help="Samples of a step.")]
 SeqLen = Annotated[int | None, typer.Option(min=1, help="Tokens; the longest by default.")]
-Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16, fp8 or mxfp8.")]
+Attention = Annotated[str, typer.Option(help="flash, or unfused: its probabilities are kept.")]
 Profile = Annotated[Path | None, typer.Option(help="Device profile to read for local:N.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")]
 MaxGap = Annotated[float, typer.Option(min=0.0, help="Stop within this of the lower bound.")]
@@ -53,6 +60,7 @@ def plan(
     global_batch: GlobalBatch,
     seq_len: SeqLen = None,
     precision: Precision = "fp32",
+    attention: Attention = FLASH,
     profile: Profile = None,
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
     max_gap: MaxGap = MAX_GAP,
@@ -77,7 +85,6 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits."""
     from millrace import api
-    from millrace.figures import plan_summary
     from millrace.files import check_writable, write_document
     from planner.search.report import Record
     from planner.spending import check_known
@@ -85,9 +92,10 @@ def plan(
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    given = zip(PINS, (*chosen, sequence_parallel, offload, ring), strict=True)
-    pins = {name: value for name, value in given if value is not None}
+    pins = _pinned(*chosen, sequence_parallel, offload, ring)
+    training = TrainingSpec(attention=attention)
     # Before this machine is measured, which takes a while.
+    check_training(training)
     opened = api.check_question(
         model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
     )
@@ -100,6 +108,7 @@ def plan(
             opened,
             on,
             global_batch,
+            training=training,
             memory_limit_bytes=limit_bytes,
             max_gap=max_gap,
             seed=seed,
@@ -108,15 +117,30 @@ def plan(
             progress=told,
             record=record,
         )
-    document = plan_summary(found) | {"search_time_s": perf_counter() - began}
-    document["layers"] = record.timed(document["layers"])
-    if explain:
-        with working(f"explaining {opened.name} for {on.name}"):
-            document["explain"] = api.explain(found, record)
+    document = _documented(found, record, perf_counter() - began, explain)
     if output is not None:
         write_document(output, found)
         say(f"plan written to {output}")
     answer(document, as_json, lambda console: _draw_found(found, document, explain, console))
+
+
+def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
+    given = zip(PINS, values, strict=True)
+    return {name: value for name, value in given if value is not None}
+
+
+def _documented(
+    found: Plan, record: "Record", search_time_s: float, explain: bool
+) -> dict[str, Any]:
+    from millrace import api
+    from millrace.figures import plan_summary
+
+    document = plan_summary(found) | {"search_time_s": search_time_s}
+    document["layers"] = record.timed(document["layers"])
+    if explain:
+        with working(f"explaining {found.model.name} for {found.cluster.name}"):
+            document["explain"] = api.explain(found, record)
+    return document
 
 
 def show(

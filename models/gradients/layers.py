@@ -103,6 +103,16 @@ def attention(tape: Tape, op: Op, dy: str) -> Gradients:
     return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input")
 
 
+def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
+    """From the probabilities: where they are zero, so is the gradient."""
+    expression = parse(op.labels)
+    (y,) = expression.outputs
+    labels = write((y, y), expression.inputs, expression.whole)
+    attributes = {"scale": op.attributes["scale"]}
+    read = (op.outputs[0], dy)
+    return tape.emit(op, 0, "masked_softmax_grad", read, labels, attributes=attributes)
+
+
 def conv(tape: Tape, op: Op, dy: str) -> Gradients:
     """Two ops, as of a product."""
     expression = parse(op.labels)

@@ -4,12 +4,20 @@ from models.errors import ModelError
 from models.gradients.tape import ONE, Gradients, Tape
 from models.graph import Op, Phase
 from models.labels import Operand, parse, write
+from models.quantised import ARITHMETIC, quantised
 
 
 def matmul(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Each factor's gradient is dy times the other factor (`matmul` and `mul` alike)."""
+    """Each factor's gradient is dy times the other factor (`matmul` and `mul` alike).
+
+    Of a product in 8 bits these are such products too, and read dy in 8 bits.
+    """
     expression = parse(op.labels)
     (left, right), (out,), whole = expression.inputs, expression.outputs, expression.whole
+    dtype: str | None = None
+    if ARITHMETIC in op.attributes:
+        dtype = tape.builder.tensors[op.outputs[0]].dtype
+        dy = quantised(tape.builder, dy, op, out, phase=tape.phase(op.outputs[0]))
     gradients: list[str | None] = [None, None]
     operands = (
         (0, (dy, op.inputs[1]), (out, right), left),
@@ -26,7 +34,8 @@ def matmul(tape: Tape, op: Op, dy: str) -> Gradients:
                 f"op `{op.name}`, tensor `{op.inputs[index]}`: label `{min(missing)}` is summed "
                 f"over alone, which has no gradient rule; apply `sum` before the {op.kind}"
             )
-        (gradients[index],) = tape.emit(op, index, op.kind, inputs, write(read, (made,), whole))
+        labels = write(read, (made,), whole)
+        (gradients[index],) = tape.emit(op, index, op.kind, inputs, labels, dtype=dtype)
     return tuple(gradients)
 
 

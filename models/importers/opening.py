@@ -38,7 +38,7 @@ def open_model(text: str, seq_len: int | None = None, precision: str = "fp32") -
     seq_len : int, optional
         Tokens of a sample; the model's longest, or what the file fixes, by default.
     precision : str
-        fp64, fp32, tf32, bf16 or fp16.
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
 
     Raises
     ------

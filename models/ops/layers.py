@@ -183,6 +183,19 @@ ATTENTION = (
         attributes=("causal", "scale"),
     ),
     OpKind(
+        name="masked_softmax",
+        description="b g r t s! -> b g r t s!: probabilities of scores that a product made, times "
+        "`scale`; `causal`, `window` and `alibi` as of attention",
+        attributes=("causal", "scale"),
+        differentiable=True,
+    ),
+    OpKind(
+        name="masked_softmax_grad",
+        description="(y, dy) b g r t s!, b g r t s! -> b g r t s!: scale y (dy - sum(y dy))",
+        linear=(1,),
+        attributes=("scale",),
+    ),
+    OpKind(
         name="attention_round",
         description="(q, k, v, out, logsumexp) b t g r d!, b s! g d!, b s! g u!, b t g r u!, "
         "b t g r -> b t g r u!, b t g r: attention to one block of the keys, joined by the "

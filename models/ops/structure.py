@@ -65,6 +65,11 @@ LAYOUT = (
         differentiable=True,
     ),
     OpKind(
+        name="quantise",
+        description="b t n -> b t n: rounded to 8 bits, for products of that arithmetic",
+        differentiable=True,
+    ),
+    OpKind(
         name="rearrange",
         description="b i j -> b (i j): dims permuted, grouped and ungrouped",
         linear="joint",

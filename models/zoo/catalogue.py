@@ -12,6 +12,7 @@ from models.builder import PRECISIONS
 from models.errors import ModelError
 from models.graph import Graph, to_json, with_batch
 from models.inference import check_graph
+from models.quantised import NARROW, with_quantised_products
 from models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from models.training import training_graph
 from models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
@@ -58,7 +59,7 @@ def model_spec(name: str, seq_len: int | None = None, precision: str = "fp32") -
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str
-        fp64, fp32, tf32, bf16 or fp16.
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
 
     Raises
     ------
@@ -109,6 +110,12 @@ def build(spec: ModelSpec, batch: int) -> Graph:
         The family is unknown, a key of the configuration is missing or misspelt, or sizes do not
         fit; for a function, what it returns is not a graph of this sequence length and precision.
     """
+    graph = _as_written(spec, batch)
+    return with_quantised_products(graph, spec.precision) if spec.precision in NARROW else graph
+
+
+def _as_written(spec: ModelSpec, batch: int) -> Graph:
+    """The forward graph in the arithmetic of its tensors."""
     if spec.family == FUNCTION:
         graph = _called(spec.name)
         _check_function(spec, graph)

@@ -82,7 +82,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `world` is a group of every rank of every program. `message_bytes` is the size of the whole
     message as collective libraries count it: the reduced tensor for all_reduce, the larger side
     for all_gather and reduce_scatter, the local tensor for all_to_all, send, recv and rotate (of
-    which every member gets what the one before it in the group has).
+    which every member gets what the one before it in the group has). `bucketed`: it moves weights
+    or their gradients, which travel in the buckets of the cluster's software.
     """
 
     key: str
@@ -92,6 +93,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     world: bool = False
     reduction: str = ""
     message_bytes: int = 0
+    bucketed: bool = False
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

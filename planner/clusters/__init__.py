@@ -1,10 +1,12 @@
 """Clusters by name, from the catalogue and from files.
 
 In comes what the command line says, out comes a checked Cluster: `named` reads the forms, `files`
-a TOML file (a user's own or an entry of the catalogue), `checks` says which value is wrong.
+a TOML file (a user's own or an entry of the catalogue), `fabrics` a network by its name, `software`
+a framework by its, `checks` says which value is wrong.
 """
 
 from planner.clusters.checks import validate
+from planner.clusters.fabrics import network
 from planner.clusters.files import device, names, reference_node
 from planner.clusters.named import (
     local_cluster,
@@ -21,6 +23,7 @@ __all__ = [
     "machine_cores",
     "machine_memory_bytes",
     "names",
+    "network",
     "parse_cluster",
     "reference_node",
     "validate",

@@ -5,7 +5,11 @@ from itertools import pairwise
 from math import isfinite, prod
 
 from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
+from planner.costs.protocols import LIBRARIES
 from planner.errors import ClusterError
+
+# Collectives of activations that products can be overlapped with piece by piece.
+PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 def validate(cluster: Cluster) -> Cluster:
@@ -72,6 +76,10 @@ def _software_faults(software: Software) -> Iterator[str]:
     yield from _not_negative("software.host_ns", software.host_ns)
     yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
     yield from _above_zero("software.fusion", software.fusion)
+    yield from _above_zero("software.attention", software.attention)
+    for kind in software.pieces:
+        if kind not in PIECEWISE:
+            yield f"software.pieces has `{kind}`, expected {', '.join(PIECEWISE)}"
     if not 0 <= software.overlap <= 1:
         yield f"software.overlap is {software.overlap}, expected 0 to 1"
 
@@ -91,14 +99,19 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
     yield from _above_zero(
         f"{where}memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s
     )
+    if not device.flops_per_s:
+        yield f"{where}flops_per_s is empty, expected a peak of at least one precision"
     for precision, rate in device.flops_per_s.items():
         yield from _above_zero(f"{where}flops_per_s.{precision}", rate)
     yield from _not_negative(f"{where}launch_ns", device.launch_ns)
+    yield from _not_negative(f"{where}multiprocessors", device.multiprocessors)
     for field, share in (
         ("matmul_efficiency", device.matmul_efficiency),
         ("memory_efficiency", device.memory_efficiency),
+        ("attention_efficiency", device.attention_efficiency),
+        ("narrow_efficiency", device.narrow_efficiency),
     ):
-        if not 0 < share <= 1:
+        if share is not None and not 0 < share <= 1:
             yield f"{where}{field} is {share}, expected above 0 and at most 1"
     for field, value in (
         ("price_usd_per_hour", device.price_usd_per_hour),
@@ -106,6 +119,11 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
     ):
         if value is not None:
             yield from _above_zero(f"{where}{field}", value)
+    if device.library and device.library not in LIBRARIES:
+        yield (
+            f"{where}library is `{device.library}`, expected one of {', '.join(LIBRARIES)}, or "
+            f"nothing for rings and trees by latency and bandwidth alone"
+        )
     yield from _table_faults(f"{where}kernels", device.kernels)
     yield from _table_faults(f"{where}collectives", device.collectives)
 
@@ -133,6 +151,9 @@ def _host_faults(host: Host, where: str) -> Iterator[str]:
 def _link_faults(link: Link, where: str) -> Iterator[str]:
     yield from _above_zero(f"{where}bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
     yield from _not_negative(f"{where}latency_ns", link.latency_ns)
+    yield from _not_negative(f"{where}gap_ns", link.gap_ns)
+    if not 0 <= link.congestion < 1:
+        yield f"{where}congestion is {link.congestion}, expected 0 or more and below 1"
 
 
 def _above_zero(field: str, value: float) -> Iterator[str]:

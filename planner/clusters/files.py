@@ -19,21 +19,27 @@ from planner.cluster import (
     Leaves,
     Link,
     NodeGroup,
+    Software,
     Torus,
     nearest_cube,
 )
 from planner.clusters.checks import validate
+from planner.clusters.fabrics import network
+from planner.clusters.software import framework
 from planner.errors import ClusterError
 
 
 class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes of one kind: `device` is a table, or the name of a catalogue entry to start from."""
+    """Nodes of one kind: `device` is a table, or the name of a catalogue entry to start from.
+
+    A link is a table, or a fabric as `network` reads it.
+    """
 
     device: Device | str
     devices_per_node: int | None = None
     nodes: int = 1
-    intra_node: Link | None = None
-    inter_node: Link | None = None
+    intra_node: Link | str | None = None
+    inter_node: Link | str | None = None
     islands: Islands | None = None
     torus: Torus | None = None
     host: Host | None = None
@@ -47,13 +53,14 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device: Device | str | None = None
     devices_per_node: int | None = None
     nodes: int = 1
-    intra_node: Link | None = None
-    inter_node: Link | None = None
+    intra_node: Link | str | None = None
+    inter_node: Link | str | None = None
     islands: Islands | None = None
     torus: Torus | None = None
     host: Host | None = None
     cores_per_node: int | None = None
     leaves: Leaves | None = None
+    software: Software | str = Software()
     groups: tuple[_Nodes, ...] = ()
 
 
@@ -87,12 +94,19 @@ def device(name: str) -> Device:
 
 
 def resized(node: Cluster, devices_per_node: int) -> Cluster:
-    """Return the node with another number of devices, a torus as near to a cube as it goes."""
-    torus = node.torus
+    """Return the node with another number of devices, a torus as near to a cube as it goes.
+
+    Islands that the devices do not fill are left out.
+    """
+    torus, islands = node.torus, node.islands
+    if islands is not None and devices_per_node % islands.devices:
+        islands = None
     if torus is not None and devices_per_node > 0 and devices_per_node != node.devices_per_node:
         dims = nearest_cube(devices_per_node, len(torus.dims))
         torus = msgspec.structs.replace(torus, dims=dims)
-    return msgspec.structs.replace(node, devices_per_node=devices_per_node, torus=torus)
+    return msgspec.structs.replace(
+        node, devices_per_node=devices_per_node, torus=torus, islands=islands
+    )
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -141,8 +155,19 @@ def _decode(text: str, where: str, name: str = "") -> Cluster:
             leaves=entry.leaves,
             others=tuple(others),
             host=first.host,
+            software=_software(entry.software, where),
         )
     )
+
+
+def _software(given: Software | str, where: str) -> Software:
+    """A framework's settings by its name, or the file's own."""
+    if isinstance(given, Software):
+        return given
+    try:
+        return framework(given)
+    except ClusterError as error:
+        raise ClusterError(f"{where}, software: {error}") from None
 
 
 def _in_place(entry: _Entry, device: Device | str) -> _Nodes:
@@ -166,12 +191,13 @@ def _nodes(nodes: _Nodes, where: str) -> NodeGroup:
                 f"{where}: a device of its own needs `devices_per_node`, `intra_node` and "
                 f"`inter_node`"
             )
+        per_node = nodes.devices_per_node
         return NodeGroup(
             device=nodes.device,
-            devices_per_node=nodes.devices_per_node,
+            devices_per_node=per_node,
             nodes=nodes.nodes,
-            intra_node=nodes.intra_node,
-            inter_node=nodes.inter_node,
+            intra_node=_link(nodes.intra_node, per_node, f"{where}, intra_node"),
+            inter_node=_link(nodes.inter_node, per_node, f"{where}, inter_node"),
             islands=nodes.islands,
             torus=nodes.torus,
             host=nodes.host,
@@ -179,13 +205,24 @@ def _nodes(nodes: _Nodes, where: str) -> NodeGroup:
     base = reference_node(nodes.device)
     if nodes.devices_per_node is not None:
         base = resized(base, nodes.devices_per_node)
+    per_node = base.devices_per_node
     return NodeGroup(
         device=base.device,
-        devices_per_node=base.devices_per_node,
+        devices_per_node=per_node,
         nodes=nodes.nodes,
-        intra_node=nodes.intra_node or base.intra_node,
-        inter_node=nodes.inter_node or base.inter_node,
+        intra_node=_link(nodes.intra_node or base.intra_node, per_node, f"{where}, intra_node"),
+        inter_node=_link(nodes.inter_node or base.inter_node, per_node, f"{where}, inter_node"),
         islands=nodes.islands or base.islands,
         torus=nodes.torus or base.torus,
         host=nodes.host or base.host,
     )
+
+
+def _link(given: Link | str, devices_per_node: int, where: str) -> Link:
+    """A link as it is, or the one that a fabric's name stands for."""
+    if isinstance(given, Link):
+        return given
+    try:
+        return network(given, devices_per_node)
+    except ClusterError as error:
+        raise ClusterError(f"{where}: {error}") from None

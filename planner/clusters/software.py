@@ -11,6 +11,11 @@ from planner.errors import ClusterError
 
 DEFAULT = "default"  # what a framework takes that has no table
 
+# Megatron-LM's buckets of gradients hold 40 million parameters or more (distributed_data_parallel,
+# `bucket_size`), PyTorch's FSDP gathers a block at once, DeepSpeed's `reduce_bucket_size` is 5e8
+# elements (all read 2026-11): of this order, and little hangs on it.
+BUCKET_BYTES = 200_000_000
+
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file: `Software` without its name."""
@@ -18,7 +23,8 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_ns: int
     overlap: float
     fusion: float
-    bucket_bytes: int
+    attention: float
+    pieces: tuple[str, ...] = ()
     source: str
 
 
@@ -28,7 +34,7 @@ def frameworks() -> dict[str, Software]:
     text = (resources.files("planner.clusters") / "software.toml").read_text("utf-8")
     found = msgspec.toml.decode(text, type=dict[str, _Settings])
     return {
-        name: Software(name=name, **msgspec.structs.asdict(settings))
+        name: Software(name=name, bucket_bytes=BUCKET_BYTES, **msgspec.structs.asdict(settings))
         for name, settings in found.items()
     }
 

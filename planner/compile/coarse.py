@@ -16,6 +16,7 @@ from models.graph import ITEMSIZE, Phase, Rate
 from models.training import STEP_TOTALS
 from planner.actors.graph import ActorGraph, Meeting, Port, Register
 from planner.actors.null_clock import run_to_completion
+from planner.actors.pacing import ONE, Pace, Pacing, merged, paced
 from planner.actors.validate import validate
 from planner.boxing import crossing
 from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, DraftActor, DraftStage, Section
@@ -40,12 +41,14 @@ class CoarseGraph:
     """The actor graph and the duration of every actor, per program.
 
     Compute queues have their orders and registers their slots; every meeting is in a queue of its
-    own, until `ordered` puts it into its lane (which `drafts` name) and the launch queue.
+    own, until `ordered` puts it into its lane (which `drafts` name) and the launch queue. `pacing`
+    says what holds parts back beside it, None where nothing does.
     """
 
     graph: ActorGraph
     durations_ns: tuple[tuple[int, ...], ...]
     drafts: tuple[DraftStage, ...]
+    pacing: Pacing | None
 
     def ordered(self) -> ActorGraph:
         """The actor graph with all orders, proven to run to its end.
@@ -55,7 +58,7 @@ class CoarseGraph:
         ProtocolError
             The schedule's orders wait for one another in a cycle.
         """
-        first = first_step(self.graph, self.drafts, self.durations_ns)
+        first = first_step(self.graph, self.drafts, self.durations_ns, self.pacing)
         graph = validate(with_queues(self.graph, self.drafts, first))
         run_to_completion(graph)
         return graph
@@ -92,6 +95,7 @@ def coarse_graph(wiring: Wiring, table: Timetable, times: Sequence[PartTimes]) -
         graph=with_slots(graph, drafting.stages, table),
         durations_ns=tuple(tuple(row) for row in drafting.durations_ns),
         drafts=tuple(drafting.stages),
+        pacing=drafting.pacing(),
     )
 
 
@@ -149,6 +153,7 @@ class _Drafting:
         self.plan = plan
         self.stages = [DraftStage(plan.mesh.sizes) for _ in range(plan.stages)]
         self.durations_ns: list[list[int]] = [[] for _ in self.stages]
+        self.paces: list[list[Pace]] = [[] for _ in self.stages]
         # Ports are collected first, for a part's are known only when all crossings are.
         self._inputs: dict[Place, list[Port]] = {}
         self._outputs: dict[Place, list[Port]] = {}
@@ -226,6 +231,14 @@ class _Drafting:
         for stage in range(self.plan.stages):
             self._update(stage, totals_bytes, *world)
 
+    def pacing(self) -> Pacing | None:
+        """What holds the actors back."""
+        cluster = self.plan.cluster
+        if not paced(cluster):
+            return None
+        rows = tuple(tuple(row) for row in self.paces)
+        return Pacing(cluster.software.host_ns, cluster.software.overlap, rows)
+
     def _join_parts(self, number: int) -> None:
         """Registers between the parts of one chunk."""
         stage, m = self.plan.chunks[number].stage, self.plan.microbatches
@@ -267,9 +280,10 @@ class _Drafting:
         )
         return len(self.stages[stage].registers) - 1
 
-    def _actor(self, stage: int, duration_ns: int, actor: DraftActor) -> None:
+    def _actor(self, stage: int, duration_ns: int, actor: DraftActor, pace: Pace = ONE) -> None:
         self.stages[stage].add_actor(actor)
         self.durations_ns[stage].append(duration_ns)
+        self.paces[stage].append(pace)
 
     def _section(self, number: int, part: str) -> Section:
         """Where a part runs on its stage."""
@@ -289,6 +303,7 @@ class _Drafting:
                 outputs=tuple(self._outputs.get((number, part), ())),
                 block=f"chunk {number}",
             ),
+            paces[part].of(duration_ns) if (paces := self._times[number].paces) else ONE,
         )
 
     def _once(self, number: int, part: str, kind: str, ns: int) -> None:
@@ -333,6 +348,7 @@ class _Drafting:
             ("all_reduce", UPDATE, norm, met, meeting_ns),
             ("update", UPDATE, met, variables, update_ns),
         ):
+            pace = self._once_pace(times, name)
             meets = name == meeting.kind
             actor = DraftActor(
                 name=f"stage {stage}: {name}",
@@ -345,7 +361,22 @@ class _Drafting:
                 meeting=meeting if meets else None,
                 lane="world" if meets else "compute",
             )
-            self._actor(stage, ns, actor)
+            self._actor(stage, ns, actor, pace)
+
+    def _once_pace(self, times: Sequence[PartTimes], name: str) -> Pace:
+        """The pace of what the chunks of a stage compute once a step, one after the other."""
+        taken = {"begin": "begin_ns", "norm": "norm_ns", "update": "update_ns"}
+        found = [
+            (one.paces[name].of(ns), ns)
+            for one in times
+            if name in taken and name in one.paces
+            for ns in (getattr(one, taken[name]),)
+        ]
+        if name == "norm":
+            longest = max(times, key=lambda one: one.totals_ns)
+            if "totals" in longest.paces:
+                found.append((longest.paces["totals"].of(longest.totals_ns), longest.totals_ns))
+        return merged(found, self.plan.cluster.software.host_ns)
 
     def _world(self, size: int) -> tuple[int, Meeting]:
         """The meeting in which every rank's part of the totals is added up, and its duration."""

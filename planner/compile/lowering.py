@@ -18,6 +18,7 @@ from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
 from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
 from planner.compile.rounds import lower_rounds
+from planner.costs.buckets import state_tensors
 from planner.errors import PlanError
 from planner.mesh import Mesh
 from planner.plan import ON_DEVICES, OpSignature
@@ -61,6 +62,7 @@ class Lowering:
         self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
     ) -> None:
         self.tensors = graph.tensors_by_name
+        self._in_buckets = state_tensors(graph)
         self.mesh = mesh
         self.sizes = mesh.sizes
         self.microbatches = microbatches
@@ -385,6 +387,7 @@ class Lowering:
                 axes=axes,
                 reduction=before_one.reduction,
                 message_bytes=message_bytes(step, what.shape, ITEMSIZE[what.dtype], self.sizes),
+                bucketed=what.tensor in self._in_buckets,
             )
         draft.add_actor(
             DraftActor(

@@ -16,6 +16,7 @@ from math import prod
 from msgspec.structs import replace
 
 from planner.actors.graph import ActorGraph, Leave, Program, Queue
+from planner.actors.pacing import Pacing, launch_offsets
 from planner.actors.protocol import Fire, Protocol
 from planner.actors.rendezvous import Arrival, Rendezvous
 from planner.compile.draft import SLOT_PARTS, DraftStage
@@ -95,13 +96,22 @@ class FirstStep:
 class _EarliestRun:
     """A run of one step as early as durations allow, in which a lane moves one meeting at a time.
 
-    Of meetings that wait for one lane, the first to be ready is the first to start.
+    Of meetings that wait for one lane, the first to be ready is the first to start. Launches by the
+    host are honoured; contention is not, for it hardly tells which meeting is ready first.
     """
 
     def __init__(
-        self, graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations
+        self,
+        graph: ActorGraph,
+        drafts: Sequence[DraftStage],
+        durations: Durations,
+        pacing: Pacing | None,
     ) -> None:
         self.durations = durations
+        self.launched = [
+            launch_offsets(program, pacing.rows[at], pacing.host_ns) if pacing is not None else ()
+            for at, program in enumerate(graph.programs)
+        ]
         self.protocols = [Protocol(program) for program in graph.programs]
         self.rendezvous = Rendezvous(graph, folded=True)
         # Per program and actor, the lane on which it meets others.
@@ -142,7 +152,10 @@ class _EarliestRun:
         lane_of = self.lane_of[instance]
         for fire in fires:
             if lane_of[fire.actor] is None:
-                self._start(now, ((instance, fire.actor),))
+                begin = now
+                if offsets := self.launched[instance]:
+                    begin = max(now, offsets[fire.actor][fire.firing])
+                self._start(begin, ((instance, fire.actor),))
                 continue
             parties = self.rendezvous.arrive(instance, fire.actor, fire.firing)
             if parties is not None:
@@ -165,9 +178,14 @@ class _EarliestRun:
             heapq.heappush(self.events, (end, self.count, instance, actor))
 
 
-def first_step(graph: ActorGraph, drafts: Sequence[DraftStage], durations: Durations) -> FirstStep:
+def first_step(
+    graph: ActorGraph,
+    drafts: Sequence[DraftStage],
+    durations: Durations,
+    pacing: Pacing | None = None,
+) -> FirstStep:
     """Run one step of a graph whose communication is in no order yet (`unordered`)."""
-    return _EarliestRun(graph, drafts, durations).run()
+    return _EarliestRun(graph, drafts, durations, pacing).run()
 
 
 def with_queues(graph: ActorGraph, drafts: Sequence[DraftStage], first: FirstStep) -> ActorGraph:

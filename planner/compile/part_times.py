@@ -1,7 +1,27 @@
 """Times of a chunk's parts: what stage fidelity knows of the ops inside."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from planner.actors.pacing import Pace
+
+
+class PartPace(NamedTuple):
+    """How the ops of a part are launched and slowed (`planner.actors.pacing`).
+
+    `lag_ns`: how much later than the first launch the part has to begin for no later one to hold it
+    back; `alone_ns`: how long it computes while no meeting of its own moves data.
+    """
+
+    launches: int
+    lag_ns: int
+    alone_ns: int
+
+    def of(self, duration_ns: int) -> Pace:
+        """The pace of a part that takes so long."""
+        alone = min(max(self.alone_ns / duration_ns, 0.0), 1.0) if duration_ns > 0 else 0.0
+        return Pace(self.launches, self.lag_ns, alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +46,9 @@ class PartTimes:
         Adding up the totals; once a stage.
     update_ns
         The optimizer.
+    paces
+        Of every part of the schedule, and of `begin`, `norm`, `totals` and `update`; empty where
+        nothing holds computation back.
     """
 
     slots_ns: Mapping[str, int]
@@ -36,6 +59,7 @@ class PartTimes:
     norm_ns: int
     totals_ns: int
     update_ns: int
+    paces: Mapping[str, PartPace] = field(default_factory=dict)
 
     def plus(self, other: "PartTimes", times: int) -> "PartTimes":
         """These times and `times` times the others."""
@@ -48,6 +72,12 @@ class PartTimes:
             norm_ns=self.norm_ns + times * other.norm_ns,
             totals_ns=self.totals_ns + times * other.totals_ns,
             update_ns=self.update_ns + times * other.update_ns,
+            paces={
+                part: PartPace(
+                    *(a + times * b for a, b in zip(pace, other.paces[part], strict=True))
+                )
+                for part, pace in self.paces.items()
+            },
         )
 
     def settled(self) -> "PartTimes":
@@ -72,6 +102,7 @@ class PartTimes:
             norm_ns=max(self.norm_ns, 0),
             totals_ns=max(self.totals_ns, 0),
             update_ns=max(update, 0),
+            paces=self.paces,
         )
 
 

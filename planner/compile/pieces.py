@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from models.graph import GLOBAL_BLOCK, Graph, Op, Rate
 from planner.actors.graph import ActorGraph, Meeting, Port
+from planner.actors.pacing import Pacing, pacing_of
 from planner.compile.draft import UPDATE, DraftActor, Section
 from planner.compile.lowering import PARTS, Lowering, Value
 from planner.compile.orders import (
@@ -46,7 +47,8 @@ class Piece:
     `graph` has one program; `durations_ns` lists its actors' durations, none for what arrives;
     `first` is a run of its first step.
     `sections` says in which part of the step each actor of the compute queue runs (None for the
-    actors of other queues); `slots` is the order of the parts.
+    actors of other queues); `slots` is the order of the parts. `pacing` is that of its actors,
+    which its first step does without.
     """
 
     graph: ActorGraph
@@ -54,6 +56,7 @@ class Piece:
     durations_ns: tuple[int, ...]
     sections: tuple[Section | None, ...]
     slots: tuple[Slot, ...]
+    pacing: Pacing | None
 
 
 class Pieces:
@@ -67,8 +70,8 @@ class Pieces:
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        # A meeting costs the same in every piece on a stage: (stage, kind, axes, bytes) → ns.
-        self._meetings: dict[tuple[int, str, tuple[str, ...], int], int] = {}
+        # A meeting costs the same in every piece on a stage: see `_key`.
+        self._meetings: dict[tuple[int, str, tuple[str, ...], int, bool], int] = {}
         self._tables: dict[str, Timetable] = {}
 
     def compile(self, chunk: int, kept: Sequence[str], schedule: str, stage: int) -> Piece:
@@ -115,6 +118,7 @@ class Pieces:
                 actor.section if actor.lane == "compute" else None for actor in drafts[HERE].actors
             ),
             slots=table.orders[HERE],
+            pacing=pacing_of(actors, plan.cluster),
         )
 
     def _table(self, schedule: str) -> Timetable:
@@ -145,8 +149,8 @@ class Pieces:
         return tuple(ns for ns in found if ns is not None)
 
 
-def _key(stage: int, meeting: Meeting) -> tuple[int, str, tuple[str, ...], int]:
-    return stage, meeting.kind, meeting.axes, meeting.message_bytes
+def _key(stage: int, meeting: Meeting) -> tuple[int, str, tuple[str, ...], int, bool]:
+    return stage, meeting.kind, meeting.axes, meeting.message_bytes, meeting.bucketed
 
 
 def _restricted(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from models.graph import Graph
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import run_to_completion
+from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.validate import validate
 from planner.compile.arena import lay_out
 from planner.compile.draft import DraftStage
@@ -28,7 +29,8 @@ from planner.plan import Plan, plan_graph
 class Ordered:
     """A plan compiled but for its places in memory.
 
-    `first` is the run that gave the orders: of one step, by `durations_ns` per program and actor.
+    `first` is the run that gave the orders: of one step, by `durations_ns` per program and actor;
+    `pacing` is what else held it back.
     """
 
     graph: ActorGraph
@@ -36,6 +38,7 @@ class Ordered:
     table: Timetable
     durations_ns: tuple[tuple[int, ...], ...]
     first: FirstStep
+    pacing: Pacing | None
 
 
 def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
@@ -89,11 +92,13 @@ def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
     actors = joined(programs, plan.model.name, plan.mesh.axes)
     actors = with_slots(actors, drafts, table)
     durations_ns = durations(actors, plan.cluster)
-    first = first_step(actors, drafts, durations_ns)
+    pacing = pacing_of(actors, plan.cluster)
+    first = first_step(actors, drafts, durations_ns, pacing)
     return Ordered(
         graph=with_queues(actors, drafts, first),
         drafts=tuple(drafts),
         table=table,
         durations_ns=durations_ns,
         first=first,
+        pacing=pacing,
     )

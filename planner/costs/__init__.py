@@ -1,9 +1,11 @@
 """Costs: how long one firing of an op or a collective takes, in whole nanoseconds.
 
 In come shapes and documents (a Device, a Cluster), out come durations: pure functions. Where a
-device was measured (`millrace profile`) its tables count, see `measured`; elsewhere an op costs a
-roofline (`ops`) and a collective an α-β formula (`collectives`). Either way more work never costs
-less. `actors` prices what was compiled. Shapes are one device's own (local) shapes throughout.
+device was measured (`millrace profile`) its tables count, see `measured`. Elsewhere an op (`ops`)
+costs what its kind does: `products` by tiles and waves, `attention` as a flash kernel, anything
+else by its `traffic`; and a collective an α-β formula (`collectives`). More work never costs less.
+`firings` says what of an op counts, `actors` prices what was compiled. Shapes are one device's own
+(local) shapes throughout.
 """
 
 from planner.costs.actors import actor_duration_ns, durations
@@ -12,11 +14,13 @@ from planner.costs.collectives import (
     collective_durations_ns,
     collective_pieces,
 )
+from planner.costs.firings import Firings
 from planner.costs.measured import interpolate_ns
-from planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns, precision_of
+from planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns
 
 __all__ = [
     "ATTENTION",
+    "Firings",
     "actor_duration_ns",
     "collective_duration_ns",
     "collective_durations_ns",
@@ -25,5 +29,4 @@ __all__ = [
     "interpolate_ns",
     "op_duration_ns",
     "op_durations_ns",
-    "precision_of",
 ]

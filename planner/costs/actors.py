@@ -9,9 +9,13 @@ from models.ops import state_of
 from planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Program
 from planner.cluster import Cluster, Device, Host
 from planner.costs.collectives import collective_duration_ns
+from planner.costs.firings import LOCAL_BOXING
 from planner.costs.host import host_of, state_copies_ns
 from planner.costs.layout import frame_of, layout_of
-from planner.costs.ops import LOCAL_BOXING, op_duration_ns
+from planner.costs.ops import op_duration_ns
+
+# Attributes that change what an op of equal shapes takes, besides those that `state_of` asks for.
+PRICED_ATTRIBUTES = ("causal", "window", "arithmetic")
 
 
 class _Costs:
@@ -38,12 +42,14 @@ class _Costs:
             tuple(register.dtype for register in outputs),
         )
         kept = () if actor.kind in LOCAL_BOXING else state_of(actor.kind, actor.attributes)
+        told = tuple(actor.attributes.get(name) for name in PRICED_ATTRIBUTES)
         devices = self._kinds(program.ranks)
         names = tuple(device.name for device in devices)
-        key = (actor.kind, actor.labels, kept, work, names)
+        key = (actor.kind, actor.labels, kept, told, work, names)
+        software = self.cluster.software
         if key not in self._ops:
             self._ops[key] = max(
-                op_duration_ns(actor.kind, actor.labels, actor.attributes, *work, device)
+                op_duration_ns(actor.kind, actor.labels, actor.attributes, *work, device, software)
                 for device in devices
             )
         return self._ops[key] + self._copies_ns(actor, program)
@@ -82,11 +88,16 @@ class _Costs:
         where = (program.ranks[0], meeting.axes, meeting.peer, meeting.world, meeting.kind)
         if where not in self._groups:
             self._groups[where] = self._members(meeting, program)
-        key = (*where, meeting.message_bytes)
+        key = (*where, meeting.message_bytes, meeting.bucketed)
         if key not in self._meetings:
             self._meetings[key] = max(
                 collective_duration_ns(
-                    meeting.kind, meeting.message_bytes, len(group), self.cluster, group
+                    meeting.kind,
+                    meeting.message_bytes,
+                    len(group),
+                    self.cluster,
+                    group,
+                    bucketed=meeting.bucketed,
                 )
                 for group in self._groups[where]
             )

@@ -1,7 +1,9 @@
 """Collectives: how long a meeting takes once all its members have come.
 
 A collective is the fastest of several algorithms, each a straight line over the bytes of the
-message; a group inside a node uses the measured table `kind/group_size` where there is one.
+message: those of the devices' library (`protocols`), or all that there are. A group inside a node
+uses the measured table `kind/group_size` where there is one. What travels in buckets is a straight
+line through zero: a bucket's own time, for as many buckets as there are bytes for.
 """
 
 from collections.abc import Iterable
@@ -21,6 +23,7 @@ from planner.costs.grids import (
 )
 from planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
 from planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
+from planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
 from planner.rings import ROTATE
 
 # Kinds for which a ring moves the message once; an all_reduce is one of each.
@@ -31,7 +34,9 @@ TRANSFERS = ("send", "recv")
 TREE_SHARE = 0.92
 
 
-def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pieces | None:
+def collective_pieces(
+    kind: str, ranks: tuple[int, ...], cluster: Cluster, *, bucketed: bool = False
+) -> Pieces | None:
     """Straight lines whose minimum is the duration of a collective of these ranks.
 
     A message of n bytes takes the smallest `fixed_ns + ceil(ns_per_byte * n)`.
@@ -43,7 +48,9 @@ def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pi
     ranks
         The members; rank r lies on device r.
     cluster
-        Its links.
+        Its links, and the buckets of the software on it.
+    bucketed
+        The message is state (`planner.costs.buckets`), which travels in such buckets.
 
     Returns
     -------
@@ -54,16 +61,22 @@ def collective_pieces(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Pi
     --------
     >>> from planner.clusters import parse_cluster
     >>> collective_pieces("all_gather", (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
-    ((2800, 0.0020833333333333333),)
+    ((8100, 0.008333333333333333), (12700, 0.0020833333333333333))
     """
     if len(ranks) == 1:
         return ()
+    bucket_bytes = cluster.software.bucket_bytes
+    if bucketed and bucket_bytes:
+        took = collective_duration_ns(kind, bucket_bytes, len(ranks), cluster, ranks)
+        return ((0, took / bucket_bytes),)
     frame = frame_of(cluster)
     devices = _devices(ranks, cluster)
     if _table(kind, len(ranks)) in devices[0].collectives and _in_a_node(ranks, frame):
         return None
     launch_ns = max(device.launch_ns for device in devices)
-    return _pieces(kind, layout_of(ranks, frame), launch_ns)
+    libraries = {device.library for device in devices}
+    library = libraries.pop() if len(libraries) == 1 else ""
+    return _pieces(kind, layout_of(ranks, frame), launch_ns, library)
 
 
 def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:
@@ -81,9 +94,40 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(kind: str, layout: Layout, launch_ns: int) -> Pieces:
+def _pieces(kind: str, layout: Layout, launch_ns: int, library: str) -> Pieces:
+    if library and layout.grid is None:
+        found = _by_library(kind, layout, LIBRARIES[library])
+    else:
+        found = _by_links(kind, layout)
+    return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(found))
+
+
+def _by_library(
+    kind: str, layout: Layout, protocols: tuple[Protocol, ...]
+) -> list[tuple[int, float]]:
+    """Lines of a library's own algorithms; what it has none for is made of transfers."""
+    if kind == "all_reduce":
+        return rounds(layout, protocols, 2) + trees(layout, protocols) + switched(layout)
+    if kind in GATHERS:
+        return rounds(layout, protocols, 1)
+    if kind in TRANSFERS:
+        return transfers(layout.crossings[-1], protocols)
+    if kind == ROTATE:
+        slowest = [transfers(crossing, protocols) for crossing in layout.crossings]
+        return [
+            (max(fixed for fixed, _ in one), max(slope for _, slope in one))
+            for one in zip(*slowest, strict=True)
+        ]
+    base_ns = min(protocol.base_ns for protocol in protocols)
+    return [(base_ns + fixed, slope) for fixed, slope in _by_links(kind, layout)]
+
+
+def _by_links(kind: str, layout: Layout) -> list[tuple[int, float]]:
+    """Lines of every algorithm, by latency and bandwidth alone."""
     if kind == "all_reduce":
         found = _reductions(layout, rounds=2) + _tree(layout, rounds=2)
+        if layout.grid is None:
+            found += switched(layout, exact=True)
     elif kind in GATHERS:
         found = _reductions(layout, rounds=1)
     elif kind == "all_to_all":
@@ -96,7 +140,7 @@ def _pieces(kind: str, layout: Layout, launch_ns: int) -> Pieces:
         found = _rotation(layout)
     else:
         raise ValueError(f"collective `{kind}` has no cost")
-    return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(found))
+    return found
 
 
 def lower_envelope(pieces: Iterable[tuple[int, float]]) -> Pieces:
@@ -183,8 +227,9 @@ def _ring(layout: Layout, low: int, high: int) -> tuple[int, float]:
 def _round_ns(layout: Layout, low: int, high: int) -> int:
     """Latency of a message that visits every unit: most of its steps stay inside."""
     counts = [layout.within[level][high - level - 1] for level in range(low, high)] + [1]
+    gap_ns = max(crossing.gap_ns for crossing in layout.crossings[low:high])
     return sum(
-        (inside - outside) * crossing.latency_ns
+        (inside - outside) * max(crossing.latency_ns, gap_ns)
         for (inside, outside), crossing in zip(
             pairwise(counts), layout.crossings[low:high], strict=True
         )
@@ -290,6 +335,8 @@ def collective_duration_ns(
     group_size: int,
     cluster: Cluster,
     ranks: tuple[int, ...] = (),
+    *,
+    bucketed: bool = False,
 ) -> int:
     """Duration of one collective or transfer once all its members have come.
 
@@ -308,8 +355,11 @@ def collective_duration_ns(
         Its links and measured tables.
     ranks
         The members; empty: the cluster's first.
+    bucketed
+        As in `collective_pieces`.
     """
-    pieces = collective_pieces(kind, ranks or tuple(range(group_size)), cluster)
+    members = ranks or tuple(range(group_size))
+    pieces = collective_pieces(kind, members, cluster, bucketed=bucketed)
     if pieces is None:
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)
@@ -326,7 +376,7 @@ def collective_durations_ns(
     >>> from planner.clusters import parse_cluster
     >>> sizes = np.array([0, 10**9])
     >>> collective_durations_ns("all_gather", sizes, (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
-    array([   2800, 2086134])
+    array([   8100, 2096034])
     """
     sizes = np.asarray(message_bytes, float)
     pieces = collective_pieces(kind, ranks, cluster)

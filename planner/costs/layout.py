@@ -23,7 +23,7 @@ class Crossing(NamedTuple):
     """Where units of one level meet: those of the level below, inside one of this.
 
     `bytes_per_ns` is what the members of one lower unit bring together, `own_bytes_per_ns` what
-    one member does; `fewest` and `most` are the members of a lower unit.
+    one member does; `fewest` and `most` are the members of a lower unit. `outside`: between nodes.
     """
 
     latency_ns: int
@@ -31,6 +31,9 @@ class Crossing(NamedTuple):
     own_bytes_per_ns: float
     fewest: int
     most: int
+    gap_ns: int = 0
+    reduces: bool = False
+    outside: bool = False
 
 
 class Line(NamedTuple):
@@ -136,6 +139,9 @@ class _Level(NamedTuple):
     latency_ns: int
     bytes_per_ns: Floats  # of each member
     pooled: bool  # whether the most members of a unit tell its share, or the fewest
+    gap_ns: int
+    reduces: bool
+    outside: bool
 
 
 def _levels(places: _Places, frame: Frame) -> list[_Level]:
@@ -148,24 +154,34 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
     def latency(links: Sequence[Link]) -> int:
         return max(links[int(index)].latency_ns for index in np.unique(places.part))
 
+    def gap(links: Sequence[Link]) -> int:
+        return max(links[int(index)].gap_ns for index in np.unique(places.part))
+
+    def reduces(links: Sequence[Link]) -> bool:
+        return all(links[int(index)].reduces for index in np.unique(places.part))
+
     inner = [part.islands.link if part.islands else part.intra_node for part in frame.parts]
     intra = [part.intra_node for part in frame.parts]
     outer = [part.inter_node for part in frame.parts]
     size = np.array([p.islands.devices if p.islands else p.devices_per_node for p in frame.parts])
     most = max(part.devices_per_node for part in frame.parts)
     ranks = np.arange(len(places.node))
+    doublings = max(np.log2(len(np.unique(places.node))) - 1.0, 0.0)
+    kept = np.array([1.0 - link.congestion for link in outer])[places.part]
+    network = rates(outer) * kept**doublings
     island = places.node * most + places.local // size[places.part]
     found = [
-        _Level(ranks, latency(inner), rates(inner), False),
-        _Level(island, latency(intra), rates(intra), False),
-        _Level(places.node, latency(outer), rates(outer), False),
+        _Level(ranks, latency(inner), rates(inner), False, gap(inner), reduces(inner), False),
+        _Level(island, latency(intra), rates(intra), False, gap(intra), reduces(intra), False),
+        _Level(places.node, latency(outer), network, False, gap(outer), reduces(outer), True),
     ]
     if frame.leaves is not None:
         leaves = frame.leaves
         spread = leaves.rails and not _on_rails(places)
         under = places.node if spread else places.node // leaves.nodes
-        share = rates(outer) / leaves.oversubscription
-        found.append(_Level(under, latency(outer) + leaves.latency_ns, share, True))
+        share = network / leaves.oversubscription
+        above_ns = latency(outer) + leaves.latency_ns
+        found.append(_Level(under, above_ns, share, True, gap(outer), reduces(outer), True))
     return found
 
 
@@ -193,13 +209,14 @@ def _whole_units(rank: int, frame: Frame) -> int:
 def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
     places = _places(np.array(ranks), frame)
     crossings, kept = [], []
-    latency_ns = 0
+    latency_ns, gap_ns = 0, 0
     levels = _levels(places, frame)
     above = [_counted(level.units) for level in levels[1:]]
     above.append(_counted(np.zeros(len(ranks), np.int64)))
     for level, (_, upper_first) in zip(levels, above, strict=True):
         index, first = _counted(level.units)
         latency_ns = max(latency_ns, level.latency_ns)
+        gap_ns = max(gap_ns, level.gap_ns)
         if len(first) == len(upper_first):
             continue
         members = np.bincount(index)
@@ -211,6 +228,9 @@ def _layout(ranks: tuple[int, ...], frame: Frame) -> Layout:
                 float(level.bytes_per_ns.min()),
                 int(members.min()),
                 int(members.max()),
+                gap_ns,
+                level.reduces,
+                level.outside,
             )
         )
         kept.append((index, first))

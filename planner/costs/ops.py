@@ -1,47 +1,33 @@
-"""Ops: the duration of one firing from its FLOPs and bytes.
+"""Ops: the duration of one firing.
 
 Where the device was measured its table is interpolated (for a kind that no profile times, that of
-its like, see `planner.likeness`), elsewhere it is a roofline.
+its like, see `planner.likeness`). Elsewhere products cost tiles and waves (`products`), attention
+what a flash kernel does (`attention`), never less than their bytes, and all other ops their bytes
+(`traffic`).
 """
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Sequence
 
 import numpy as np
 
-from models.graph import ITEMSIZE
-from models.ops import op_kind, op_work
-from planner.cluster import Device
+from models.labels import parse
+from planner.cluster import Device, Software
+from planner.costs.attention import KINDS, attention_seconds
+from planner.costs.firings import Attributes, Firings, Shape, firing_of
 from planner.costs.measured import Floats, Ints, interpolated_ns, whole_ns
-from planner.errors import ClusterError
+from planner.costs.products import DEPTHWISE_RATE, is_depthwise, product_seconds, sizes_of
+from planner.costs.traffic import (
+    bandwidth_bytes_per_s,
+    kernel_ns,
+    moving_seconds,
+    quantising_seconds,
+)
 from planner.likeness import priced_like
-
-Shape = tuple[int, ...]
-Attributes = Mapping[str, int | float | str | bool]
-
-PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
-# Kinds that the compiler adds and the op table lacks: they move bytes and compute nothing.
-LOCAL_BOXING = ("slice", "pad")
 
 # Kinds whose tables are measured per head size, the last dim of their first input.
 ATTENTION = ("attention", "attention_grad")
 
-
-def precision_of(kind: str, dtypes: Sequence[str]) -> str:
-    """Precision in which an op multiplies: that of the wider input of its first product.
-
-    Inputs that only scale or join what is multiplied (the logsumexp of an attention) do not count.
-
-    Examples
-    --------
-    >>> precision_of("attention_grad", [*["bfloat16"] * 4, "float32", "bfloat16"])
-    'bf16'
-    """
-    factors = (op_kind(kind).products or ((),))[0]
-    inputs = [dtypes[at] for at in factors if at < len(dtypes)]
-    floating = [dtype for dtype in inputs if dtype in PRECISION]
-    return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
+NO_SOFTWARE = Software()
 
 
 def _by_head_size(device: Device, kind: str, flops: Floats, head_size: int) -> Ints | None:
@@ -69,44 +55,45 @@ def _by_head_size(device: Device, kind: str, flops: Floats, head_size: int) -> I
     return whole_ns(np.rint(at(low) * (1 - share) + at(high) * share))
 
 
-def _roofline_ns(device: Device, flops: Floats, size: Floats, precision: str) -> Ints:
-    seconds = size / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
-    if flops.any():
-        peak = device.flops_per_s.get(precision)
-        if peak is None:
-            known = ", ".join(sorted(device.flops_per_s))
-            raise ClusterError(
-                f"device `{device.name}` has no {precision} arithmetic (flops_per_s lists {known}):"
-                f" choose another precision"
-            )
-        seconds = np.maximum(seconds, flops / (peak * device.matmul_efficiency))
-    return device.launch_ns + whole_ns(seconds * 1e9)
+def _table_ns(firings: Firings, device: Device) -> Ints | None:
+    """Durations by what was measured, None where nothing like it was."""
+    like = priced_like(firings.kind, device.kernels)
+    flops = firings.flops
+    if like.kind in ATTENTION and firings.sizes:
+        head_size = int(np.max(firings.size(parse(firings.labels).inputs[0][-1])))
+        found = _by_head_size(device, like.kind, np.rint(like.factor * flops), head_size)
+        if found is not None:
+            return found
+    if points := device.kernels.get(like.kind):
+        work = np.where(flops > 0, flops, firings.bytes)
+        return interpolated_ns(points, np.rint(like.factor * work))
+    return None
 
 
-def op_durations_ns(
-    kind: str,
-    labels: str,
-    attributes: Attributes,
-    flops: Ints | Floats,
-    bytes: Ints | Floats,
-    precision: str,
-    device: Device,
-    head_size: int | None = None,
-) -> Ints:
+def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
+    """Durations by the data sheet, without what every kernel takes."""
+    if not firings.sizes:
+        return moving_seconds(firings, device, software)
+    moving_s = firings.bytes / bandwidth_bytes_per_s(device)
+    if firings.kind in KINDS:
+        return np.maximum(moving_s, attention_seconds(firings, device))
+    if is_depthwise(firings):
+        return moving_s / DEPTHWISE_RATE
+    found = product_seconds(sizes_of(firings), firings.precision, device)
+    return np.maximum(moving_s, found) + quantising_seconds(firings, device, software)
+
+
+def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SOFTWARE) -> Ints:
     """Durations of many firings of one op, each on its own local shapes.
 
     Parameters
     ----------
-    kind, labels, attributes
-        The op, as in `models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
-    flops, bytes
-        Work of each firing, as `models.ops.op_work` counts it.
-    precision
-        Of the arithmetic, see `precision_of`; of no account without FLOPs.
+    firings
+        The op and what it does each time.
     device
         Measured or from the catalogue.
-    head_size
-        Last dim of the first input, for kinds of attention; None elsewhere.
+    software
+        What drives the device: its fusion counts where nothing was measured.
 
     Raises
     ------
@@ -116,19 +103,16 @@ def op_durations_ns(
     Examples
     --------
     >>> from planner.clusters import device
-    >>> work = np.array([10**9, 10**12])
-    >>> op_durations_ns("matmul", "", {}, work, work // 100, "bf16", device("a100-sxm-80gb"))
-    array([   6350, 5450195])
+    >>> sizes = {label: np.array([512, 8192]) for label in "mnk"}
+    >>> moved = 6 * sizes["m"] ** 2
+    >>> work = Firings("matmul", "m k, k n -> m n", {}, sizes, moved, "bf16")
+    >>> op_durations_ns(work, device("a100-sxm-80gb")).tolist()
+    [4907, 4541805]
     """
-    works, sizes = np.asarray(flops, float), np.asarray(bytes, float)
-    like = priced_like(kind, device.kernels)
-    if like.kind in ATTENTION and head_size is not None:
-        found = _by_head_size(device, like.kind, np.rint(like.factor * works), head_size)
-        if found is not None:
-            return found
-    if points := device.kernels.get(like.kind):
-        return interpolated_ns(points, np.rint(like.factor * np.where(works > 0, works, sizes)))
-    return _roofline_ns(device, works, sizes, precision)
+    found = _table_ns(firings, device) if device.kernels else None
+    if found is not None:
+        return found
+    return kernel_ns(device) + whole_ns(_seconds(firings, device, software) * 1e9)
 
 
 def op_duration_ns(
@@ -140,6 +124,7 @@ def op_duration_ns(
     input_dtypes: Sequence[str],
     output_dtypes: Sequence[str],
     device: Device,
+    software: Software = NO_SOFTWARE,
 ) -> int:
     """Duration of one firing of an op on these local shapes.
 
@@ -151,6 +136,8 @@ def op_duration_ns(
         What one device reads and writes.
     device
         Measured or from the catalogue.
+    software
+        What drives the device.
 
     Raises
     ------
@@ -159,21 +146,7 @@ def op_duration_ns(
     ModelError
         The op table has no such kind, or the shapes do not fit the labels.
     """
-    inputs = [ITEMSIZE[dtype] for dtype in input_dtypes]
-    outputs = [ITEMSIZE[dtype] for dtype in output_dtypes]
-    flops, head_size = 0, None
-    if kind in LOCAL_BOXING:
-        # As much is read as lands in the smaller side: a slice reads its piece, a pad its shard.
-        sizes = [prod(s) * i for s, i in zip(input_shapes, inputs, strict=True)]
-        written = sum(prod(s) * i for s, i in zip(output_shapes, outputs, strict=True))
-        size = written + min(sum(sizes), written)
-    else:
-        flops, size = op_work(
-            kind, labels, attributes, input_shapes, output_shapes, inputs, outputs
-        )
-        if priced_like(kind, device.kernels).kind in ATTENTION:
-            head_size = input_shapes[0][-1]
-    precision = precision_of(kind, input_dtypes) if flops else "fp32"
-    work = (np.array([flops], float), np.array([size], float))
-    found = op_durations_ns(kind, labels, attributes, *work, precision, device, head_size)
-    return int(found[0])
+    firing = firing_of(
+        kind, labels, attributes, input_shapes, output_shapes, input_dtypes, output_dtypes
+    )
+    return int(op_durations_ns(firing, device, software)[0])

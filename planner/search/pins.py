@@ -22,6 +22,7 @@ from planner.signatures import Allowed, AxisSignature
 
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "adamw", "sgd", "squared_sum")
+ROUTED = ("dispatch", "dispatch_grad", "combine", "combine_grad_input", "combine_grad_weight")
 NORMS = tuple(
     f"{norm}{part}" for norm in counting.NORMS for part in ("", "_grad_input", "_grad_weight")
 )
@@ -193,6 +194,8 @@ class AxisRules:
             return signature.label == SEQUENCE
         if role == "cp" and self.pins.ring and op.kind in RINGS:
             return signature.expansion == RING
+        if role == "dp" and self.axes[axis].experts and op.kind in ROUTED:
+            return signature.label == BATCH  # tokens go to experts, not to every rank (all_to_all)
         if role in ("dp", "cp"):
             return self._zero(axis, op, signature)
         return True

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from models.spec import ModelSpec, TrainingSpec
+from models.unfused import UNFUSED
 from planner.cluster import Cluster, Device
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
@@ -100,6 +101,11 @@ class SearchRequest:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")
+        if self.pins.ring and self.training.attention == UNFUSED:
+            raise InfeasibleError(
+                "--ring joins rounds of flash attention, and --attention is unfused: leave one of "
+                "them out"
+            )
 
     @property
     def offload(self) -> str:

@@ -64,6 +64,29 @@ def test_devices_are_listed_and_a_cluster_is_described(call):
     assert json.loads(out)["rows"][0]["levels"][0]["devices"] == 72
 
 
+def test_fabrics_are_listed_beside_the_devices(call):
+    _, out, _ = call("clusters", "--json")
+    (hdr,) = [row for row in json.loads(out)["fabrics"] if row["name"] == "hdr"]
+    assert (hdr["bytes_per_s"], hdr["reached"], hdr["reduces"]) == (25e9, 0.94, "asked")
+    _, out, _ = call("clusters")
+    assert "roce-400" in out
+
+
+def test_a_cluster_shows_which_switches_reduce_and_the_software_on_it(call, tmp_path):
+    path = tmp_path / "sharp.toml"
+    path.write_text(
+        'device = "h100-sxm-80gb"\nnodes = 2\ninter_node = "8xndr+sharp"\n'
+        '[software]\nname = "mine"\nhost_ns = 6_000\n'
+    )
+    _, out, _ = call("clusters", str(path), "--json")
+    row = json.loads(out)["rows"][0]
+    assert [level["reduces"] for level in row["levels"]] == [True, True]
+    assert row["software"]["host_ns"] == 6_000
+    _, out, _ = call("clusters", str(path))
+    assert "reduced by its switches" in " ".join(out.split())
+    assert "software mine: 6.00 µs of host a launch" in out
+
+
 def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(call, tmp_path):
     path = tmp_path / "mixed.toml"
     path.write_text(
@@ -87,6 +110,7 @@ def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(cal
         (("models", "gpt2", "--seq-len", "4096"), "1024 positions"),
         (("clusters", "a100-sxm-80g:8x1"), "did you mean a100-sxm-80gb"),
         (("clusters", "local:none"), "expected local:N"),
+        (("clusters", "a100-sxm-80gb:8x0"), "NODES is 0, expected at least 1"),
         (("show", "nowhere.json"), "cannot read the plan `nowhere.json`"),
         (("plan", "gpt2", "--cluster", "local:2"), "--global-batch"),
         (("no-such-command",), "no-such-command"),

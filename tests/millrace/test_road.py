@@ -72,6 +72,9 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path)
         (("--optimize-for", "fame"), 2, "throughput"),
         (("-o", "/nowhere/plan.json"), 2, "/nowhere"),
         (("--precision", "fp7"), 2, "fp7"),
+        (("--attention", "fused"), 2, "flash or unfused"),
+        (("--attention", "unfused"), 2, "no attention"),
+        (("--attention", "unfused", "--cp", "2", "--ring"), 1, "--ring"),
     ],
 )
 def test_what_cannot_be_planned_ends_with_its_code(call, arguments, code, said):

@@ -72,6 +72,7 @@ LAYOUT = {
     "repeat": [Sample("k n -> k n")],
     "accumulate": [Sample("k n -> k n")],
     "cast": [Sample("k n -> k n")],
+    "quantise": [Sample("b t n -> b t n")],
     "rearrange": [Sample("b i j -> b (i j)"), Sample("b t (h d) -> b h t d")],
     "broadcast": [Sample("b n -> b t n"), Sample("n -> b (n t)"), Sample("() -> b")],
     "narrow": [
@@ -197,6 +198,14 @@ SEQUENCES = {
             (),
             {"scale": 0.5, "causal": True, "window": 3, "alibi": 8.0},
         )
+    ],
+    "masked_softmax": [
+        Sample(labels, (), {"scale": 0.5} | form)
+        for labels in ("b h t s! -> b h t s!", "b g r t s! -> b g r t s!")
+        for form in FORMS
+    ],
+    "masked_softmax_grad": [
+        Sample("b g r t s!, b g r t s! -> b g r t s!", (), {"scale": 0.5}),
     ],
     "attention_round": [
         Sample(f"{GROUPED}, b t g r u!, b t g r -> b t g r u!, b t g r", (), {"scale": 0.5} | form)

@@ -127,7 +127,7 @@ def test_a_name_is_used_once() -> None:
 def test_what_cannot_start_is_refused() -> None:
     with pytest.raises(ModelError, match="at least one sample"):
         GraphBuilder(name="small", batch=0, tokens_per_sample=1)
-    with pytest.raises(ModelError, match="no precision `fp8`; choose one of fp64"):
-        GraphBuilder(name="small", batch=1, tokens_per_sample=1, precision="fp8")
+    with pytest.raises(ModelError, match="no precision `int8`; choose one of fp64"):
+        GraphBuilder(name="small", batch=1, tokens_per_sample=1, precision="int8")
     with pytest.raises(ModelError, match="call begin_block first"):
         GraphBuilder(name="small", batch=1, tokens_per_sample=1).variable("w", "k", (1,))

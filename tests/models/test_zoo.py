@@ -76,7 +76,7 @@ def test_a_specification_builds_the_same_graph_after_a_round_trip() -> None:
     [
         ("gpt2-smal", {}, "did you mean gpt2-small"),
         ("alexnet", {}, "`millrace models` lists them"),
-        ("gpt2", {"precision": "fp8"}, "no precision `fp8`; choose one of fp64"),
+        ("gpt2", {"precision": "int8"}, "no precision `int8`; choose one of fp64"),
         ("gpt2", {"seq_len": 2048}, "has 1024 positions: sequences of 2048 tokens do not fit"),
         ("gpt2", {"seq_len": 0}, "use 1 to 1024"),
         ("mlp", {"seq_len": 7}, "model `mlp` has no sequence"),

@@ -69,8 +69,8 @@ def test_every_figure_of_the_catalogue_carries_its_source_and_year_on_its_line(n
             value, mark, source = rest.partition("#")
             assert mark, f"{name}: {line}"
             assert key == "memory_bytes" or "20" in source, f"{name}: {line}"
-            for figure in value.strip(" []").split(","):
-                assert float(figure.replace("_", "")) > 0
+            figures = () if key in ("reduces", "library") else value.strip(" []").split(",")
+            assert all(float(figure.replace("_", "")) > 0 for figure in figures)
 
 
 def test_figures_of_well_known_devices_are_those_of_their_data_sheets() -> None:
@@ -84,6 +84,27 @@ def test_figures_of_well_known_devices_are_those_of_their_data_sheets() -> None:
         "h100-sxm-80gb": (989.4e12, 3350e9),
         "h200-sxm": (989.4e12, 4800e9),
     }
+
+
+def test_the_catalogue_holds_every_device_of_published_runs_and_the_common_others() -> None:
+    published = """
+        v100-sxm-16gb v100-sxm-32gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb a800-sxm-80gb
+        h100-sxm-80gb h100-sxm-96gb-hbm2e-500w h800-sxm-80gb h200-sxm b200 b300 gb200 gb300 mi355x
+        tpu-v5e tpu-v5p tpu-v6e tpu-v7x-ironwood
+    """
+    others = "a100-pcie-40gb h100-pcie-80gb l40s a10g rtx-4090 mi250x mi300x tpu-v4 cpu-core"
+    assert set(published.split()) | set(others.split()) <= set(names())
+    without_power = {name for name in names() if device(name).power_watts is None}
+    assert without_power == {"cpu-core", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x-ironwood"}
+
+
+def test_the_two_dies_of_a_package_are_an_island_where_both_are_there() -> None:
+    assert [level.name for level in parse_cluster("mi250x:8x4").levels] == [
+        "island",
+        "node",
+        "cluster",
+    ]
+    assert parse_cluster("mi250x:1x4").islands is None
 
 
 def test_local_ranks_share_the_cores_and_the_memory_of_one_machine() -> None:
@@ -135,7 +156,7 @@ def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Pa
     ("text", "expected"),
     [
         ("a100-sxm:8x2", "did you mean a100-sxm-80gb"),
-        ("toaster:8x2", "known: a100-pcie-80gb"),
+        ("toaster:8x2", "known: a100-pcie-40gb"),
         ("h100-sxm-80gb:8x0", "NODES is 0"),
         ("h100-sxm-80gb:0x8", "GPUS_PER_NODE is 0"),
         ("h100-sxm-80gb:16x2", "write h100-sxm-80gb:8x2"),
@@ -168,6 +189,8 @@ def test_a_cluster_that_cannot_be_understood_is_refused_with_the_fix(
         ("launch_ns = 0", 'launch_ns = "x"', "$.device.launch_ns"),
         ("matmul_efficiency = 0.5", "matmul_efficiency = 1.5", "device.matmul_efficiency is 1.5"),
         ("fp32 = 1e9", "fp32 = 0", "device.flops_per_s.fp32 is 0"),
+        ("fp32 = 1e9", "", "device.flops_per_s is empty"),
+        ("latency_ns = 1", "latency_ns = -1", "intra_node.latency_ns is -1"),
         ("[device]", "[device", "cluster file"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.cluster import Device
 from planner.clusters import device
-from planner.costs import op_duration_ns, op_durations_ns
+from planner.costs import Firings, op_duration_ns, op_durations_ns
 
 A100 = device("a100-sxm-80gb")
 TABLES = {
@@ -39,10 +39,10 @@ def test_products_of_many_shapes_cost_what_each_costs_alone(
     ]
     m = np.array(rows)
     precision = "fp32" if dtype == "float32" else "bf16"
-    size = (m * k + k * n + m * n) * item
-    assert (
-        op_durations_ns("matmul", labels, {}, 2 * m * k * n, size, precision, on).tolist() == alone
-    )
+    moved = (m * k + k * n + m * n) * item
+    sizes = {"m": m, "k": np.array([k]), "n": np.array([n])}
+    together = Firings("matmul", labels, {}, sizes, moved, precision)
+    assert op_durations_ns(together, on).tolist() == alone
 
 
 @settings(deadline=None, max_examples=60)
@@ -57,7 +57,8 @@ def test_ops_that_only_move_bytes_cost_what_each_costs_alone(
     f32 = ("float32",)
     alone = [op_duration_ns(kind, "n -> n", {}, ((n,),), ((n,),), f32, f32, on) for n in counts]
     n = np.array(counts)
-    assert op_durations_ns(kind, "n -> n", {}, 0 * n, 8 * n, "fp32", on).tolist() == alone
+    together = Firings(kind, "n -> n", {}, {}, 8 * n, "fp32")
+    assert op_durations_ns(together, on).tolist() == alone
 
 
 @settings(deadline=None, max_examples=60)
@@ -81,17 +82,20 @@ def test_attention_by_head_size_costs_what_each_costs_alone(
             )
         )
     t = np.array(tokens)
-    flops = 4 * 2 * t * t * heads * head_size
-    size = 4 * (4 * 2 * t * heads * head_size + 2 * t * heads)
-    found = op_durations_ns("attention", labels, attributes, flops, size, "fp32", on, head_size)
-    assert found.tolist() == alone
+    fixed = {"b": 2, "h": heads, "d": head_size, "u": head_size}
+    sizes = {label: np.array([size]) for label, size in fixed.items()} | {"t": t, "s": t}
+    moved = 4 * (4 * 2 * t * heads * head_size + 2 * t * heads)
+    together = Firings("attention", labels, attributes, sizes, moved, "fp32")
+    assert op_durations_ns(together, on).tolist() == alone
 
 
 @pytest.mark.parametrize("on", [A100, MEASURED], ids=["catalogue", "measured"])
 def test_durations_of_growing_work_never_fall(on: Device) -> None:
     work = np.unique(np.logspace(0, 17, 400).astype(np.int64))
     for kind in ("matmul", "relu"):
-        flops = work if kind == "matmul" else 0 * work
-        found = op_durations_ns(kind, "", {}, flops, work, "bf16", on)
+        one = np.array([1])
+        sizes = {"m": work, "k": one, "n": one} if kind == "matmul" else {}
+        labels = "m k, k n -> m n" if kind == "matmul" else "m -> m"
+        found = op_durations_ns(Firings(kind, labels, {}, sizes, work, "bf16"), on)
         assert (np.diff(found) >= 0).all()
         assert found.dtype == np.int64

@@ -5,8 +5,9 @@ from planner.actors.validate import validate
 from planner.cluster import Cluster
 from planner.clusters import parse_cluster
 from planner.mesh import Axis
+from tests.plain_links import without_library
 
-GPU = parse_cluster("a100-sxm-80gb:8x2")
+GPU = without_library("a100-sxm-80gb:8x2")
 
 Ports = list[tuple[str, int]]  # register, hold
 

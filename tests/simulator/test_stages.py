@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from models.spec import Config, ModelSpec, TrainingSpec
 from planner.actors.null_clock import run_to_completion
-from planner.clusters import parse_cluster
 from planner.compile.coarse import CoarseGraph
 from planner.compile.slots import Timetable
 from planner.memory import plan_memory
@@ -23,6 +22,7 @@ from simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from simulator.stages import StageGraph, stage_graph
 from simulator.steady import steady_step
 from tests.millrace.plans import data_parallel_pipeline
+from tests.plain_links import without_library
 from tests.simulator.graphs import GPU
 
 GPT: Config = {
@@ -115,7 +115,7 @@ def planned(name: str) -> Plan:
                 name=case.model, family=family, config=config, seq_len=512, precision="bf16"
             ),
             training=TrainingSpec(),
-            cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+            cluster=without_library(f"a100-sxm-80gb:{devices}x1"),
             global_batch=int(str(case.pins["micro_batch"]))
             * int(str(case.pins["dp"]))
             * case.microbatches,

@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 
 from planner.boxing import moves
 from planner.cluster import Cluster
-from planner.costs import collective_duration_ns, collective_pieces, op_durations_ns
+from planner.costs import (
+    Firings,
+    collective_duration_ns,
+    collective_pieces,
+    op_durations_ns,
+)
 from planner.costs.layout import frame_of
-from planner.costs.ops import Attributes
 from planner.memory import LOCAL
 from planner.sbp import NdSbp
 from planner.search.blocks.states import (
@@ -192,7 +196,7 @@ class Moving:
         self.meshes = [tuple(column) for column in sizes.T.tolist()]
         self.starts = tuple(starts) or ((0,),) * len(self.meshes)
         self._frame = frame_of(cluster)
-        self._groups: dict[tuple[str, tuple[int, ...]], list[tuple[Floats, Floats]] | None] = {}
+        self._groups: dict[object, list[tuple[Floats, Floats]] | None] = {}
         self._boxed: dict[object, Boxed] = {}
         self._steps: dict[object, tuple[Floats, Ints]] = {}
         self._shards: dict[int, Ints] = {}
@@ -205,6 +209,7 @@ class Moving:
         targets: Ints,
         *,
         keeps_source: bool,
+        bucketed: bool = False,
     ) -> Boxed:
         """Box a tensor of `dims` [D, K] from every source to every target.
 
@@ -216,10 +221,13 @@ class Moving:
             States.
         keeps_source : bool
             The source is there all step long, so that what is made of it counts besides.
+        bucketed : bool
+            The tensor is state, see `planner.costs.buckets`.
         """
-        key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), keeps_source
+        how = keeps_source, bucketed and self.cluster.software.bucket_bytes > 0
+        key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:
-            self._boxed[key] = self._box(dims, itemsize, sources, targets, keeps_source)
+            self._boxed[key] = self._box(dims, itemsize, sources, targets, *how)
         return self._boxed[key]
 
     def _box(
@@ -229,10 +237,11 @@ class Moving:
         sources: Ints,
         targets: Ints,
         keeps_source: bool,
+        bucketed: bool,
     ) -> Boxed:
         graph = edges(len(dims), self.alphabets[len(dims)])
         hops = self._hops(graph, dims, sources, targets)
-        step_ns, sizes = self._step_ns(graph, len(dims), dims.prod(axis=0) * itemsize)
+        step_ns, sizes = self._step_ns(graph, len(dims), dims.prod(axis=0) * itemsize, bucketed)
         # Places in flat tables of an entry per edge and row.
         rows = len(self.meshes)
         places = hops.edges * rows + np.arange(rows)
@@ -277,12 +286,12 @@ class Moving:
         back = np.array([unique[key] for key in keys])
         return Hops(reachable.take(back, axis=-1), table.take(back, axis=-1))
 
-    def _step_ns(self, graph: Edges, ndim: int, size: Ints) -> tuple[Floats, Ints]:
+    def _step_ns(self, graph: Edges, ndim: int, size: Ints, bucketed: bool) -> tuple[Floats, Ints]:
         """Durations of every edge for a tensor of `size` bytes, and what it makes: [E + 1, K].
 
         Behind the last edge is one that takes no time, for paths that are shorter than others.
         """
-        key = ndim, size.tobytes()
+        key = ndim, size.tobytes(), bucketed
         if key in self._steps:
             return self._steps[key]
         if ndim not in self._shards:
@@ -294,18 +303,19 @@ class Moving:
             if kind in LOCAL:
                 # As much is read as lands in the smaller side.
                 touched = after[mine] + np.minimum(before[mine], after[mine])
-                none = np.zeros_like(touched)
-                took = kernel_ns(self.cluster, kind, "", {}, none, touched, "fp32", None)
+                took = kernel_ns(self.cluster, Firings(kind, "", {}, {}, touched, "fp32"))
                 found[mine] = np.ceil(took * self.stretch)
             else:
                 message = np.maximum(before[mine], after[mine])
-                found[mine] = self.collective_ns(kind, axes, message)
+                found[mine] = self.collective_ns(kind, axes, message, bucketed)
         self._steps[key] = found, np.vstack([after, np.zeros_like(local[:1])])
         return self._steps[key]
 
-    def collective_ns(self, kind: str, axes: tuple[int, ...], message_bytes: Ints) -> Floats:
+    def collective_ns(
+        self, kind: str, axes: tuple[int, ...], message_bytes: Ints, bucketed: bool = False
+    ) -> Floats:
         """One collective over these mesh axes: [..., K] for messages [..., K]."""
-        places = self._group(kind, axes)
+        places = self._group(kind, axes, bucketed)
         if places is None:
             found = np.zeros(message_bytes.shape)
             for row in range(len(self.meshes)):
@@ -329,25 +339,30 @@ class Moving:
         return unlike_groups(self.meshes[row], axes, self.starts[row], self._frame)
 
     def _alternatives(
-        self, kind: str, row: int, axes: tuple[int, ...]
+        self, kind: str, row: int, axes: tuple[int, ...], bucketed: bool
     ) -> tuple[Pieces | None, ...]:
         """Pieces of a collective, for every way its groups lie."""
-        key = kind, self.meshes[row], axes, self.starts[row]
+        key = kind, self.meshes[row], axes, self.starts[row], bucketed
         if key not in self.known.pieces:
             found = (
-                collective_pieces(kind, ranks, self.cluster) for ranks in self._ranks(row, axes)
+                collective_pieces(kind, ranks, self.cluster, bucketed=bucketed)
+                for ranks in self._ranks(row, axes)
             )
             self.known.pieces[key] = tuple(dict.fromkeys(found))
         return self.known.pieces[key]
 
-    def _group(self, kind: str, axes: tuple[int, ...]) -> list[tuple[Floats, Floats]] | None:
+    def _group(
+        self, kind: str, axes: tuple[int, ...], bucketed: bool
+    ) -> list[tuple[Floats, Floats]] | None:
         """Alternatives of a collective on every row, [alternatives, K] each; None: measured.
 
         Once for every way that the groups of a row lie, or the last again where a row has fewer.
         """
-        key = kind, axes
+        key = kind, axes, bucketed
         if key not in self._groups:
-            rows = [self._alternatives(kind, row, axes) for row in range(len(self.meshes))]
+            rows = [
+                self._alternatives(kind, row, axes, bucketed) for row in range(len(self.meshes))
+            ]
             if any(one is None for row in rows for one in row):
                 self._groups[key] = None
             else:
@@ -358,22 +373,13 @@ class Moving:
         return self._groups[key]
 
 
-def kernel_ns(
-    cluster: Cluster,
-    kind: str,
-    labels: str,
-    attributes: Attributes,
-    flops: Ints,
-    moved_bytes: Ints,
-    precision: str,
-    head_size: int | None,
-) -> Ints:
+def kernel_ns(cluster: Cluster, firings: Firings) -> Ints:
     """Durations of an op on ranks of every kind of device of a cluster: the slowest counts."""
-    work = kind, labels, attributes, flops, moved_bytes, precision
-    found = op_durations_ns(*work, cluster.device, head_size)
+    found = op_durations_ns(firings, cluster.device, cluster.software)
     for group in cluster.others:
         if group.device.name != cluster.device.name:
-            found = np.maximum(found, op_durations_ns(*work, group.device, head_size))
+            other = op_durations_ns(firings, group.device, cluster.software)
+            found = np.maximum(found, other)
     return found
 
 

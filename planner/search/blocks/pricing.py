@@ -7,17 +7,17 @@ O options, A sources, B targets, N axes, K rows, F figures.
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
-from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.counting import masters
 from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from models.labels import bind, parse
 from models.ops import op_kind, state_of
 from planner.cluster import Cluster
-from planner.costs import precision_of
+from planner.costs import Firings
+from planner.costs.buckets import state_tensors
+from planner.costs.firings import precision_of
 from planner.costs.host import host_of, state_copies_ns
 from planner.memory import UPDATES
 from planner.plan import ON_DEVICES, OPTIMIZER
@@ -29,8 +29,10 @@ from planner.search.blocks.space import Choice as SpaceChoice
 from planner.search.blocks.space import Net as SpaceNet
 from planner.search.blocks.space import OpOptions, Space
 from planner.search.blocks.states import (
+    FIRST_DIM,
     Bools,
     Ints,
+    digits,
     divisible,
     is_partial,
     number_of,
@@ -46,7 +48,7 @@ from planner.search.blocks.tables import (
     Net,
     Tables,
 )
-from planner.signatures import EXPANSIONS, split_labels, sub_signatures
+from planner.signatures import EXPANSIONS, sub_signatures
 
 # Ops without an actor: a variable is a register, `repeat` a way to read it.
 FREE = ("variable", "repeat")
@@ -101,6 +103,7 @@ class Pricing:
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.masters = masters(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
+        self.in_buckets = state_tensors(space.folded.graph)
         self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
@@ -256,11 +259,9 @@ class Pricing:
         """Durations of every option of an op: [O, K]."""
         op = one.op
         names = (*op.inputs, *op.outputs)
-        labels = np.array([base.label or "" for base in one.base])
         dims = [self.dims(name) for name in names]
         dtypes = [self.tensors[name].dtype for name in names]
-        split_on = [labels[row] for row in one.taken]
-        found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), split_on)
+        found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states))
         expanded = np.flatnonzero(one.expanded)
         if op.kind in RINGS:
             for axes, options in one.rings(expanded).items():
@@ -277,13 +278,8 @@ class Pricing:
         dims: list[Ints],
         dtypes: list[str],
         states: list[Ints],
-        split_on: list[NDArray[np.str_]],
-        rounds: Ints | int = 1,
     ) -> Ints:
-        """Duration of a kernel on every row: [O, K]; `split_on` [O] per axis is the label cut.
-
-        It does one of so many `rounds` [K] of the work.
-        """
+        """Duration of a kernel on every row: [O, K]."""
         row = op_kind(kind)
         inputs = len(parse(labels).inputs)
         sizes = [self._local(d, s)[0] for d, s in zip(dims, states, strict=True)]
@@ -296,48 +292,39 @@ class Pricing:
         if row.reads_output:
             moved += item[inputs] * first
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
-        flops = self._flops(kind, labels, dims, split_on) // rounds
+        spans, precision = {}, "fp32"
+        if row.products:
+            spans = self._spans(labels, dims, states)
+            precision = precision_of(kind, dtypes[:inputs], op.attributes)
         found = kernel_ns(
-            self.cluster,
-            kind,
-            labels,
-            op.attributes,
-            flops,
-            moved,
-            precision_of(kind, dtypes[:inputs]) if row.products else "fp32",
-            int(dims[0][-1, 0]) if len(dims[0]) else None,
+            self.cluster, Firings(kind, labels, op.attributes, spans, moved, precision)
         )
         if self.stretch == 1.0:
             return found
         stretched: Ints = np.ceil(found * self.stretch).astype(np.int64)
         return stretched
 
-    def _flops(
-        self,
-        kind: str,
-        labels: str,
-        dims: list[Ints],
-        split_on: list[NDArray[np.str_]],
-    ) -> Ints:
-        """FLOPs of one device: [O, K]."""
-        products = op_kind(kind).products
-        options = len(split_on[0]) if split_on else 1
-        total = np.zeros((options, self.rows), np.int64)
-        if not products:
-            return total
+    def _spans(self, labels: str, dims: list[Ints], states: list[Ints]) -> dict[str, Ints]:
+        """What one device has of every label: [O or 1, K] each."""
         first, back = self.batches  # dims differ by the microbatch alone
         columns = [tuple(map(tuple, one[:, first].T.tolist())) for one in dims]
-        points = np.array(
-            [_points(kind, labels, shapes) for shapes in zip(*columns, strict=True)], np.int64
-        )[back]
-        operands = parse(labels).operands
-        for number, pair in enumerate(products):
-            inside = [label for at in pair for dim in operands[at] for label in dim]
-            cut = np.ones((options, self.rows), np.int64)
-            for axis, mine in enumerate(split_on):
-                cut *= np.where(np.isin(mine, inside)[:, None], self.sizes[axis][None, :], 1)
-            total += 2 * points[:, number] // cut
-        return total
+        whole = np.array([_sizes(labels, shapes) for shapes in zip(*columns, strict=True)])[back]
+        expression = parse(labels)
+        outermost: dict[str, tuple[int, int]] = {}
+        for at, operand in enumerate(expression.operands):
+            for dim, inside in enumerate(operand):
+                outermost.setdefault(inside[0], (at, dim))
+        found = {}
+        for number, label in enumerate(expression.labels):
+            size = whole[None, :, number]
+            if label in outermost:
+                at, dim = outermost[label]
+                for axis, one in enumerate(digits(states[at], len(self.sizes))):
+                    cut = one == FIRST_DIM + dim
+                    if cut.any():
+                        size = size // np.where(cut[:, None], self.sizes[axis], 1)
+            found[label] = size
+        return found
 
     def _expanded_ns(self, op: Op, one: OpOptions, options: Ints) -> Ints:
         """The parts of an extra signature, and the boxing of what they hand on: [O, K]."""
@@ -370,7 +357,6 @@ class Pricing:
                 known[name] = shape, wide
                 lies[name] = state
             operands = [known[name] for name in (*part.inputs, *part.outputs)]
-            labels = [split_labels(part.labels, how) for _, how in alike]
             total += self._kernel_ns(
                 op,
                 part.kind,
@@ -378,22 +364,19 @@ class Pricing:
                 [shape for shape, _ in operands],
                 [dtype for _, dtype in operands],
                 states,
-                [np.array([label or "" for label in row]) for row in zip(*labels, strict=True)],
             )
         return total
 
     def _ring_ns(self, op: Op, one: OpOptions, axes: tuple[int, ...], options: Ints) -> Ints:
         """The rounds of an op on a ring over these axes: [O, K] of these options."""
         ring, size = RINGS[op.kind], self.sizes[list(axes)].prod(axis=0)
-        labels = np.array([base.label or "" for base in one.base])
-        cut = [labels[row[options]] for row in one.taken]
         states = [row[options] for row in one.states]
         inputs = len(op.inputs)
         dims = [self.dims(name) for name in (*op.inputs, *op.outputs)]
         given = [self.tensors[name].dtype for name in op.inputs]
         made = list(ring.dtypes([self.tensors[name].dtype for name in op.outputs]))
 
-        def work(kind: str, labels: str, operands: list[int], share: Ints | int) -> Ints:
+        def work(kind: str, labels: str, operands: list[int]) -> Ints:
             """A kernel on these operands of the op, outputs numbered after inputs."""
             dtypes = [*given, *made]
             found: Ints = self._kernel_ns(
@@ -403,8 +386,6 @@ class Pricing:
                 [dims[at] for at in operands],
                 [dtypes[at] for at in operands],
                 [states[at] for at in operands],
-                cut,
-                share,
             )
             return found
 
@@ -420,12 +401,12 @@ class Pricing:
             sending += sent(at, given[at])
         for at in ring.returning:
             total = inputs + at
-            adding += work("add", ring.adding(op.labels, at), [total] * 3, 1)
+            adding += work("add", ring.adding(op.labels, at), [total] * 3)
             back += sent(total, made[at])
         found: Ints = ring_ns(
             size,
-            work(op.kind, op.labels, [*own, *results], size),
-            work(ring.later, ring.labels(op.labels), [*own, *carried, *results], size),
+            work(op.kind, op.labels, [*own, *results]),
+            work(ring.later, ring.labels(op.labels), [*own, *carried, *results]),
             sending,
             adding,
             back,
@@ -439,15 +420,14 @@ class Pricing:
         found: Ints = boxed.duration_ns[at, to]
         return found
 
-    # -- nets --------------------------------------------------------------------------------
-
     def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> Net:
         """One net; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[net.tensor]
         maker = self.makers[net.tensor]
         made = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
         states = net.sources.tobytes(), net.targets.tobytes()
-        key = likeness(tensor), net.crossing, net.tensor in self.masters, made, states
+        named = net.tensor in self.masters, net.tensor in self.in_buckets
+        key = likeness(tensor), net.crossing, named, made, states
         if key not in alike:
             alike[key] = self._boxing(net, tensor)
         reachable, duration_ns, buffer_bytes, held_bytes = alike[key]
@@ -469,32 +449,26 @@ class Pricing:
         sources, targets = self._ends[likeness(tensor)]
         at, to = np.searchsorted(sources, net.sources), np.searchsorted(targets, net.targets)
         work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
-        boxed = self.moving.boxed(*work, keeps_source=tensor.rate is Rate.STEP).picked(at, to)
+        step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
+        boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed).picked(at, to)
         reachable = boxed.reachable
         if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
-            same = np.equal.outer(net.sources, net.targets)
-            reachable = reachable & same[:, :, None]
+            reachable = reachable & np.equal.outer(net.sources, net.targets)[:, :, None]
         if net.crossing and not self.crossing_partial.all():
             both = np.logical_and.outer(
                 is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
             )
             reachable = reachable & (~both[:, :, None] | self.crossing_partial)
-        held = self.local_bytes(net.tensor, net.targets)
         maker, source = self.makers[net.tensor], self.local_bytes(net.tensor, net.sources)
-        given = self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype
-        input_bytes = source // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
-        buffers = boxed.buffer_bytes(maker.kind, source, input_bytes)
-        return reachable, boxed.duration_ns, buffers, held
+        given = ITEMSIZE[self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype]
+        buffers = boxed.buffer_bytes(maker.kind, source, source // ITEMSIZE[tensor.dtype] * given)
+        return reachable, boxed.duration_ns, buffers, self.local_bytes(net.tensor, net.targets)
 
 
 @lru_cache(maxsize=4096)
-def _points(kind: str, labels: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Points of every product of a kind on whole operands of these shapes."""
+def _sizes(labels: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Size of every label of whole operands of these shapes."""
     expression = parse(labels)
     inputs = len(expression.inputs)
     sizes = bind(expression, shapes[:inputs], shapes[inputs:])
-    found = []
-    for pair in op_kind(kind).products:
-        points = {label for at in pair for dim in expression.operands[at] for label in dim}
-        found.append(prod(sizes[label] for label in points))
-    return tuple(found)
+    return tuple(sizes[label] for label in expression.labels)

@@ -176,6 +176,35 @@ def _rounds(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
     )  # fmt: skip
 
 
+def _softmaxes(attributes: Attributes, sizes: dict[str, int]) -> Iterator[Example]:
+    """Probabilities out of scores, and their gradient."""
+
+    def weights(x: Array) -> Array:
+        scores = attributes["scale"] * x
+        _, groups, repeats, queries, keys = x.shape
+        distance = abs(np.arange(queries)[:, None] - np.arange(keys)[None, :])
+        for head in range(groups * repeats) if "alibi" in attributes else ():
+            fall = slope(head, groups * repeats, float(attributes["alibi"]))
+            scores[:, head // repeats, head % repeats] -= fall * distance
+        found = np.exp(np.where(hidden(queries, keys, attributes), -np.inf, scores))
+        return np.asarray(found / found.sum(-1, keepdims=True))
+
+    def gradient(y: Array, dy: Array) -> Array:
+        jacobian = y[..., :, None] * (np.eye(y.shape[-1]) - y[..., None, :])
+        return np.asarray(attributes["scale"] * np.einsum("...i,...ij->...j", dy, jacobian))
+
+    one = "b g r t s!"
+    yield Example(
+        kind="masked_softmax", labels=f"{one} -> {one}", formula=weights, attributes=attributes,
+        sizes=sizes,
+    )  # fmt: skip
+    yield Example(
+        kind="masked_softmax_grad", labels=f"{one}, {one} -> {one}", formula=gradient,
+        derive=lambda y, dy: (weights(y), dy), attributes={"scale": attributes["scale"]},
+        sizes=sizes,
+    )  # fmt: skip
+
+
 def _examples() -> Iterator[Example]:
     plain: Attributes = {"causal": False, "scale": 0.5}
     for causal in (True, False):
@@ -186,6 +215,8 @@ def _examples() -> Iterator[Example]:
         yield from _both(Form(attributes=here | {"window": 3}), {})
         yield from _both(Form(attributes=everything, grouped=True), _LONG | _GROUPED)
         yield from _rounds(Form(attributes=here), {})
+        yield from _softmaxes(here, _GROUPED)
+        yield from _softmaxes(here | {"window": 3, "alibi": 8.0}, _GROUPED)
         yield from _rounds(Form(attributes=here, grouped=True), _GROUPED)
     yield from _both(Form(attributes=plain, grouped=True), _GROUPED)
     yield from _both(Form(attributes=here | {"alibi": 8.0}), {})

@@ -66,5 +66,6 @@ EXAMPLES = (
         kind="fill", labels=" -> b t", formula=lambda: np.full((4, 6), 3), attributes={"value": 3}
     ),
     Example(kind="cast", labels="k n -> k n", formula=lambda x: x),
+    Example(kind="quantise", labels="b t n -> b t n", formula=lambda x: x),
     Example(kind="accumulate", labels="k n -> k n", formula=lambda x: x),
 )  # fmt: skip

@@ -97,6 +97,17 @@ def biased(buckets: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     return dense(builder, "back", mixed, "b t h d, h d k -> b t k", {"k": K}, std=1.0)
 
 
+def scored(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
+    """Attention as separate ops."""
+    key, value = _keys_and_values(builder, x)
+    labels = "b t g r d!, b s! g d! -> b g r t s!"
+    scores = builder.apply("matmul", "scores", (_queries(builder, x), key), labels)
+    labels, attributes = "b g r t s! -> b g r t s!", SCALE | form
+    weights = builder.apply("masked_softmax", "weights", (scores,), labels, attributes=attributes)
+    labels = "b g r t s!, b s! g u! -> b t g r u!"
+    return _back(builder, builder.apply("matmul", "core", (weights, value), labels))
+
+
 def turned(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     labels = "b t g r d! -> b t g r d!"
     attributes = TURN | form
@@ -146,6 +157,8 @@ CASES: dict[str, Body] = {
     "biased_attention": partial(biased, {}),
     "biased_attention, relative_bias": partial(biased, {"bidirectional": True, "max_distance": 5}),
     "relative_bias, backward only": partial(biased, {"bidirectional": False, "max_distance": 5}),
+    "masked_softmax, full": partial(scored, {"causal": False}),
+    "masked_softmax, alibi": partial(scored, {"causal": True, "window": 2, "alibi": 8.0}),
     "rotary, halves": partial(turned, {}),
     "rotary, neighbours": partial(turned, {"interleaved": True}),
     "rotary, some features": partial(turned, {"dims": 2, "inverse": True}),

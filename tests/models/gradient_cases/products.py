@@ -109,6 +109,10 @@ def cast_and_back(builder: GraphBuilder, x: str) -> str:
     return wide
 
 
+def quantised(builder: GraphBuilder, x: str) -> str:
+    return builder.apply("quantise", "narrow", (x,), ROWS)
+
+
 def embedded(builder: GraphBuilder, x: str) -> str:
     ids = builder.input("ids", "b t", (B, T), source="tokens", values=V)
     table = builder.parameter("table", "v k", (V, K))
@@ -156,6 +160,7 @@ CASES: dict[str, Body] = {
     "narrow, concat": pieces,
     "widen": widened_activation,
     "cast": cast_and_back,
+    "quantise": quantised,
     "embedding": embedded,
     "dropout": dropped,
     "softmax": softened,

@@ -181,8 +181,8 @@ def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path, name: str) -> None
 
 
 def test_a_precision_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no precision `fp8`"):
-        read(tmp_path, LLAMA, precision="fp8")
+    with pytest.raises(ModelError, match="no precision `int8`"):
+        read(tmp_path, LLAMA, precision="int8")
 
 
 JUNK = st.one_of(

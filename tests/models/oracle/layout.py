@@ -64,6 +64,7 @@ LAYOUT: dict[str, Definition] = {
     "repeat": same,
     "accumulate": same,
     "cast": same,
+    "quantise": same,
     "rearrange": contract,
     "broadcast": broadcast,
     "narrow": narrow,

@@ -95,25 +95,32 @@ def _scores(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, t
     query, key = call.labels_in(0), call.labels_in(1)
     labels = (*query[:-1], key[1])
     scores = call.attributes["scale"] * call.einsum([(inputs[0], query), (inputs[1], key)], labels)
-    t = call.first(query[1]) + np.arange(call.sizes[query[1]])
-    behind = t[:, None] - np.arange(call.sizes[key[1]])[None, :]
-    shape = [call.sizes[label] if label in (query[1], key[1]) else 1 for label in labels]
-    heads = query[2:-1]
+    if bias:
+        scores = scores + call.aligned(inputs[3], call.labels_in(3), labels)
+    return _masked(call, scores, labels, (query[1], *query[2:-1])), labels
+
+
+def _masked(call: Call, scores: Array, labels: tuple[str, ...], own: tuple[str, ...]) -> Array:
+    """Scores less what ALiBi takes away, minus infinity where hidden; `own`: queries and heads."""
+    queries, *heads = own
+    keys = labels[-1]
+    t = call.first(queries) + np.arange(call.sizes[queries])
+    behind = t[:, None] - np.arange(call.sizes[keys])[None, :]
+    shape = [call.sizes[label] if label in (queries, keys) else 1 for label in labels]
     if exponent := call.attributes.get("alibi", 0):
         slopes = alibi_slopes(int(np.prod([call.all_of(x) for x in heads])), exponent)
         slopes = slopes.reshape([call.all_of(label) for label in heads])
         for at, label in enumerate(heads):
             here = call.first(label) + np.arange(call.sizes[label])
             slopes = np.take(slopes, here, at)
-        scores = scores - slopes[..., None] * np.abs(behind).reshape(shape)
-    if bias:
-        scores = scores + call.aligned(inputs[3], call.labels_in(3), labels)
+        over = call.aligned(slopes, tuple(heads), labels)
+        scores = scores - over * np.abs(behind).reshape(shape)
     hidden = np.zeros(behind.shape, bool)
     if call.attributes["causal"]:
         hidden |= behind < 0
     if window := call.attributes.get("window", 0):
         hidden |= np.abs(behind) >= window
-    return np.where(hidden.reshape(shape), -np.inf, scores), labels
+    return np.where(hidden.reshape(shape), -np.inf, scores)
 
 
 def _forward(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, ...]:
@@ -157,6 +164,18 @@ def biased_attention_grad(call: Call, *inputs: Array) -> tuple[Array, ...]:
     return _backward(call, inputs, True)
 
 
+def masked_softmax(call: Call, x: Array) -> Array:
+    labels = call.labels_in(0)
+    _, *heads, queries, _ = labels
+    scores = _masked(call, call.attributes["scale"] * x, labels, (queries, *heads))
+    return np.asarray(np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
+
+
+def masked_softmax_grad(call: Call, y: Array, dy: Array) -> Array:
+    along = np.einsum("...s,...s->...", y, dy)
+    return np.asarray(call.attributes["scale"] * (y * dy - y * along[..., None]))
+
+
 def attention_round(call: Call, *inputs: Array) -> tuple[Array, ...]:
     """What others gave counts by the sum of exponentials it stands for."""
     out, logsumexp = _forward(call, inputs[:3], False)
@@ -178,6 +197,8 @@ SEQUENCES: dict[str, Definition] = {
     "relative_bias_grad": relative_bias_grad,
     "attention": attention,
     "attention_grad": attention_grad,
+    "masked_softmax": masked_softmax,
+    "masked_softmax_grad": masked_softmax_grad,
     "attention_round": attention_round,
     "attention_grad_round": attention_grad_round,
     "biased_attention": biased_attention,

@@ -57,6 +57,7 @@ class Plain:
             [dtype for _, dtype in inputs],
             [dtype for _, dtype in outputs],
             self.cluster.device,
+            self.cluster.software,
         )
         return ceil(found * self.stretch)
 
@@ -70,9 +71,11 @@ class Plain:
 
     # -- boxing ------------------------------------------------------------------------------
 
-    def step_ns(self, step: Step, shape: tuple[int, ...], dtype: str) -> int:
+    def step_ns(
+        self, step: Step, shape: tuple[int, ...], dtype: str, bucketed: bool = False
+    ) -> int:
         """One step of a boxing."""
-        key = step, shape, dtype
+        key = step, shape, dtype, bucketed
         if key not in self._steps:
             if step.kind in LOCAL:
                 before, after = (self.local(shape, dtype, s) for s in (step.before, step.after))
@@ -81,14 +84,21 @@ class Plain:
                 ranks = group_ranks(self.sizes, step.axes)
                 size = message_bytes(step, shape, ITEMSIZE[dtype], self.sizes)
                 self._steps[key] = collective_duration_ns(
-                    step.kind, size, len(ranks), self.cluster, ranks
+                    step.kind, size, len(ranks), self.cluster, ranks, bucketed=bucketed
                 )
         return self._steps[key]
 
-    def boxing_ns(self, source: NdSbp, target: NdSbp, shape: tuple[int, ...], dtype: str) -> int:
+    def boxing_ns(
+        self,
+        source: NdSbp,
+        target: NdSbp,
+        shape: tuple[int, ...],
+        dtype: str,
+        bucketed: bool = False,
+    ) -> int:
         """The whole of a boxing; raises InfeasibleError where there is none."""
         path = boxing_path(source, target, self.sizes, shape)
-        return sum(self.step_ns(step, shape, dtype) for step in path)
+        return sum(self.step_ns(step, shape, dtype, bucketed) for step in path)
 
     def buffer_bytes(
         self, source: NdSbp, target: NdSbp, op: Op, name: str, tensors: Mapping[str, Tensor]

@@ -12,7 +12,6 @@ from models.spec import ModelSpec, TrainingSpec
 from models.training import training_graph
 from models.zoo.catalogue import build_training
 from planner.boxing import boxing_path, step_bytes
-from planner.clusters import parse_cluster
 from planner.search.blocks.folding import fold
 from planner.search.blocks.pricing import Pricing
 from planner.search.blocks.program import MemoryRow, Prices, solve_program
@@ -22,10 +21,11 @@ from planner.search.blocks.states import sbp_of
 from planner.search.blocks.tables import Tables, compact, single
 from planner.search.request import MemoryLimitError
 from planner.signatures import Allowed
+from tests.plain_links import without_library
 from tests.planner.search.plain import sized
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
-CLUSTER = parse_cluster("a100-sxm-80gb:8x1")
+CLUSTER = without_library("a100-sxm-80gb:8x1")
 
 
 def prices_of(seed: int) -> Prices:

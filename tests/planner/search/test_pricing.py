@@ -4,13 +4,15 @@ from functools import cache
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from models.graph import ITEMSIZE, Graph
 from models.recompute import with_recompute
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import build_training
-from planner.cluster import Cluster
+from planner.cluster import Cluster, Software
 from planner.clusters import local_cluster, parse_cluster
+from planner.costs.buckets import state_tensors
 from planner.sbp import local_size
 from planner.search.blocks.blending import TIMES, cheapest, least_times
 from planner.search.blocks.folding import fold
@@ -169,12 +171,16 @@ def test_rows_together_are_priced_as_each_alone() -> None:
                 assert (one.held_bytes[:, 0] == net.held_bytes[:, place]).all()
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(chunked: bool) -> None:
+@pytest.mark.parametrize(("chunked", "bucket_bytes"), [(False, 0), (True, 0), (True, 2**20)])
+def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(
+    chunked: bool, bucket_bytes: int
+) -> None:
     space = space_of("mlp", "none", "adamw", 1)
     mesh = (4,)
-    pricing = Pricing(space, GPU, np.array([[4]]), np.array([8]), crossing_partial=not chunked)
-    tensors, plain = sized(space.folded.graph, 8), Plain(GPU, mesh)
+    on = replace(GPU, software=Software(bucket_bytes=bucket_bytes))
+    pricing = Pricing(space, on, np.array([[4]]), np.array([8]), crossing_partial=not chunked)
+    tensors, plain = sized(space.folded.graph, 8), Plain(on, mesh)
+    state = state_tensors(space.folded.graph)
     crossing = 0
     for net, own in zip(pricing.tables().nets, space.nets, strict=True):
         tensor = tensors[own.tensor]
@@ -190,7 +196,9 @@ def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(chunked: bool) 
                 if chunked and own.crossing and both:
                     assert not net.reachable[a, b, 0]
                 elif net.reachable[a, b, 0]:
-                    time = plain.boxing_ns(made, wanted, tensor.shape, tensor.dtype)
+                    time = plain.boxing_ns(
+                        made, wanted, tensor.shape, tensor.dtype, own.tensor in state
+                    )
                     assert net.duration_ns[a, b, 0] == time
     assert crossing
 

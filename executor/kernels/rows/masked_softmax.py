@@ -1,0 +1,83 @@
+"""Probabilities of attention out of its scores, kept whole, and their gradient.
+
+N heads of all samples, T queries here (from the shard's offset on), S keys (all of them); a head at
+a time, whose scores stay in the cache where the sequence is short.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from executor.kernels.attention.scores import alibi_slopes
+from executor.kernels.context import Array, Kernel, KernelContext
+
+
+def masked_softmax(context: KernelContext) -> Kernel:
+    """Return the softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
+    samples, *heads, queries, keys = context.inputs[0].shape
+    count = prod(heads)
+    scale = context.number("scale", 1.0)
+    behind = context.inputs[0].offsets[-2] + np.subtract.outer(np.arange(queries), np.arange(keys))
+    mask = _mask(context, behind)
+    slopes = _slopes(context)
+    distances = np.abs(behind).astype(context.inputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = (a.reshape(samples * count, queries, keys) for a in (*inputs, *outputs))
+        for at in range(samples * count):
+            row = y[at]
+            np.multiply(x[at], scale, out=row)
+            if slopes is not None:
+                np.subtract(row, slopes[at % count] * distances, out=row)
+            if mask is not None:
+                np.add(row, mask, out=row)
+            largest = np.maximum.reduce(row, axis=1)
+            np.maximum(largest, np.finfo(row.dtype).min, out=largest)
+            np.subtract(row, largest[:, None], out=row)
+            np.exp(row, out=row)
+            # The largest term of a sum is one: only that of a query without keys is less.
+            total = np.maximum(np.add.reduce(row, axis=1), 1)
+            np.divide(row, total[:, None], out=row)
+
+    return kernel
+
+
+def masked_softmax_grad(context: KernelContext) -> Kernel:
+    """Return scale · y (dy − Σ y dy) of (y, dy)."""
+    *heads, queries, keys = context.inputs[0].shape
+    count = prod(heads)
+    scale = context.number("scale", 1.0)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        y, dy, dx = (a.reshape(count, queries, keys) for a in (*inputs, *outputs))
+        for at in range(count):
+            along = np.vecdot(y[at], dy[at])
+            np.subtract(dy[at], along[:, None], out=dx[at])
+            np.multiply(dx[at], y[at], out=dx[at])
+            np.multiply(dx[at], scale, out=dx[at])
+
+    return kernel
+
+
+def _mask(context: KernelContext, behind: Array) -> Array | None:
+    """Return minus infinity where a query does not see a key, else zero; None: it sees all."""
+    window = int(context.attributes.get("window", 0))
+    hidden = np.zeros(behind.shape, bool)
+    if context.attributes.get("causal", True):
+        hidden |= behind < 0
+    if window:
+        hidden |= np.abs(behind) >= window
+    return np.where(hidden, -np.inf, 0).astype(context.inputs[0].dtype) if hidden.any() else None
+
+
+def _slopes(context: KernelContext) -> Array | None:
+    """Return the slopes of this rank's heads, one after the other; None without `alibi`."""
+    exponent = context.number("alibi", 0.0)
+    if not exponent:
+        return None
+    scores = context.inputs[0]
+    whole, first, here = (x[1:-2] for x in (scores.global_shape, scores.offsets, scores.shape))
+    slopes = alibi_slopes(prod(whole), exponent).reshape(whole)
+    own = slopes[tuple(slice(at, at + n) for at, n in zip(first, here, strict=True))]
+    return own.reshape(-1).astype(scores.dtype)

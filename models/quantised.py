@@ -1,0 +1,106 @@
+"""Products in 8 bits: which ones, and what they read.
+
+A product with a weight reads its other factor through `quantise`, in 8 bits, and so does its
+gradient what comes back: what is kept for the backward pass is the narrow copy. Weights stay in 16
+bits, as they are gathered; the attribute `arithmetic` says in what the product multiplies.
+
+Notes
+-----
+Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 (2022), section 3: inputs of
+the products of linear layers in 8 bits, sums in more; Rouhani et al., "Microscaling data formats
+for deep learning", arXiv 2310.10537 (2023). Attention, embeddings, the head and what chooses
+experts stay in 16 bits.
+"""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from models.builder import GraphBuilder
+from models.errors import ModelError
+from models.graph import FLOAT8, Graph, Op, Phase
+from models.labels import Operand, parse, write
+
+ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in 8 bits: fp8 or mxfp8
+NARROW = ("fp8", "mxfp8")
+
+# Between a variable and the product that reads it, and between a router's product and its choice.
+_OF_WEIGHTS = ("cast", "repeat", "narrow", "rearrange")
+_OF_SCORES = ("add", "softmax", "sigmoid", "scale")
+
+
+def with_quantised_products(graph: Graph, precision: str) -> Graph:
+    """Return the 16-bit forward graph whose linear layers multiply in `precision`, fp8 or mxfp8.
+
+    Raises
+    ------
+    ModelError
+        No product can: the graph has none with a weight between its first and its last block.
+
+    Examples
+    --------
+    >>> from models.zoo.catalogue import build, model_spec
+    >>> graph = build(model_spec("llama3-8b", seq_len=8192, precision="fp8"), 1)
+    >>> product = next(op for op in graph.ops if op.name == "h.0.mlp.down")
+    >>> product.attributes, graph.tensor(product.inputs[0]).dtype
+    ({'arithmetic': 'fp8'}, 'float8')
+    """
+    chosen = dict(_products(graph))
+    if not chosen:
+        raise ModelError(
+            f"model `{graph.name}` has no linear layer between its first and last block that could "
+            f"compute in {precision}; use bf16"
+        )
+    tensors = graph.tensors_by_name
+    builder = GraphBuilder.extending(replace(graph, ops=(), tensors=()))
+    made: dict[tuple[str, str], str] = {}  # once a block, however many products read it
+    for op in graph.ops:
+        if op.name in chosen:
+            at = chosen[op.name]
+            key = op.block, op.inputs[at]
+            if key not in made:
+                made[key] = quantised(builder, op.inputs[at], op, parse(op.labels).inputs[at])
+            inputs = tuple(made[key] if i == at else name for i, name in enumerate(op.inputs))
+            op = replace(op, inputs=inputs, attributes=op.attributes | {ARITHMETIC: precision})
+        builder.adopt(op, [tensors[name] for name in op.outputs])
+    return builder.build()
+
+
+def quantised(
+    builder: GraphBuilder, tensor: str, reader: Op, operand: Operand, *, phase: Phase | None = None
+) -> str:
+    """Add the copy in 8 bits of a tensor that a product reads (or of its gradient); return it."""
+    return builder.emit(
+        "quantise",
+        f"{reader.name}.quantised" if phase is None else f"{reader.name}.grad_quantised",
+        (tensor,),
+        write((operand,), (operand,)),
+        dtype=FLOAT8,
+        block=reader.block,
+        phase=phase or reader.phase,
+    )[0]
+
+
+def _products(graph: Graph) -> Iterator[tuple[str, int]]:
+    """Names of the products to quantise, and which of their factors is not the weight."""
+    inner = set(graph.blocks[1:-1])
+    makers = {name: op for op in graph.ops for name in op.outputs}
+    weights: set[str] = set()
+    for op in graph.ops:
+        if op.kind == "variable" or (op.kind in _OF_WEIGHTS and op.inputs[0] in weights):
+            weights.update(op.outputs)
+    routers = {_chooser(op, makers) for op in graph.ops if op.kind == "top_k"}
+    for op in graph.ops:
+        if op.kind != "matmul" or op.block not in inner or op.name in routers:
+            continue
+        factors = [at for at, name in enumerate(op.inputs) if name not in weights]
+        if len(factors) == 1:
+            yield op.name, factors[0]
+
+
+def _chooser(op: Op, makers: dict[str, Op]) -> str:
+    """The product that made the scores among which a `top_k` chooses."""
+    maker = makers[op.inputs[0]]
+    while maker.kind in _OF_SCORES:
+        maker = makers[maker.inputs[0]]
+    return maker.name

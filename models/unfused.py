@@ -1,0 +1,102 @@
+"""Attention as separate ops, whose probabilities are kept: what flash attention does without.
+
+Each attention becomes a product (scores), `masked_softmax` and a product (context), with a sum
+between where something is added to the scores. The same mathematics, so the same gradients.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from models.builder import GraphBuilder
+from models.errors import ModelError
+from models.graph import Graph, Op, Phase
+from models.labels import Operand, parse, write
+from models.ops import Attributes, op_kind
+
+FLASH, UNFUSED = ATTENTIONS = ("flash", "unfused")
+KINDS = ("attention", "biased_attention")
+
+
+def unfused(graph: Graph) -> Graph:
+    """Return the forward graph with every attention as separate ops.
+
+    Op `h.0.attn.core` becomes `h.0.attn.core.scores` (b h t s, in the dtype of the queries),
+    `h.0.attn.core.probabilities` and `h.0.attn.core`, the product with the values. Labels split as
+    those of attention do: heads, batch and queries; keys and features stay whole.
+
+    Raises
+    ------
+    ModelError
+        The graph has no attention.
+
+    Examples
+    --------
+    >>> from models.zoo.catalogue import build, model_spec
+    >>> graph = unfused(build(model_spec("gpt2-small"), 1))
+    >>> next(op.labels for op in graph.ops if op.name == "h.0.attn.core.scores")
+    'b t h d!, b s! h d! -> b h t s!'
+    """
+    if not any(op.kind in KINDS for op in graph.ops):
+        raise ModelError(
+            f"model `{graph.name}` has no attention that could be {UNFUSED}; leave the option out"
+        )
+    tensors = graph.tensors_by_name
+    builder = GraphBuilder.extending(replace(graph, ops=(), tensors=()))
+    for op in graph.ops:
+        if op.kind in KINDS:
+            _write_apart(builder, op)
+        else:
+            builder.adopt(op, [tensors[name] for name in op.outputs])
+    return builder.build()
+
+
+def _write_apart(builder: GraphBuilder, op: Op) -> None:
+    expression = parse(op.labels)
+    query, key, value, *bias = expression.inputs
+    batch, queries, *heads, _ = query
+    scores: Operand = (batch, *heads, queries, key[1])
+    whole = expression.whole
+
+    def add(
+        kind: str, name: str, inputs: tuple[str, ...], labels: str, attributes: Attributes
+    ) -> str:
+        return builder.emit(
+            kind, name, inputs, labels, attributes=attributes, block=op.block, phase=op.phase
+        )[0]
+
+    labels = write((query, key), (scores,), whole)
+    found = add("matmul", f"{op.name}.scores", op.inputs[:2], labels, {})
+    attributes = dict(op.attributes)
+    if bias:
+        labels = write((scores,), (scores,), whole)
+        if attributes["scale"] != 1:  # what is added is not scaled
+            factor: Attributes = {"factor": attributes["scale"]}
+            found = add("scale", f"{op.name}.scores.scaled", (found,), labels, factor)
+            attributes["scale"] = 1.0
+        labels = write((scores, *bias), (scores,), whole)
+        found = add("add", f"{op.name}.scores.biased", (found, op.inputs[3]), labels, {})
+    labels = write((scores,), (scores,), whole)
+    found = add("masked_softmax", f"{op.name}.probabilities", (found,), labels, attributes)
+    labels = write((scores, value), (expression.outputs[0],), whole)
+    add("matmul", op.name, (found, op.inputs[2]), labels, {})
+
+
+def scores_products(graph: Graph) -> frozenset[str]:
+    """Names of the products that make scores: what a `masked_softmax` reads was made by them.
+
+    Selective recomputation makes their output again.
+    """
+    makers: Mapping[str, Op] = {
+        name: op for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs
+    }
+    found: set[str] = set()
+    for op in graph.ops:
+        if op.kind != "masked_softmax":
+            continue
+        maker: Op | None = makers.get(op.inputs[0])
+        while maker is not None and maker.kind in ("add", "scale"):
+            maker = makers.get(maker.inputs[0])
+        if maker is not None and op_kind(maker.kind).products:
+            found.add(maker.name)
+    return frozenset(found)

@@ -1,0 +1,87 @@
+"""Pacing: what holds computation back beside the protocol, on devices that software drives.
+
+* *Launches.* A rank's host launches the actors of a compute queue in their order, one after the
+  other, and runs ahead of the device within a step; the next step's launches begin when the queue's
+  last firing of this one is over. A firing begins no earlier than it is launched.
+* *Contention.* While a meeting of a rank moves data, what the rank computes keeps a share of its
+  speed.
+
+An actor may stand for several launches (merged actors, parts of chunks). It is then one piece of
+computation that begins when the first is launched plus a *lag*: as much as the later ones, waiting
+for their launches, push back its end.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from planner.actors.graph import ActorGraph, Program
+from planner.cluster import Cluster
+
+
+class Pace(NamedTuple):
+    """How one actor without a meeting is launched and slowed.
+
+    `alone` is the share of its time in which it computes and no meeting inside it moves data: as
+    much of it as other meetings slow down.
+    """
+
+    launches: int = 1
+    lag_ns: int = 0
+    alone: float = 1.0
+
+
+ONE = Pace()
+
+
+class Pacing(NamedTuple):
+    """Nanoseconds of a launch, the speed kept beside moving data, a pace per program and actor."""
+
+    host_ns: int
+    overlap: float
+    rows: tuple[tuple[Pace, ...], ...]
+
+
+def pacing_of(graph: ActorGraph, cluster: Cluster) -> Pacing | None:
+    """The pacing of a graph of ops; None where nothing is held back.
+
+    Ranks that share cores (`Cluster.cores_per_node`) compute on the host, which `simulator.sharing`
+    describes.
+    """
+    if not paced(cluster):
+        return None
+    rows = tuple((ONE,) * len(program.actors) for program in graph.programs)
+    return Pacing(cluster.software.host_ns, cluster.software.overlap, rows)
+
+
+def paced(cluster: Cluster) -> bool:
+    """Whether launches or contention hold back what a cluster's devices compute."""
+    software = cluster.software
+    return cluster.cores_per_node is None and (software.host_ns > 0 or software.overlap < 1)
+
+
+def launch_offsets(
+    program: Program, row: Sequence[Pace], host_ns: int
+) -> tuple[tuple[int, ...], ...]:
+    """Per actor and firing of a step, when it can begin after the step's launches have begun.
+
+    Empty for meetings: nobody waits for their launch.
+    """
+    found: list[list[int]] = [[] for _ in program.actors]
+    for queue in program.queues:
+        launched = 0
+        for actor in queue.order:
+            if program.actors[actor].meeting is None:
+                found[actor].append((launched + 1) * host_ns + row[actor].lag_ns)
+                launched += row[actor].launches
+    return tuple(tuple(offsets) for offsets in found)
+
+
+def merged(paces: Iterable[tuple[Pace, int]], host_ns: int) -> Pace:
+    """The pace of actors that follow one another, each given with its duration."""
+    launches = lag = before = 0
+    for at, (pace, duration_ns) in enumerate(paces):
+        later = launches * host_ns - before + pace.lag_ns
+        lag = later if at == 0 else max(lag, later)
+        launches += pace.launches
+        before += duration_ns
+    return Pace(launches, lag)

@@ -1,0 +1,106 @@
+"""Attention: how long a flash kernel takes, forward and backward.
+
+The scores are never stored: a multiprocessor takes 128 queries of one head and passes over the keys
+that they see. Products run at `Device.attention_efficiency`; exponentials, the ends of a tile and
+what a mask cuts off cost besides.
+
+Notes
+-----
+Dao, "FlashAttention-2", arXiv 2307.08691 (2023), section 3: five products backward where there are
+two forward. Constants are fitted on the forward and backward speeds on an H100 that figures 5 and 6
+of Shah et al., "FlashAttention-3", arXiv 2407.08608 (2024), print: FlashAttention-2, -3 and cuDNN,
+head sizes 64 to 256, 512 to 16k tokens, causal and not; one efficiency for each implementation.
+"""
+
+import numpy as np
+
+from models.labels import parse
+from planner.cluster import Device
+from planner.costs.firings import Firings, peak_flops_per_s
+from planner.costs.measured import Floats
+
+KINDS = {
+    "attention": False,
+    "biased_attention": False,
+    "attention_round": False,
+    "attention_grad": True,
+    "biased_attention_grad": True,
+    "attention_grad_round": True,
+}
+
+QUERIES = 128  # of a tile: FlashAttention-2, section 3.3, and FlashAttention-3, table 6
+
+# Head sizes that kernels are made for: flash-attention 2.x, `HEADDIM_SWITCH`, read 2026-11.
+HEAD_SIZES = np.array([32, 64, 96, 128, 192, 256])
+
+# Features of a head that are multiplied in the time of the rest of a score (its exponential), per
+# product: smaller heads run slower. Fitted as above.
+SOFTMAX_FEATURES = 32.0
+REFERENCE_HEAD_SIZE = 128  # of `Device.attention_efficiency`
+
+# Keys that could be passed over while a tile is begun and ended; backward, sums of dq leave it too.
+# Fitted as above.
+TILE_ENDS_KEYS = 120.0
+TILE_ENDS_KEYS_BACKWARD = 340.0
+
+# Keys of the tiles that a causal mask cuts, which count in full, and what the longest tiles are
+# waited for. Fitted as above.
+DIAGONAL_KEYS = 128.0
+
+# Speed of long sequences backward over forward: 561 and 474 TFLOP/s against 648 and 497, head
+# sizes 128 and 64 (FlashAttention-3, figures 5 and 6).
+BACKWARD_SPEED = 0.91
+
+
+def attention_seconds(firings: Firings, device: Device) -> Floats:
+    """Arithmetic of an attention on one device, without launch and memory.
+
+    Under a causal mask half of the scores count, and in full those of the tiles on the diagonal;
+    within a window what lies in it. Where devices share a sequence, each is taken to see as much
+    of it as any other, as if early and late queries were mixed (Brandon et al., "Striped
+    Attention", 2023; Megatron-LM's and Llama 3's halves from both ends).
+
+    Raises
+    ------
+    ClusterError
+        The device has no rate for the precision.
+    """
+    backward = KINDS[firings.kind]
+    queries, keys, values = parse(firings.labels).operands[:3]
+    tokens = firings.size(queries[1])
+    heads = firings.size([x for at, dim in enumerate(queries[:-1]) for x in dim if at != 1])
+    scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
+    seen = _keys_seen(firings, firings.size(keys[1]))
+    features = scored + mixed + 2 * SOFTMAX_FEATURES
+    if backward:
+        features = (3 * scored + 2 * mixed + 5 * SOFTMAX_FEATURES) / BACKWARD_SPEED
+    peak = peak_flops_per_s(device, firings.precision) * device.attention_efficiency
+    flops_per_s = peak * (1 + SOFTMAX_FEATURES / REFERENCE_HEAD_SIZE)
+    if not device.multiprocessors:
+        plain: Floats = 2 * heads * tokens * seen * features / flops_per_s
+        return plain
+    waves = np.ceil(heads * np.ceil(tokens / QUERIES) / device.multiprocessors)
+    passes = seen + (TILE_ENDS_KEYS_BACKWARD if backward else TILE_ENDS_KEYS)
+    rows = waves * device.multiprocessors * QUERIES
+    found: Floats = 2 * rows * passes * features / flops_per_s
+    return found
+
+
+def _keys_seen(firings: Firings, keys: Floats) -> Floats:
+    """Keys that a query of a tile is multiplied with, on average."""
+    if not firings.attributes.get("causal"):
+        return keys
+    window = float(firings.attributes.get("window", 0)) or np.inf
+    reach = np.minimum(window, keys)
+    # Each of the first `reach` queries sees one key more than the one before it.
+    found: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + DIAGONAL_KEYS
+    return np.minimum(found, keys)
+
+
+def _filled(size: Floats) -> Floats:
+    """The head size of the kernel that serves one."""
+    place = np.searchsorted(HEAD_SIZES, size)
+    beyond = np.ceil(size / 64) * 64
+    last = len(HEAD_SIZES) - 1
+    found: Floats = np.where(place > last, beyond, HEAD_SIZES[np.minimum(place, last)])
+    return found

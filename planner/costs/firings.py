@@ -1,0 +1,140 @@
+"""Firings of one op: what its duration follows from, of many local shapes at once.
+
+The actors of a plan have one shape each, the options of a search thousands: both are arrays here.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from models.graph import ITEMSIZE
+from models.labels import bind, parse
+from models.ops import op_kind, op_work
+from planner.cluster import Device
+from planner.costs.measured import Floats, Ints
+from planner.errors import ClusterError
+
+Shape = tuple[int, ...]
+Attributes = Mapping[str, int | float | str | bool]
+
+PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+# Formats of eight bits that a product may be done in (attribute `arithmetic` of its op): rows of
+# `Device.flops_per_s` whose rate they have, the first that there is.
+NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8")}
+
+# Kinds that the compiler adds and the op table lacks: they move bytes and compute nothing.
+LOCAL_BOXING = ("slice", "pad")
+
+
+class Firings(NamedTuple):
+    """Firings of one op, each on its own local shapes.
+
+    Attributes
+    ----------
+    kind, labels, attributes
+        The op, as in `models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
+    sizes
+        Of every label, what one device has of it; empty for kinds without products.
+    bytes
+        What is read and written, as `models.ops.op_work` counts it.
+    precision
+        Of the arithmetic, see `precision_of`; of no account without products.
+    """
+
+    kind: str
+    labels: str
+    attributes: Attributes
+    sizes: Mapping[str, Ints]
+    bytes: Ints
+    precision: str
+
+    @property
+    def flops(self) -> Floats:
+        """As the op table counts them: attention in full, causal or not."""
+        total = np.zeros(np.shape(self.bytes))
+        if self.sizes:
+            operands = parse(self.labels).operands
+            for pair in op_kind(self.kind).products:
+                points = dict.fromkeys(x for at in pair for dim in operands[at] for x in dim)
+                total = total + 2.0 * self.size(points)
+        return total
+
+    def size(self, labels: Sequence[str] | Mapping[str, object]) -> Floats:
+        """Points that these labels span together."""
+        found: Floats = np.array(1.0)
+        for label in labels:
+            found = found * self.sizes[label]
+        return found
+
+
+def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None = None) -> str:
+    """Precision in which an op multiplies: its attribute `arithmetic`, or by its inputs.
+
+    These give that of the wider one of its first product. Inputs that only scale or join what is
+    multiplied (the logsumexp of an attention) do not count.
+
+    Examples
+    --------
+    >>> precision_of("attention_grad", [*["bfloat16"] * 4, "float32", "bfloat16"])
+    'bf16'
+    >>> precision_of("matmul", ["bfloat16"] * 2, {"arithmetic": "fp8"})
+    'fp8'
+    """
+    arithmetic = (attributes or {}).get("arithmetic")
+    if arithmetic in NARROW:
+        return str(arithmetic)
+    factors = (op_kind(kind).products or ((),))[0]
+    inputs = [dtypes[at] for at in factors if at < len(dtypes)]
+    floating = [dtype for dtype in inputs if dtype in PRECISION]
+    return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
+
+
+def peak_flops_per_s(device: Device, precision: str) -> float:
+    """Dense peak of a device; raises ClusterError where it has no such arithmetic."""
+    for name in NARROW.get(precision, (precision,)):
+        if name in device.flops_per_s:
+            return device.flops_per_s[name]
+    known = ", ".join(sorted(device.flops_per_s))
+    raise ClusterError(
+        f"device `{device.name}` has no {precision} arithmetic (flops_per_s lists {known}):"
+        f" choose another precision"
+    )
+
+
+def firing_of(
+    kind: str,
+    labels: str,
+    attributes: Attributes,
+    input_shapes: Sequence[Shape],
+    output_shapes: Sequence[Shape],
+    input_dtypes: Sequence[str],
+    output_dtypes: Sequence[str],
+) -> Firings:
+    """Return one firing, of the local shapes of its operands.
+
+    Raises
+    ------
+    ModelError
+        The op table has no such kind, or the shapes do not fit the labels.
+    """
+    inputs = [ITEMSIZE[dtype] for dtype in input_dtypes]
+    outputs = [ITEMSIZE[dtype] for dtype in output_dtypes]
+    sizes: dict[str, Ints] = {}
+    precision = "fp32"
+    if kind in LOCAL_BOXING:
+        # As much is read as lands in the smaller side: a slice reads its piece, a pad its shard.
+        read = sum(prod(s) * i for s, i in zip(input_shapes, inputs, strict=True))
+        written = sum(prod(s) * i for s, i in zip(output_shapes, outputs, strict=True))
+        moved = written + min(read, written)
+    else:
+        moved = op_work(
+            kind, labels, attributes, input_shapes, output_shapes, inputs, outputs
+        ).bytes
+        if op_kind(kind).products:
+            bound = bind(parse(labels), input_shapes, output_shapes)
+            sizes = {label: np.array([size]) for label, size in bound.items()}
+            precision = precision_of(kind, input_dtypes, attributes)
+    return Firings(kind, labels, attributes, sizes, np.array([moved]), precision)

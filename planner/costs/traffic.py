@@ -1,0 +1,60 @@
+"""Traffic: how long ops take that are bound by memory, and what quantising adds to a product."""
+
+import numpy as np
+
+from models.labels import parse
+from models.ops import FUNCTIONS
+from planner.cluster import Device, Software
+from planner.costs.firings import NARROW, Firings
+from planner.costs.measured import Floats
+
+# Time in which a kernel moves no bytes yet or any more, as if it moved 1.5 MB more on a device of 1
+# TB/s. Taken, not measured: the shortest kernels in profiles of training take about so long.
+RAMP_NS = 1_500
+
+# Kinds that compilers and frameworks fuse with one another or with their neighbours. What the
+# optimizer does, gathers, and boxing take their own kernels everywhere.
+FUSED = frozenset(
+    {
+        *FUNCTIONS,
+        *(f"{name}_grad" for name in FUNCTIONS),
+        *("swiglu", "swiglu_grad", "prelu", "prelu_grad", "dropout"),
+        *("mul", "add", "sum", "scale", "shift", "softmax", "softmax_grad", "cast"),
+        *("cross_entropy", "cross_entropy_grad", "logistic_loss", "logistic_loss_grad"),
+        *("arc_margin", "arc_margin_grad", "row_max", "shifted_sums", "loss_from_sums"),
+        *("layer_norm", "layer_norm_grad_input", "layer_norm_grad_weight"),
+        *("rms_norm", "rms_norm_grad_input", "rms_norm_grad_weight"),
+        *("l2_normalize", "l2_normalize_grad", "channel_sums", "channel_squares"),
+        *("batch_norm", "batch_norm_grad_sums", "batch_norm_grad_input"),
+        *("rotary", "rearrange", "broadcast", "top_k", "top_k_grad", "expert_load"),
+    }
+)
+
+
+def kernel_ns(device: Device) -> int:
+    """What every kernel takes, however small: its launch, and where known the ramps."""
+    return device.launch_ns + (RAMP_NS if device.multiprocessors else 0)
+
+
+def bandwidth_bytes_per_s(device: Device) -> float:
+    """What large kernels reach."""
+    return device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+
+
+def moving_seconds(firings: Firings, device: Device, software: Software) -> Floats:
+    """Of an op that computes nothing worth counting, without what every kernel takes."""
+    fusion: float = software.fusion if firings.kind in FUSED else 1.0
+    moved: Floats = firings.bytes * np.float64(fusion)
+    return moved / bandwidth_bytes_per_s(device)
+
+
+def quantising_seconds(firings: Firings, device: Device, software: Software) -> Floats:
+    """Writing the 16-bit factors of a product in eight bits: two bytes read, one written."""
+    if firings.precision not in NARROW:
+        return np.zeros(1)
+    inputs = parse(firings.labels).inputs
+    elements = np.zeros(1)
+    for one in inputs:
+        elements = elements + firings.size([x for dim in one for x in dim])
+    found: Floats = elements * (3 * software.fusion / bandwidth_bytes_per_s(device))
+    return found

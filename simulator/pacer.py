@@ -1,0 +1,78 @@
+"""Pacer: one rank's host, and how fast the rank computes while its meetings move data.
+
+What is moving is known until its end, so a firing's end is known unless more begins to move, and
+then it only comes later. Work is counted in whole parts of a nanosecond, so that nothing depends on
+how often it is counted; a firing ends at the first whole nanosecond at which its work is done.
+"""
+
+from planner.actors.graph import Leave, Program
+from planner.actors.pacing import Pacing, launch_offsets
+from simulator.instances import Completion
+
+SCALE = 10_000  # parts of a nanosecond; speeds are multiples of one ten-thousandth
+
+
+def kept(alone: float, overlap: float) -> int:
+    """Speed, in parts, that an actor keeps while something moves.
+
+    Of a part of a chunk only what computes alone is slowed: `alone / overlap + (1 - alone)` times
+    as long.
+    """
+    slowed = alone + (1 - alone) * overlap
+    return round(SCALE * overlap / slowed) if slowed else SCALE
+
+
+class Pacer:
+    """The host and the speed of one rank.
+
+    Parameters
+    ----------
+    program, pacing, index
+        The rank's program, and what holds it back; the program's index there.
+    """
+
+    def __init__(self, program: Program, pacing: Pacing, index: int) -> None:
+        row = pacing.rows[index]
+        self._offsets = launch_offsets(program, row, pacing.host_ns)
+        self._firings = [actor.firings for actor in program.actors]
+        self._queue = [actor.queues[0] for actor in program.actors]
+        self._begun = [0] * len(program.queues)  # per compute queue, the begin of its step
+        self._last = {q.order[-1] for q in program.queues if q.order and q.leave is Leave.COMPLETED}
+        self._kept = [kept(pace.alone, pacing.overlap) for pace in row]
+        self._moving_until = 0
+        self._under_way: list[Completion] = []
+
+    def start(self, event: Completion, now: int, work_ns: int) -> tuple[int, int]:
+        """Start a firing; return when it begins, and when it ends if no more begins to move."""
+        actor, firing = event.actor, event.firing
+        offset = self._offsets[actor][firing % self._firings[actor]]
+        event.since = max(now, self._begun[self._queue[actor]] + offset)
+        event.left = work_ns * SCALE
+        self._under_way.append(event)
+        return event.since, self.end_ns(event)
+
+    def end_ns(self, event: Completion) -> int:
+        """When a firing ends if no more begins to move."""
+        since, left, kept = event.since, event.left, self._kept[event.actor]
+        slow = max(self._moving_until - since, 0)
+        if left > slow * kept:
+            return since + slow - (slow * kept - left) // SCALE
+        return since - (-left // kept) if left else since
+
+    def move(self, now: int, duration_ns: int) -> None:
+        """Take note that a meeting moves data from now on."""
+        for event in self._under_way:
+            elapsed = now - event.since
+            if elapsed > 0:
+                slow = min(max(self._moving_until - event.since, 0), elapsed)
+                done = slow * self._kept[event.actor] + (elapsed - slow) * SCALE
+                event.left = max(event.left - done, 0)
+                event.since = now
+        self._moving_until = max(self._moving_until, now + duration_ns)
+
+    def finish(self, event: Completion, now: int) -> None:
+        """Take note that a firing is over."""
+        self._under_way.remove(event)
+        actor, firing = event.actor, event.firing
+        if actor in self._last and (firing + 1) % self._firings[actor] == 0:
+            self._begun[self._queue[actor]] = now

@@ -1,0 +1,16 @@
+"""Clusters of the catalogue whose collectives cost latency and bandwidth alone.
+
+For tests on tiny ops: beside these a library's fixed cost of 7 to 14 us a collective is all there
+is to choose by.
+"""
+
+from msgspec.structs import replace
+
+from planner.cluster import Cluster
+from planner.clusters import parse_cluster
+
+
+def without_library(text: str) -> Cluster:
+    """The cluster that the command line reads, with every algorithm there is."""
+    found = parse_cluster(text)
+    return replace(found, device=replace(found.device, library=""))

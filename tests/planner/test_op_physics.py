@@ -1,0 +1,348 @@
+"""What the data sheet says of ops: tiles and waves, flash attention, and bytes."""
+
+from itertools import starmap
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.ops import OPS
+from planner.cluster import Device, Software
+from planner.clusters import device, names
+from planner.costs import op_duration_ns
+from planner.costs.attention import (
+    BACKWARD_SPEED,
+    DIAGONAL_KEYS,
+    HEAD_SIZES,
+    SOFTMAX_FEATURES,
+    TILE_ENDS_KEYS,
+    TILE_ENDS_KEYS_BACKWARD,
+)
+from planner.costs.products import TILE_ENDS_BYTES
+from planner.costs.traffic import FUSED, RAMP_NS
+from planner.errors import ClusterError
+
+# 100 multiprocessors of 1 FLOP per ns each, and memory that costs nothing.
+GPU = Device(
+    name="gpu",
+    memory_bytes=10**9,
+    flops_per_s={"fp32": 1e11, "bf16": 1e11, "fp8": 2e11},
+    memory_bandwidth_bytes_per_s=1e15,
+    matmul_efficiency=1.0,
+    memory_efficiency=1.0,
+    attention_efficiency=1.0,
+    launch_ns=0,
+    multiprocessors=100,
+    source="a test",
+)
+PLAIN = msgspec.structs.replace(GPU, multiprocessors=0)
+SLOW = msgspec.structs.replace(GPU, memory_bandwidth_bytes_per_s=1e9)
+BF16, F32 = "bfloat16", "float32"
+
+
+def op_ns(*work: Any) -> int:
+    """A firing without the ramps that every kernel of a device with multiprocessors takes."""
+    on = next(one for one in work if isinstance(one, Device))
+    return op_duration_ns(*work) - (RAMP_NS if on.multiprocessors else 0)
+
+
+def matmul_ns(m: int, n: int, k: int, on: Device, dtype: str = BF16, **attributes: str) -> int:
+    shapes = ((m, k), (k, n))
+    return op_ns(
+        "matmul", "m k, k n -> m n", attributes, shapes, ((m, n),), (dtype,) * 2, (dtype,), on
+    )
+
+
+def wave_ns(k: int) -> int:
+    """One wave of the largest tiles."""
+    return 2 * 256 * 128 * (k + TILE_ENDS_BYTES // 2)
+
+
+def test_a_full_wave_takes_what_one_of_its_tiles_takes() -> None:
+    full = matmul_ns(256 * 10, 128 * 10, 4096, GPU)
+    assert full == pytest.approx(wave_ns(4096), abs=1)
+    assert matmul_ns(256 * 20, 128 * 10, 4096, GPU) == pytest.approx(2 * full, abs=2)
+
+
+def test_a_wave_of_one_tile_takes_longer_than_its_share_of_the_work() -> None:
+    full = matmul_ns(256 * 10, 128 * 10, 4096, GPU)
+    more = matmul_ns(256 * 10, 128 * 10 + 1, 4096, GPU)
+    assert 1.1 * full < more <= 2 * full
+
+
+def test_a_small_output_of_a_long_contraction_is_cut_along_it() -> None:
+    alone = 2 * 64 * 64 * (2**17 + TILE_ENDS_BYTES // 2)
+    assert matmul_ns(64, 64, 2**17, GPU) < alone / 3
+
+
+def test_batches_of_products_fill_waves_together() -> None:
+    labels = "b m k, b k n -> b m n"
+    found = op_ns(
+        "matmul", labels, {}, ((100, 256, 4096), (100, 4096, 128)), ((100, 256, 128),),
+        (BF16,) * 2, (BF16,), GPU,
+    )  # fmt: skip
+    assert found == pytest.approx(wave_ns(4096), abs=1)
+
+
+def test_sixteen_bit_dims_are_filled_up_to_multiples_of_eight() -> None:
+    assert matmul_ns(4096, 4096, 1001, GPU) == matmul_ns(4096, 4096, 1008, GPU)
+    assert matmul_ns(4096, 4096, 1001, GPU, F32) < matmul_ns(4096, 4096, 1008, GPU, F32)
+    assert matmul_ns(1001, 1001, 1001, PLAIN) == pytest.approx(2 * 1008**3 / 100, abs=1)
+
+
+def test_a_product_never_takes_less_than_its_bytes() -> None:
+    on = msgspec.structs.replace(GPU, memory_bandwidth_bytes_per_s=1e6)
+    moved = 2 * (8 * 4096 * 2 + 4096 * 4096)
+    assert matmul_ns(8, 4096, 4096, on) == pytest.approx(1000 * moved, abs=1)
+
+
+@pytest.mark.parametrize("arithmetic", ["fp8", "mxfp8"])
+def test_products_in_eight_bits_have_their_rate_and_pay_for_quantising(arithmetic: str) -> None:
+    on = msgspec.structs.replace(GPU, narrow_efficiency=0.5)
+    wide = 2 * 256 * 128 * (4096 + TILE_ENDS_BYTES)
+    narrow = matmul_ns(2560, 1280, 4096, GPU, arithmetic=arithmetic)
+    assert narrow == pytest.approx(wide / 2, rel=1e-3)
+    assert matmul_ns(2560, 1280, 4096, on, arithmetic=arithmetic) == pytest.approx(wide, rel=1e-3)
+    slow = msgspec.structs.replace(GPU, memory_bandwidth_bytes_per_s=1e6)
+    moved = 2 * (3 * 64 * 64) + 3 * (2 * 64 * 64)
+    assert matmul_ns(64, 64, 64, slow, arithmetic=arithmetic) == pytest.approx(1000 * moved, abs=1)
+
+
+def test_a_device_without_eight_bits_refuses_them_by_name() -> None:
+    with pytest.raises(ClusterError, match="`a100-sxm-80gb` has no mxfp8 arithmetic"):
+        matmul_ns(8, 8, 8, device("a100-sxm-80gb"), arithmetic="mxfp8")
+
+
+CONV = "b c y! x!, n c q! p! -> b n j! i!"
+DEPTHWISE = "b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!"
+
+
+def conv_ns(kind: str, on: Device, b: int = 32, c: int = 128, n: int = 256) -> int:
+    x, w, y = (b, c, 28, 28), (n, c, 3, 3), (b, n, 28, 28)
+    x_, w_, y_ = "b c y! x!", "n c q! p!", "b n j! i!"
+    labels, inputs, output = {
+        "conv": (f"{x_}, {w_} -> {y_}", (x, w), y),
+        "conv_grad_input": (f"{y_}, {w_} -> {x_}", (y, w), x),
+        "conv_grad_weight": (f"{x_}, {y_} -> {w_}", (x, y), w),
+    }[kind]
+    return op_ns(kind, labels, {}, inputs, (output,), (BF16,) * 2, (BF16,), on)
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "k"),
+    [
+        ("conv", 32 * 28 * 28, 256, 128 * 9),
+        ("conv_grad_input", 32 * 28 * 28, 128, 256 * 9),
+        ("conv_grad_weight", 256, 128 * 9, 32 * 28 * 28),
+    ],
+)
+def test_a_convolution_costs_the_product_of_its_windows(kind: str, m: int, n: int, k: int) -> None:
+    assert conv_ns(kind, GPU) == matmul_ns(m, n, k, GPU)
+
+
+def test_a_depthwise_convolution_is_bound_by_memory() -> None:
+    shape, window = (32, 256, 28, 28), (256, 1, 3, 3)
+    found = op_ns("conv", DEPTHWISE, {}, (shape, window), (shape,), (BF16,) * 2, (BF16,), SLOW)
+    assert found == 2 * 2 * (2 * 32 * 256 * 28 * 28 + 256 * 9)
+
+
+def attention_ns(
+    t: int,
+    size: int,
+    on: Device,
+    *,
+    keys: int = 0,
+    heads: int = 25,
+    batch: int = 1,
+    grad: bool = False,
+    **attributes: int | bool,
+) -> int:
+    s = keys or t
+    q, k, row = (batch, t, heads, size), (batch, s, heads, size), (batch, t, heads)
+    labels = "b t h d!, b s! h d!, b s! h u! -> b t h u!, b t h"
+    ways = {"causal": False, "scale": 1.0, **attributes}
+    if not grad:
+        return op_ns("attention", labels, ways, (q, k, k), (q, row), (BF16,) * 3, (BF16, F32), on)
+    labels = (
+        "b t h d!, b s! h d!, b s! h u!, b t h u!, b t h, b t h u!"
+        " -> b t h d!, b s! h d!, b s! h u!"
+    )
+    dtypes = (BF16,) * 4 + (F32, BF16)
+    return op_ns(
+        "attention_grad", labels, ways, (q, k, k, q, row, q), (q, k, k), dtypes, (BF16,) * 3, on
+    )
+
+
+def test_attention_is_waves_of_tiles_of_128_queries() -> None:
+    """25 heads of 4 tiles fill 100 multiprocessors once; at head size 128 products run at peak."""
+    forward = attention_ns(512, 128, GPU)
+    assert forward == pytest.approx(2 * 2 * 128 * 128 * (512 + TILE_ENDS_KEYS), rel=1e-6)
+    assert attention_ns(512, 128, GPU, heads=26) == pytest.approx(2 * forward, rel=1e-6)
+    backward = attention_ns(512, 128, GPU, grad=True)
+    expected = 5 * 2 * 128 * 128 * (512 + TILE_ENDS_KEYS_BACKWARD) / BACKWARD_SPEED
+    assert backward == pytest.approx(expected, rel=1e-6)
+
+
+def test_masks_leave_what_lies_under_them() -> None:
+    t = 2**14
+    full = t + TILE_ENDS_KEYS
+    ends = DIAGONAL_KEYS + TILE_ENDS_KEYS
+
+    def share(**attributes: int | bool) -> float:
+        return attention_ns(t, 128, GPU, **attributes) / attention_ns(t, 128, GPU)
+
+    assert share(causal=True) == pytest.approx((t / 2 + ends) / full, rel=1e-5)
+    inside = 4096 - 4096**2 / (2 * t)
+    assert share(causal=True, window=4096) == pytest.approx((inside + ends) / full, rel=1e-5)
+    assert share(causal=True, window=2 * t) == share(causal=True)
+
+
+def test_head_sizes_cost_the_next_kernel_and_small_ones_are_slow() -> None:
+    assert attention_ns(512, 80, GPU) == attention_ns(512, 96, GPU)
+    assert attention_ns(512, 129, GPU) == attention_ns(512, 192, GPU)
+    ratio = attention_ns(512, 64, GPU) / attention_ns(512, 128, GPU)
+    assert ratio == pytest.approx((64 + SOFTMAX_FEATURES) / (128 + SOFTMAX_FEATURES), rel=1e-5)
+    assert list(HEAD_SIZES) == sorted(HEAD_SIZES)
+
+
+# TFLOP/s of FlashAttention-3 forward on an H100 SXM5, head sizes 128 and 64, not causal, 16k tokens
+# in all (arXiv 2407.08608, 2024, figure 5).
+PUBLISHED = {(1024, 128): 565, (4096, 128): 638, (1024, 64): 392, (4096, 64): 476}
+
+
+@pytest.mark.parametrize(("t", "size"), list(PUBLISHED))
+def test_attention_comes_near_published_speeds(t: int, size: int) -> None:
+    on = msgspec.structs.replace(device("h100-sxm-80gb"), attention_efficiency=0.65)
+    heads, batch = 2048 // size, 16384 // t
+    took = attention_ns(t, size, on, heads=heads, batch=batch)
+    speed = 4 * batch * heads * t * t * size / took / 1000
+    assert speed == pytest.approx(PUBLISHED[t, size], rel=0.2)
+
+
+def moving_ns(kind: str, on: Device, fusion: float = 1.0) -> int:
+    shape, software = (1000, 1000), Software(fusion=fusion)
+    return op_ns(
+        kind, "n d -> n d", {}, (shape,), (shape,), (F32,), (F32,), on, software
+    )  # fmt: skip
+
+
+def test_what_is_fused_moves_fewer_bytes() -> None:
+    assert moving_ns("gelu", SLOW, 0.5) == 4_000_000
+    assert moving_ns("gelu", SLOW) == 8_000_000
+    assert moving_ns("slice", SLOW, 0.5) == moving_ns("slice", SLOW)
+
+
+def test_the_smallest_kernel_takes_its_launch_and_ramps() -> None:
+    on = msgspec.structs.replace(GPU, launch_ns=900)
+    for kind, labels in (("gelu", "n -> n"), ("slice", "")):
+        found = op_duration_ns(kind, labels, {}, ((1,),), ((1,),), (F32,), (F32,), on)
+        assert found == 900 + RAMP_NS + 1
+
+
+def test_what_is_fused_is_in_the_op_table_and_computes_no_product() -> None:
+    assert OPS.keys() >= FUSED
+    assert not any(OPS[kind].products for kind in FUSED)
+    assert not FUSED & {"adamw", "sgd", "embedding", "embedding_grad", "dispatch", "combine"}
+
+
+def test_tables_of_measured_devices_count_as_they_were_measured() -> None:
+    kernels = {"gelu": ((1_000, 77),), "matmul": ((1_000, 99),)}
+    on = msgspec.structs.replace(PLAIN, kernels=kernels)
+    assert moving_ns("gelu", on, 0.5) == moving_ns("gelu", on)
+    assert matmul_ns(5, 10, 10, on) == 99
+
+
+@pytest.mark.parametrize("name", names())
+def test_entries_of_the_catalogue_price_products_and_attention(name: str) -> None:
+    on = device(name)
+    dtype = BF16 if "bf16" in on.flops_per_s else "float16"
+    dtype = dtype if "fp16" in on.flops_per_s or dtype == BF16 else F32
+    peak = max(on.flops_per_s[key] for key in ("fp32", "bf16", "fp16") if key in on.flops_per_s)
+    took = matmul_ns(8192, 8192, 8192, on, dtype)
+    assert 2 * 8192**3 / peak * 1e9 < took
+    assert on.name.startswith(("tpu", "cpu")) == (on.multiprocessors == 0)
+
+
+def test_values_out_of_their_range_are_named() -> None:
+    from planner.clusters import local_cluster
+    from planner.clusters.checks import validate
+
+    good = local_cluster(2, cores=2, memory_bytes=2**33)
+    for field, value in (
+        ("multiprocessors", -1),
+        ("attention_efficiency", 1.5),
+        ("narrow_efficiency", 0.0),
+    ):
+        bad = msgspec.structs.replace(good.device, **{field: value})
+        with pytest.raises(ClusterError, match=f"device.{field} is"):
+            validate(msgspec.structs.replace(good, device=bad))
+
+
+DEVICES = st.sampled_from(("v100-sxm-32gb", "a100-sxm-80gb", "b200", "tpu-v5p"))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    dims=st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 600)), min_size=3, max_size=3),
+    name=st.sampled_from(("h100-sxm-80gb", "b200", "tpu-v7x-ironwood")),
+    arithmetic=st.sampled_from(("", "fp8")),
+)
+def test_a_larger_product_in_few_bits_never_costs_less(
+    dims: list[tuple[int, int]], name: str, arithmetic: str
+) -> None:
+    on, ways = device(name), {"arithmetic": arithmetic} if arithmetic else {}
+    small = [size for size, _ in dims]
+    large = list(starmap(int.__add__, dims))
+    assert matmul_ns(*small, on, **ways) <= matmul_ns(*large, on, **ways)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    tokens=st.tuples(st.integers(1, 5000), st.integers(0, 600)),
+    keys=st.tuples(st.integers(1, 5000), st.integers(0, 600)),
+    size=st.tuples(st.integers(1, 300), st.integers(0, 60)),
+    heads=st.tuples(st.integers(1, 40), st.integers(0, 8)),
+    window=st.sampled_from((0, 100, 1000)),
+    causal=st.booleans(),
+    grad=st.booleans(),
+)
+def test_larger_attention_never_costs_less(
+    tokens: tuple[int, int],
+    keys: tuple[int, int],
+    size: tuple[int, int],
+    heads: tuple[int, int],
+    window: int,
+    causal: bool,
+    grad: bool,
+) -> None:
+    on = device("h100-sxm-80gb")
+
+    def took(more: int) -> int:
+        return attention_ns(
+            tokens[0] + more * tokens[1],
+            size[0] + more * size[1],
+            on,
+            keys=keys[0] + more * keys[1],
+            heads=heads[0] + more * heads[1],
+            grad=grad,
+            causal=causal,
+            window=window,
+        )
+
+    assert took(0) <= took(1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    b=st.tuples(st.integers(1, 64), st.integers(0, 8)),
+    c=st.tuples(st.integers(1, 300), st.integers(0, 40)),
+    n=st.tuples(st.integers(1, 300), st.integers(0, 40)),
+    kind=st.sampled_from(("conv", "conv_grad_input", "conv_grad_weight")),
+)
+def test_a_larger_convolution_never_costs_less(
+    b: tuple[int, int], c: tuple[int, int], n: tuple[int, int], kind: str
+) -> None:
+    on = device("a100-sxm-80gb")
+    assert conv_ns(kind, on, b[0], c[0], n[0]) <= conv_ns(kind, on, sum(b), sum(c), sum(n))

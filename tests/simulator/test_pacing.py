@@ -1,0 +1,163 @@
+"""Launches by the host and contention, against closed forms and against each other."""
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from planner.actors.graph import ActorGraph
+from planner.cluster import Cluster, Software
+from planner.compile import compile_plan
+from planner.memory import plan_memory
+from planner.plan import Plan, plan_graph
+from simulator import forecast, predict, simulate
+from simulator.stages import stage_graph
+from simulator.steady import steady_step
+from tests.actor_graphs import random_actor_graph
+from tests.simulator.graphs import GPU, Writer, joined, overlapped, shared, times
+from tests.simulator.test_stages import CASES, planned
+
+
+def driven(host_ns: int = 0, overlap: float = 1.0, cluster: Cluster = GPU) -> Cluster:
+    return replace(cluster, software=Software(host_ns=host_ns, overlap=overlap))
+
+
+def row_of(length: int, firings: int = 4) -> ActorGraph:
+    """Actors one after the other on the compute queue, microbatch by microbatch."""
+    writer = Writer(slots=2)
+    for index in range(length):
+        inputs = [(f"r{index - 1}", 1)] if index else []
+        outputs = [(f"r{index}", 1)] if index < length - 1 else []
+        writer.actor(f"a{index}", "compute", inputs, outputs, firings=firings)
+    writer.orders["compute"] = [*range(length)] * firings
+    return joined(writer.program())
+
+
+def beside(compute_ns: int, meeting_ns: int, overlap: float) -> int:
+    """The time of one computation that begins together with one collective."""
+    writer = Writer()
+    writer.actor("compute", "compute", [], [])
+    graph = overlapped(firings=1, ranks=2, message_bytes=0)
+    (reduce,) = (actor for actor in graph.programs[0].actors if actor.meeting)
+    writer.actor("reduce", "lane", [], [], meeting=reduce.meeting)
+    graph = joined(writer.program(ranks=(0, 1)))
+    ns = times(graph, {"compute": compute_ns, "reduce": meeting_ns})
+    return simulate(graph, driven(overlap=overlap), steps=1, durations_ns=ns).step_time_ns
+
+
+@pytest.mark.parametrize(("host_ns", "op_ns"), [(10, 100), (100, 10), (50, 50)])
+def test_a_step_of_equal_ops_takes_the_longer_of_launching_and_computing(
+    host_ns: int, op_ns: int
+) -> None:
+    graph = row_of(5)
+    ns = [[op_ns] * 5]
+    found = simulate(graph, driven(host_ns), durations_ns=ns)
+    # The first launch, or the last op, is beside nothing.
+    assert found.step_time_ns == max(host_ns + 20 * op_ns, 20 * host_ns + op_ns)
+
+
+def test_the_host_runs_ahead_of_a_long_op_and_no_further_than_the_step() -> None:
+    graph = row_of(2, firings=1)
+    found = simulate(graph, driven(100), durations_ns=[[1000, 10]])
+    assert found.step_time_ns == 100 + 1000 + 10
+    assert [span.start_ns for span in found.trace.spans if span.actor == 0] == [100, 1210, 2320]
+
+
+@pytest.mark.parametrize(("compute", "meeting"), [(100, 40), (100, 100), (40, 100)])
+def test_one_computation_beside_one_collective(compute: int, meeting: int) -> None:
+    assert beside(compute, meeting, 1.0) == max(compute, meeting)
+    assert beside(compute, meeting, 0.0) == compute + meeting
+    slowed = compute / 0.5 if compute <= 0.5 * meeting else compute + 0.5 * meeting
+    assert beside(compute, meeting, 0.5) == max(slowed, meeting)
+
+
+def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> None:
+    writer = Writer()
+    writer.actor("first", "copy", [], [("x", 1)])
+    writer.actor("long", "compute", [], [])
+    graph = overlapped(firings=1, ranks=2, message_bytes=0)
+    (reduce,) = (actor for actor in graph.programs[0].actors if actor.meeting)
+    writer.actor("reduce", "lane", [("x", 1)], [("y", 1)], meeting=reduce.meeting)
+    graph = joined(writer.program(ranks=(0, 1)))
+    ns = times(graph, {"first": 60, "long": 100, "reduce": 30})
+    found = simulate(graph, driven(overlap=0.5), steps=1, durations_ns=ns)
+    # 60 alone, 30 at half the speed, 25 alone.
+    assert found.step_time_ns == 115
+    assert found.exposed_communication_ns == 0
+
+
+def test_what_no_one_can_hide_costs_a_step_both_times() -> None:
+    graph = overlapped(firings=10, ranks=2, message_bytes=0)
+    ns = times(graph, {"compute": 100, "reduce": 90})
+    found = simulate(graph, driven(overlap=0.0), durations_ns=ns)
+    assert found.step_time_ns == 10 * 190
+    assert found.exposed_communication_ns == 0  # a firing that stands still is under way
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("overlap", [0.0, 0.35, 0.8])
+def test_random_graphs_are_never_faster_for_it_folded_or_not(seed: int, overlap: float) -> None:
+    graph = random_actor_graph(seed)
+    random = Random(seed)
+    ns = [[random.randrange(1, 1000) for _ in program.actors] for program in graph.programs]
+    free = simulate(graph, GPU, durations_ns=ns)
+    slow = simulate(graph, driven(200, overlap), durations_ns=ns)
+    every = simulate(graph, driven(200, overlap), durations_ns=ns, folded=False)
+    assert slow.trace.step_end_ns[0][-1] >= free.trace.step_end_ns[0][-1]
+    assert every.step_time_ns == slow.step_time_ns
+    assert every.trace.step_times_ns() == slow.trace.step_times_ns()
+
+
+def under(plan: Plan, host_ns: int, overlap: float) -> Plan:
+    return replace(plan, cluster=driven(host_ns, overlap, plan.cluster))
+
+
+# The worst of these is off by 1.8 % (T5's transfers beside its parts). At a third of its speed a
+# stage's last backward, slowed by its gradients' reduction, is 2.6 % off on two stages: its delay
+# is counted with the reduction, and so after what it sends.
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("host_ns", "overlap"), [(5_000, 1.0), (100_000, 1.0), (20_000, 0.7)])
+def test_stages_agree_with_ops_and_forecasts_with_events(
+    name: str, host_ns: int, overlap: float
+) -> None:
+    plan = under(planned(name), host_ns, overlap)
+    graph = plan_graph(plan)
+    fine = predict(plan, fidelity="op", spans=False)
+    merged = predict(plan, fidelity="block", spans=False)
+    coarse = predict(plan, fidelity="stage", spans=False)
+    assert merged.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.021)
+    assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
+    quick = forecast(plan, graph, plan_memory(plan, graph))
+    assert quick.step_time_ns == fine.step_time_ns
+    assert quick.bubble_fraction == pytest.approx(fine.bubble_fraction, rel=1e-12)
+    stages = stage_graph(plan, graph)
+    steady = steady_step(stages.coarse, stages.table)
+    assert steady is not None
+    assert steady.step_time_ns == coarse.step_time_ns
+    assert steady.bubble_fraction == pytest.approx(coarse.bubble_fraction, abs=1e-3)
+
+
+def test_a_plan_bound_by_its_host_takes_its_launches() -> None:
+    plan = under(planned("one device"), 100_000, 1.0)
+    graph = compile_plan(plan)
+    launches = sum(a.firings for a in graph.programs[0].actors if a.meeting is None)
+    for fidelity in ("op", "block", "stage"):
+        found = predict(plan, fidelity=fidelity, spans=False).step_time_ns
+        assert found == pytest.approx(launches * 100_000, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ["ZeRO 1", "interleaved"])
+def test_less_overlap_takes_longer(name: str) -> None:
+    found = [
+        predict(under(planned(name), 0, overlap), spans=False).step_time_ns
+        for overlap in (1.0, 0.9, 0.5, 0.0)
+    ]
+    assert found == sorted(set(found))
+
+
+def test_ranks_that_share_cores_are_paced_by_these_alone() -> None:
+    graph = overlapped(firings=4, ranks=2, message_bytes=0)
+    ns = times(graph, {"compute": 100, "reduce": 90})
+    here = shared(2, cores=2)
+    free, paced = (simulate(graph, one, durations_ns=ns) for one in (here, driven(500, 0.0, here)))
+    assert paced.step_time_ns == free.step_time_ns
