@@ -32,10 +32,11 @@ from typing import Any
 
 import typer
 
-from benchmarks.published import InexpressibleError, Question, Row, question, read
+from millrace.published.language import question
+from millrace.published.question import InexpressibleError, Question
+from millrace.published.reading import Row, read
 from models.errors import ModelError
 from models.graph import with_batch
-from models.spec import TrainingSpec
 from models.zoo.catalogue import build_training
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import plan_memory
@@ -117,7 +118,7 @@ class Comparison:
     def _searched(self, asked: Question, pins: Pins, limit_bytes: int | None) -> Plan:
         request = SearchRequest(
             model=asked.model,
-            training=TrainingSpec(),
+            training=asked.training,
             cluster=asked.cluster,
             global_batch=asked.global_batch,
             pins=pins,

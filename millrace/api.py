@@ -1,4 +1,4 @@
-"""The verbs as a Python API: build, search, compile, simulate, execute, compare.
+"""The verbs as a Python API: build, search, scale, compile, simulate, execute, compare.
 
 Each takes and returns the documents (Graph, Plan, ActorGraph, Trace), so that a script can stop or
 start anywhere on the road:
@@ -14,9 +14,11 @@ from millrace.guard import check_packages
 check_packages()  # before anything below looks for `models` or `planner`
 
 # ruff: noqa: E402
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from re import fullmatch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -28,14 +30,17 @@ from models.spec import ModelSpec, TrainingSpec
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
 from planner.cluster import Cluster
+from planner.errors import ClusterError
 from planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
     from executor.launch import Measured
+    from millrace.scaling import Failures
     from planner.search.report import Record
     from simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
+Found = TypeVar("Found")
 
 
 def build(
@@ -204,6 +209,84 @@ def search(
         record=record,
     )
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
+
+
+def scale(
+    model: str | ModelSpec,
+    clusters: Sequence[str],
+    nodes: Sequence[int],
+    global_batches: Sequence[int],
+    *,
+    networks: Sequence[str] = (),
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    framework: str | None = None,
+    tokens: float | None = None,
+    failures: "Failures | None" = None,
+    worth: float | None = None,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row for every cluster, network, batch and size, each planned and simulated.
+
+    Parameters
+    ----------
+    model, seq_len, precision
+        As for `search`.
+    clusters : sequence of str
+        As for `cluster`; `xNODES` may be left out.
+    nodes, global_batches : sequence of int
+        Sizes, and samples of a step.
+    networks : sequence of str, optional
+        In place of each cluster's own between its nodes, see `planner.clusters.fabrics.network`.
+    framework : str, optional
+        How software drives the devices, see `planner.clusters.framework`.
+    tokens, failures, worth
+        As in `millrace.scaling.Sweep`.
+    progress : callable, optional
+        Told a line for every point that is planned.
+
+    Returns
+    -------
+    list of dict
+        In the order asked; docs/scaling.md says what each key holds.
+
+    Raises
+    ------
+    PlanError, ModelError, ClusterError
+        A value cannot be understood; names the option and the value.
+    """
+    from millrace.scaling import WORTH, Sweep, sweep
+    from planner.clusters import framework as software_of
+    from planner.clusters.fabrics import network
+
+    spec = open_model(model, seq_len, precision) if isinstance(model, str) else model
+    asked = Sweep(
+        model=spec,
+        clusters=tuple((text, _resizable(text, progress)) for text in clusters),
+        nodes=tuple(nodes),
+        global_batches=tuple(global_batches),
+        networks=tuple((text, partial(_named, "--network", network, text)) for text in networks),
+        software=_named("--framework", software_of, framework or "default"),
+        tokens=tokens,
+        failures=failures,
+        worth=WORTH if worth is None else worth,
+    )
+    return sweep(asked, lambda on, batch: search(spec, on, batch), progress)
+
+
+def _resizable(text: str, progress: Progress | None) -> Cluster:
+    """The cluster of a text that need not say how many nodes there are."""
+    sized = not fullmatch(r"[^:]+:[0-9]+", text) or text.startswith("local")
+    whole = text if sized else f"{text}x1"
+    return _named("--cluster", partial(cluster, progress=progress), whole)
+
+
+def _named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
+    """What `read` makes of an option's value; its refusal names the option."""
+    try:
+        return read(text, *rest)
+    except ClusterError as error:
+        raise ClusterError(f"{option} {text}: {error}") from None
 
 
 def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:

@@ -52,9 +52,17 @@ def _front(
 @cache
 def _register_commands() -> None:
     """Fill the app; the guard has run by now, so our packages are the ones imported."""
-    from millrace.commands import catalogues, demo, planning, profiling, running
+    from millrace.commands import (
+        catalogues,
+        demo,
+        planning,
+        profiling,
+        running,
+        scaling,
+        validating,
+    )
 
-    for group in (demo, planning, running, profiling, catalogues):
+    for group in (demo, planning, scaling, running, profiling, validating, catalogues):
         group.register(app)
 
 

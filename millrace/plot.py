@@ -1,14 +1,27 @@
-"""Pictures for notebooks, with matplotlib: timelines under each other, devices × stages.
+"""Pictures, with matplotlib: timelines, devices × stages, predicted × measured, scaling.
 
 The only file that imports matplotlib (`pip install 'millrace[plot]'`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from millrace.drawing import stage_blocks
+from millrace.files import FileError, write_bytes
+from millrace.scaling.drawing import line_name
 from millrace.timeline import COLOURS, Timeline
+from millrace.units import format_count
 from planner.plan import Plan
+
+# Ten colours that are told apart in print and by most who see few colours (Okabe and Ito 2008, and
+# three dark ones); then the marker changes.
+TEN = (
+    *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"),
+    *("#56b4e9", "#c8b400", "#444444", "#882255", "#117733"),
+)
+MARKERS = ("o", "^", "s", "D", "v")
 
 
 def plot_timelines(timelines: Sequence[Timeline]) -> Any:
@@ -95,3 +108,232 @@ def plot_losses(losses: Sequence[float]) -> Any:
     panel.set_xlabel("step")
     panel.set_ylabel("loss")
     return figure
+
+
+def plot_scaling(rows: Sequence[dict[str, Any]]) -> Any:
+    """Return a matplotlib Figure of a sweep's rows: throughput, efficiency and cost over devices.
+
+    Throughput is on logarithmic axes, with what perfect scaling from a line's smallest size would
+    give. A ring marks where a line stops paying, a cross on the axis a size without a plan.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        As `millrace.api.scale` returns them.
+    """
+    from matplotlib.figure import Figure
+
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(line_name(row), []).append(row)
+    figure = Figure(figsize=(12.8, 6.4), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.55, 1))
+    speed = figure.add_subplot(grid[:, 0])
+    share = figure.add_subplot(grid[0, 1], sharex=speed)
+    spent = figure.add_subplot(grid[1, 1], sharex=speed)
+    name, title = _spending(rows)
+    for at, (label, line) in enumerate(lines.items()):
+        look = {
+            "color": TEN[at % len(TEN)],
+            "marker": MARKERS[at % len(MARKERS)],
+        }
+        found = sorted((one for one in line if one["reason"] is None), key=_devices)
+        _draw_line(speed, found, "goodput_tokens_per_s", label=label, **look)
+        _draw_line(share, found, "scaling_efficiency", **look)
+        if name:
+            _draw_line(spent, found, name, **look)
+        if found:
+            base = found[0]["goodput_tokens_per_s"] / _devices(found[0])
+            sizes = [_devices(found[0]), _devices(found[-1])]
+            ideal = [base * size for size in sizes]
+            speed.plot(sizes, ideal, linestyle=(0, (4, 3)), color=look["color"], alpha=0.55, lw=1.2)
+        missing = [_devices(one) for one in line if one["reason"] is not None]
+        speed.plot(
+            missing,
+            [0.02 + 0.03 * at] * len(missing),
+            marker="x",
+            linestyle="",
+            color=look["color"],
+            markersize=8,
+            transform=speed.get_xaxis_transform(),
+        )
+    _dress(figure, rows, speed, share, spent, title)
+    return figure
+
+
+def _devices(row: dict[str, Any]) -> int:
+    return int(row["devices"])
+
+
+def _spending(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What is drawn of money or energy: a column, and what it is called."""
+    tokens = format_count(rows[0]["tokens"])
+    for name, title in (("cost_usd", "cost in $"), ("energy_j", "energy in J")):
+        if any(row[name] is not None for row in rows):
+            return name, f"{title} of {tokens} tokens"
+    return "", "cost: no price is known"
+
+
+def _draw_line(panel: Any, rows: Sequence[dict[str, Any]], name: str, **look: Any) -> None:
+    """One line of a panel, a ring where it stops paying."""
+    known = [row for row in rows if row[name] is not None]
+    panel.plot(
+        [_devices(row) for row in known],
+        [row[name] for row in known],
+        lw=2.2,
+        markersize=6.5,
+        markeredgecolor="white",
+        markeredgewidth=0.8,
+        **look,
+    )
+    stops = [row for row in known if row["stops_paying"]]
+    panel.plot(
+        [_devices(row) for row in stops],
+        [row[name] for row in stops],
+        linestyle="",
+        marker="o",
+        markersize=15,
+        fillstyle="none",
+        markeredgewidth=1.6,
+        color=look["color"],
+    )
+
+
+def _dress(
+    figure: Any, rows: Sequence[dict[str, Any]], speed: Any, share: Any, spent: Any, title: str
+) -> None:
+    """Scales, titles and the legend."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+
+    sizes = sorted({_devices(row) for row in rows})
+    counted = FuncFormatter(
+        lambda value, _: format_count(value).replace(".00", "").replace(".0", "")
+    )
+    speed.set_xscale("log", base=2)
+    if any(row["reason"] is None for row in rows):
+        speed.set_yscale("log")
+        speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    speed.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    speed.xaxis.set_minor_formatter(NullFormatter())
+    speed.yaxis.set_major_formatter(counted)
+    speed.yaxis.set_minor_formatter(NullFormatter())
+    share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    spent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    share.set_ylim(0, 1.05 * max([1.0, *(one["scaling_efficiency"] or 0.0 for one in rows)]))
+    spent.set_ylim(0, 1.12 * spent.dataLim.y1 if spent.lines else 1)
+    failing = ", less failures" if any(row["goodput_fraction"] for row in rows) else ""
+    for panel, text in (
+        (speed, f"tokens per second{failing}"),
+        (share, "scaling efficiency"),
+        (spent, title),
+    ):
+        panel.set_title(text, loc="left", fontsize=12, fontweight="bold")
+        panel.grid(visible=True, which="major", color="#dddddd", lw=0.8)
+        panel.set_axisbelow(True)
+        panel.tick_params(length=0)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_xlabel("devices")
+    speed.legend(*_legend(speed, rows), loc="upper left", fontsize=10, frameon=False)
+    first = rows[0]
+    figure.suptitle(
+        f"{first['model']}, {first['precision']}, sequences of {first['seq_len']:,}",
+        fontsize=15,
+        fontweight="bold",
+    )
+
+
+def _legend(panel: Any, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], list[str]]:
+    """The lines, and what else there is to see."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = panel.get_legend_handles_labels()
+    grey = "#555555"
+    handles.append(Line2D([], [], linestyle=(0, (4, 3)), color=grey))
+    labels.append("perfect scaling")
+    if any(row["stops_paying"] for row in rows):
+        ring = Line2D([], [], linestyle="", marker="o", markersize=11, fillstyle="none", color=grey)
+        handles.append(ring)
+        labels.append("stops paying")
+    if any(row["reason"] is not None for row in rows):
+        handles.append(Line2D([], [], linestyle="", marker="x", color=grey))
+        labels.append("no plan")
+    return handles, labels
+
+
+def plot_predictions(groups: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Any:
+    """Return a matplotlib Figure of predicted over measured step times, both on a log scale.
+
+    Parameters
+    ----------
+    groups : mapping
+        By the name of a source, its rows as (measured_s, predicted_s).
+    title : str
+        What they are, and how far off in all.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    panel, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    every = [time for points in groups.values() for point in points for time in point]
+    ends = (min(every) / 1.5, max(every) * 1.5)
+    band = {"color": "#bbbbbb", "alpha": 0.5, "linewidth": 0}
+    panel.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], **band)
+    panel.plot(ends, ends, color="#666666", linewidth=0.8)
+    below.axhspan(0.9, 1.1, label="within 10 %", **band)
+    below.axhline(1, color="#666666", linewidth=0.8)
+    for at, (name, points) in enumerate(groups.items()):
+        style = {
+            "s": 22,
+            "marker": MARKERS[at // len(TEN) % len(MARKERS)],
+            "color": TEN[at % len(TEN)],
+            "alpha": 0.75,
+            "linewidths": 0,
+        }
+        measured = [point[0] for point in points]
+        label = f"{name} ({len(points)})"
+        panel.scatter(measured, [point[1] for point in points], label=label, **style)
+        below.scatter(measured, [point[1] / point[0] for point in points], **style)
+    panel.set(yscale="log", ylim=ends, ylabel="predicted step time, s")
+    below.set(xscale="log", xlim=ends, xlabel="measured step time, s", yscale="log")
+    below.set_ylabel("predicted over measured")
+    for axis in (panel.yaxis, below.xaxis, below.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    below.yaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.8, 1, 1.25, 2, 4]))
+    below.yaxis.set_minor_locator(NullLocator())
+    for one in (panel, below):
+        one.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        one.set_axisbelow(True)
+    panel.set_title(title, loc="left", fontsize=10)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def check_drawable(path: Path) -> None:
+    """Raise FileError where a figure could not be drawn in the form that the file's name ends in.
+
+    To be called before the long work that fills it.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise FileError(f"`{path}` is drawn by matplotlib: pip install 'millrace[plot]'") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the form that the file's name ends in; raises FileError.
+
+    The same figure gives the same bytes.
+    """
+    from matplotlib import rc_context
+
+    check_drawable(path)
+    form = path.suffix.removeprefix(".").lower()
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    written = BytesIO()
+    with rc_context({"svg.hashsalt": "millrace"}):
+        figure.savefig(written, format=form, dpi=150, metadata=undated.get(form))
+    write_bytes(path, written.getvalue())

@@ -7,9 +7,9 @@ from models.graph import Graph
 from planner.compile.program import ordered_plan
 from planner.memory import StageMemory
 from planner.plan import Plan
+from simulator.paths import Steady, steady_ops, steady_step
 from simulator.prediction import STAGE, chosen_fidelity, predict
 from simulator.stages import stage_graph
-from simulator.steady import Steady, steady_ops, steady_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Forecast:
 def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecast:
     """Return the figures that `predict` gives at the fidelity that the plan's size allows.
 
-    They are computed without events (`simulator.steady`), unless ranks share cores.
+    They are computed without events (`simulator.paths.steady`), unless ranks share cores.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ head sizes 64 to 256, 512 to 16k tokens, causal and not; one efficiency for each
 import numpy as np
 
 from models.labels import parse
-from planner.cluster import Device
+from planner.cluster import Device, Software
 from planner.costs.firings import Firings, peak_flops_per_s
 from planner.costs.measured import Floats
 
@@ -52,7 +52,7 @@ DIAGONAL_KEYS = 128.0
 BACKWARD_SPEED = 0.91
 
 
-def attention_seconds(firings: Firings, device: Device) -> Floats:
+def attention_seconds(firings: Firings, device: Device, software: Software) -> Floats:
     """Arithmetic of an attention on one device, without launch and memory.
 
     Under a causal mask half of the scores count, and in full those of the tiles on the diagonal;
@@ -75,6 +75,7 @@ def attention_seconds(firings: Firings, device: Device) -> Floats:
     if backward:
         features = (3 * scored + 2 * mixed + 5 * SOFTMAX_FEATURES) / BACKWARD_SPEED
     peak = peak_flops_per_s(device, firings.precision) * device.attention_efficiency
+    peak = peak * software.attention
     flops_per_s = peak * (1 + SOFTMAX_FEATURES / REFERENCE_HEAD_SIZE)
     if not device.multiprocessors:
         plain: Floats = 2 * heads * tokens * seen * features / flops_per_s

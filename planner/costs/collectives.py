@@ -34,6 +34,11 @@ TRANSFERS = ("send", "recv")
 TREE_SHARE = 0.92
 
 
+# What shows of a collective that moves in pieces beside products (`Software.pieces`): fitted on
+# published runs with such overlap, 2026-11.
+SHOWN = 0.25
+
+
 def collective_pieces(
     kind: str, ranks: tuple[int, ...], cluster: Cluster, *, bucketed: bool = False
 ) -> Pieces | None:
@@ -76,7 +81,10 @@ def collective_pieces(
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
-    return _pieces(kind, layout_of(ranks, frame), launch_ns, library)
+    found = _pieces(kind, layout_of(ranks, frame), launch_ns, library)
+    if kind in cluster.software.pieces and not bucketed:
+        return tuple((round(fixed * SHOWN), slope * SHOWN) for fixed, slope in found)
+    return found
 
 
 def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:

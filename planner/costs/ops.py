@@ -20,7 +20,6 @@ from planner.costs.traffic import (
     bandwidth_bytes_per_s,
     kernel_ns,
     moving_seconds,
-    quantising_seconds,
 )
 from planner.likeness import priced_like
 
@@ -76,11 +75,11 @@ def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
         return moving_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
     if firings.kind in KINDS:
-        return np.maximum(moving_s, attention_seconds(firings, device))
+        return np.maximum(moving_s, attention_seconds(firings, device, software))
     if is_depthwise(firings):
         return moving_s / DEPTHWISE_RATE
     found = product_seconds(sizes_of(firings), firings.precision, device)
-    return np.maximum(moving_s, found) + quantising_seconds(firings, device, software)
+    return np.maximum(moving_s, found)
 
 
 def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SOFTWARE) -> Ints:

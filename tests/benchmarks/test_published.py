@@ -15,7 +15,8 @@ from benchmarks.against_people import (
     values,
     wrong_kind,
 )
-from benchmarks.published import InexpressibleError, cluster, model, pins, question
+from millrace.published.language import cluster, model, pins, question
+from millrace.published.question import InexpressibleError
 from models.spec import TrainingSpec
 from models.zoo.catalogue import build, model_spec
 from planner.search import Pins, SearchRequest, search

@@ -20,7 +20,7 @@ from planner.costs.attention import (
     TILE_ENDS_KEYS,
     TILE_ENDS_KEYS_BACKWARD,
 )
-from planner.costs.products import TILE_ENDS_BYTES
+from planner.costs.products import TILE_ENDS_BYTES, UNALIGNED
 from planner.costs.traffic import FUSED, RAMP_NS
 from planner.errors import ClusterError
 
@@ -99,15 +99,22 @@ def test_a_product_never_takes_less_than_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ["fp8", "mxfp8"])
-def test_products_in_eight_bits_have_their_rate_and_pay_for_quantising(arithmetic: str) -> None:
+def test_products_in_eight_bits_have_their_rate(arithmetic: str) -> None:
     on = msgspec.structs.replace(GPU, narrow_efficiency=0.5)
     wide = 2 * 256 * 128 * (4096 + TILE_ENDS_BYTES)
     narrow = matmul_ns(2560, 1280, 4096, GPU, arithmetic=arithmetic)
     assert narrow == pytest.approx(wide / 2, rel=1e-3)
     assert matmul_ns(2560, 1280, 4096, on, arithmetic=arithmetic) == pytest.approx(wide, rel=1e-3)
-    slow = msgspec.structs.replace(GPU, memory_bandwidth_bytes_per_s=1e6)
-    moved = 2 * (3 * 64 * 64) + 3 * (2 * 64 * 64)
-    assert matmul_ns(64, 64, 64, slow, arithmetic=arithmetic) == pytest.approx(1000 * moved, abs=1)
+
+
+def test_batched_products_of_unaligned_rows_are_far_slower() -> None:
+    def batched_ns(k: int) -> int:
+        shapes = ((64, 2048, k), (64, k, 2048))
+        made = ((64, 2048, 2048),)
+        return op_ns("matmul", "b m k, b k n -> b m n", {}, shapes, made, (BF16,) * 2, (BF16,), GPU)
+
+    assert batched_ns(108) == pytest.approx(UNALIGNED * batched_ns(112), rel=0.01)
+    assert matmul_ns(2048, 2048, 108, GPU) == matmul_ns(2048, 2048, 112, GPU)
 
 
 def test_a_device_without_eight_bits_refuses_them_by_name() -> None:

@@ -18,9 +18,9 @@ from planner.recomputed import recomputed
 from planner.schedules import stage_of
 from planner.search import Pins, SearchRequest, search
 from simulator import SimulationError, forecast, predict, simulate
+from simulator.paths import steady_step
 from simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from simulator.stages import StageGraph, stage_graph
-from simulator.steady import steady_step
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plain_links import without_library
 from tests.simulator.graphs import GPU

@@ -1,29 +1,27 @@
-"""Published measurements as questions to the planner: a model, a cluster, a batch and pins.
+"""Rows of language models: a model, a cluster, a batch and pins.
 
-`read` takes a table of published training runs in its language-model layout (one row per
-configuration), `question` says what one row asks and what it pins. What the zoo lacks is built from
-the row's sizes. What a row leaves blank is not pinned.
+`question` says what one row asks and what it pins. What the zoo lacks is built from the row's
+sizes. What a row leaves blank is not pinned; `approximations` says what pins cannot.
 """
 
-import csv
 import re
-from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from millrace.published.habits import as_set, framework_name, settings
+from millrace.published.question import InexpressibleError, Question
+from millrace.published.reading import Row, choice, number, whole
+from models.builder import PRECISIONS
 from models.errors import ModelError
-from models.spec import Config, ModelSpec
+from models.spec import Config, ModelSpec, TrainingSpec
 from models.zoo.catalogue import FAMILIES
 from planner.cluster import Cluster, Link
 from planner.clusters import network, reference_node, validate
 from planner.clusters.files import resized
 from planner.errors import ClusterError, InfeasibleError, PlanError
 from planner.search import Pins
-
-Row = dict[str, str]
 
 # Megatron and its kin pad the vocabulary to a multiple of this times tp (Megatron-LM, arguments
 # --make-vocab-size-divisible-by, default 128).
@@ -36,45 +34,17 @@ RACK_DEVICES = 64
 # Kinds of GPT whose MLP has two matrices and a GELU, with learned positions and a tied head.
 GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 
-# Data sheets' precisions that the planner has no graph for: planned, pinned and free, in bf16.
-INSTEAD = {"fp8": "bf16", "mxfp8": "bf16"}
+# Precisions that models may not be built in, and the nearest to try; blank: the usual one.
+NEAREST = {"fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
 
+# Sources that print what the allocator had reserved, not what was allocated at the peak
+# (torchtitan's metrics), and how much more that is: 3 to 9 %, 5 % in the mean of 43 runs (SimuMax's
+# published runs, 2025).
+RESERVED = {"torchtitan": 1.05}
 
-class InexpressibleError(Exception):
-    """A row that the planner has no words for; says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What to plan; rows that ask the same share one free search."""
-
-    model: ModelSpec
-    cluster: Cluster
-    global_batch: int
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for equal questions."""
-        model, cluster = self.model, self.cluster
-        config = tuple(sorted(model.config.items()))
-        network = cluster.inter_node.bandwidth_bytes_per_s
-        shape = (cluster.device.name, cluster.devices_per_node, cluster.nodes, network)
-        return model.family, config, model.seq_len, model.precision, shape, self.global_batch
-
-    @property
-    def text(self) -> str:
-        """The question in one line."""
-        return (
-            f"{self.model.name}, {self.model.seq_len} tokens, {self.model.precision}, batch "
-            f"{self.global_batch} on {self.cluster.name}"
-        )
-
-
-def read(path: Path, tier: str = "A") -> list[Row]:
-    """Return the rows of one tier, each with its line number as `line`."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row | {"line": str(at)} for at, row in enumerate(csv.DictReader(file), start=2)]
-    return [row for row in rows if row.get("tier", tier) == tier]
+ZEROS = ("0", "1", "2", "3", "3-hybrid")
+SUBSET = "full (subset of layers)"
+MODES = ("none", "selective", "full", SUBSET)
 
 
 def question(row: Row) -> tuple[Question, Pins]:
@@ -87,13 +57,61 @@ def question(row: Row) -> tuple[Question, Pins]:
     """
     try:
         asked = Question(
-            model=model(row), cluster=cluster(row), global_batch=int(row["global_batch"])
+            model=model(row),
+            training=training(row),
+            cluster=cluster(row),
+            global_batch=whole(row, "global_batch"),
         )
         pinned = pins(row)
         pinned.check()
     except (ModelError, ClusterError, PlanError, InfeasibleError) as error:
         raise InexpressibleError(str(error)) from None
     return asked, pinned
+
+
+def measured_s(row: Row) -> float:
+    """Return the step time that was measured, or follows from the tokens of a second."""
+    if row.get("iteration_time_s", ""):
+        return number(row, "iteration_time_s")
+    if not row.get("tokens_per_s_per_gpu", ""):
+        raise InexpressibleError(
+            "iteration_time_s and tokens_per_s_per_gpu are blank: expected one of them"
+        )
+    rate = number(row, "tokens_per_s_per_gpu") * whole(row, "gpus")
+    return whole(row, "global_batch") * whole(row, "seq_len") / rate
+
+
+def peak_bytes(row: Row) -> float | None:
+    """Return the peak of allocated memory that a row prints; None where it prints none."""
+    if not row.get("peak_mem_gb", ""):
+        return None
+    unit = 2**30 if "GiB" in row["notes"] else 1e9
+    return number(row, "peak_mem_gb") * unit / RESERVED.get(row["source"], 1.0)
+
+
+def training(row: Row) -> TrainingSpec:
+    """How the row trains; attention is fused where it does not say."""
+    flash = choice(row, "flash_attention", ("0", "1")) != "0"
+    return TrainingSpec(attention="flash" if flash else "unfused")
+
+
+def approximations(row: Row) -> list[str]:
+    """What the row says and its question does not, each in a few words."""
+    notes, found = row["notes"], []
+    precision = _precision(row)
+    if precision != row["precision"]:
+        found.append(f"precision {row['precision'] or 'blank'} as {precision}")
+    if row["recompute"] == SUBSET:
+        found.append("recompute full of all layers")
+    if layers := _noted(notes, r"recompute_num_layers=(\d+)"):
+        found.append(f"recompute_num_layers={layers}: full of all layers")
+    if (group := _noted(notes, r"zero1=(\d+)")) and group != whole(row, "dp", 1):
+        found.append(f"zero 1 over all replicas instead of groups of {group}")
+    if "uneven layer split" in notes:
+        found.append("uneven layers as the search splits them")
+    if offloaded := re.search(r"alpha=(0?\.\d+|1)", notes):
+        found.append(f"activation offload {offloaded[0]} left out")
+    return found
 
 
 def model(row: Row) -> ModelSpec:
@@ -105,39 +123,47 @@ def model(row: Row) -> ModelSpec:
         name=row["model"],
         family="gpt" if is_gpt else "decoder",
         config=config,
-        seq_len=int(row["seq_len"]),
-        precision=INSTEAD.get(row["precision"], row["precision"]),
+        seq_len=whole(row, "seq_len"),
+        precision=_precision(row),
     )
     family = FAMILIES[spec.family]
     family.check(spec, family.config(**config))
     return spec
 
 
+def _precision(row: Row) -> str:
+    """The row's precision, or the nearest that models are built in."""
+    found = choice(row, "precision", (*PRECISIONS, *NEAREST))
+    while found not in PRECISIONS:
+        found = NEAREST[found]
+    return found
+
+
 def _gpt(row: Row) -> Config:
     return {
-        "layers": int(row["layers"]),
-        "hidden": int(row["hidden"]),
-        "heads": int(row["heads"]),
-        "ffn_hidden": int(row["ffn_hidden"]),
+        "layers": whole(row, "layers"),
+        "hidden": whole(row, "hidden"),
+        "heads": whole(row, "heads"),
+        "ffn_hidden": whole(row, "ffn_hidden"),
         "vocab": _vocab(row),
-        "positions": int(row["seq_len"]),
+        "positions": whole(row, "seq_len"),
     }
 
 
 def _decoder(row: Row) -> Config:
-    notes, layers = row["notes"], int(row["layers"])
-    hidden, heads = int(row["hidden"]), int(row["heads"])
+    notes, layers = row["notes"], whole(row, "layers")
+    hidden, heads = whole(row, "hidden"), whole(row, "heads")
     head_dim = _noted(notes, r"head_dim=(\d+)") or hidden // heads
     config: Config = {
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": int(row["kv_heads"] or heads),
+        "kv_heads": whole(row, "kv_heads", heads),
         "head_dim": head_dim,
         "rotary_dims": head_dim,
-        "ffn_hidden": int(row["ffn_hidden"]),
+        "ffn_hidden": whole(row, "ffn_hidden"),
         "vocab": _vocab(row),
-        "positions": int(row["seq_len"]),
+        "positions": whole(row, "seq_len"),
     }
     if "2-matrix" in notes:
         config |= {"gated": False, "activation": "relu"}
@@ -190,25 +216,27 @@ def _noted(notes: str, pattern: str) -> int:
 
 def _vocab(row: Row) -> int:
     """The vocabulary as the framework pads it."""
-    size = int(row["vocab"])
+    size = whole(row, "vocab")
     if row["framework"] in UNPADDED:
         return size
-    multiple = VOCAB_MULTIPLE * int(row["tp"])
+    multiple = VOCAB_MULTIPLE * whole(row, "tp", 1)
     return -(-size // multiple) * multiple
 
 
 def cluster(row: Row) -> Cluster:
     """The row's devices in nodes of the reference system, over the network that the row states."""
-    devices = int(row["gpus"])
+    devices = whole(row, "gpus")
     node = reference_node(row["gpu"])
-    per_node = min(int(row["gpus_per_node"] or node.devices_per_node), devices)
+    per_node = min(whole(row, "gpus_per_node", node.devices_per_node), devices)
     if node.devices_per_node > RACK_DEVICES:
         per_node = devices if devices <= node.devices_per_node else RACK_DEVICES
     if devices % per_node:
         raise InexpressibleError(f"{devices} devices do not fill nodes of {per_node}")
     nodes = devices // per_node
     found = replace(resized(node, per_node), name=f"{row['gpu']}:{per_node}x{nodes}", nodes=nodes)
-    return validate(replace(found, inter_node=_network(row["inter_node_net"], found)))
+    link = _network(row["inter_node_net"], found)
+    software = as_set(settings(framework_name(row)), row)
+    return validate(replace(found, inter_node=link, software=software))
 
 
 def _network(text: str, node: Cluster) -> Link:
@@ -221,23 +249,26 @@ def _network(text: str, node: Cluster) -> Link:
 
 def pins(row: Row) -> Pins:
     """What the row fixes; what it leaves blank, and what has no meaning at its degrees, is free."""
-    degrees = {name: int(row[name] or 1) for name in ("dp", "tp", "pp", "cp")}
-    if prod(degrees.values()) != int(row["gpus"]):
+    degrees = {name: whole(row, name, 1) for name in ("dp", "tp", "pp", "cp")}
+    if not row["dp"]:
+        others = degrees["tp"] * degrees["pp"] * degrees["cp"]
+        degrees["dp"] = max(1, whole(row, "gpus") // others)
+    if prod(degrees.values()) != whole(row, "gpus"):
         raise InexpressibleError(
             f"dp × tp × pp × cp is {prod(degrees.values())}, on {row['gpus']} devices"
         )
     found: dict[str, Any] = dict(degrees)
     if "experts=" in row["notes"]:
-        found["ep"] = int(row["ep"] or 1)
+        found["ep"] = whole(row, "ep", 1)
     if row["micro_batch"]:
-        found["micro_batch"] = int(row["micro_batch"])
+        found["micro_batch"] = whole(row, "micro_batch")
     if degrees["pp"] > 1:
-        found["interleave"] = int(row["interleave"] or 1)
+        found["interleave"] = whole(row, "interleave", 1)
         found["schedule"] = "interleaved-1f1b" if found["interleave"] > 1 else "1f1b"
-    if row["recompute"]:
-        found["recompute"] = row["recompute"]
-    if row["zero"] and degrees["dp"] * degrees["cp"] > 1:
+    if mode := choice(row, "recompute", MODES):
+        found["recompute"] = "full" if mode == SUBSET else mode
+    if choice(row, "zero", ZEROS) and degrees["dp"] * degrees["cp"] > 1:
         found["zero"] = row["zero"] if row["zero"] == "3-hybrid" else int(row["zero"])
-    if row["sequence_parallel"] and degrees["tp"] > 1:
+    if choice(row, "sequence_parallel", ("0", "1")) and degrees["tp"] > 1:
         found["sequence_parallel"] = row["sequence_parallel"] == "1"
     return Pins(**found)

@@ -1,10 +1,11 @@
 """The steady step: what a run of several steps comes to, without events.
 
-Ops are followed through the steps (`following`). For stages one step is enough: all ranks meet in
-the step's totals, and by then everything but the updates is over. So how a step goes on follows
-from the updates alone, which take the same time in every step: steps are alike from the second on,
-and the third adds nothing. Of one step, from meeting to meeting, all times are computed as longest
-paths (`firings`).
+Ops are followed through the steps (`simulator.following`). For stages one step is enough: all ranks
+meet in the step's totals, and by then everything but the updates is over. So how a step goes on
+follows from the updates alone, which take the same time in every step: steps are alike from the
+second on, and the third adds nothing. Of one step, from meeting to meeting, all times are computed
+as longest paths (`simulator.paths.firings`); how long computation takes beside moving data is
+guessed until the times confirm it (`simulator.paths.contention`).
 
 Lanes take transfers in the order in which they are ready in a first step that begins at once, as
 `planner.compile.orders` has it. That order is guessed, the times follow, and where they contradict
@@ -23,13 +24,14 @@ from planner.actors.pacing import Pacing
 from planner.compile.coarse import CoarseGraph
 from planner.compile.program import Ordered
 from planner.compile.slots import Timetable
-from simulator.contention import moves_early, slowed
 from simulator.figures import Split, covered_ns, split, step_ends_ns
-from simulator.firings import Firings, Nodes
 from simulator.following import Following, Times, followed
+from simulator.paths.contention import moves_early, slowed
+from simulator.paths.firings import Firings, Nodes
 
 GUESSES = 8  # orders of lanes that are tried
-SLOWED = 40  # guesses of how long parts take beside moving data
+SLOWED = 8  # guesses of how long parts take beside moving data
+CLOSE = 0.002  # two guesses that give steps so alike are as good as confirmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +154,24 @@ def _last(firings: Firings) -> tuple[list[int], int]:
 def _paced_step(
     firings: Firings, first: Nodes, updated_ns: list[int], pacing: Pacing | None
 ) -> Nodes | None:
-    """The ends of a step after another, whose durations are those that its times give."""
+    """The ends of a step after another, whose durations are those that its times give.
+
+    In long steps guesses are confirmed from the begin onwards, and the length of the step long
+    before its last firing.
+    """
     if pacing is None or pacing.overlap == 1:
         return _launched_step(firings, first, updated_ns)
+    step_ns = 0
     for _ in range(SLOWED):
-        ends = _launched_step(firings, first, updated_ns)
+        before, ends = step_ns, _launched_step(firings, first, updated_ns)
         if ends is None or moves_early(firings, ends, updated_ns):
             return None
         durations = slowed(firings, firings.work, ends, pacing)
         if (durations == firings.durations).all():
             return ends
+        step_ns = int(ends.max())
         firings.durations = durations
-    return None
+    return ends if abs(step_ns - before) <= CLOSE * step_ns else None
 
 
 def _launched_step(firings: Firings, first: Nodes, updated_ns: list[int]) -> Nodes | None:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.actors.pacing import Pacing
-from simulator.firings import Firings, Nodes
 from simulator.pacer import SCALE, kept
+from simulator.paths.firings import Firings, Nodes
 
 
 def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:

@@ -1,0 +1,92 @@
+"""Fit figures of devices and frameworks to published runs, and write them where they are kept.
+
+Run `python -m benchmarks.calibrate CSV [CSV...] [--every K] [--processes P] [--write]` from the
+root of the repository. Every row of tier A is planned, and simulated once per figure that it
+depends on (`millrace.calibration`); printed are the figures before and after, and what the rows are
+expected to be off by. With `--write` the catalogue's files and the frameworks' settings are changed
+in place.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+import planner
+from millrace.calibration import Parameter, answers_of, fitted
+from millrace.calibration.parameters import DEVICE_FIELDS, LINK_FIELDS
+from millrace.published.reading import read_table
+from millrace.published.validation import Asked, ask
+
+SAID = "fitted on published runs, 2026-11 (benchmarks/calibrate.py)"
+DIGITS = 3
+
+
+def main(
+    tables: list[Path],
+    every: int = 1,
+    processes: int = os.cpu_count() or 1,
+    write: Annotated[bool, typer.Option("--write")] = False,
+    keep: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Fit and print, and write where wanted."""
+    asked = [one for path in tables for one in _asked(path)][::every]
+
+    def told(done: int, of: int) -> None:
+        if done % 50 == 0 or done == of:
+            typer.echo(f"{done} of {of} questions", err=True)
+
+    answers = answers_of(asked, processes, told)
+    if keep is not None:
+        np.savez(keep, now=answers.now, slopes=answers.slopes, residuals=answers.residuals)
+    fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
+    for one, before in zip(answers.parameters, np.exp(answers.now), strict=True):
+        typer.echo(f"{one.owner:28} {one.field:22} {before:10.4g} -> {fit.values[one]:10.4g}")
+    for name, off in (("now", answers.residuals), ("fitted", fit.residuals)):
+        error = np.abs(np.expm1(off))
+        typer.echo(
+            f"{name}: {len(off)} rows, mean error {error.mean():.3f}, median {np.median(error):.3f}"
+        )
+    if write:
+        _write(fit.values)
+
+
+def _asked(path: Path) -> list[Asked]:
+    table = read_table(path)
+    return [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
+
+
+def _write(values: dict[Parameter, float]) -> None:
+    root = Path(planner.__file__).parent
+    for one, value in values.items():
+        if one.field in LINK_FIELDS:
+            continue
+        if one.field in DEVICE_FIELDS:
+            _put(root / "catalogue" / f"{one.owner}.toml", "device", one.field, min(value, 1.0))
+            continue
+        path = root / "clusters" / "software.toml"
+        if one.field == "loss":
+            _put(path, one.owner, "overlap", 1 - min(value, 1.0))
+        else:
+            _put(path, one.owner, one.field, value)
+
+
+def _put(path: Path, table: str, field: str, value: float) -> None:
+    """Change one figure of a TOML file, or add it at the end of its table."""
+    text = path.read_text("utf-8")
+    number = str(round(value)) if field == "host_ns" else f"{value:.{DIGITS}g}"
+    head = text.index(f"[{table}]\n")
+    end = text.find("\n[", head + 1)
+    body, rest = text[head : end if end > 0 else None], text[end:] if end > 0 else ""
+    line = f"{field} = {number}" + (f"  # {SAID}" if table == "device" else "")
+    body, count = re.subn(rf"(?m)^{field} = .*$", line, body)
+    if not count:
+        body = f"{body.rstrip()}\n{line}\n"
+    path.write_text(text[:head] + body + rest, "utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,23 @@
+"""Calibration: figures of devices and frameworks that no data sheet prints, from measured runs.
+
+In come published rows (`millrace.published`), out go shares of peaks, launch times and the like,
+one value per device or framework and never per row. The simulator itself is what is fitted: how its
+prediction of every row answers to every figure is found by simulating, and a least-squares step
+with beliefs follows. Read `parameters.py` (what is fitted), `answers.py` (what predictions answer
+to) and `fitting.py` (the step).
+"""
+
+from millrace.calibration.answers import Answers, answers_of
+from millrace.calibration.fitting import Fit, fitted
+from millrace.calibration.parameters import Parameter, parameters_of, scaled, value_of
+
+__all__ = [
+    "Answers",
+    "Fit",
+    "Parameter",
+    "answers_of",
+    "fitted",
+    "parameters_of",
+    "scaled",
+    "value_of",
+]

@@ -1,0 +1,9 @@
+"""Published measurements against predictions.
+
+Comes in: a CSV file of training runs that somebody measured. Goes out: what is predicted of each,
+and how far that is from what was measured.
+
+Read first `reading.py` (the two layouts), then `language.py` (a row as a question
+and pins), `prediction.py` (a question answered), `validation.py` (all rows), `summary.py` and
+`pairs.py` (what they say together).
+"""

@@ -1,0 +1,215 @@
+"""Rows of DLPerf: ResNet-50, BERT-base, GPT, Wide & Deep and face recognition on V100s.
+
+`question` says what one row asks and what it pins. `variant` holds what has no column; where the
+placement of a classifier or a table is a row's own, the search places it.
+
+Notes
+-----
+github Oneflow-Inc/DLPerf at c89430b (January 2022): models, optimizers and machines are those of
+its reports (2020-2021). Classes: MS1MV2 (85,742) and Glint360K (360,232; An et al., arXiv
+2010.05222, table 1).
+"""
+
+import re
+
+from msgspec.structs import replace
+
+from millrace.published.habits import settings
+from millrace.published.question import InexpressibleError, Question
+from millrace.published.reading import Row, choice, number, whole
+from models.errors import ModelError
+from models.spec import Config, ModelSpec, TrainingSpec
+from models.zoo.catalogue import FAMILIES, model_spec
+from planner.cluster import Cluster
+from planner.clusters import network, reference_node, validate
+from planner.clusters.files import resized
+from planner.errors import ClusterError, InfeasibleError, PlanError
+from planner.search import Pins
+
+GPU = "v100-sxm-16gb"
+NETWORK = "100 Gb/s EDR InfiniBand per node"  # one port (DLPerf's reports, 2020)
+
+PRECISIONS = {"amp": "fp16", "fp32": "fp32"}
+CLASSES = {"face_emore": 85_742, "glint360k": 360_232}
+GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
+GPT_VOCAB = 50_688  # 50,257 padded (DLPerf's GPT report, 2021)
+SMALL_VOCAB = 50_304  # of its runs of GPT-2 small
+FACE = re.compile(r"insightface-(r100|mobilefacenet_y1)-(\w+)$")
+FIELDS = 26  # of ids in a sample of Criteo
+
+# Momentum, decay and clipping are those of the reports; none changes the time by much.
+SGD = TrainingSpec(optimizer="sgd", momentum=0.9, weight_decay=5e-4, clip_norm=0.0)
+
+
+def question(row: Row) -> tuple[Question, Pins]:
+    """Return what a row asks and what it pins.
+
+    Raises
+    ------
+    InexpressibleError
+        Says what the planner has no words for, or which field is malformed.
+    """
+    try:
+        spec = model(row)
+        FAMILIES[spec.family].check(spec, FAMILIES[spec.family].config(**spec.config))
+        asked = Question(
+            model=spec, training=training(row), cluster=cluster(row), global_batch=_batch(row)
+        )
+        pinned = pins(row)
+        pinned.check()
+    except (ModelError, ClusterError, PlanError, InfeasibleError) as error:
+        raise InexpressibleError(str(error)) from None
+    return asked, pinned
+
+
+def measured_s(row: Row) -> float:
+    """Return the time of a step: the global batch over the throughput."""
+    return _batch(row) / number(row, "throughput")
+
+
+def peak_bytes(row: Row) -> float | None:
+    """None: what rows print is all that a process holds, of which some frameworks take it all."""
+    return None
+
+
+def framework_name(row: Row) -> str:
+    """The software of a row; with XLA it is another."""
+    return row["framework"] + (" XLA" if choice(row, "xla", ("0", "1")) == "1" else "")
+
+
+def approximations(row: Row) -> list[str]:
+    """What the row says and its question does not, each in a few words."""
+    found, said = [], _variant(row)
+    if "net" in said:
+        found.append(f"{said['net']} as v1.5")
+    if said.get("fc_parallel", "dp") != "dp":
+        found.append("classifier placed by the search")
+    if said.get("fc_parallel") == "partial_fc_0.1":
+        found.append("classifier of the tenth of the classes that is sampled")
+    if row["model"] == "wide-deep":
+        found.append("table of the rows that a batch reads, placed by the search")
+    return found
+
+
+def model(row: Row) -> ModelSpec:
+    """The row's model, of the zoo or with the row's own sizes."""
+    precision = PRECISIONS[choice(row, "dtype", tuple(PRECISIONS)) or "fp32"]
+    name = row["model"]
+    if name == "resnet50-v1.5":
+        return model_spec("resnet-50", None, precision)
+    if name == "bert-base":
+        spec = model_spec("bert-base", 128, precision)
+        return replace(spec, config=spec.config | {"masked": 20, "dropout": 0.1})
+    if name == "wide-deep":
+        return _wide_deep(row, precision)
+    if face := FACE.match(name):
+        return _face(row, face[1], face[2], precision)
+    if sizes := GPT.match(name):
+        return _gpt(name, precision, *(int(size) for size in sizes.groups()))
+    raise InexpressibleError(f"model `{name}`: no family of the zoo builds it")
+
+
+def _wide_deep(row: Row, precision: str) -> ModelSpec:
+    """Its tables have sparse gradients: dense ones of the rows that a batch reads at most."""
+    said = _variant(row)
+    config: Config = {
+        "vocab": max(FIELDS, min(whole(said, "vocab"), FIELDS * _batch(row))),
+        "embedding": whole(said, "emb"),
+        "layers": whole(said, "fc_layers"),
+    }
+    return ModelSpec(name="wide-deep", family="wide_deep", config=config, precision=precision)
+
+
+def _face(row: Row, network: str, data: str, precision: str) -> ModelSpec:
+    if data not in CLASSES:
+        raise InexpressibleError(
+            f"model `{row['model']}`: the number of classes of `{data}` is not "
+            f"known; known: {', '.join(CLASSES)}"
+        )
+    spec = model_spec("arcface-r100" if network == "r100" else "arcface-mobilefacenet")
+    sampled = _variant(row).get("fc_parallel") == "partial_fc_0.1"
+    config = spec.config | {"classes": CLASSES[data] // (10 if sampled else 1)}
+    return replace(spec, config=config, precision=precision)
+
+
+def _gpt(
+    name: str, precision: str, hidden: int, layers: int, heads: int, seq_len: int
+) -> ModelSpec:
+    config: Config = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn_hidden": 4 * hidden,
+        "vocab": SMALL_VOCAB if name.startswith("gpt2-small") else GPT_VOCAB,
+        "positions": seq_len,
+    }
+    return ModelSpec(name=name, family="gpt", config=config, seq_len=seq_len, precision=precision)
+
+
+def training(row: Row) -> TrainingSpec:
+    """The optimizer of the reports; attention was not fused in those years."""
+    if row["model"].startswith(("resnet", "insightface")):
+        return SGD
+    unclipped = row["model"] == "wide-deep" or _variant(row).get("grad_clip") == "none"
+    return TrainingSpec(attention="unfused", clip_norm=0.0 if unclipped else 1.0)
+
+
+def cluster(row: Row) -> Cluster:
+    """Nodes of up to eight V100s that share one port."""
+    per_node, nodes = whole(row, "gpus_per_node", 8), whole(row, "nodes", 1)
+    node = reference_node(GPU)
+    found = replace(
+        resized(node, per_node),
+        name=f"{GPU}:{per_node}x{nodes}",
+        nodes=nodes,
+        inter_node=network(NETWORK, per_node),
+        software=settings(framework_name(row)),
+    )
+    return validate(found)
+
+
+def pins(row: Row) -> Pins:
+    """Data-parallel, or as `variant` says; free where a table or classifier is placed apart."""
+    said = _variant(row)
+    if row["model"] == "wide-deep" or said.get("fc_parallel", "dp") != "dp":
+        return Pins(pp=1, recompute="none") if _devices(row) > 1 else _replicas(row)
+    if "dp" not in said:
+        return _replicas(row)
+    replicas, stages = whole(said, "dp"), whole(said, "pp")
+    return Pins(
+        dp=replicas,
+        tp=whole(said, "mp"),
+        pp=stages,
+        micro_batch=whole(said, "micro_bs"),
+        schedule="1f1b" if stages > 1 else None,
+        recompute="full" if said.get("ckpt_act") == "1" else "none",
+        zero=0 if replicas > 1 else None,
+    )
+
+
+def _replicas(row: Row) -> Pins:
+    said, devices = _variant(row), _devices(row)
+    zero = 1 if said.get("zero_stage") == "1" or said.get("opt_placement") == "on" else 0
+    return Pins(
+        dp=devices,
+        tp=1,
+        pp=1,
+        micro_batch=whole(row, "batch_per_gpu"),
+        recompute="none",
+        zero=zero if devices > 1 else None,
+    )
+
+
+def _devices(row: Row) -> int:
+    return whole(row, "gpus_per_node", 8) * whole(row, "nodes", 1)
+
+
+def _batch(row: Row) -> int:
+    said = _variant(row)
+    return whole(said, "gbs") if "gbs" in said else whole(row, "batch_per_gpu") * _devices(row)
+
+
+def _variant(row: Row) -> Row:
+    """`key=value;…` by key."""
+    parts = (part.partition("=") for part in row["variant"].split(";") if part)
+    return {name.strip(): value.strip() for name, _, value in parts}

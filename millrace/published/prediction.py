@@ -1,0 +1,169 @@
+"""Prediction of a pinned run that happened: a plan whatever it takes of memory, then simulated.
+
+What a row leaves blank is filled here: `micro_batch` by the best of some that divides and fits,
+`recompute` by the lightest that fits.
+"""
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from msgspec.structs import replace as changed
+
+from millrace.published.question import InexpressibleError, Question
+from models.errors import ModelError
+from planner.cluster import Cluster
+from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+from planner.memory import StageMemory, plan_memory
+from planner.plan import MAX_GAP, Plan, plan_graph
+from planner.search import Pins, SearchRequest, search
+from simulator import SimulationError, forecast
+
+# The run happened, so it fitted: the plan is made on devices with this much memory.
+ROOM_BYTES = 10**15
+
+MICRO_BATCHES = (1, 2, 4, 8)
+MODES = ("none", "selective", "full")  # from the lightest
+
+REFUSED = (InfeasibleError, PlanError, ModelError, ClusterError, ProtocolError, SimulationError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What is predicted of a run; memory in bytes of the fullest device, allocated by registers."""
+
+    step_time_s: float
+    peak_bytes: int
+    bubble_fraction: float
+    exposed_communication_s: float
+    fidelity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The plan of a question, made with the pins that were left, and what had to be given up."""
+
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+def planned(question: Question, pins: Pins) -> Planned:
+    """Return the plan of a question, with what the row left blank filled in.
+
+    Raises
+    ------
+    InexpressibleError
+        Says why there is no plan.
+    """
+    tried: list[tuple[Planned, Predicted, StageMemory]] = []
+    reason = ""
+    for micro_batch in _micro_batches(question, pins):
+        for mode in _modes(pins):
+            filled = replace(pins, micro_batch=micro_batch, recompute=mode)
+            try:
+                found = _searched(question, filled)
+            except InexpressibleError as error:
+                reason = reason or str(error)
+                continue
+            if pins == filled:
+                return found
+            tried.append((found, predicted(found.plan, question.cluster), fullest(found.plan)))
+            if tried[-1][2].total_bytes <= question.cluster.device.memory_bytes:
+                break
+    if not tried:
+        raise InexpressibleError(reason or "no size of microbatch divides the global batch")
+    limit = question.cluster.device.memory_bytes
+    fitting = [one for one in tried if one[2].total_bytes <= limit]
+    if fitting:
+        return min(fitting, key=lambda one: one[1].step_time_s)[0]
+    best = min(tried, key=lambda one: one[2].total_bytes)[0]
+    return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
+
+
+def _micro_batches(question: Question, pins: Pins) -> tuple[int | None, ...]:
+    """Sizes to try: the row's, or those that divide the batch of a replica."""
+    if pins.micro_batch is not None or pins.dp is None:
+        return (pins.micro_batch,)
+    return tuple(one for one in MICRO_BATCHES if question.global_batch % (one * pins.dp) == 0)
+
+
+def _modes(pins: Pins) -> tuple[str, ...]:
+    return MODES if pins.recompute is None else (pins.recompute,)
+
+
+def _searched(question: Question, pins: Pins) -> Planned:
+    """The plan under pins; where a form of storage is what cannot be had, without that pin."""
+    try:
+        return Planned(plan=_plan(question, pins))
+    except REFUSED as error:
+        refused = error
+    for weaker, note in _weaker(pins, str(refused)):
+        try:
+            return Planned(plan=_plan(question, weaker), notes=(note,))
+        except REFUSED:
+            continue
+    raise InexpressibleError(str(refused)) from None
+
+
+def _weaker(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
+    """Pins nearest to those that were refused, and what each gives up."""
+    found = []
+    if "zero" in reason and pins.zero is not None:
+        note = f"zero {pins.zero} not pinned: storage does not divide by its ranks"
+        found.append((replace(pins, zero=None), note))
+    if pins.ep is not None and pins.ep > 1 and pins.dp is not None:
+        share = gcd(pins.ep, pins.dp * (pins.cp or 1))
+        if share < pins.ep:
+            note = f"ep {share} instead of {pins.ep}: experts lie on replicas of one stage"
+            found.append((replace(pins, ep=share), note))
+    return found
+
+
+def _plan(question: Question, pins: Pins) -> Plan:
+    cluster = question.cluster
+    roomy = changed(cluster, device=changed(cluster.device, memory_bytes=ROOM_BYTES))
+    request = SearchRequest(
+        model=question.model,
+        training=question.training,
+        cluster=roomy,
+        global_batch=question.global_batch,
+        pins=pins,
+        max_gap=MAX_GAP,
+    )
+    return changed(search(request, None, remedies=False), cluster=cluster)
+
+
+def predicted(plan: Plan, cluster: Cluster) -> Predicted:
+    """Return what is predicted of a plan on a cluster of the shape that it was made for."""
+    plan = changed(plan, cluster=cluster)
+    graph = plan_graph(plan)
+    memory = plan_memory(plan, graph)
+    found = forecast(plan, graph, memory)
+    return Predicted(
+        step_time_s=found.step_time_ns / 1e9,
+        peak_bytes=max(stage.arena_bytes for stage in memory),
+        bubble_fraction=found.bubble_fraction,
+        exposed_communication_s=found.exposed_communication_ns / 1e9,
+        fidelity=found.fidelity,
+    )
+
+
+def fullest(plan: Plan) -> StageMemory:
+    """Memory of the stage that needs most."""
+    return max(plan_memory(plan, plan_graph(plan)), key=lambda stage: stage.total_bytes)
+
+
+def answer(
+    question: Question, pins: Pins, clusters: tuple[Cluster, ...]
+) -> tuple[str, tuple[Predicted, ...], tuple[str, ...]]:
+    """Plan a question and predict it on clusters of its shape that differ in their figures.
+
+    Returns
+    -------
+    tuple
+        Why there is none (or nothing), a prediction per cluster, and what had to be given up.
+    """
+    try:
+        found = planned(question, pins)
+        return "", tuple(predicted(found.plan, one) for one in clusters), found.notes
+    except (InexpressibleError, *REFUSED) as error:
+        return str(error), (), ()

@@ -1,0 +1,37 @@
+"""Question: what a published row asks the planner, and what it is refused for."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from models.spec import ModelSpec, TrainingSpec
+from planner.cluster import Cluster
+
+
+class InexpressibleError(Exception):
+    """A row that the planner has no words for; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to plan; rows that ask the same share one search."""
+
+    model: ModelSpec
+    cluster: Cluster
+    global_batch: int
+    training: TrainingSpec = field(default_factory=TrainingSpec)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal questions; hashable."""
+        model = msgspec.structs.replace(self.model, name="")
+        parts = (model, self.cluster, self.training)
+        return *(msgspec.json.encode(part, order="sorted") for part in parts), self.global_batch
+
+    @property
+    def text(self) -> str:
+        """The question in one line."""
+        return (
+            f"{self.model.name}, {self.model.seq_len} tokens, {self.model.precision}, batch "
+            f"{self.global_batch} on {self.cluster.name}"
+        )

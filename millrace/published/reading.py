@@ -1,0 +1,166 @@
+"""Tables of published measurements: which layout a CSV file has, its rows, and numbers in them.
+
+The layouts are told apart by their header; columns that a file leaves out are blank in every row.
+"""
+
+import csv
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from millrace.files import FileError, read_bytes
+from millrace.published.question import InexpressibleError
+
+Row = dict[str, str]
+
+LINE = "line"  # the key under which a row holds its line in the file
+MALFORMED = "malformed"  # and under which one of another length than the header says so
+
+
+class Layout(StrEnum):
+    """What the columns of a table mean."""
+
+    LANGUAGE = "language model"
+    DLPERF = "DLPerf"
+
+
+# Columns without which a file is not of a layout.
+REQUIRED = {
+    Layout.LANGUAGE: ("layers", "hidden", "heads", "seq_len", "gpu", "gpus", "global_batch"),
+    Layout.DLPERF: ("model", "framework", "dtype", "batch_per_gpu", "nodes", "throughput"),
+}
+# All the columns that are read, of which a file may leave out the others.
+COLUMNS = {
+    Layout.LANGUAGE: (
+        *("source", "framework", "model", "layers", "hidden", "heads", "kv_heads", "ffn_hidden"),
+        *("vocab", "seq_len", "gpu", "gpus", "gpus_per_node", "inter_node_net", "dp", "tp", "pp"),
+        *("interleave", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "global_batch"),
+        *("recompute", "precision", "flash_attention", "schedule", "tokens_per_s_per_gpu"),
+        *("iteration_time_s", "peak_mem_gb", "notes"),
+    ),
+    Layout.DLPERF: (
+        *("model", "framework", "version", "dtype", "xla", "batch_per_gpu", "nodes"),
+        *("gpus_per_node", "throughput", "unit", "source_path", "variant"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A file's rows in its order, with every column of the layout; `tier` A where it has none."""
+
+    layout: Layout
+    columns: tuple[str, ...]  # of the file
+    rows: tuple[Row, ...]
+
+
+def read_table(path: Path) -> Table:
+    """Read a CSV file of published measurements.
+
+    Raises
+    ------
+    FileError
+        The file cannot be read, or its header is of neither layout; names the columns it lacks.
+    """
+    content = read_bytes(path, "table")
+    try:
+        lines = content.decode("utf-8-sig").splitlines(keepends=True)
+    except UnicodeDecodeError:
+        raise FileError(f"`{path}` is not a CSV file: it is not UTF-8 text") from None
+    reader = csv.reader(lines)
+    try:
+        header = tuple(next(reader, ()))
+        layout = _layout(path, header)
+        rows = []
+        for values in reader:
+            if values:
+                rows.append(_row(layout, header, values, reader.line_num))
+    except csv.Error as error:
+        raise FileError(f"`{path}` is not a CSV file: line {reader.line_num}: {error}") from None
+    return Table(layout=layout, columns=header, rows=tuple(rows))
+
+
+def read(path: Path, tier: str = "A") -> list[Row]:
+    """Return the rows of one tier, each with its line number as `line`."""
+    return [row for row in read_table(path).rows if row["tier"] == tier]
+
+
+def _layout(path: Path, header: tuple[str, ...]) -> Layout:
+    missing = {layout: [n for n in names if n not in header] for layout, names in REQUIRED.items()}
+    for layout, names in missing.items():
+        if not names:
+            return layout
+    lacks = "; ".join(f"the {layout} layout needs {', '.join(n)}" for layout, n in missing.items())
+    raise FileError(f"`{path}` is not a table of published measurements: its header lacks {lacks}")
+
+
+def _row(layout: Layout, header: tuple[str, ...], values: list[str], line: int) -> Row:
+    """A row by column; one of another length than the header's says so under `malformed`."""
+    row = dict.fromkeys((*COLUMNS[layout], *header), "")
+    row |= {name: value.strip() for name, value in zip(header, values, strict=False)}
+    row[LINE] = str(line)
+    if "tier" not in header:
+        row["tier"] = "A"
+    if len(values) != len(header):
+        row[MALFORMED] = f"{len(values)} fields where the header has {len(header)}"
+    return row
+
+
+def check_whole(row: Row) -> None:
+    """Refuse a row that has more or fewer fields than the header."""
+    if MALFORMED in row:
+        raise InexpressibleError(row[MALFORMED])
+
+
+def whole(row: Row, field: str, blank: int | None = None) -> int:
+    """Return a whole number of a row, at least 1; `blank` where there is nothing, if given.
+
+    Raises
+    ------
+    InexpressibleError
+        Names the field, what it holds and what was expected.
+    """
+    found = number(row, field, blank)
+    if found != int(found) or found < 1:
+        raise _wrong(row, field, "a whole number of at least 1")
+    return int(found)
+
+
+def number(row: Row, field: str, blank: float | None = None) -> float:
+    """Return a positive number of a row; `blank` where there is nothing, if given.
+
+    Raises
+    ------
+    InexpressibleError
+        Names the field, what it holds and what was expected.
+    """
+    text = row.get(field, "")
+    if not text and blank is not None:
+        return blank
+    try:
+        found = float(text)
+    except ValueError:
+        raise _wrong(row, field, "a number") from None
+    if not 0 < found < float("inf"):
+        raise _wrong(row, field, "a number above 0")
+    return found
+
+
+def choice(row: Row, field: str, known: tuple[str, ...]) -> str:
+    """Return a word of a row, blank or one of some.
+
+    Raises
+    ------
+    InexpressibleError
+        Names the field, what it holds and what was expected.
+    """
+    text = row.get(field, "")
+    if text and text not in known:
+        raise _wrong(row, field, f"one of {', '.join(known)}")
+    return text
+
+
+def _wrong(row: Row, field: str, expected: str) -> InexpressibleError:
+    text = row.get(field, "")
+    found = f"is `{text}`" if text else "is blank"
+    return InexpressibleError(f"{field} {found}: expected {expected}")

@@ -1,0 +1,150 @@
+"""The table of a sweep, a part for each of its lines, and the same rows as a CSV file."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from millrace.units import format_count, format_percent, format_seconds
+
+Row = dict[str, Any]
+# Of a plan's degrees, those above one are shown.
+DEGREES = ("dp", "tp", "pp", "cp", "ep")
+# What a run takes, and what it is called.
+SPENT = {
+    "goodput_fraction": "goodput",
+    "time_s": "time",
+    "energy_j": "energy",
+    "cost_usd": "cost",
+}
+
+
+def line_of(row: Row) -> tuple[str, str | None, int]:
+    """What the rows of one line have in common."""
+    return row["cluster"], row["network"], row["global_batch"]
+
+
+def line_name(row: Row) -> str:
+    """The same in words."""
+    network = f", {row['network']}" if row["network"] else ""
+    return f"{row['cluster']}{network}, batch {row['global_batch']}"
+
+
+def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
+    """Print a table for every line of a sweep, and what was not planned, with the reason."""
+    for _, line in groupby(rows, line_of):
+        found = list(line)
+        console.print(_table(found))
+        for row in found:
+            if row["reason"] is not None:
+                console.print(
+                    f"{row['devices']} devices: {row['reason']}", markup=False, soft_wrap=True
+                )
+        stops = next((row for row in found if row["stops_paying"]), None)
+        if stops is not None:
+            console.print(
+                f"stops paying at {stops['devices']} devices: those added bring "
+                f"{format_percent(stops['marginal_efficiency'])} of their worth "
+                f"(less than {format_percent(worth)})",
+                markup=False,
+                soft_wrap=True,
+            )
+    tokens = rows[0]["tokens"]
+    console.print(
+        f"time, energy, cost: of {format_count(tokens)} tokens; binds: the two largest parts of a "
+        f"step; ▸ stops paying",
+        markup=False,
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """The sizes of one line."""
+    title = f"{rows[0]['model']} on {line_name(rows[0])}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = [name for name in SPENT if any(row[name] is not None for row in rows)]
+    table.add_column("devices", justify="right", no_wrap=True)
+    table.add_column("plan", min_width=8)
+    for column in ("tokens/s", "effic.", "mfu", *(SPENT[name] for name in shown)):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("binds", min_width=16)
+    for row in rows:
+        if row["reason"] is not None:
+            table.add_row(str(row["devices"]), "no plan")
+            continue
+        mark = "▸ " if row["stops_paying"] else ""
+        table.add_row(
+            f"{mark}{row['devices']}",
+            _plan(row),
+            format_count(row["tokens_per_s"]),
+            _percent(row["scaling_efficiency"]),
+            _percent(row["mfu"]),
+            *(_cell(name, row[name]) for name in shown),
+            _binds(row),
+        )
+    return table
+
+
+def _plan(row: Row) -> str:
+    degrees = [f"{name} {row[name]}" for name in DEGREES if row[name] is None or row[name] > 1]
+    return " ".join(one.replace("None", "mixed") for one in degrees) or "one device"
+
+
+def _binds(row: Row) -> str:
+    """The two largest parts, a line each."""
+    pairs = [(row["binds"], row["binds_fraction"]), (row["next"], row["next_fraction"])]
+    return "\n".join(f"{_percent(share)} {name}" for name, share in pairs if name is not None)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share * 100:.0f} %"
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if name == "goodput_fraction":
+        return format_percent(value)
+    if name == "time_s":
+        return format_time(value)
+    return format_energy(value) if name == "energy_j" else format_usd(value)
+
+
+def format_time(seconds: float) -> str:
+    """Write a duration of a run: days and hours where it is long."""
+    for unit, least, scale in (("days", 172800.0, 86400.0), ("h", 3600.0, 3600.0)):
+        if seconds >= least:
+            return f"{seconds / scale:,.1f} {unit}"
+    return format_seconds(seconds)
+
+
+def format_energy(joules: float) -> str:
+    """Write an energy in kWh or MWh where it is large."""
+    for unit, scale in (("GWh", 3.6e12), ("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3)):
+        if joules >= scale:
+            return f"{joules / scale:.3g} {unit}"
+    return f"{joules:.3g} J"
+
+
+def format_usd(dollars: float) -> str:
+    """Write a sum of money with three digits."""
+    if dollars >= 1000:
+        return f"${format_count(dollars)}"
+    return f"${dollars:.3g}"
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    """Return the rows as CSV, a column for every key but `parts`; empty where there is no value."""
+    written = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        flat = {name: value for name, value in row.items() if name != "parts"}
+        if writer is None:
+            writer = csv.DictWriter(written, list(flat), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(flat)
+    return written.getvalue()

@@ -1,0 +1,253 @@
+"""Parts: what a simulated step's time goes to, by the resource that would shorten it.
+
+The simulator splits the step of the average device in three that add up to it: busy, communication
+that nothing hides, and bubble. Each is split further:
+
+* busy, in proportion to the durations of all ops: ops that run a second time count for memory (the
+  plan repeats them for lack of it), every other op for whichever shortens it most when it costs
+  nothing: FLOP/s (compute), bandwidth of the device's memory (memory-bound ops), or launching it
+  and copies from and to host memory (host);
+* exposed communication, between links inside nodes and links between them, in proportion to what
+  the step would gain if either moved data in no time; and then, in proportion to the durations of
+  all meetings, by the kind of collective. A meeting lies between nodes where its members do;
+* bubble: what vanishes when the host launches ops in no time counts for the host.
+
+Parts of one resource are then added up (`resources`), and the largest binds.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from models.graph import Graph
+from models.ops import OPS, op_kind
+from planner.actors.graph import Actor, ActorGraph, Program
+from planner.cluster import Cluster, Link, NodeGroup
+from planner.compile.lowering import Lowering
+from planner.compile.orders import joined, unordered
+from planner.compile.placement import place
+from planner.compile.slots import timetable
+from planner.costs import durations
+from planner.costs.layout import frame_of, nodes_of
+from planner.memory import plan_memory
+from planner.plan import Plan, plan_graph
+
+COMPUTE, MEMORY_BOUND, HOST = "compute", "memory-bound ops", "host"
+MEMORY, BUBBLE = "recomputation", "bubble"
+INSIDE, BETWEEN = PLACES = ("inside nodes", "between nodes")
+RESOURCES = {  # the parts of a resource: their name, or how it ends
+    "compute": COMPUTE,
+    "memory_bandwidth": MEMORY_BOUND,
+    "memory": MEMORY,
+    "links_inside_nodes": INSIDE,
+    "links_between_nodes": BETWEEN,
+    "bubble": BUBBLE,
+    "host": HOST,
+}
+FREE = 1e9  # times as fast: what is left of a duration is below a nanosecond
+MADE_TWICE = "recompute"
+SENT = {"recv": "send"}  # two ends of one transfer
+
+Parts = dict[str, float]
+
+
+def step_parts(plan: Plan) -> Parts:
+    """Return the fractions of a plan's step by what they go to, the largest first; they sum to 1.
+
+    Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and collectives with
+    their place, such as `all_reduce between nodes`.
+    """
+    from simulator import forecast
+
+    graph = plan_graph(plan)
+    memory = plan_memory(plan, graph)
+
+    def step_ns(cluster: Cluster) -> int:
+        return forecast(replace(plan, cluster=cluster), graph, memory).step_time_ns
+
+    found = forecast(plan, graph, memory)
+    whole = max(found.step_time_ns, 1)
+    exposed = min(found.exposed_communication_ns / whole, 1.0)
+    bubble = min(found.bubble_fraction, 1 - exposed)
+    actors = _lowered(plan, graph)
+    parts = _scaled(_work(actors, plan.cluster), 1 - exposed - bubble)
+    moved = _moved(actors, plan.cluster)
+    if exposed > 0:
+        gains = {
+            at: whole - step_ns(_changed(plan.cluster, FREE_LINKS[at])) for at in _places(moved)
+        }
+        parts |= _exposed(moved, gains, exposed)
+    if plan.cluster.software.host_ns:
+        software = replace(plan.cluster.software, host_ns=0)
+        waited = 1 - step_ns(replace(plan.cluster, software=software)) / whole
+        waited = min(max(waited, 0.0), bubble)
+        parts[HOST] = parts.get(HOST, 0.0) + waited
+        bubble -= waited
+    parts[BUBBLE] = bubble
+    return dict(sorted(((n, v) for n, v in parts.items() if v > 0), key=lambda one: -one[1]))
+
+
+def resources(parts: Mapping[str, float]) -> Parts:
+    """Return the fractions of a step by resource, in the order of `RESOURCES`.
+
+    Examples
+    --------
+    >>> found = resources({"compute": 0.9, "send between nodes": 0.1})
+    >>> found["links_between_nodes"], found["bubble"]
+    (0.1, 0.0)
+    """
+    return {
+        resource: float(sum(part for name, part in parts.items() if name.endswith(ending)))
+        for resource, ending in RESOURCES.items()
+    }
+
+
+def _lowered(plan: Plan, graph: Graph) -> ActorGraph:
+    """Every actor of the plan; in which order they run does not matter here."""
+    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
+    for placed in place(plan, graph):
+        lowering.lower(placed)
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    table = timetable(plan.schedule, homes, plan.microbatches)
+    programs = [
+        unordered(draft, f"stage {stage}", stage, table.orders[stage])
+        for stage, draft in enumerate(lowering.stages)
+    ]
+    return joined(programs, plan.model.name, plan.mesh.axes)
+
+
+def _work(actors: ActorGraph, cluster: Cluster) -> Parts:
+    """Nanoseconds of all ops, by what they wait for."""
+    now = durations(actors, cluster)
+    free = {name: durations(actors, one) for name, one in _free_devices(cluster).items()}
+    found: Parts = {}
+    for at, program in enumerate(actors.programs):
+        for index, actor in enumerate(program.actors):
+            if actor.meeting is not None:
+                continue
+            gains = {name: now[at][index] - rows[at][index] for name, rows in free.items()}
+            name = _resource(actor, gains)
+            found[name] = found.get(name, 0.0) + now[at][index] * actor.firings
+    return found
+
+
+def _resource(actor: Actor, gains: Mapping[str, int]) -> str:
+    if actor.phase == MADE_TWICE:
+        return MEMORY
+    best = max(gains, key=lambda name: gains[name])  # the first of equals
+    if gains[best] > 0:
+        return best
+    products = actor.kind in OPS and op_kind(actor.kind).products
+    return COMPUTE if products else MEMORY_BOUND
+
+
+def _moved(actors: ActorGraph, cluster: Cluster) -> dict[tuple[str, str], float]:
+    """Nanoseconds of all meetings, by kind and place."""
+    times = durations(actors, cluster)
+    places: dict[object, str] = {}
+    found: dict[tuple[str, str], float] = {}
+    for at, program in enumerate(actors.programs):
+        for actor, ns in zip(program.actors, times[at], strict=True):
+            meeting = actor.meeting
+            if meeting is None:
+                continue
+            key = (at, meeting.kind, meeting.axes, meeting.peer, meeting.world)
+            if key not in places:
+                places[key] = _place(actors, program, actor, cluster)
+            name = (SENT.get(meeting.kind, meeting.kind), places[key])
+            found[name] = found.get(name, 0.0) + ns * actor.firings
+    return found
+
+
+def _place(actors: ActorGraph, program: Program, actor: Actor, cluster: Cluster) -> str:
+    """Where the group of the program's first rank meets."""
+    assert actor.meeting is not None
+    members = actors.members(program.ranks[0], actor.meeting)
+    return BETWEEN if len(set(nodes_of(tuple(members), frame_of(cluster)).tolist())) > 1 else INSIDE
+
+
+def _places(moved: Mapping[tuple[str, str], float]) -> list[str]:
+    return [at for at in PLACES if any(place == at and ns for (_, place), ns in moved.items())]
+
+
+def _exposed(
+    moved: Mapping[tuple[str, str], float], gains: Mapping[str, int], exposed: float
+) -> Parts:
+    """Share exposed communication out, see above."""
+    by_place: dict[str, Parts] = {}
+    for (kind, at), ns in moved.items():
+        by_place.setdefault(at, {})[f"{kind} {at}"] = ns
+    totals = {at: sum(kinds.values()) for at, kinds in by_place.items()}
+    weights = {at: float(max(gain, 0)) for at, gain in gains.items()}
+    if not any(weights.values()):
+        weights = totals
+    found: Parts = {}
+    for at, share in _scaled(weights, exposed).items():
+        found |= _scaled(by_place[at], share)
+    return found
+
+
+def _scaled(parts: Mapping[str, float], total: float) -> Parts:
+    whole = sum(parts.values())
+    return {name: part * total / whole for name, part in parts.items()} if whole else {}
+
+
+def _free_devices(cluster: Cluster) -> dict[str, Cluster]:
+    """The cluster with devices that compute, reach their memory, or are launched, for nothing.
+
+    Ops whose times were measured take as long as before.
+    """
+    return {
+        COMPUTE: _changed(cluster, _free_compute),
+        MEMORY_BOUND: _changed(cluster, _free_bandwidth),
+        HOST: _changed(cluster, _free_host),
+    }
+
+
+def _free_compute(group: NodeGroup) -> NodeGroup:
+    peaks = {name: rate * FREE for name, rate in group.device.flops_per_s.items()}
+    return replace(group, device=replace(group.device, flops_per_s=peaks))
+
+
+def _free_bandwidth(group: NodeGroup) -> NodeGroup:
+    rate = group.device.memory_bandwidth_bytes_per_s * FREE
+    return replace(group, device=replace(group.device, memory_bandwidth_bytes_per_s=rate))
+
+
+def _free_host(group: NodeGroup) -> NodeGroup:
+    host = group.host and replace(
+        group.host, latency_ns=0, bandwidth_bytes_per_s=group.host.bandwidth_bytes_per_s * FREE
+    )
+    return replace(group, device=replace(group.device, launch_ns=0), host=host)
+
+
+def _free_inside(group: NodeGroup) -> NodeGroup:
+    islands = group.islands and replace(group.islands, link=_free(group.islands.link))
+    bare = replace(group.device, collectives={})
+    return replace(group, device=bare, intra_node=_free(group.intra_node), islands=islands)
+
+
+def _free_between(group: NodeGroup) -> NodeGroup:
+    return replace(group, inter_node=_free(group.inter_node))
+
+
+def _free(link: Link) -> Link:
+    rate = link.bandwidth_bytes_per_s * FREE
+    return replace(link, latency_ns=0, gap_ns=0, bandwidth_bytes_per_s=rate)
+
+
+FREE_LINKS = {INSIDE: _free_inside, BETWEEN: _free_between}
+
+
+def _changed(cluster: Cluster, change: Callable[[NodeGroup], NodeGroup]) -> Cluster:
+    """The cluster with every kind of node changed."""
+    first, *others = map(change, cluster.groups)
+    return replace(
+        cluster,
+        device=first.device,
+        intra_node=first.intra_node,
+        inter_node=first.inter_node,
+        islands=first.islands,
+        host=first.host,
+        others=tuple(others),
+    )

@@ -1,0 +1,305 @@
+"""Sweep: clusters × networks × batches × sizes, a row for each, equal questions asked once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from millrace.figures import plan_summary
+from millrace.scaling.lines import WORTH, relate
+from millrace.scaling.parts import RESOURCES, resources, step_parts
+from models.spec import ModelSpec
+from planner.cluster import Cluster, Link, Software
+from planner.clusters import validate
+from planner.errors import ClusterError, InfeasibleError, PlanError
+from planner.plan import Plan, plan_graph
+
+# Per device: 2 TB/s that a storage of Meta sustained for 16,384 GPUs ("The Llama 3 Herd of Models",
+# 2024, section 3.3.1).
+CHECKPOINT_BYTES_PER_S = 2e12 / 16384
+# ByteDance's MegaScale finds and diagnoses a failure within 10 minutes on average (Jiang et al.,
+# "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs", 2024, section 6.3).
+RESTART_S = 600.0
+MILLION = 1e6
+
+# What of a plan stands in a row.
+CHOICES = (
+    *("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch"),
+    *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
+)
+FIGURES = ("step_time_s", "tokens_per_s", "mfu", "tflops_per_gpu", "memory_bytes_max")
+ANSWERS = (
+    *FIGURES,
+    *("goodput_fraction", "goodput_tokens_per_s", "checkpoint_interval_s"),
+    *("time_s", "energy_j", "cost_usd"),
+    *("binds", "binds_fraction", "next", "next_fraction"),
+    *(f"{name}_fraction" for name in RESOURCES),
+    *("parts", *CHOICES),
+)
+
+Row = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """How often devices fail, and what a failure costs.
+
+    Attributes
+    ----------
+    mtbf_hours
+        Mean time between failures of one device, with its share of host and network.
+    checkpoint_bytes_per_s
+        With which all devices together write a checkpoint; None: `CHECKPOINT_BYTES_PER_S` each.
+    restart_s
+        From a failure to the first step after it.
+    """
+
+    mtbf_hours: float
+    checkpoint_bytes_per_s: float | None = None
+    restart_s: float = RESTART_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What is asked.
+
+    Attributes
+    ----------
+    clusters
+        Name as asked, and the cluster; its number of nodes is replaced by each of `nodes`.
+    nodes, global_batches
+        Sizes, in nodes, and samples of a step.
+    networks
+        Name as asked → the link of a device of a node of so many devices, in place of the
+        cluster's own between nodes; none: its own alone.
+    software
+        Of all clusters.
+    tokens
+        To which time, energy and cost are counted; None: to a million.
+    failures
+        None: nothing fails.
+    worth
+        The least marginal efficiency that pays, see `millrace.scaling.lines`.
+    """
+
+    model: ModelSpec
+    clusters: tuple[tuple[str, Cluster], ...]
+    nodes: tuple[int, ...]
+    global_batches: tuple[int, ...]
+    networks: tuple[tuple[str, Callable[[int], Link]], ...] = ()
+    software: Software = field(default_factory=Software)
+    tokens: float | None = None
+    failures: Failures | None = None
+    worth: float = WORTH
+
+    def __post_init__(self) -> None:
+        for option, numbers in (("--nodes", self.nodes), ("--global-batch", self.global_batches)):
+            for number in numbers:
+                if number < 1:
+                    raise PlanError(f"{option} {number}: expected whole numbers of at least 1")
+            if not numbers:
+                raise PlanError(f"{option} holds no number: expected some, such as 1,2,4")
+        if not 0 < self.worth <= 1:
+            raise PlanError(f"--worth {self.worth:g}: expected above 0 and at most 1")
+        if self.tokens is not None and not 0 < self.tokens < float("inf"):
+            raise PlanError(f"--tokens {self.tokens:g}: expected a number above 0")
+        failures = self.failures
+        if failures is not None:
+            for option, value, least in (
+                ("--mtbf-hours", failures.mtbf_hours, "above 0"),
+                ("--checkpoint-rate", failures.checkpoint_bytes_per_s, "above 0"),
+                ("--restart-minutes", failures.restart_s, "0 or more"),
+            ):
+                if value is not None and not (value > 0 or (value == 0 and least[0] == "0")):
+                    raise PlanError(f"{option} {value:g}: expected {least}")
+
+
+def sweep(
+    asked: Sweep, search: Callable[[Cluster, int], Plan], progress: Progress | None = None
+) -> list[Row]:
+    """Return a row for every combination: by cluster, then network, then batch, then size.
+
+    Parameters
+    ----------
+    asked
+        The combinations.
+    search
+        Plans the model for a cluster and a batch, with the simulator's figures.
+    progress
+        Told a line about every question that is put to it.
+
+    Returns
+    -------
+    list of dict
+        Every row has every key; `reason` says why there is no plan, and is None where there is one.
+
+    Raises
+    ------
+    ClusterError
+        A cluster cannot be sized, or no row could be understood.
+    """
+    lines = list(_lines(asked))
+    total = sum(len(line) for line in lines)
+    known: dict[bytes, Row] = {}
+    faults: list[ClusterError] = []
+    rows: list[Row] = []
+    for line in lines:
+        found: list[Row] = []
+        for row, cluster in line:
+            key = _key(cluster, row["global_batch"])
+            if key not in known:
+                known[key] = _answer(asked, row, cluster, search, faults)
+                if progress is not None:
+                    progress(f"{len(rows) + len(found) + 1} of {total}: {_told(row, known[key])}")
+            found.append(row | known[key])
+        relate(found, asked.worth)
+        rows += found
+    if faults and len(faults) == len(known):
+        raise faults[0]
+    return rows
+
+
+def _lines(asked: Sweep) -> Iterator[list[tuple[Row, Cluster]]]:
+    """Rows as far as they are asked, with their clusters, a line at a time."""
+    for name, base in asked.clusters:
+        for network, link in asked.networks or ((None, None),):
+            joined = base if link is None else _joined(base, link)
+            for batch in asked.global_batches:
+                yield [
+                    (_question(asked, name, base, network, nodes, batch), _sized(joined, nodes))
+                    for nodes in asked.nodes
+                ]
+
+
+def _question(
+    asked: Sweep, name: str, base: Cluster, network: str | None, nodes: int, batch: int
+) -> Row:
+    return {
+        "model": asked.model.name,
+        "cluster": name,
+        "network": network,
+        "nodes": nodes,
+        "devices_per_node": base.devices_per_node,
+        "devices": base.devices_per_node * nodes,
+        "global_batch": batch,
+        "seq_len": asked.model.seq_len,
+        "precision": asked.model.precision,
+        "framework": asked.software.name,
+        "tokens": asked.tokens or MILLION,
+    }
+
+
+def _joined(base: Cluster, link: Callable[[int], Link]) -> Cluster:
+    return msgspec.structs.replace(base, inter_node=link(base.devices_per_node))
+
+
+def _sized(base: Cluster, nodes: int) -> Cluster:
+    """The cluster with another number of nodes, named after it."""
+    if base.others:
+        raise ClusterError(
+            f"--cluster {base.name}: it has several kinds of device, of which --nodes {nodes} does "
+            f"not say how many there are; sweep each kind alone"
+        )
+    if base.cores_per_node is not None and nodes > 1:
+        raise ClusterError(
+            f"--nodes {nodes}: {base.name} is this machine alone; write --nodes 1, and its sizes "
+            f"as --cluster local:1,local:2"
+        )
+    if base.cores_per_node is not None:
+        return base
+    name = f"{base.name.removesuffix(f'x{base.nodes}')}x{nodes}"
+    return validate(msgspec.structs.replace(base, name=name, nodes=nodes))
+
+
+def _key(cluster: Cluster, batch: int) -> bytes:
+    """What the answer depends on: neither names, nor a network that joins nothing."""
+    alone = cluster.inter_node if cluster.nodes > 1 else cluster.intra_node
+    bare = msgspec.structs.replace(cluster, name="", inter_node=alone)
+    return msgspec.json.encode((bare, batch))
+
+
+def _answer(
+    asked: Sweep,
+    row: Row,
+    cluster: Cluster,
+    search: Callable[[Cluster, int], Plan],
+    faults: list[ClusterError],
+) -> Row:
+    """What is found for a row, or why nothing is."""
+    unanswered = dict.fromkeys(ANSWERS)
+    software = asked.software
+    try:
+        plan = search(msgspec.structs.replace(cluster, software=software), row["global_batch"])
+    except InfeasibleError as error:
+        return unanswered | {"reason": str(error)}
+    except ClusterError as error:  # such as a device without the precision
+        faults.append(error)
+        return unanswered | {"reason": str(error)}
+    summary = plan_summary(plan)
+    found = {name: summary[name] for name in (*FIGURES, *CHOICES)}
+    found |= _goodput(asked.failures, plan)
+    useful = found.get("goodput_fraction", 1.0)
+    found["goodput_tokens_per_s"] = found["tokens_per_s"] * useful
+    if useful > 0:
+        price = summary["cost_usd_per_mtoken"]
+        per_token = {
+            "time_s": 1 / found["tokens_per_s"],
+            "energy_j": summary["energy_j_per_token"],
+            "cost_usd": None if price is None else price / MILLION,
+        }
+        for name, spent in per_token.items():
+            found[name] = None if spent is None else spent * row["tokens"] / useful
+    return unanswered | found | _binding(plan) | {"reason": None}
+
+
+def _goodput(failures: Failures | None, plan: Plan) -> Row:
+    if failures is None:
+        return {}
+    from simulator.failures import goodput
+
+    rate = failures.checkpoint_bytes_per_s or CHECKPOINT_BYTES_PER_S * plan.ranks
+    found = goodput(
+        plan.figures["step_time_s"],
+        plan.ranks,
+        failures.mtbf_hours,
+        checkpoint_bytes(plan),
+        rate,
+        failures.restart_s,
+    )
+    return {"goodput_fraction": found.fraction, "checkpoint_interval_s": found.interval_s}
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Bytes that a run is resumed from: every parameter and its moments, in fp32."""
+    moments = 2 if plan.training.optimizer == "adamw" else int(plan.training.momentum > 0)
+    return plan_graph(plan).parameter_count * 4 * (1 + moments)
+
+
+def _binding(plan: Plan) -> Row:
+    """Which resource takes most of the step, which is next, and all of them."""
+    parts = step_parts(plan)
+    shares = resources(parts)
+    first, then = sorted(shares, key=lambda name: -shares[name])[:2]
+    return {
+        "binds": _named(first, parts),
+        "binds_fraction": shares[first],
+        "next": _named(then, parts) if shares[then] else None,
+        "next_fraction": shares[then],
+        **{f"{name}_fraction": share for name, share in shares.items()},
+        "parts": parts,
+    }
+
+
+def _named(resource: str, parts: dict[str, float]) -> str:
+    """The largest part of a resource; `all_reduce between nodes` of the links between nodes."""
+    return next(name for name in parts if name.endswith(RESOURCES[resource]))
+
+
+def _told(row: Row, found: Row) -> str:
+    network = f", {row['network']}" if row["network"] else ""
+    where = f"{row['devices']} devices of {row['cluster']}{network}, batch {row['global_batch']}"
+    if found["reason"] is not None:
+        return f"{where}: no plan"
+    return f"{where}: {found['tokens_per_s']:,.0f} tokens/s"

@@ -1,0 +1,64 @@
+"""Small tables of published runs, written by hand."""
+
+from pathlib import Path
+
+# What a row leaves out below is as here: a small GPT on two A100 of one node.
+PLAIN = {
+    "source": "a paper",
+    "tier": "A",
+    "framework": "megatron-core",
+    "model": "gpt-tiny",
+    "layers": "4",
+    "hidden": "256",
+    "heads": "4",
+    "kv_heads": "4",
+    "ffn_hidden": "1024",
+    "vocab": "1000",
+    "seq_len": "128",
+    "gpu": "a100-sxm-80gb",
+    "gpus": "2",
+    "gpus_per_node": "8",
+    "inter_node_net": "",
+    "dp": "2",
+    "tp": "1",
+    "pp": "1",
+    "interleave": "1",
+    "cp": "1",
+    "ep": "1",
+    "zero": "1",
+    "sequence_parallel": "0",
+    "micro_batch": "2",
+    "global_batch": "16",
+    "recompute": "none",
+    "precision": "bf16",
+    "flash_attention": "1",
+    "schedule": "",
+    "tokens_per_s_per_gpu": "",
+    "iteration_time_s": "0.01",
+    "peak_mem_gb": "",
+    "notes": "",
+}
+
+DLPERF = {
+    "model": "resnet50-v1.5",
+    "framework": "OneFlow",
+    "version": "0.2.0",
+    "dtype": "amp",
+    "xla": "0",
+    "batch_per_gpu": "32",
+    "nodes": "1",
+    "gpus_per_node": "1",
+    "throughput": "1000",
+    "unit": "samples_per_s",
+    "speedup_reported": "",
+    "source_path": "",
+    "variant": "",
+}
+
+
+def written(path: Path, *rows: dict[str, str], plain: dict[str, str] = PLAIN) -> Path:
+    """Write rows that change some columns of a plain one; returns the path."""
+    lines = [",".join(plain)]
+    lines += [",".join((plain | row).values()) for row in rows]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path

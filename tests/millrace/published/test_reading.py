@@ -1,0 +1,63 @@
+"""Tables are told apart by their header; a malformed field is named with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace.files import FileError
+from millrace.published.question import InexpressibleError
+from millrace.published.reading import Layout, choice, number, read, read_table, whole
+from tests.millrace.published.rows import DLPERF, written
+
+
+def test_layouts_are_told_apart_by_their_header(tmp_path: Path):
+    assert read_table(written(tmp_path / "a.csv", {})).layout is Layout.LANGUAGE
+    found = read_table(written(tmp_path / "b.csv", {}, plain=DLPERF))
+    assert found.layout is Layout.DLPERF
+    assert found.rows[0]["tier"] == "A"
+
+
+def test_columns_that_a_file_leaves_out_are_blank(tmp_path: Path):
+    path = tmp_path / "few.csv"
+    path.write_text("layers,hidden,heads,seq_len,gpu,gpus,global_batch\n2,64,2,16,b200,1,4\n")
+    (row,) = read_table(path).rows
+    assert row["cp"] == row["notes"] == row["framework"] == ""
+    assert row["line"] == "2"
+
+
+def test_one_tier_is_read(tmp_path: Path):
+    path = written(tmp_path / "a.csv", {"tier": "B"}, {})
+    assert [row["line"] for row in read(path)] == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "header lacks"),
+        (b"a,b\n1,2\n", "the DLPerf layout needs model"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_such_table_is_refused(tmp_path: Path, content: bytes, said: str):
+    path = tmp_path / "other.csv"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=said):
+        read_table(path)
+
+
+def test_a_number_out_of_place_names_the_field_and_what_was_expected():
+    row = {"line": "7", "gpus": "many", "micro_batch": "0.25", "dp": "", "zero": "4", "tp": "4.0"}
+    with pytest.raises(InexpressibleError, match="gpus is `many`: expected a number"):
+        whole(row, "gpus")
+    with pytest.raises(
+        InexpressibleError, match=r"micro_batch is `0\.25`: expected a whole number"
+    ):
+        whole(row, "micro_batch")
+    with pytest.raises(InexpressibleError, match="dp is blank"):
+        whole(row, "dp")
+    with pytest.raises(InexpressibleError, match="zero is `4`: expected one of 0, 1"):
+        choice(row, "zero", ("0", "1"))
+    with pytest.raises(InexpressibleError, match="hidden is blank"):
+        number(row, "hidden")
+    assert whole(row, "dp", 1) == 1
+    assert whole(row, "tp") == 4

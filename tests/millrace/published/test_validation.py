@@ -1,0 +1,222 @@
+"""Published rows are predicted in their order; what cannot be said has a reason or a note."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from millrace import cli
+from millrace.published import dlperf, language
+from millrace.published.leaving import left_out
+from millrace.published.pairs import differences, pairs
+from millrace.published.prediction import Predicted, planned
+from millrace.published.reading import read_table
+from millrace.published.summary import document, figures
+from millrace.published.validation import Asked, Outcome, validate
+from planner.cluster import Cluster, Software
+from planner.search import Pins
+from tests.millrace.published.rows import DLPERF, PLAIN, written
+
+ROW = PLAIN | {"line": "2"}
+
+
+def outcome(measured_s: float, predicted_s: float, **changed: str) -> Outcome:
+    """A row as if it had been predicted."""
+    predicted = Predicted(
+        step_time_s=predicted_s,
+        peak_bytes=10**9,
+        bubble_fraction=0.0,
+        exposed_communication_s=0.0,
+        fidelity="op",
+    )
+    return Outcome(asked=Asked(row=ROW | changed, measured_s=measured_s), predicted=predicted)
+
+
+def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = written(
+        tmp_path / "a.csv",
+        {"peak_mem_gb": "1.0"},
+        {"layers": "four"},
+        {"gpus": "3"},
+        {"model": "gpt-other-name"},
+        {"tier": "B", "micro_batch": "", "recompute": ""},
+        {"iteration_time_s": ""},
+        {"precision": "fp4", "notes": "uneven layer split"},
+        {"peak_mem_gb": "much"},
+    )
+    plot = tmp_path / "plot.svg"
+    arguments = ["validate", str(path), "--json", "--processes", "1", "--plot", str(plot)]
+    assert cli.run(arguments) == 0
+    told = capsys.readouterr()
+    found: dict[str, Any] = json.loads(told.out)
+    rows = found["rows"]
+    assert [row["line"] for row in rows] == list(range(2, 10))
+    assert rows[0]["predicted_s"] > 0
+    assert rows[0]["error"] == pytest.approx(rows[0]["predicted_s"] / 0.01 - 1)
+    assert rows[0]["predicted_peak_gb"] > 0
+    assert "line 3: layers is `four`" in rows[1]["reason"]
+    assert rows[1]["error"] is rows[1]["predicted_s"] is None
+    assert "line 4" in rows[2]["reason"]
+    assert rows[3]["predicted_s"] == rows[0]["predicted_s"]
+    assert rows[4]["error"] is not None
+    assert "iteration_time_s" in rows[5]["reason"]
+    assert "peak_mem_gb is `much`" in rows[7]["reason"]
+    assert "fp4" in rows[6]["note"]
+    assert (found["count"], found["expressed"]) == (7, 3)
+    assert found["tier_b"]["expressed"] == 1
+    assert found["memory"]["rows"] == 1
+    assert {"mape", "median_error", "within_10_percent"} <= set(found)
+    assert plot.read_text().startswith("<?xml")
+    assert "line 3: layers" in told.err
+
+
+def test_the_answer_is_the_same_from_several_processes(tmp_path: Path):
+    table = read_table(written(tmp_path / "a.csv", {}, {"micro_batch": "4"}, {"hidden": "x"}))
+    first = document(validate(table), table.layout)
+    assert document(validate(table, processes=2), table.layout) == first
+
+
+def test_what_is_no_table_is_not_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    assert cli.run(["validate", str(tmp_path / "a.csv")]) == 2
+    assert "header lacks" in capsys.readouterr().err
+    assert cli.run(["validate", str(tmp_path / "none.csv")]) == 2
+    path = written(tmp_path / "b.csv", {})
+    assert cli.run(["validate", str(path), "--plot", str(tmp_path / "plot.odd")]) == 2
+
+
+def test_a_text_answer_shows_groups_and_the_worst(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = written(tmp_path / "a.csv", {}, plain=DLPERF)
+    assert cli.run(["validate", str(path), "--processes", "1", "--leave-one-source-out"]) == 0
+    shown = capsys.readouterr().out
+    assert "OneFlow" in shown
+    assert "1 rows, 1 expressed" in shown
+
+
+def test_a_run_that_our_memory_model_would_refuse_is_predicted_all_the_same():
+    asked, pins = language.question(ROW)
+    small = replace(asked.cluster, device=replace(asked.cluster.device, memory_bytes=10**6))
+    found = planned(language.Question(asked.model, small, asked.global_batch), pins)
+    assert found.plan.cluster == small
+
+
+def test_a_blank_microbatch_is_the_best_that_divides_and_fits():
+    asked, pins = language.question(ROW | {"micro_batch": "", "recompute": ""})
+    assert (pins.micro_batch, pins.recompute) == (None, None)
+    found = planned(asked, pins)
+    assert found.plan.batch == 2 * 8  # of two replicas: fewest, largest microbatches
+    assert {variant.recompute for variant in found.plan.variants} == {"none"}
+
+
+def test_storage_that_cannot_be_split_is_left_to_the_search_with_a_note():
+    asked, pins = language.question(ROW | {"gpus": "6", "gpus_per_node": "6", "dp": "6"} | SIX)
+    found = planned(asked, pins)
+    assert any("zero 1" in note for note in found.notes)
+
+
+SIX = {"global_batch": "12", "hidden": "256", "vocab": "1024", "micro_batch": "1"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "family", "pins"),
+    [
+        ({}, "resnet", Pins(dp=1, tp=1, pp=1, micro_batch=32, recompute="none")),
+        (
+            {"model": "bert-base", "gpus_per_node": "8", "dtype": "fp32"},
+            "bert",
+            Pins(dp=8, tp=1, pp=1, micro_batch=32, recompute="none", zero=0),
+        ),
+        (
+            {"model": "wide-deep", "gpus_per_node": "4", "variant": "vocab=99;emb=16;fc_layers=7"},
+            "wide_deep",
+            Pins(pp=1, recompute="none"),
+        ),
+        (
+            {
+                "model": "gpt-h1536-l16-a16-s2048",
+                "nodes": "4",
+                "gpus_per_node": "8",
+                "variant": "dp=8;mp=1;pp=4;micro_bs=2;acc_steps=32;gbs=512;ckpt_act=1",
+            },
+            "gpt",
+            Pins(dp=8, tp=1, pp=4, micro_batch=2, schedule="1f1b", recompute="full", zero=0),
+        ),
+        (
+            {
+                "model": "insightface-r100-glint360k",
+                "gpus_per_node": "8",
+                "variant": "fc_parallel=partial_fc_0.1",
+            },
+            "face",
+            Pins(pp=1, recompute="none"),
+        ),
+    ],
+)
+def test_rows_of_dlperf_are_models_of_the_zoo(changed: dict[str, str], family: str, pins: Pins):
+    asked, found = dlperf.question(DLPERF | {"line": "2", "tier": "A"} | changed)
+    assert asked.model.family == family
+    assert found == pins
+
+
+def test_a_model_that_no_family_builds_says_so():
+    with pytest.raises(language.InexpressibleError, match="model `vgg16`"):
+        dlperf.question(DLPERF | {"line": "2", "model": "vgg16"})
+
+
+def test_figures_are_of_magnitudes_and_bias_is_signed():
+    found = figures([0.05, -0.25])
+    assert (found.mape, found.median_error, found.bias) == (
+        pytest.approx(0.15),
+        pytest.approx(0.15),
+        pytest.approx(-0.1),
+    )
+    assert found.within_10_percent == 0.5
+    assert figures([]).mape is None
+
+
+def test_pairs_differ_in_one_setting_and_what_follows_from_it():
+    rows = [
+        outcome(1.0, 1.0),
+        outcome(1.5, 1.2, recompute="full"),
+        outcome(2.0, 2.0, micro_batch="4", recompute="full", zero="0"),
+        outcome(1.1, 1.0, gpus="4", dp="4", global_batch="32"),
+        outcome(9.0, 9.0, recompute="selective", notes="torch.compile"),
+    ]
+    found = pairs(rows)
+    assert [(one.kind, one.measured) for one in found] == [("recompute", 1.5), ("gpus", 1.1)]
+    assert found[0].error == pytest.approx(1.2 / 1.5 - 1)
+    assert differences(found)["kinds"]["gpus"]["pairs"] == 1
+
+
+def test_a_source_left_out_is_predicted_without_what_only_it_has(tmp_path: Path):
+    rows = ({}, {"source": "another", "framework": "megatron-deepspeed"}, {"source": "third"})
+    table = read_table(written(tmp_path / "a.csv", *rows))
+    cluster = language.cluster(ROW)
+    own = replace(cluster, software=Software(name="fitted", host_ns=7))
+    calls = []
+
+    def calibrate(known: Any) -> Any:
+        calls.append(len(known))
+        return lambda one, name: replace(one, name=name)
+
+    tuned = left_out(table, calibrate)
+    unseen: Cluster = tuned(own, "megatron-deepspeed", "another")
+    assert (unseen.software.name, unseen.name) == ("default", "default")
+    seen = tuned(own, "megatron-core", "third")
+    assert (seen.software.name, seen.name) == ("fitted", "megatron-core")
+    tuned(own, "megatron-core", "third")
+    assert calls == [2, 2]
+
+
+def test_the_published_peak_is_that_of_allocated_memory():
+    row = ROW | {"peak_mem_gb": "2.1"}
+    assert language.peak_bytes(row) == 2.1e9
+    assert language.peak_bytes(row | {"source": "torchtitan"}) == pytest.approx(2e9)
+    assert language.peak_bytes(row | {"notes": "GiB"}) == 2.1 * 2**30
+    assert language.peak_bytes(ROW) is None

@@ -1,0 +1,272 @@
+"""Scaling: rows in the order asked, each question once, what binds, where it stops paying."""
+
+import csv
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from millrace import api
+from millrace.cli import run
+from millrace.scaling import Failures, Sweep, sweep
+from millrace.scaling.drawing import csv_text, format_energy, format_time
+from millrace.scaling.lines import relate
+from millrace.scaling.parts import RESOURCES, resources, step_parts
+from millrace.scaling.sweep import checkpoint_bytes
+from planner.clusters import parse_cluster
+from planner.errors import ClusterError, InfeasibleError, PlanError
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Return (exit code, stdout, stderr) of `millrace scale`."""
+
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["millrace", "scale", *arguments])
+        code = run(["scale", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return called
+
+
+def asked(**changes):
+    """A small sweep; what is not changed asks for one point."""
+    spec = api.check_question("mlp")
+    given = {
+        "model": spec,
+        "clusters": (("a100-sxm-80gb:2", parse_cluster("a100-sxm-80gb:2x1")),),
+        "nodes": (1,),
+        "global_batches": (64,),
+    }
+    return Sweep(**(given | changes))
+
+
+def counted(calls):
+    """The search, which notes the names of what it was asked."""
+
+    def found(on, batch):
+        calls.append((on.name, batch))
+        return api.search("mlp", on, batch)
+
+    return found
+
+
+def test_rows_come_in_the_order_asked_and_equal_questions_are_asked_once():
+    calls: list[tuple[str, int]] = []
+    names = ("a100-sxm-80gb:2", "a100-sxm-80gb:2x1")
+    rows = sweep(
+        asked(
+            clusters=tuple((name, parse_cluster("a100-sxm-80gb:2x1")) for name in names),
+            nodes=(2, 1, 2),
+            global_batches=(64, 32),
+        ),
+        counted(calls),
+    )
+    order = [(row["cluster"], row["global_batch"], row["nodes"]) for row in rows]
+    assert order == [(c, b, n) for c in names for b in (64, 32) for n in (2, 1, 2)]
+    assert calls == [
+        ("a100-sxm-80gb:2x2", 64),
+        ("a100-sxm-80gb:2x1", 64),
+        ("a100-sxm-80gb:2x2", 32),
+        ("a100-sxm-80gb:2x1", 32),
+    ]
+    assert rows[0] | {"cluster": ""} == rows[6] | {"cluster": ""}
+
+
+def test_a_network_counts_only_where_there_is_more_than_one_node():
+    calls: list[tuple[str, int]] = []
+    fast = parse_cluster("h100-sxm-80gb:2x2").inter_node
+    slow = parse_cluster("v100-sxm-16gb:2x2").inter_node
+    networks = (("fast", lambda per_node: fast), ("slow", lambda per_node: slow))
+    rows = sweep(asked(nodes=(1, 2), networks=networks), counted(calls))
+    assert [(row["network"], row["nodes"]) for row in rows] == [
+        ("fast", 1),
+        ("fast", 2),
+        ("slow", 1),
+        ("slow", 2),
+    ]
+    assert len(calls) == 3
+    assert rows[0]["step_time_s"] == rows[2]["step_time_s"]
+
+
+def test_a_point_without_a_plan_is_a_row_with_the_reason_and_the_others_run():
+    def search(on, batch):
+        if on.nodes == 2:
+            raise InfeasibleError("no room")
+        return api.search("mlp", on, batch)
+
+    rows = sweep(asked(nodes=(1, 2)), search)
+    assert [row["reason"] for row in rows] == [None, "no room"]
+    assert rows[1]["step_time_s"] is None
+    assert list(rows[0]) == list(rows[1])
+
+
+def test_the_parts_of_a_step_sum_to_it_and_every_one_belongs_to_a_resource():
+    plan = api.search("gpt-demo", parse_cluster("a100-sxm-80gb:2x2"), 16, pins={"pp": 2})
+    parts = step_parts(plan)
+    assert sum(parts.values()) == pytest.approx(1)
+    assert sum(resources(parts).values()) == pytest.approx(1)
+    assert list(parts.values()) == sorted(parts.values(), reverse=True)
+    assert parts["bubble"] > 0
+    assert any(name.endswith("between nodes") for name in parts)
+    assert step_parts(plan) == parts
+
+
+def test_each_resource_binds_where_the_others_are_plentiful():
+    cluster = parse_cluster("a100-sxm-80gb:4x1")
+    plan = api.search("gpt2-small", cluster, 16, seq_len=256, pins={"tp": 4, "recompute": "full"})
+
+    def on(**changes):
+        device = replace(cluster.device, **changes)
+        return resources(step_parts(replace(plan, cluster=replace(cluster, device=device))))
+
+    found = on()
+    assert found["memory"] > 0.1  # a fourth of the work is done twice
+    assert found["bubble"] == pytest.approx(0, abs=0.05)
+    found = on(launch_ns=10**7)
+    assert max(found, key=found.__getitem__) == "host"
+    found = on(
+        flops_per_s={name: 1e3 * rate for name, rate in cluster.device.flops_per_s.items()},
+        memory_bandwidth_bytes_per_s=1e3 * cluster.device.memory_bandwidth_bytes_per_s,
+        launch_ns=0,
+    )
+    assert max(found, key=found.__getitem__) == "links_inside_nodes"
+
+
+def test_this_machine_alone_has_no_other_sizes_and_a_mixed_cluster_is_not_resized():
+    clusters = (("local:2", parse_cluster("local:2")),)
+    with pytest.raises(ClusterError, match="--nodes 2: local:2 is this machine alone"):
+        sweep(asked(clusters=clusters, nodes=(1, 2)), counted([]))
+    group = parse_cluster("h100-sxm-80gb:2x1").groups[0]
+    mixed = replace(parse_cluster("a100-sxm-80gb:2x1"), name="mixed", others=(group,))
+    with pytest.raises(ClusterError, match="--cluster mixed: it has several kinds"):
+        sweep(asked(clusters=(("mixed", mixed),)), counted([]))
+
+
+def test_scaling_stops_paying_where_added_devices_bring_less_than_their_share():
+    speeds = {8: 100.0, 16: 190.0, 32: 270.0, 64: 300.0}
+    rows = [{"devices": n, "goodput_tokens_per_s": s} for n, s in speeds.items()]
+    rows.insert(0, {"devices": 4, "goodput_tokens_per_s": None})
+    relate(rows, 0.5)
+    assert [row["scaling_efficiency"] for row in rows[1:]] == pytest.approx([1, 0.95, 0.675, 0.375])
+    assert [row["marginal_efficiency"] for row in rows[2:]] == pytest.approx(
+        [0.9, 80 / 190, 30 / 270]
+    )
+    assert [row["stops_paying"] for row in rows] == [False, False, False, True, False]
+    assert rows[0]["scaling_efficiency"] is None
+    relate(rows, 0.4)
+    assert [row["devices"] for row in rows if row["stops_paying"]] == [64]
+
+
+def test_failures_take_from_speed_and_add_to_time_energy_and_cost():
+    plain = sweep(asked(tokens=1e9), counted([]))[0]
+    failing = Failures(mtbf_hours=0.1, checkpoint_bytes_per_s=1e6, restart_s=60)
+    row = sweep(asked(tokens=1e9, failures=failing), counted([]))[0]
+    assert plain["goodput_fraction"] is None
+    assert 0 < row["goodput_fraction"] < 1
+    for name in ("time_s", "energy_j", "cost_usd"):
+        assert row[name] == pytest.approx(plain[name] / row["goodput_fraction"])
+    assert plain["time_s"] == pytest.approx(1e9 / plain["tokens_per_s"])
+    hourly = parse_cluster("a100-sxm-80gb:2x1").device.price_usd_per_hour
+    assert plain["cost_usd"] == pytest.approx(2 * hourly * plain["time_s"] / 3600)
+
+
+def test_a_checkpoint_holds_weights_and_moments_in_fp32():
+    plan = api.search("mlp", parse_cluster("a100-sxm-80gb:2x1"), 64)
+    assert checkpoint_bytes(plan) == 12 * api.build("mlp").parameter_count
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": (1, 0)}, "--nodes 0"),
+        ({"global_batches": (-8,)}, "--global-batch -8"),
+        ({"worth": 0.0}, "--worth 0"),
+        ({"tokens": float("nan")}, "--tokens nan"),
+        ({"failures": Failures(mtbf_hours=-1)}, "--mtbf-hours -1"),
+        ({"failures": Failures(mtbf_hours=1, restart_s=-60)}, "--restart-minutes"),
+    ],
+)
+def test_a_value_out_of_its_range_is_named(changes, said):
+    with pytest.raises(PlanError, match=said):
+        asked(**changes)
+
+
+def test_the_command_writes_rows_a_csv_file_and_a_picture(call, tmp_path):
+    table, picture = tmp_path / "rows.csv", tmp_path / "rows.png"
+    given = ("mlp", "--cluster", "a100-sxm-80gb:2,v100-sxm-16gb:2", "--nodes", "1,2")
+    given += ("--global-batch", "64", "--csv", str(table), "--plot", str(picture))
+    code, out, err = call(*given, "--json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [row["devices"] for row in rows] == [2, 4, 2, 4]
+    assert len(err.splitlines()) == 4
+    for row in rows:
+        assert sum(row[f"{name}_fraction"] for name in RESOURCES) == pytest.approx(1)
+        assert row["binds_fraction"] == max(row[f"{name}_fraction"] for name in RESOURCES)
+    with table.open() as lines:
+        written = list(csv.DictReader(lines))
+    assert [float(row["step_time_s"]) for row in written] == [row["step_time_s"] for row in rows]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    before = table.read_bytes(), picture.read_bytes()
+    code, out, _ = call(*given)
+    assert (table.read_bytes(), picture.read_bytes()) == before
+    assert "mlp on a100-sxm-80gb:2, batch 64" in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_a_device_without_the_precision_is_a_row_with_the_reason(call):
+    given = ("mlp", "--nodes", "1", "--global-batch", "64", "--precision", "bf16", "--json")
+    code, out, _ = call(*given, "--cluster", "v100-sxm-16gb:2", "--cluster", "a100-sxm-80gb:2")
+    reasons = [row["reason"] for row in json.loads(out)["rows"]]
+    assert code == 0
+    assert "no bf16 arithmetic" in reasons[0]
+    assert reasons[1] is None
+    code, out, _ = call(*given, "--cluster", "v100-sxm-16gb:2")
+    assert code == 2
+    assert "no bf16 arithmetic" in json.loads(out)["error"]
+
+
+def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, tmp_path):
+    picture = tmp_path / "rows.svg"
+    given = ("gpt3-13b", "--cluster", "v100-sxm-16gb:1", "--nodes", "1", "--global-batch", "8")
+    code, out, err = call(*given, "--precision", "fp16", "--plot", str(picture), "--json")
+    assert code == 1
+    assert b"<svg" in picture.read_bytes()
+    assert "no point has a plan" in err
+    assert "no plan" in json.loads(out)["rows"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nodes", "0"), "--nodes 0"),
+        (("--nodes", "1,two"), "--nodes 1,two"),
+        (("--nodes", "1", "--global-batch", "-4"), "--global-batch -4"),
+        (("--nodes", "1", "--network", "warp-9"), "--network warp-9"),
+        (("--nodes", "1", "--cluster", "a100-sxm-80g:8"), "--cluster a100-sxm-80g:8"),
+        (("--nodes", "1", "--cluster", "a100-sxm-80gb:2,"), "--cluster a100-sxm-80gb:2,:"),
+        (("--nodes", "1", "--framework", "none-such"), "--framework none-such"),
+        (("--nodes", "1", "--mtbf-hours", "0"), "--mtbf-hours 0"),
+        (("--nodes", "1", "--restart-minutes", "5"), "--mtbf-hours"),
+        (("--nodes", "1", "--mtbf-hours", "9", "--checkpoint-rate", "fast"), "--checkpoint-rate"),
+        (("--nodes", "1", "--plot", "picture.nope"), "picture.nope"),
+        (("--nodes", "1", "--csv", "nowhere/rows.csv"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_understood_ends_with_2_and_names_option_and_value(call, arguments, said):
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    given = {"--cluster": "a100-sxm-80gb:2", "--global-batch": "64"} | given
+    code, out, err = call("mlp", *(text for pair in given.items() for text in pair))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_long_times_and_large_energies_are_written_in_large_units():
+    assert format_time(0.25) == "250 ms"
+    assert format_time(86400) == "24.0 h"
+    assert format_time(864000) == "10.0 days"
+    assert format_energy(7.2e6) == "2 kWh"
+    assert csv_text([]) == ""
