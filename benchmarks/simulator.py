@@ -189,7 +189,7 @@ def predictions() -> None:
 
 
 def memory() -> None:
-    """Print the most memory that a prediction allocates, of a cluster and of one 16 times larger."""
+    """Print the most memory that a prediction allocates, on a cluster and one 16 times larger."""
     for replicas in (8, 128):
         plan = llama3(replicas)
         graph = plan_graph(plan)
