@@ -23,7 +23,9 @@ class Forecast:
     fidelity: str
 
 
-def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecast:
+def forecast(
+    plan: Plan, graph: Graph, memory: Sequence[StageMemory], fidelity: str | None = None
+) -> Forecast:
     """Return the figures that `predict` gives at the fidelity that the plan's size allows.
 
     They are computed without events (`simulator.paths.steady`), unless ranks share cores.
@@ -36,6 +38,8 @@ def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecas
         Its graph, as `plan_graph` gives it.
     memory
         Of its stages, as `plan_memory` gives it.
+    fidelity
+        Another than the plan's size allows: `op` or `stage`.
 
     Raises
     ------
@@ -44,7 +48,7 @@ def forecast(plan: Plan, graph: Graph, memory: Sequence[StageMemory]) -> Forecas
     ProtocolError
         The graph stops before its end.
     """
-    fidelity = chosen_fidelity(plan)
+    fidelity = fidelity or chosen_fidelity(plan)
     inside_ns = 0
     steady: Steady | None = None
     if fidelity == STAGE:

@@ -150,7 +150,9 @@ def training(row: Row) -> TrainingSpec:
     """The optimizer of the reports; attention was not fused in those years."""
     if row["model"].startswith(("resnet", "insightface")):
         return SGD
-    unclipped = row["model"] == "wide-deep" or _variant(row).get("grad_clip") == "none"
+    if row["model"] == "wide-deep":
+        return TrainingSpec(clip_norm=0.0)
+    unclipped = _variant(row).get("grad_clip") == "none"
     return TrainingSpec(attention="unfused", clip_norm=0.0 if unclipped else 1.0)
 
 

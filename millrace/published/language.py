@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.published.habits import as_set, framework_name, settings
+from millrace.published.habits import as_set, settings
+from millrace.published.habits import framework_name as framework_name
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 from models.builder import PRECISIONS

@@ -4,6 +4,7 @@ What a row leaves blank is filled here: `micro_batch` by the best of some that d
 `recompute` by the lightest that fits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -40,9 +41,13 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The plan of a question, made with the pins that were left, and what had to be given up."""
+    """The plan of a question, made with the pins that were left, and what had to be given up.
+
+    Over `optimizer_ranks` the run splits the optimizer's state, which the plan holds whole.
+    """
 
     plan: Plan
+    optimizer_ranks: int = 1
     notes: tuple[str, ...] = ()
 
 
@@ -66,7 +71,8 @@ def planned(question: Question, pins: Pins) -> Planned:
                 continue
             if pins == filled:
                 return found
-            tried.append((found, predicted(found.plan, question.cluster), fullest(found.plan)))
+            (one,) = predicted(found, (question.cluster,))
+            tried.append((found, one, fullest(found.plan)))
             if tried[-1][2].total_bytes <= question.cluster.device.memory_bytes:
                 break
     if not tried:
@@ -98,7 +104,10 @@ def _searched(question: Question, pins: Pins) -> Planned:
         refused = error
     for weaker, note in _weaker(pins, str(refused)):
         try:
-            return Planned(plan=_plan(question, weaker), notes=(note,))
+            plan = _plan(question, weaker)
+            whole = (pins.zero, weaker.zero) == (1, 0)
+            ranks = (pins.dp or 1) * (pins.cp or 1) if whole else 1
+            return Planned(plan=plan, optimizer_ranks=ranks, notes=(note,))
         except REFUSED:
             continue
     raise InexpressibleError(str(refused)) from None
@@ -107,7 +116,10 @@ def _searched(question: Question, pins: Pins) -> Planned:
 def _weaker(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
     """Pins nearest to those that were refused, and what each gives up."""
     found = []
-    if "zero" in reason and pins.zero is not None:
+    if pins.zero is not None and f"--zero {pins.zero} cannot be had" in reason:
+        if pins.zero == 1:
+            note = "zero 0 for 1: state does not divide by its ranks; its memory is divided"
+            found.append((replace(pins, zero=0), note))
         note = f"zero {pins.zero} not pinned: storage does not divide by its ranks"
         found.append((replace(pins, zero=None), note))
     if pins.ep is not None and pins.ep > 1 and pins.dp is not None:
@@ -132,18 +144,27 @@ def _plan(question: Question, pins: Pins) -> Plan:
     return changed(search(request, None, remedies=False), cluster=cluster)
 
 
-def predicted(plan: Plan, cluster: Cluster) -> Predicted:
-    """Return what is predicted of a plan on a cluster of the shape that it was made for."""
-    plan = changed(plan, cluster=cluster)
-    graph = plan_graph(plan)
-    memory = plan_memory(plan, graph)
-    found = forecast(plan, graph, memory)
-    return Predicted(
-        step_time_s=found.step_time_ns / 1e9,
-        peak_bytes=max(stage.arena_bytes for stage in memory),
-        bubble_fraction=found.bubble_fraction,
-        exposed_communication_s=found.exposed_communication_ns / 1e9,
-        fidelity=found.fidelity,
+def predicted(
+    found: Planned, clusters: Sequence[Cluster], fidelity: str | None = None
+) -> tuple[Predicted, ...]:
+    """Return what is predicted of a plan on clusters of the shape that it was made for."""
+    graph = plan_graph(found.plan)
+    memory = plan_memory(found.plan, graph)
+    elsewhere = 1 - 1 / found.optimizer_ranks  # share of the state that other ranks hold
+    peaks = [stage.arena_bytes - int(elsewhere * stage.optimizer_bytes) for stage in memory]
+    every = (
+        forecast(changed(found.plan, cluster=cluster), graph, memory, fidelity)
+        for cluster in clusters
+    )
+    return tuple(
+        Predicted(
+            step_time_s=figures.step_time_ns / 1e9,
+            peak_bytes=max(peaks),
+            bubble_fraction=figures.bubble_fraction,
+            exposed_communication_s=figures.exposed_communication_ns / 1e9,
+            fidelity=figures.fidelity,
+        )
+        for figures in every
     )
 
 
@@ -153,7 +174,7 @@ def fullest(plan: Plan) -> StageMemory:
 
 
 def answer(
-    question: Question, pins: Pins, clusters: tuple[Cluster, ...]
+    question: Question, pins: Pins, clusters: tuple[Cluster, ...], fidelity: str | None = None
 ) -> tuple[str, tuple[Predicted, ...], tuple[str, ...]]:
     """Plan a question and predict it on clusters of its shape that differ in their figures.
 
@@ -164,6 +185,6 @@ def answer(
     """
     try:
         found = planned(question, pins)
-        return "", tuple(predicted(found.plan, one) for one in clusters), found.notes
+        return "", predicted(found, clusters, fidelity), found.notes
     except (InexpressibleError, *REFUSED) as error:
         return str(error), (), ()

@@ -16,6 +16,7 @@ from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import LINE, Layout, Row, Table, check_whole
 from planner.cluster import Cluster
 from planner.search import Pins
+from simulator.prediction import STAGE
 
 # The cluster of a row, its framework and its source -> the cluster to predict it on.
 Tuned = Callable[[Cluster, str, str], Cluster]
@@ -38,11 +39,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Job:
-    """A question with pins, and the clusters that it is predicted on."""
+    """A question with pins, the clusters that it is predicted on, and how finely."""
 
     question: Question
     pins: Pins
     clusters: list[Cluster] = field(default_factory=list)
+    fidelity: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ def answers_to(
     processes: int,
     told: Told = lambda done, of: None,
 ) -> dict[int, tuple[Predicted, ...]]:
-    """Predict rows on clusters of their shape, each row planned once.
+    """Predict rows on clusters of their shape at stage fidelity, each row planned once.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def answers_to(
     for at, clusters in wanted.items():
         question = asked[at].question
         assert question is not None, "what is wanted can be asked"
-        job = jobs.setdefault(_key(asked[at]), Job(question, asked[at].pins))
+        job = jobs.setdefault(_key(asked[at]), Job(question, asked[at].pins, fidelity=STAGE))
         job.clusters += [one for one in clusters if one not in job.clusters]
     answers = {}
     for (key, job), (reason, predictions, _) in zip(
@@ -220,4 +222,4 @@ def _answers(jobs: Sequence[Job], processes: int) -> Iterator[Any]:
 
 
 def _work(job: Job) -> Any:
-    return answer(job.question, job.pins, tuple(job.clusters))
+    return answer(job.question, job.pins, tuple(job.clusters), job.fidelity)

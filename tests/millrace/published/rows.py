@@ -39,6 +39,25 @@ PLAIN = {
     "notes": "",
 }
 
+# A GPT of 1.1 billion parameters on one node.
+BILLION = PLAIN | {
+    "line": "2",
+    "model": "gpt-1b",
+    "layers": "24",
+    "hidden": "1920",
+    "heads": "20",
+    "kv_heads": "20",
+    "ffn_hidden": "7680",
+    "vocab": "50257",
+    "seq_len": "1024",
+    "gpus": "8",
+    "dp": "4",
+    "tp": "2",
+    "sequence_parallel": "1",
+    "global_batch": "64",
+    "iteration_time_s": "1.5",
+}
+
 DLPERF = {
     "model": "resnet50-v1.5",
     "framework": "OneFlow",
@@ -54,6 +73,11 @@ DLPERF = {
     "source_path": "",
     "variant": "",
 }
+
+
+def row(**changed: str) -> dict[str, str]:
+    """A row of the large GPT with some columns changed."""
+    return BILLION | changed
 
 
 def written(path: Path, *rows: dict[str, str], plain: dict[str, str] = PLAIN) -> Path:

@@ -1,6 +1,7 @@
 """Published rows are predicted in their order; what cannot be said has a reason or a note."""
 
 import json
+from dataclasses import replace as replace_planned
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from millrace import cli
 from millrace.published import dlperf, language
 from millrace.published.leaving import left_out
 from millrace.published.pairs import differences, pairs
-from millrace.published.prediction import Predicted, planned
+from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.summary import document, figures
 from millrace.published.validation import Asked, Outcome, validate
@@ -45,7 +46,7 @@ def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(
         {"model": "gpt-other-name"},
         {"tier": "B", "micro_batch": "", "recompute": ""},
         {"iteration_time_s": ""},
-        {"precision": "fp4", "notes": "uneven layer split"},
+        {"gpu": "b200", "precision": "fp4", "notes": "uneven layer split"},
         {"peak_mem_gb": "much"},
     )
     plot = tmp_path / "plot.svg"
@@ -117,7 +118,10 @@ def test_a_blank_microbatch_is_the_best_that_divides_and_fits():
 def test_storage_that_cannot_be_split_is_left_to_the_search_with_a_note():
     asked, pins = language.question(ROW | {"gpus": "6", "gpus_per_node": "6", "dp": "6"} | SIX)
     found = planned(asked, pins)
-    assert any("zero 1" in note for note in found.notes)
+    assert any("zero 0 for 1" in note for note in found.notes)
+    assert found.optimizer_ranks == 6
+    whole = predicted(replace_planned(found, optimizer_ranks=1), asked.cluster)
+    assert predicted(found, asked.cluster).peak_bytes < whole.peak_bytes
 
 
 SIX = {"global_batch": "12", "hidden": "256", "vocab": "1024", "micro_batch": "1"}

@@ -1,64 +1,14 @@
-"""Rows of published runs become questions and pins; plans become the words of pins again."""
-
-from pathlib import Path
+"""Rows of language models become questions and pins."""
 
 import pytest
 
-from benchmarks.against_people import (
-    Compared,
-    Comparison,
-    changes,
-    lines,
-    report,
-    sample,
-    summary,
-    values,
-    wrong_kind,
-)
-from millrace.published.language import cluster, model, pins, question
+from benchmarks.against_people import values
+from millrace.published.language import approximations, cluster, measured_s, model, pins, question
 from millrace.published.question import InexpressibleError
 from models.spec import TrainingSpec
 from models.zoo.catalogue import build, model_spec
 from planner.search import Pins, SearchRequest, search
-
-# What a row leaves out below is as here: a GPT of 1.1 billion parameters on one node.
-PLAIN = {
-    "line": "2",
-    "source": "a paper",
-    "tier": "A",
-    "framework": "megatron-core",
-    "model": "gpt-1b",
-    "layers": "24",
-    "hidden": "1920",
-    "heads": "20",
-    "kv_heads": "20",
-    "ffn_hidden": "7680",
-    "vocab": "50257",
-    "seq_len": "1024",
-    "gpu": "a100-sxm-80gb",
-    "gpus": "8",
-    "gpus_per_node": "8",
-    "inter_node_net": "",
-    "dp": "4",
-    "tp": "2",
-    "pp": "1",
-    "interleave": "1",
-    "cp": "1",
-    "ep": "1",
-    "zero": "1",
-    "sequence_parallel": "1",
-    "micro_batch": "2",
-    "global_batch": "64",
-    "recompute": "none",
-    "precision": "bf16",
-    "iteration_time_s": "1.5",
-    "peak_mem_gb": "",
-    "notes": "",
-}
-
-
-def row(**changed: str) -> dict[str, str]:
-    return PLAIN | changed
+from tests.millrace.published.rows import row
 
 
 def test_a_gpt_row_is_a_gpt_with_its_vocabulary_padded_for_the_tensor_parallel_ranks():
@@ -95,7 +45,7 @@ def test_a_mixture_row_has_the_experts_of_its_notes():
         assert spec.config[name] == known.config[name], name
     assert spec.config["dense_layers"] == (0, 1, 2)
     assert spec.config["shared_hidden"] == 2048
-    assert spec.precision == "bf16"
+    assert spec.precision == "mxfp8"
     every_other = "experts=128;topk=1;moe_ffn=8192;shared=1(8192);MoE every 2nd layer"
     assert model(row(notes=every_other)).config["dense_layers"] == tuple(range(0, 24, 2))
 
@@ -164,62 +114,25 @@ def test_degrees_that_do_not_make_the_devices_are_refused_in_words():
         question(row(dp="8"))
 
 
-def test_each_choice_of_the_free_plan_is_tried_alone():
-    asked, pinned = question(row(layers="2", gpus="4", dp="2", recompute="full"))
-    free = search(
-        SearchRequest(
-            model=asked.model,
-            training=TrainingSpec(),
-            cluster=asked.cluster,
-            global_batch=asked.global_batch,
-            pins=Pins(dp=4, tp=1, pp=1, cp=1, micro_batch=4, recompute="none", zero=1),
-        )
-    )
-    assert [name for name, _ in changes(pinned, free)] == [
-        "tp 2 → 1",
-        "micro_batch 2 → 4",
-        "recompute full → none",
-        "sequence_parallel True → False",
+def test_attention_and_precision_are_the_rows_and_what_is_not_known_is_the_nearest():
+    asked, _ = question(row(flash_attention="0", precision="fp8", gpu="h100-sxm-80gb"))
+    assert (asked.training.attention, asked.model.precision) == ("unfused", "fp8")
+    found = row(precision="fp4", notes="zero1=8; recompute_num_layers=3; alpha=0.5")
+    assert model(found).precision == "mxfp8"
+    assert [note.split()[0] for note in approximations(found)] == [
+        "precision",
+        "recompute_num_layers=3:",
+        "zero",
+        "activation",
     ]
+    assert approximations(row(dp="8", tp="1", notes="zero1=8")) == []
 
 
-def test_a_sample_goes_round_the_sources_the_same_way_every_time():
-    rows = [row(source=name, line=str(n)) for name in "ab" for n in range(5)]
-    found = sample(rows, 1, 4)
-    assert [one["source"] for one in found] == ["a", "b", "a", "b"]
-    assert found == sample(rows, 1, 4)
-    assert len(sample(rows, 3, None)) == 4
+def test_a_step_that_is_not_printed_follows_from_the_tokens_of_a_second():
+    found = row(iteration_time_s="", tokens_per_s_per_gpu="1000")
+    assert measured_s(found) == 64 * 1024 / 8000
 
 
-def test_an_absent_table_is_said_and_skipped():
-    told: list[str] = []
-    assert report(Path("nowhere.csv"), say=told.append) == []
-    assert "no table `nowhere.csv`" in told[0]
-
-
-def test_what_came_of_a_row_says_what_explains_it():
-    beaten = Compared(
-        line=7, source="a paper", asked="a model", status="beaten", pinned_s=1.0, free_s=1.1,
-        gain=1 / 1.1 - 1, pinned_plan="this", free_plan="that",
-    )  # fmt: skip
-    assert lines(beaten)[1:] == ["    published: this", "    searched: that"]
-    large = Compared(
-        line=8, source="a paper", asked="a model", status="infeasible", limit_bytes=10**10,
-        memory={"gradient": 9 * 10**9, "parameter": 2 * 10**9},
-    )  # fmt: skip
-    large.wrong = wrong_kind(large.memory, large.limit_bytes)
-    told = "+1.0 GB of 10, half of gradient would do: gradient 9.0, parameter 2.0 GB"
-    assert told in lines(large)[1]
-    assert wrong_kind({"gradient": 6, "parameter": 6}, 6) == "several"
-    assert summary([beaten, large])[0] == "2 rows, 2 expressed: 1 beaten, 1 infeasible"
-
-
-def test_a_plan_that_does_not_fit_says_the_kinds_of_its_memory():
-    small = row(
-        layers="2", hidden="8192", heads="64", ffn_hidden="32768", gpu="v100-sxm-16gb",
-        precision="fp16", dp="8", tp="1", sequence_parallel="", zero="0", micro_batch="8",
-    )  # fmt: skip
-    found = Comparison(None, 600.0, freely=False).compare(small)
-    assert found.status == "infeasible"
-    assert sum(found.memory.values()) > found.limit_bytes
-    assert found.memory["optimizer"] > found.memory["parameter"] > 0
+def test_a_misspelt_choice_is_named():
+    with pytest.raises(InexpressibleError, match="recompute is `some`: expected one of none"):
+        question(row(recompute="some"))
