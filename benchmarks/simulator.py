@@ -1,23 +1,36 @@
-"""How fast the simulator is: firings per second, and a plan predicted at each fidelity.
+"""How fast the simulator is, how large a cluster may be, and what its short cuts cost.
 
-Firings are those of pipelines of compute actors, with the protocol alone beside the simulator. The
-plan is one of a mid-size model; compiling it is part of predicting it. Stage fidelity is compared
-with op fidelity in step time too.
+Firings a second are those of pipelines of compute actors, with the protocol alone beside the
+simulator. Then plans are predicted: one of a mid-size model at every fidelity, GPT-3 on a thousand
+devices block by block, Llama 3 on sixteen thousand with uneven stages and a straggler. Memory is
+what Python allocates at most while it predicts. Jitter of sampled ranks is compared with that of
+every rank, and goodput's closed form with runs simulated failure by failure.
 
-Run `python -m benchmarks.simulator` from the root of the repository.
+Times are processor seconds of one core. A plan's graph, which search makes, is at hand. Run
+`python -m benchmarks.simulator` from the root of the repository.
 """
 
-from time import perf_counter
+import tracemalloc
+from functools import partial
+from statistics import mean
+from time import process_time
+from typing import Any
+
+from msgspec.structs import replace
 
 from models.spec import TrainingSpec
 from models.zoo.catalogue import model_spec
 from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
 from planner.actors.null_clock import run_to_completion
 from planner.clusters import parse_cluster
+from planner.compile.coarse import CoarseGraph
+from planner.memory import plan_memory
 from planner.mesh import Axis
-from planner.plan import plan_graph
+from planner.plan import Plan, plan_graph
 from planner.search import Pins, SearchRequest, search
 from simulator import predict, simulate
+from simulator.failures import MTBF_HOURS, expected_s, goodput, time_to_train
+from simulator.stages import stage_graph
 
 STAGES = 4
 OPS = 100
@@ -25,7 +38,9 @@ MICROBATCHES = 16
 STEPS = 10
 BEST_OF = 3
 
-MODEL, CLUSTER, GLOBAL_BATCH = "gpt3-2.7b", "a100-sxm-80gb:8x4", 128
+BOUNDLESS = 10**15  # bytes of a device, so that pinned plans are found whether or not they fit
+
+JITTER, SEEDS = 0.05, 3
 
 
 def program(stage: int) -> Program:
@@ -93,49 +108,169 @@ def firings_per_second() -> None:
         "protocol on the null clock": lambda: run_to_completion(graph, steps=STEPS),
         "simulate, every op": lambda: simulate(graph, cluster, steps=STEPS, spans=False),
         "simulate, every op, with spans": lambda: simulate(graph, cluster, steps=STEPS),
-        "simulate, blocks": lambda: simulate(
-            graph, cluster, steps=STEPS, spans=False, fidelity="block"
-        ),
     }
     for name, way in ways.items():
         best = float("inf")
         for _ in range(BEST_OF):
-            begin = perf_counter()
+            begin = process_time()
             way()
-            best = min(best, perf_counter() - begin)
+            best = min(best, process_time() - begin)
         print(f"{name:32} {firings / best:12,.0f} op firings/s")
 
 
-def fidelities() -> None:
-    """Print what a mid-size plan's prediction takes and says at each fidelity."""
-    spec = model_spec(MODEL, precision="bf16")
+def planned(
+    model: str, cluster: str, global_batch: int, pins: Pins, seq_len: int | None = None
+) -> Plan:
+    """A pinned plan on devices with memory for anything."""
+    found = parse_cluster(cluster)
+    found = replace(found, device=replace(found.device, memory_bytes=BOUNDLESS))
     request = SearchRequest(
-        model=spec,
+        model=model_spec(model, seq_len, precision="bf16"),
         training=TrainingSpec(),
-        cluster=parse_cluster(CLUSTER),
-        global_batch=GLOBAL_BATCH,
-        pins=Pins(dp=2, tp=4, pp=4, micro_batch=1, schedule="1f1b"),
+        cluster=found,
+        global_batch=global_batch,
+        pins=pins,
+        max_gap=0.02,
     )
-    plan = search(request)
+    return search(request, None, remedies=False)
+
+
+def small() -> Plan:
+    """The plan that can be simulated op by op in reasonable time."""
+    pins = Pins(dp=2, tp=4, pp=4, micro_batch=1, schedule="1f1b")
+    return planned("gpt3-2.7b", "a100-sxm-80gb:8x4", 128, pins)
+
+
+def gpt3() -> Plan:
+    """GPT-3 175B on 1,024 devices."""
+    pins = Pins(dp=16, tp=8, pp=8, micro_batch=1, schedule="1f1b")
+    return planned("gpt3-175b", "a100-sxm-80gb:8x128", 1536, pins)
+
+
+def llama3(replicas: int) -> Plan:
+    """Llama 3 405B on 128 devices a replica, its last blocks on other stages than search says."""
+    pins = Pins(dp=replicas, tp=8, pp=16, micro_batch=1, schedule="1f1b")
+    plan = planned("llama3-405b", f"h100-sxm-80gb:8x{16 * replicas}", 16 * replicas, pins, 8192)
+    first, second, *rest = plan.chunks
+    moved = second.blocks[:2]
+    chunks = (
+        replace(first, blocks=first.blocks + moved),
+        replace(second, blocks=second.blocks[2:]),
+        *rest,
+    )
+    return replace(plan, chunks=chunks)
+
+
+def timed(plan: Plan, fidelity: str, stragglers: dict[int, float] | None = None) -> tuple[int, int]:
+    """Predict a plan and print a row; return the step time and the firings."""
     graph = plan_graph(plan)
-    print(f"\n{MODEL} on {CLUSTER}, dp 2, tp 4, pp 4, {plan.microbatches} microbatches")
-    print(f"{'fidelity':12} {'seconds':>8} {'firings':>10} {'step time':>12} {'of op':>8}")
-    step_time_ns = 0
-    for fidelity in ("op", "block", "stage"):
-        begin = perf_counter()
-        found = predict(plan, fidelity=fidelity, spans=False, graph=graph)
-        took_s = perf_counter() - begin
-        step_time_ns = step_time_ns or found.step_time_ns
-        print(
-            f"{fidelity:12} {took_s:8.2f} {found.firings:10,} {found.step_time_ns / 1e6:9.3f} ms"
-            f" {found.step_time_ns / step_time_ns:8.4f}"
+    begin = process_time()
+    found = predict(plan, fidelity=fidelity, spans=False, graph=graph, stragglers=stragglers)
+    took_s = process_time() - begin
+    slow = "one straggler" if stragglers else ""
+    print(
+        f"{plan.model.name:12} {plan.ranks:7,} {fidelity:6} {slow:14} {took_s:8.2f} "
+        f"{found.firings:10,} {found.step_time_ns / 1e6:12.3f} ms"
+    )
+    return found.step_time_ns, found.firings
+
+
+def predictions() -> None:
+    """Print what predictions take and say."""
+    print(f"\n{'model':12} {'devices':>7} {'':21} {'seconds':>8} {'firings':>10} {'step time':>15}")
+    plan = small()
+    times = [timed(plan, fidelity)[0] for fidelity in ("op", "block", "stage")]
+    print(f"the fidelities are apart by {max(times) / min(times) - 1:.2%}")
+    timed(gpt3(), "block")
+    for replicas in (8, 128):
+        plan = llama3(replicas)
+        for stragglers in ({}, {plan.ranks // 3: 1.5}):
+            timed(plan, "stage", stragglers)
+
+
+def memory() -> None:
+    """Print the most memory that a prediction allocates, on a cluster and one 16 times larger."""
+    for replicas in (8, 128):
+        plan = llama3(replicas)
+        graph = plan_graph(plan)
+        stages = plan_memory(plan, graph)
+        tracemalloc.start()
+        predict(
+            plan,
+            fidelity="stage",
+            spans=False,
+            graph=graph,
+            memory=stages,
+            stragglers={plan.ranks // 3: 1.5},
         )
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        print(f"{plan.ranks:7,} devices: at most {peak / 2**20:.1f} MiB")
+
+
+def _step_ns(graph: ActorGraph, plan: Plan, coarse: CoarseGraph, **options: Any) -> int:
+    return simulate(
+        graph,
+        plan.cluster,
+        spans=False,
+        durations_ns=coarse.durations_ns,
+        pacing=coarse.pacing,
+        **options,
+    ).step_time_ns
+
+
+def jitter() -> None:
+    """Print what sampling ranks does to jitter's cost."""
+    print(f"\njitter of {JITTER:.0%}, every rank or a sample, step time over that without")
+    cases = {"llama3-405b on 512": llama3(4), "llama3-405b on 1,024": llama3(8)}
+    for name, plan in cases.items():
+        coarse = stage_graph(plan, plan_graph(plan)).coarse
+        graph = coarse.ordered()
+
+        step_ns = partial(_step_ns, graph, plan, coarse)
+        calm = step_ns()
+        every, some = (
+            mean(step_ns(jitter=JITTER, seed=seed, folded=folded) for seed in range(SEEDS)) / calm
+            for folded in (False, True)
+        )
+        print(f"{name:24} {every:.4f} {some:.4f}, off by {some / every - 1:+.2%}")
+
+
+def failures() -> None:
+    """Print goodput in closed form and by simulation, for Llama 3's cluster."""
+    step_s, checkpoint_bytes, bytes_per_s, restart_s = 4.0, 5.7e12, 2e11, 600.0
+    found = goodput(step_s, 16384, MTBF_HOURS, checkpoint_bytes, bytes_per_s, restart_s)
+    steps = 1_000_000
+    runs = [
+        time_to_train(
+            steps,
+            step_s,
+            devices=16384,
+            mtbf_hours=MTBF_HOURS,
+            interval_steps=round(found.interval_s / step_s),
+            checkpoint_s=found.checkpoint_s,
+            restart_s=restart_s,
+            seed=seed,
+        ).wall_s
+        for seed in range(16)
+    ]
+    closed_s = expected_s(
+        steps * step_s, found.interval_s, found.mtbf_s, found.checkpoint_s, restart_s
+    )
+    print(
+        f"\ngoodput on 16,384 devices that fail every {found.mtbf_s / 3600:.1f} h: "
+        f"{found.fraction:.1%}, a checkpoint every {found.interval_s:.0f} s; "
+        f"{steps:,} steps take {closed_s / 86400:.2f} days, simulated {mean(runs) / 86400:.2f}"
+    )
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     firings_per_second()
-    fidelities()
+    predictions()
+    memory()
+    jitter()
+    failures()
 
 
 if __name__ == "__main__":

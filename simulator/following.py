@@ -33,7 +33,7 @@ def followed(
         Instance(rank=one.ranks[0], program=one, protocol=Protocol(one, steps), delays=row)
         for one, row in zip(graph.programs, durations_ns, strict=True)
     ]
-    Kernel(graph, instances, folded=True, pacing=pacing).run()
+    Kernel(graph, instances, pacing=pacing).run()
     return [one.begun for one in instances], [one.ends for one in instances]
 
 

@@ -7,25 +7,25 @@ from typing import NamedTuple
 from simpy import Environment, Event
 
 from planner.actors.graph import ActorGraph, Leave, Program
-from planner.actors.protocol import Fire, Protocol
+from planner.actors.protocol import Protocol
 from planner.cluster import Cluster
-from simulator.noise import factors
-
-NOTHING = Fire(-1, -1, (), ())
+from simulator.variation.noise import factors
 
 
 class Completion(Event):
     """The end of an actor's firing, or of a meeting (for all its members)."""
 
-    def __init__(self, env: Environment, instance: int, actor: int) -> None:
+    def __init__(self, env: Environment, instance: int, actor: int, protocol: Protocol) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self.instance = instance
         self.actor = actor
-        self.fire = NOTHING
+        self.finish = protocol.finish
+        self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
-        # What `simulator.pacer` keeps of a firing under way: work left, and since when.
+        # What `simulator.pacer` keeps of a firing under way: which it is, work left, since when.
+        self.firing = 0
         self.left = 0
         self.since = 0
 
@@ -56,11 +56,12 @@ class Instance:
         """Make the events and the empty lists, one per actor."""
         queues = self.program.queues
         for number, actor in enumerate(self.program.actors):
-            self.events.append(Completion(env, index, number))
+            event = Completion(env, index, number, self.protocol)
+            self.events.append(event)
             self.meets.append(actor.meeting is not None)
             self.launches.append(any(queues[q].leave is Leave.ISSUED for q in actor.queues))
             self.starts.append([])
-            self.ends.append([])
+            self.ends.append(event.ends)
             self.moves.append([])
 
     @property
@@ -71,7 +72,7 @@ class Instance:
 
 
 class Noise(NamedTuple):
-    """How ranks differ: jitter and its seed (`simulator.noise`), rank → factor of stragglers."""
+    """How ranks differ: jitter and its seed, rank → factor of stragglers."""
 
     jitter: float
     seed: int

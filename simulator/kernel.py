@@ -5,7 +5,7 @@ one SimPy event with a plain callback (no process), and an actor's event is used
 firing, since an actor has at most one firing under way.
 
 A meeting begins when its last member has fired and ends for all of them at once. Instances are
-ranks, or one representative per program where all ranks of a program run alike (*folded*).
+ranks, all of them or some that stand for the others.
 
 Where software drives the devices (`planner.actors.pacing`), a firing begins when it is launched; it
 ends when its work is done, at a speed that depends on what moves meanwhile (`simulator.pacer`). Its
@@ -14,6 +14,7 @@ event comes when it would end if nothing more began to move, and again while tha
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappush
 from typing import Any
 
 from simpy import Environment
@@ -22,12 +23,23 @@ from simpy.events import NORMAL
 from planner.actors.graph import ActorGraph
 from planner.actors.null_clock import Visit, run_to_completion
 from planner.actors.pacing import Pacing
-from planner.actors.protocol import Fire
 from planner.actors.rendezvous import Rendezvous
 from planner.errors import ProtocolError
 from simulator.instances import Completion, Instance
 from simulator.pacer import Pacer
 from simulator.sharing import Host
+
+Late = Callable[[Sequence[tuple[int, int]]], int]
+
+
+class Clock(Environment):
+    """SimPy's clock, in whole nanoseconds."""
+
+    _now: int
+
+    def after(self, delay: int, event: Completion) -> None:
+        """Schedule an event; `schedule` does the same with one more look at its arguments."""
+        heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
 
 
 class Kernel:
@@ -38,9 +50,7 @@ class Kernel:
     graph
         The actor graph.
     instances
-        One per rank in order of rank or, folded, one per program.
-    folded
-        Which of the two.
+        The ranks that are simulated, in any order.
     cores_per_node
         Set where the ranks of a node share that many cores; None: every rank has its own device.
     pacing
@@ -48,6 +58,8 @@ class Kernel:
     visit
         Called as `visit(instance, fire)` before a firing completes, and for every member of a
         meeting before any of them completes (to follow what is read and written).
+    lateness
+        How much later than its simulated members a meeting's others arrive.
     """
 
     def __init__(
@@ -55,16 +67,16 @@ class Kernel:
         graph: ActorGraph,
         instances: Sequence[Instance],
         *,
-        folded: bool,
         cores_per_node: int | None = None,
         pacing: Pacing | None = None,
         visit: Visit | None = None,
+        lateness: Late | None = None,
     ) -> None:
         self.graph = graph
-        self.folded = folded
         self.instances = instances
-        self.env = Environment()
-        self._rendezvous = Rendezvous(graph, folded=folded)
+        self.env = Clock()
+        self._rendezvous = Rendezvous(graph, ranks=[one.rank for one in instances])
+        self._lateness = lateness
         # What SimPy calls at the end of a firing or a meeting, one list for all events.
         self._on_end: list[Callable[[Any], None]] = [self._ended]
         self._on_met: list[Callable[[Any], None]] = [self._met]
@@ -93,48 +105,45 @@ class Kernel:
             The graph stops before its end; names the waiting cycle.
         """
         for index, instance in enumerate(self.instances):
-            self._carry_out(index, instance.protocol.start())
+            self._carry_out(index, instance.protocol.begin())
         self.env.run()
         if not all(instance.protocol.finished for instance in self.instances):
-            run_to_completion(self.graph, folded=self.folded)
+            run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
 
-    def _carry_out(self, index: int, commands: list[Fire]) -> None:
+    def _carry_out(self, index: int, due: list[int]) -> None:
         instance = self.instances[index]
-        env = self.env
-        now = int(env.now)
+        now, after, on_end = self.env._now, self.env.after, self._on_end
         starts, meets, launches = instance.starts, instance.meets, instance.launches
         delays, noisy, events = instance.delays, instance.noisy, instance.events
         plain = not self._hosts and not self._pacers
-        for command in commands:
-            actor, firing, _, _ = command
-            event = events[actor]
-            event.fire = command
-            starts[actor].append(now)
+        for actor in due:
+            times = starts[actor]
+            times.append(now)
             if meets[actor]:
-                members = self._rendezvous.arrive(index, actor, firing)
+                members = self._rendezvous.arrive(index, actor, len(times) - 1)
                 if members is not None:
-                    self._move(members, firing)
+                    self._move(members, len(times) - 1)
             else:
-                delay = noisy[actor][firing] if noisy else delays[actor]
+                delay = noisy[actor][len(times) - 1] if noisy else delays[actor]
+                event = events[actor]
                 if plain:
-                    event.callbacks = self._on_end
-                    env.schedule(event, NORMAL, delay)
+                    event.callbacks = on_end
+                    after(delay, event)
                 elif self._pacers:
+                    event.firing = len(times) - 1
                     self._pace(event, instance, delay)
                 else:
                     self._share(event, instance, delay)
             if launches[actor]:
                 # The list grows while it is walked, so that these come next.
-                commands.extend(instance.protocol.issued(actor))
+                due.extend(instance.protocol.leave(actor))
 
     def _ended(self, event: Completion) -> None:
-        instance = self.instances[event.instance]
-        actor = event.actor
-        instance.ends[actor].append(int(self.env.now))
-        commands = instance.protocol.completed(actor)
-        if commands:
-            self._carry_out(event.instance, commands)
+        event.ends.append(self.env._now)
+        due = event.finish(event.actor)
+        if due:
+            self._carry_out(event.instance, due)
 
     def _move(self, members: Sequence[tuple[int, int]], firing: int) -> None:
         """All members are there: their data begins to move."""
@@ -146,6 +155,8 @@ class Kernel:
         event = first.events[actor]
         event.members = members
         delay = first.noisy[actor][firing] if first.noisy else first.delays[actor]
+        if self._lateness is not None:
+            delay += self._lateness(members)
         if self._pacers:
             for index, _ in members:
                 self._pacers[index].move(now, delay)
@@ -161,33 +172,34 @@ class Kernel:
         for index, actor in members:
             self.instances[index].ends[actor].append(now)
         for index, actor in members:
-            commands = self.instances[index].protocol.completed(actor)
-            if commands:
-                self._carry_out(index, commands)
+            due = self.instances[index].protocol.finish(actor)
+            if due:
+                self._carry_out(index, due)
 
     def _visit_one(self, event: Completion) -> None:
-        self._visit(event.instance, event.fire)
+        protocol = self.instances[event.instance].protocol
+        self._visit(event.instance, protocol.command(event.actor))
 
     def _visit_all(self, event: Completion) -> None:
         for index, actor in event.members:
-            self._visit(index, self.instances[index].events[actor].fire)
+            self._visit(index, self.instances[index].protocol.command(actor))
 
     def _pace(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute once it is launched, as fast as what moves allows."""
-        now = int(self.env.now)
+        now = self.env._now
         begin, end = self._pacers[event.instance].start(event, now, delay)
         instance.starts[event.actor][-1] = begin
         event.callbacks = self._on_due
-        self.env.schedule(event, NORMAL, end - now)
+        self.env.after(end - now, event)
 
     def _due(self, event: Completion) -> None:
         """A paced firing is over, unless something began to move."""
-        now = int(self.env.now)
+        now = self.env._now
         pacer = self._pacers[event.instance]
         left = pacer.end_ns(event) - now
         if left > 0:
             event.callbacks = self._on_due
-            self.env.schedule(event, NORMAL, left)
+            self.env.after(left, event)
         else:
             pacer.finish(event, now)
             _call(self._on_end, event)

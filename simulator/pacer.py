@@ -44,7 +44,7 @@ class Pacer:
 
     def start(self, event: Completion, now: int, work_ns: int) -> tuple[int, int]:
         """Start a firing; return when it begins, and when it ends if no more begins to move."""
-        actor, firing, _, _ = event.fire
+        actor, firing = event.actor, event.firing
         offset = self._offsets[actor][firing % self._firings[actor]]
         event.since = max(now, self._begun[self._queue[actor]] + offset)
         event.left = work_ns * SCALE
@@ -73,6 +73,6 @@ class Pacer:
     def finish(self, event: Completion, now: int) -> None:
         """Take note that a firing is over."""
         self._under_way.remove(event)
-        actor, firing, _, _ = event.fire
+        actor, firing = event.actor, event.firing
         if actor in self._last and (firing + 1) % self._firings[actor] == 0:
             self._begun[self._queue[actor]] = now

@@ -8,11 +8,12 @@ from models.graph import Graph
 from planner.compile import compile_plan
 from planner.memory import StageMemory, plan_memory
 from planner.plan import Plan, plan_graph
+from simulator.blocks import by_block
 from simulator.errors import SimulationError
-from simulator.simulate import FIDELITIES, Simulated, simulate
+from simulator.simulate import Simulated, simulate
 from simulator.stages import stage_graph
 
-STAGE = "stage"
+OP, BLOCK, STAGE = FIDELITIES = "op", "block", "stage"
 MOST_OP_FIRINGS = 100_000  # of a step; beyond, compiling and firing every op takes over a minute
 
 
@@ -35,11 +36,11 @@ def predict(
     plan
         The plan.
     steps, jitter, seed, stragglers, spans
-        As for `simulate`; at stage fidelity jitter and stragglers act on whole parts of chunks.
+        As for `simulate`; jitter and stragglers act on what fires: ops, blocks or parts of chunks.
     fidelity
-        `op` fires every actor, `block` merges what no other queue can tell apart, `stage` fires
-        whole parts of chunks with times measured on few blocks (`simulator.stages`); None: `op`
-        up to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
+        `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
+        blocks (`simulator.stages`), `block` each block of these (`simulator.blocks`); None: `op` up
+        to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
     graph
         The plan's graph, as `plan_graph` gives it, where it is already at hand.
     memory
@@ -54,9 +55,8 @@ def predict(
     ProtocolError
         The graph stops before its end.
     """
-    if fidelity not in (None, *FIDELITIES, STAGE):
-        known = ", ".join((*FIDELITIES, STAGE))
-        raise SimulationError(f"fidelity is `{fidelity}`: expected one of {known}")
+    if fidelity not in (None, *FIDELITIES):
+        raise SimulationError(f"fidelity is `{fidelity}`: expected one of {', '.join(FIDELITIES)}")
     graph = plan_graph(plan) if graph is None else graph
     chosen = chosen_fidelity(plan) if fidelity is None else fidelity
     run = partial(
@@ -69,18 +69,18 @@ def predict(
         stragglers=stragglers,
         spans=spans,
     )
-    if chosen != STAGE:
-        return run(compile_plan(plan, graph), fidelity=chosen)
+    if chosen == OP:
+        return run(compile_plan(plan, graph))
     stages = stage_graph(plan, graph)
-    found = run(
-        stages.coarse.ordered(),
-        durations_ns=stages.coarse.durations_ns,
-        pacing=stages.coarse.pacing,
-    )
+    actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
+    table: Sequence[Sequence[int]] = stages.coarse.durations_ns
+    if chosen == BLOCK:
+        actors, table, pacing = by_block(actors, table, stages.rows, pacing)
+    found = run(actors, durations_ns=table, pacing=pacing)
     memory = plan_memory(plan, graph) if memory is None else memory
     return replace(
         found,
-        fidelity=STAGE,
+        fidelity=chosen,
         exposed_communication_ns=found.exposed_communication_ns + stages.inside_ns,
         memory_bytes_max=max(one.total_bytes for one in memory),
         memory_by_kind=tuple(one.by_kind for one in memory),
@@ -92,5 +92,5 @@ def chosen_fidelity(plan: Plan) -> str:
     sizes = [len(variant.signatures) for variant in plan.variants]
     ops = sum(sizes[choice.variant] for chunk in plan.chunks for choice in chunk.blocks)
     if plan.cluster.cores_per_node is not None or ops * plan.microbatches <= MOST_OP_FIRINGS:
-        return "op"
+        return OP
     return STAGE

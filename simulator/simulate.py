@@ -1,7 +1,7 @@
 """Simulate: run an actor graph on a cluster in simulated time and say what came of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -13,13 +13,12 @@ from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
 from planner.costs import durations
 from planner.memory import beside
-from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.figures import split, step_ends_ns, window_ns
 from simulator.instances import Instance, Noise, instances_of
 from simulator.kernel import Kernel
-
-FIDELITIES = ("op", "block")
+from simulator.variation.lateness import Lateness
+from simulator.variation.representatives import SAMPLED, representatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,6 @@ def simulate(
     spans: bool = True,
     folded: bool | None = None,
     durations_ns: Sequence[Sequence[int]] | None = None,
-    fidelity: str = "op",
     pacing: Pacing | None = None,
 ) -> Simulated:
     """Run `steps` steps of an actor graph in simulated time.
@@ -85,7 +83,7 @@ def simulate(
     plan_digest
         Put into the trace.
     jitter
-        Standard deviation of the logarithm of every duration, see `simulator.noise`.
+        Standard deviation of the logarithm of every duration, see `simulator.variation.noise`.
     seed
         Of the jitter.
     stragglers
@@ -93,14 +91,10 @@ def simulate(
     spans
         Keep every firing in the trace.
     folded
-        One representative per program instead of every rank; None: where that is exact, which is
-        when ranks do not share cores and run alike.
+        Few ranks instead of every one (`simulator.variation.representatives`): exact without
+        jitter, an estimate with it. None: unless ranks share cores.
     durations_ns
         One per program and actor, to replay measured times; None: those of `planner.costs`.
-    fidelity
-        `op` fires every actor, `block` merges what no other queue can tell apart, see
-        `simulator.blocks` (jitter is then drawn per merged actor). What is coarser starts from the
-        plan, see `simulator.predict`.
     pacing
         What holds computation back, of a graph whose actors stand for several ops; None: launches
         and contention of single ops, as the cluster's software has them.
@@ -108,36 +102,32 @@ def simulate(
     Raises
     ------
     SimulationError
-        An option is out of its range, or folding is asked for where ranks differ.
+        An option is out of its range, or folding is asked for where ranks share cores.
     ProtocolError
         The graph stops before its end.
     """
     named = dict(stragglers or {})
-    _check(graph, cluster, steps, jitter, named, fidelity)
-    folded = _folded(folded, cluster.cores_per_node is not None or jitter > 0 or bool(named))
-    ranks = [program.ranks[0] for program in graph.programs] if folded else range(graph.ranks)
-    table = durations(graph, cluster) if durations_ns is None else durations_ns
-    pacing = pacing_of(graph, cluster) if pacing is None else pacing
-    if fidelity == "block":
-        graph, table, pacing = by_block(graph, table, pacing)
-    noise = Noise(jitter, seed, named)
-    instances = instances_of(graph, cluster, ranks, steps, table, noise)
-    cores = cluster.cores_per_node
-    kernel = Kernel(graph, instances, folded=folded, cores_per_node=cores, pacing=pacing)
-    kernel.run()
-    represents = [len(instance.program.ranks) if folded else 1 for instance in instances]
-    found = _simulated(graph, cluster, instances, represents, steps, plan_digest, spans)
-    return replace(found, fidelity=fidelity)
-
-
-def _folded(asked: bool | None, differ: bool) -> bool:
-    """Whether one representative per program is enough."""
-    if asked and differ:
+    _check(graph, cluster, steps, jitter, named)
+    alike = cluster.cores_per_node is None
+    if folded and not alike:
         raise SimulationError(
-            "ranks that share cores, jitter or stragglers differ from each other: simulate every "
-            "rank (folded=False)"
+            "ranks that share cores hold up each other: simulate every rank (folded=False)"
         )
-    return not differ if asked is None else asked
+    folded = alike if folded is None else folded
+    sampled = SAMPLED if jitter > 0 else 1
+    chosen = representatives(graph, named, sampled=sampled if folded else graph.ranks)
+    table = durations(graph, cluster) if durations_ns is None else durations_ns
+    noise = Noise(jitter, seed, named)
+    instances = instances_of(graph, cluster, chosen.ranks, steps, table, noise)
+    lateness = Lateness(graph, chosen, instances) if folded and jitter > 0 else None
+    Kernel(
+        graph,
+        instances,
+        cores_per_node=cluster.cores_per_node,
+        pacing=pacing_of(graph, cluster) if pacing is None else pacing,
+        lateness=None if lateness is None else lateness.late_ns,
+    ).run()
+    return _simulated(graph, cluster, instances, chosen.counts, steps, plan_digest, spans)
 
 
 def _check(
@@ -146,10 +136,7 @@ def _check(
     steps: int,
     jitter: float,
     stragglers: Mapping[int, float],
-    fidelity: str,
 ) -> None:
-    if fidelity not in FIDELITIES:
-        raise SimulationError(f"fidelity is `{fidelity}`: expected {' or '.join(FIDELITIES)}")
     if steps < 1:
         raise SimulationError(f"steps is {steps}: at least one step is simulated")
     if not (isfinite(jitter) and 0 <= jitter <= 1):

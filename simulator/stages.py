@@ -7,20 +7,22 @@ part ends and receipts may come after theirs began, which matters where a transf
 long as a part; and where ranks share cores, that communication needs them less than computation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from models.graph import Graph
 from planner.compile.coarse import CoarseGraph, coarse_graph
+from planner.compile.draft import PHASES, SLOT_PARTS
 from planner.compile.part_times import PartTimes
-from planner.compile.pieces import Pieces
+from planner.compile.pieces import Piece, Pieces
 from planner.compile.placement import check_plan
 from planner.compile.slots import Timetable, timetable
 from planner.compile.wiring import Wiring
 from planner.costs import collective_duration_ns
 from planner.plan import BlockChoice, Plan
+from simulator.blocks import Row, shared
 from simulator.parts import part_times
 
 BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run ahead of more)
@@ -31,12 +33,14 @@ class StageGraph:
     """What is simulated at stage fidelity.
 
     `table` holds the schedule's orders; `inside_ns` is the communication that nothing hides inside
-    parts of one step, in the mean over stages.
+    parts of one step, in the mean over stages; `rows` lists the blocks of every part and their
+    times, by the name of the part's actor.
     """
 
     coarse: CoarseGraph
     table: Timetable
     inside_ns: int
+    rows: Mapping[str, Row]
 
 
 def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
@@ -62,13 +66,19 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
     wiring = Wiring(plan, graph)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    times = _Measured(wiring, table).times()
+    measured = _Measured(wiring, table)
+    times = measured.times()
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages
     for chunk, one in zip(plan.chunks, times, strict=True):
         exposed[chunk.stage] += plan.microbatches * sum(one.exposed_ns.values())
     inside_ns = round(float(np.mean(exposed)))
-    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns)
+    rows = {
+        f"chunk {number}: {part}": measured.row(number, part, ns, one.exposed_ns[part])
+        for number, one in enumerate(times)
+        for part, ns in one.slots_ns.items()
+    }
+    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows)
 
 
 class _Measured:
@@ -78,6 +88,8 @@ class _Measured:
         self.wiring = wiring
         self.table = table
         self._found: dict[object, PartTimes] = {}
+        # Of a kind of block on a stage: phase → nanoseconds of computation and of communication.
+        self._alone: dict[object, dict[str, list[int]]] = {}
         self._pieces = Pieces(wiring)
         # Stages whose devices lie alike are measured on the first of them.
         first: dict[object, int] = {}
@@ -96,6 +108,41 @@ class _Measured:
             for number in sorted(range(len(chunks)), key=kinds.__getitem__)
         }
         return tuple(found[number] for number in range(len(chunks)))
+
+    def row(self, number: int, part: str, part_ns: int, exposed_ns: int) -> Row:
+        """The blocks of a part in the order in which they run, with their shares of its time."""
+        chunk = self.wiring.plan.chunks[number]
+        choices = chunk.blocks if part == "F" else chunk.blocks[::-1]
+        where = self._where(number)
+        phases = [PHASES[one] for one in SLOT_PARTS[part]]
+        columns: list[list[int]] = []
+        for moving in (0, 1):
+            columns.append(
+                [
+                    sum(self._alone[(kind, *where)].get(phase, (0, 0))[moving] for phase in phases)
+                    for kind in self._kinds(choices)
+                ]
+            )
+        computing = shared(max(part_ns - exposed_ns, 0), columns[0])
+        waiting = shared(part_ns - max(part_ns - exposed_ns, 0), columns[1])
+        names = [choice.block for choice in choices]
+        return [(name, a + b) for name, a, b in zip(names, computing, waiting, strict=True)]
+
+    def _note(self, number: int, piece: Piece) -> None:
+        """Keep what each kind of block computes and moves in every microbatch."""
+        where, kind_of = self._where(number), dict(self._by_name(number))
+        found: dict[str, dict[str, list[int]]] = {}
+        for actor, ns in zip(piece.graph.programs[0].actors, piece.durations_ns, strict=True):
+            if actor.firings > 1:
+                phases = found.setdefault(actor.block, {})
+                phases.setdefault(actor.phase, [0, 0])[actor.meeting is not None] += ns
+        for block, phases in found.items():
+            if block in kind_of:
+                self._alone[(kind_of[block], *where)] = phases
+
+    def _by_name(self, number: int) -> list[tuple[str, tuple[str, int]]]:
+        blocks = self.wiring.plan.chunks[number].blocks
+        return list(zip((one.block for one in blocks), self._kinds(blocks), strict=True))
 
     def _chunk(self, number: int) -> PartTimes:
         """A few blocks of every run, measured, and what each further block adds."""
@@ -133,6 +180,7 @@ class _Measured:
             kept = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
             piece = self._pieces.compile(number, kept, *self._where(number))
             self._found[key] = part_times(piece)
+            self._note(number, piece)
         return self._found[key]
 
     def _where(self, number: int) -> tuple[str, int]:

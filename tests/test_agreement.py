@@ -144,7 +144,6 @@ def simulated(graph: ActorGraph, seed: int) -> Memory:
     Kernel(
         graph,
         instances_of(graph, CLUSTER, ranks, STEPS, times),
-        folded=False,
         cores_per_node=random.choice((None, 1, 2)),
         visit=memory.visit,
     ).run()

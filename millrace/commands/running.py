@@ -40,7 +40,9 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
     fidelity: Annotated[
         str | None,
-        typer.Option(help="op: every actor; block: merged; stage: whole stages. Default: by size."),
+        typer.Option(
+            help="op: every op; block: blocks of layers; stage: whole stages. Default: by size."
+        ),
     ] = None,
     trace: TraceOutput = None,
     as_json: Json = False,

@@ -46,27 +46,25 @@ def run_to_completion(
     protocols = [Protocol(program, steps) for program in programs]
     rendezvous = Rendezvous(graph, folded=folded)
     meets = [[actor.meeting is not None for actor in program.actors] for program in programs]
-    pending: deque[tuple[int, Fire]] = deque()
-    posted: dict[tuple[int, int], Fire] = {}
+    pending: deque[tuple[int, int]] = deque()
     for instance, protocol in enumerate(protocols):
-        pending.extend((instance, fire) for fire in protocol.start())
+        pending.extend((instance, actor) for actor in protocol.begin())
     firings = 0
     while pending:
-        instance, fire = pending.popleft()
-        arrived: list[tuple[int, int]] | None = [(instance, fire.actor)]
-        posted[instance, fire.actor] = fire
-        if meets[instance][fire.actor]:
-            arrived = rendezvous.arrive(instance, fire.actor, fire.firing)
-        pending.extend((instance, f) for f in protocols[instance].issued(fire.actor))
+        instance, actor = pending.popleft()
+        protocol = protocols[instance]
+        arrived: list[tuple[int, int]] | None = [(instance, actor)]
+        if meets[instance][actor]:
+            arrived = rendezvous.arrive(instance, actor, protocol.command(actor).firing)
+        pending.extend((instance, other) for other in protocol.leave(actor))
         if arrived is None:
             continue
-        done = [(other, posted.pop((other, actor))) for other, actor in arrived]
         if visit is not None:
-            for other, ready in done:
-                visit(other, ready)
-        for other, ready in done:
+            for other, ready in arrived:
+                visit(other, protocols[other].command(ready))
+        for other, ready in arrived:
             firings += 1
-            pending.extend((other, f) for f in protocols[other].completed(ready.actor))
+            pending.extend((other, due) for due in protocols[other].finish(ready))
     if not all(protocol.finished for protocol in protocols):
         raise ProtocolError(_explain(protocols, rendezvous))
     return firings

@@ -15,9 +15,11 @@ a marked graph, hence confluent: which slot a firing reads and writes does not d
 al., "Marked directed graphs", 1971).
 """
 
+from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import NamedTuple
 
-from planner.actors.graph import Leave, Program
+from planner.actors.graph import Leave, Port, Program
 from planner.errors import ProtocolError
 
 
@@ -41,50 +43,70 @@ class Wait(NamedTuple):
 
 
 class Protocol:
-    """State of one rank that runs `program` for `steps` steps."""
+    """State of one rank that runs `program` for `steps` steps.
+
+    Every condition of an actor's next firing is a place that holds tokens (versions to read, slots
+    to write, its turn in a queue), and `_short` counts those of its places that are empty: a firing
+    is due when none is. So an event touches only what it changes.
+    """
 
     def __init__(self, program: Program, steps: int = 1) -> None:
-        actors, registers = program.actors, program.registers
+        actors = program.actors
         self.program = program
         self.steps = steps
         self._fired = [0] * len(actors)
         self._done = [0] * len(actors)
         self._total = [actor.firings * steps for actor in actors]
         self._left = sum(self._total)
-        self._produced = [register.initial for register in registers]
-        # Per register, the number of versions that each consumer has given back.
-        self._released: list[list[int]] = [[] for _ in registers]
-        self._producer = [-1] * len(registers)
-        self._consumers: list[list[int]] = [[] for _ in registers]
-        # Ports as (register, hold, slots, initial versions | index among the register's consumers).
-        self._inputs: list[list[tuple[int, int, int, int]]] = []
-        self._outputs: list[list[tuple[int, int, int, int]]] = []
-        for index, actor in enumerate(actors):
-            ports = []
-            for port in actor.inputs:
-                r = port.register
-                ports.append((r, port.hold, registers[r].slots, len(self._released[r])))
-                self._released[r].append(0)
-                self._consumers[r].append(index)
-            self._inputs.append(ports)
-            self._outputs.append(
-                [
-                    (p.register, p.hold, registers[p.register].slots, registers[p.register].initial)
-                    for p in actor.outputs
-                ]
-            )
-            for port in actor.outputs:
-                self._producer[port.register] = index
-        self._queues = [list(queue.order) for queue in program.queues]
-        self._head = [0] * len(program.queues)
-        self._length = [len(queue.order) * steps for queue in program.queues]
-        # Whose turn it is in each queue, -1 at its end.
-        self._turn = [queue.order[0] if queue.order else -1 for queue in program.queues]
+        self._short = [0] * len(actors)
+        self._tokens: list[int] = []
+        # Per actor: places it takes from at every firing, or at one of several (place, how many),
+        # and those that it fills when it is done (place, who takes from it, at one of how many).
+        self._takes: list[list[int]] = [[] for _ in actors]
+        self._rarely: list[list[tuple[int, int]]] = [[] for _ in actors]
+        self._fills: list[list[tuple[int, int, int]]] = [[] for _ in actors]
+        self._connect()
+        # Whose turn it is in each queue, -1 at its end, and whose it will be.
+        self._coming = [chain.from_iterable(repeat(queue.order, steps)) for queue in program.queues]
+        self._turn = [next(coming, -1) for coming in self._coming]
         self._issue_queues = [self._leaving(a.queues, Leave.ISSUED) for a in actors]
         self._done_queues = [self._leaving(a.queues, Leave.COMPLETED) for a in actors]
         self._member = [actor.queues for actor in actors]
-        # Most attempts fail on the turn in the first queue, so that is looked up before the call.
-        self._lane = [actor.queues[0] for actor in actors]
+        for index, actor in enumerate(actors):
+            self._short[index] += sum(self._turn[queue] != index for queue in actor.queues)
+
+    def _connect(self) -> None:
+        """Make the places: per reader of a register its versions and, for the writer, its slots."""
+        actors, registers = self.program.actors, self.program.registers
+        writer = {
+            port.register: (index, port.hold)
+            for index, actor in enumerate(actors)
+            for port in actor.outputs
+        }
+        readers: dict[int, list[tuple[int, int]]] = {}
+        for index, actor in enumerate(actors):
+            for port in actor.inputs:
+                versions = self._place(index, port.hold, registers[port.register].initial)
+                readers.setdefault(port.register, []).append((versions, index))
+                if port.register in writer:
+                    register, (maker, hold) = registers[port.register], writer[port.register]
+                    free = self._place(maker, hold, register.slots - register.initial)
+                    self._fills[index].append((free, maker, port.hold))
+        for index, actor in enumerate(actors):
+            for port in actor.outputs:
+                for versions, reader in readers.get(port.register, ()):
+                    self._fills[index].append((versions, reader, port.hold))
+
+    def _place(self, actor: int, hold: int, tokens: int) -> int:
+        """Add a place that an actor takes from once in `hold` firings."""
+        place = len(self._tokens)
+        self._tokens.append(tokens)
+        self._short[actor] += tokens <= 0
+        if hold == 1:
+            self._takes[actor].append(place)
+        else:
+            self._rarely[actor].append((place, hold))
+        return place
 
     def _leaving(self, queues: tuple[int, ...], leave: Leave) -> tuple[int, ...]:
         return tuple(q for q in queues if self.program.queues[q].leave is leave)
@@ -96,18 +118,11 @@ class Protocol:
 
     def start(self) -> list[Fire]:
         """Return the commands that are possible before any event."""
-        commands: list[Fire] = []
-        for actor in self._turn:
-            if actor >= 0:
-                self._try(actor, commands)
-        return commands
+        return [self.command(actor) for actor in self.begin()]
 
     def issued(self, actor: int) -> list[Fire]:
         """Take note that `actor` was handed over; return the commands that makes possible."""
-        commands: list[Fire] = []
-        for queue in self._issue_queues[actor]:
-            self._advance(queue, commands)
-        return commands
+        return [self.command(other) for other in self.leave(actor)]
 
     def completed(self, actor: int) -> list[Fire]:
         """Take note that `actor`'s current firing is done; return what it makes possible.
@@ -117,68 +132,84 @@ class Protocol:
         ProtocolError
             The actor has no firing under way.
         """
+        return [self.command(other) for other in self.finish(actor)]
+
+    def command(self, actor: int) -> Fire:
+        """The firing of an actor that is under way, with its slots."""
+        registers, found = self.program.registers, self.program.actors[actor]
+        firing = self._done[actor]
+        return Fire(
+            actor,
+            firing,
+            tuple(firing // p.hold % registers[p.register].slots for p in found.inputs),
+            tuple(
+                (firing // p.hold + registers[p.register].initial) % registers[p.register].slots
+                for p in found.outputs
+            ),
+        )
+
+    def begin(self) -> list[int]:
+        """As `start`, but only the actors that fire."""
+        due: list[int] = []
+        for actor in self._turn:
+            if actor >= 0 and not self._short[actor]:
+                self._fire(actor, due)
+        return due
+
+    def leave(self, actor: int) -> list[int]:
+        """As `issued`, but only the actors that fire."""
+        due: list[int] = []
+        for queue in self._issue_queues[actor]:
+            self._advance(actor, queue, due)
+        return due
+
+    def finish(self, actor: int) -> list[int]:
+        """As `completed`, but only the actors that fire."""
         firing = self._done[actor]
         if firing >= self._fired[actor]:
             name = self.program.actors[actor].name
             raise ProtocolError(f"actor `{name}` completed firing {firing} before it was fired")
-        self._done[actor] = firing + 1
+        self._done[actor] = done = firing + 1
         self._left -= 1
-        commands: list[Fire] = []
+        short, tokens = self._short, self._tokens
+        short[actor] -= 1
+        due: list[int] = []
         for queue in self._done_queues[actor]:
-            self._advance(queue, commands)
-        turn, lane = self._turn, self._lane
-        done = firing + 1
-        for register, hold, _, consumer in self._inputs[actor]:
+            self._advance(actor, queue, due)
+        for place, other, hold in self._fills[actor]:
             if hold == 1 or done % hold == 0:
-                self._released[register][consumer] += 1
-                producer = self._producer[register]
-                if producer >= 0 and turn[lane[producer]] == producer:
-                    self._try(producer, commands)
-        for register, hold, _, _ in self._outputs[actor]:
-            if hold == 1 or done % hold == 0:
-                self._produced[register] += 1
-                for index in self._consumers[register]:
-                    if turn[lane[index]] == index:
-                        self._try(index, commands)
-        return commands
+                held = tokens[place] = tokens[place] + 1
+                if held == 1:
+                    left = short[other] = short[other] - 1
+                    if not left:
+                        self._fire(other, due)
+        return due
 
-    def _advance(self, queue: int, commands: list[Fire]) -> None:
+    def _advance(self, actor: int, queue: int, due: list[int]) -> None:
         """Leave a queue to its next actor."""
-        head = self._head[queue] = self._head[queue] + 1
-        if head < self._length[queue]:
-            order = self._queues[queue]
-            actor = self._turn[queue] = order[head % len(order)]
-            self._try(actor, commands)
-        else:
-            self._turn[queue] = -1
+        short = self._short
+        short[actor] += 1
+        after = self._turn[queue] = next(self._coming[queue], -1)
+        if after >= 0:
+            left = short[after] = short[after] - 1
+            if not left:
+                self._fire(after, due)
 
-    def _try(self, actor: int, commands: list[Fire]) -> None:
-        """Fire `actor` if nothing holds it back."""
-        firing = self._fired[actor]
-        if firing != self._done[actor]:
-            return
-        turn = self._turn
-        for queue in self._member[actor]:
-            if turn[queue] != actor:
-                return
-        produced = self._produced
-        reads = []
-        for register, hold, slots, _ in self._inputs[actor]:
-            version = firing // hold
-            if version >= produced[register]:
-                return
-            reads.append(version % slots)
-        writes = []
-        for register, hold, slots, initial in self._outputs[actor]:
-            version = firing // hold + initial
-            if version >= slots:
-                before = version - slots + 1
-                for released in self._released[register]:
-                    if released < before:
-                        return
-            writes.append(version % slots)
-        self._fired[actor] = firing + 1
-        commands.append(Fire(actor, firing, tuple(reads), tuple(writes)))
+    def _fire(self, actor: int, due: list[int]) -> None:
+        """Take what a firing needs; while it is under way its actor is short of one more thing."""
+        self._fired[actor] = fired = self._fired[actor] + 1
+        tokens, short = self._tokens, 1
+        for place in self._takes[actor]:
+            held = tokens[place] = tokens[place] - 1
+            if not held:
+                short += 1
+        for place, hold in self._rarely[actor]:
+            if fired % hold == 0:
+                held = tokens[place] = tokens[place] - 1
+                if not held:
+                    short += 1
+        self._short[actor] = short
+        due.append(actor)
 
     def under_way(self) -> list[tuple[int, int]]:
         """Actors that were fired and have not completed, each with its firing."""
@@ -187,10 +218,9 @@ class Protocol:
     def waits(self, queue: int | None = None) -> list[Wait]:
         """What the actors at the heads of the queues, or of one, wait for."""
         found: list[Wait] = []
-        for index in range(len(self._queues)) if queue is None else (queue,):
-            order, head = self._queues[index], self._head[index]
-            if head < self._length[index]:
-                found.extend(self.reasons(order[head % len(order)]))
+        for actor in self._turn if queue is None else (self._turn[queue],):
+            if actor >= 0:
+                found.extend(self.reasons(actor))
         return list(dict.fromkeys(found))
 
     def reasons(self, actor: int) -> list[Wait]:
@@ -201,20 +231,31 @@ class Protocol:
         names = self.program.registers
         found = []
         for queue in self._member[actor]:
-            order = self._queues[queue]
-            head = order[self._head[queue] % len(order)]
+            head = self._turn[queue]
             if head != actor:
                 what = self.program.queues[queue].name
                 found.append(Wait(actor, firing, "queue", what, head))
-        for register, hold, _, _ in self._inputs[actor]:
-            if firing // hold >= self._produced[register]:
-                what, on = names[register].name, self._producer[register]
-                found.append(Wait(actor, firing, "input", what, on))
-        for register, hold, slots, initial in self._outputs[actor]:
+        for register, hold in self._ports(self.program.actors[actor].inputs):
+            maker, made = self._made(register)
+            if firing // hold >= made:
+                found.append(Wait(actor, firing, "input", names[register].name, maker))
+        for register, hold in self._ports(self.program.actors[actor].outputs):
+            initial, slots = names[register].initial, names[register].slots
             before = firing // hold + initial - slots + 1
-            for consumer, released in zip(
-                self._consumers[register], self._released[register], strict=True
-            ):
-                if released < before:
-                    found.append(Wait(actor, firing, "slot", names[register].name, consumer))
+            for consumer, one in enumerate(self.program.actors):
+                for other, often in self._ports(one.inputs):
+                    if other == register and self._done[consumer] // often < before:
+                        found.append(Wait(actor, firing, "slot", names[register].name, consumer))
         return found
+
+    def _ports(self, ports: Iterable[Port]) -> list[tuple[int, int]]:
+        return [(port.register, port.hold) for port in ports]
+
+    def _made(self, register: int) -> tuple[int, int]:
+        """Who writes a register, and how many versions there have been."""
+        initial = self.program.registers[register].initial
+        for index, actor in enumerate(self.program.actors):
+            for port in actor.outputs:
+                if port.register == register:
+                    return index, initial + self._done[index] // port.hold
+        return -1, initial

@@ -1,78 +1,60 @@
-"""Coarser graphs: fewer firings, the same time."""
-
-from random import Random
+"""Blocks: every block of a chunk fires, in the time of the chunk's part."""
 
 import pytest
 
 from planner.actors.null_clock import run_to_completion
 from planner.actors.validate import validate
 from planner.compile import compile_plan
+from planner.plan import plan_graph
 from planner.recomputed import recomputed
-from simulator import simulate
-from simulator.blocks import by_block
-from tests.actor_graphs import random_actor_graph
+from simulator import predict, simulate
+from simulator.blocks import by_block, shared
+from simulator.stages import stage_graph
 from tests.millrace.plans import data_parallel_pipeline
-from tests.simulator.graphs import GPU, Writer, joined
+from tests.simulator.graphs import GPU
 
 
-def row_of(length: int) -> Writer:
-    writer = Writer(slots=1)
-    for index in range(length):
-        inputs = [(f"r{index - 1}", 1)] if index else []
-        writer.actor(f"a{index}", "compute", inputs, [(f"r{index}", 1)], firings=4)
-    writer.orders["compute"] = [*range(length)] * 4
-    return writer
+def test_a_time_is_shared_in_proportion_and_whole() -> None:
+    assert shared(10, [1, 3, 1]) == [2, 6, 2]
+    assert shared(10, [1, 1, 1]) == [3, 4, 3]
+    assert shared(9, [0, 0, 0]) == [3, 3, 3]
+    assert shared(5, [2.5]) == [5]
 
 
-def test_a_row_of_actors_in_one_queue_becomes_one_actor() -> None:
-    graph = joined(row_of(5).program())
-    coarse, table, _ = by_block(graph, [[1, 2, 3, 4, 5]])
-    (actor,) = coarse.programs[0].actors
-    assert (actor.name, actor.firings) == ("a0 … a4", 4)
-    assert table == [[15]]
-    assert coarse.programs[0].memory_bytes == graph.programs[0].memory_bytes
-
-
-def test_an_actor_that_another_queue_waits_for_ends_a_run() -> None:
-    writer = row_of(5)
-    writer.actor("aside", "lane", [("r2", 1)], [], firings=4)
-    coarse, *_ = by_block(joined(writer.program()), [[1] * 6])
-    assert [actor.name for actor in coarse.programs[0].actors] == ["a0 … a2", "a3 … a4", "aside"]
-
-
-def test_an_actor_that_waits_for_another_queue_begins_a_run() -> None:
-    writer = row_of(4)
-    writer.actor("before", "lane", [], [("news", 1)], firings=4)
-    writer.actor("late", "compute", [("news", 1), ("r3", 1)], [], firings=4)
-    writer.orders["compute"] = [0, 1, 2, 3, 5] * 4
-    coarse, *_ = by_block(joined(writer.program()), [[1] * 6])
-    assert [actor.name for actor in coarse.programs[0].actors] == ["a0 … a3", "late", "before"]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_random_graphs_stay_live_and_about_as_fast(seed: int) -> None:
-    graph = random_actor_graph(seed)
-    random = Random(seed)
-    ns = [[random.randrange(1, 1000) for _ in program.actors] for program in graph.programs]
-    coarse, table, _ = by_block(graph, ns)
-    assert run_to_completion(validate(coarse), steps=3) <= run_to_completion(graph, steps=3)
-    fine = simulate(graph, GPU, durations_ns=ns)
-    fast = simulate(coarse, GPU, durations_ns=table)
-    # These graphs have one or two slots everywhere, where the moment of release matters most.
-    assert fast.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.5)
-
-
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
-def test_a_compiled_plan_keeps_its_step_time_within_two_percent(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_a_part_becomes_its_blocks_and_takes_as_long(mode: str) -> None:
     plan = data_parallel_pipeline()
     plan = recomputed(plan, {choice.block: mode for c in plan.chunks for choice in c.blocks})
-    graph = compile_plan(plan)
-    for cluster in (plan.cluster, GPU):
-        fine = simulate(graph, cluster)
-        coarse = simulate(graph, cluster, fidelity="block")
-        assert coarse.firings < 0.5 * fine.firings
-        assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
-        assert coarse.memory_bytes_max == fine.memory_bytes_max
+    stages = stage_graph(plan, plan_graph(plan))
+    coarse, durations_ns = stages.coarse.ordered(), stages.coarse.durations_ns
+    graph, table, _ = by_block(coarse, durations_ns, stages.rows)
+    assert run_to_completion(validate(graph), steps=3) > run_to_completion(coarse, steps=3)
+    for number, chunk in enumerate(plan.chunks):
+        names = [choice.block for choice in chunk.blocks]
+        program, row = graph.programs[chunk.stage], table[chunk.stage]
+        for part, order in (("F", names), ("BW", names[::-1])):
+            part_name = f"chunk {number}: {part}"
+            mine = [i for i, a in enumerate(program.actors) if a.name.startswith(part_name)]
+            assert [program.actors[i].block for i in mine] == order
+            before = [a.name for a in coarse.programs[chunk.stage].actors].index(part_name)
+            assert sum(row[i] for i in mine) == durations_ns[chunk.stage][before]
+            assert all(row[i] > 0 for i in mine)
+    fine = simulate(graph, GPU, durations_ns=table)
+    assert fine.step_time_ns == simulate(coarse, GPU, durations_ns=durations_ns).step_time_ns
+
+
+def test_jitter_of_blocks_evens_out_within_a_part() -> None:
+    plan = data_parallel_pipeline()
+    calm = predict(plan, fidelity="stage").step_time_ns
+    stage, block = (
+        sum(
+            predict(plan, fidelity=fidelity, jitter=0.2, seed=seed).step_time_ns
+            for seed in range(8)
+        )
+        / 8
+        for fidelity in ("stage", "block")
+    )
+    assert calm < block < stage
 
 
 def test_recomputing_takes_the_time_of_its_ops_and_shows_as_a_phase_of_its_own() -> None:

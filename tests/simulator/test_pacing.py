@@ -46,13 +46,12 @@ def beside(compute_ns: int, meeting_ns: int, overlap: float) -> int:
 
 
 @pytest.mark.parametrize(("host_ns", "op_ns"), [(10, 100), (100, 10), (50, 50)])
-@pytest.mark.parametrize("fidelity", ["op", "block"])
 def test_a_step_of_equal_ops_takes_the_longer_of_launching_and_computing(
-    host_ns: int, op_ns: int, fidelity: str
+    host_ns: int, op_ns: int
 ) -> None:
     graph = row_of(5)
     ns = [[op_ns] * 5]
-    found = simulate(graph, driven(host_ns), durations_ns=ns, fidelity=fidelity)
+    found = simulate(graph, driven(host_ns), durations_ns=ns)
     # The first launch, or the last op, is beside nothing.
     assert found.step_time_ns == max(host_ns + 20 * op_ns, 20 * host_ns + op_ns)
 

@@ -80,6 +80,7 @@ CASES = {
     for case in (
         Case("one device", "gpt", pinned()),
         Case("tp", "gpt", pinned(tp=2)),
+        Case("tp and sequence", "gpt", pinned(tp=2, pp=2, sequence_parallel=True)),
         Case("ZeRO 1", "gpt", pinned(dp=4, zero=1)),
         Case("ZeRO 2", "gpt", pinned(dp=2, pp=2, zero=2)),
         Case("ZeRO 3", "gpt", pinned(dp=4, zero=3)),
@@ -181,7 +182,12 @@ def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
     plan = planned(name)
     fine = predict(plan, fidelity="op", spans=False)
     coarse = predict(plan, fidelity="stage", spans=False)
-    assert (fine.fidelity, coarse.fidelity) == ("op", "stage")
+    blocks = predict(plan, fidelity="block", spans=False)
+    found = [one.fidelity for one in (fine, blocks, coarse)]
+    assert found == ["op", "block", "stage"]
+    assert blocks.step_time_ns == pytest.approx(fine.step_time_ns, rel=TOLERANCE)
+    assert blocks.step_time_ns == pytest.approx(coarse.step_time_ns, rel=TOLERANCE)
+    assert coarse.firings < blocks.firings < fine.firings
     assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=TOLERANCE)
     assert coarse.bubble_fraction == pytest.approx(fine.bubble_fraction, abs=0.02)
     exposed = fine.exposed_communication_ns

@@ -1,0 +1,84 @@
+"""Representatives: the few ranks whose run shows what all of them do.
+
+Without jitter, ranks differ by their program and by who is near a named straggler. Along every axis
+of the mesh, coordinates that no straggler has can be exchanged without a difference, so one of them
+stands for all: one straggler on a mesh of two axes leaves four positions a stage (itself, those
+that meet it along either axis, the rest), whatever the mesh's size. That is exact.
+
+With jitter no two ranks are alike; a sample is simulated, and meetings make up for the others
+(`simulator.variation.lateness`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from planner.actors.graph import ActorGraph
+
+SAMPLED = 16  # positions of a mesh that jitter is drawn for; a spread is known to 20 % from these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Representatives:
+    """Simulated ranks, by program and then by position, and how many each stands for.
+
+    `named` lists, per axis of the mesh, the coordinates that stragglers have.
+    """
+
+    ranks: tuple[int, ...]
+    counts: tuple[int, ...]
+    named: tuple[frozenset[int], ...]
+
+
+def representatives(
+    graph: ActorGraph, stragglers: Iterable[int] = (), *, sampled: int = 1
+) -> Representatives:
+    """Choose the ranks to simulate.
+
+    Parameters
+    ----------
+    graph
+        The actor graph.
+    stragglers
+        Ranks that differ from the others.
+    sampled
+        How many positions of the mesh that are otherwise alike are kept at least; all of them
+        where there are fewer.
+    """
+    sizes = graph.axis_sizes
+    at = list(zip(*map(graph.coordinate, stragglers), strict=True)) or [()] * len(sizes)
+    named = tuple(frozenset(column) for column in at)
+    alike = [size - len(taken) for size, taken in zip(sizes, named, strict=True)]
+    kept = _spread(alike, sampled)
+    axes = [_coordinates(*one) for one in zip(sizes, named, kept, strict=True)]
+    ranks, counts = [], []
+    for program in graph.programs:
+        for position in product(*axes):
+            index = 0
+            for size, (coordinate, _) in zip(sizes, position, strict=True):
+                index = index * size + coordinate
+            ranks.append(program.ranks[index])
+            counts.append(prod(count for _, count in position))
+    return Representatives(ranks=tuple(ranks), counts=tuple(counts), named=named)
+
+
+def _spread(alike: list[int], sampled: int) -> list[int]:
+    """How many of an axis's coordinates are kept: together `sampled` or more, if there are."""
+    kept = [min(size, 1) for size in alike]
+    while prod(max(one, 1) for one in kept) < sampled:
+        free = [index for index, size in enumerate(alike) if kept[index] < size]
+        if not free:
+            break
+        least = min(free, key=kept.__getitem__)
+        kept[least] = min(2 * kept[least], alike[least])
+    return kept
+
+
+def _coordinates(size: int, named: frozenset[int], kept: int) -> list[tuple[int, int]]:
+    """Coordinates along an axis that are simulated, and how many each stands for."""
+    others = [at for at in range(size) if at not in named]
+    stand_ins = others[:kept]
+    each, more = divmod(len(others), max(kept, 1))
+    counts = {at: each + (index < more) for index, at in enumerate(stand_ins)}
+    return [(at, counts.get(at, 1)) for at in sorted(named | set(stand_ins))]
