@@ -19,6 +19,7 @@ from millrace.calibration.parameters import (
     scaled,
     value_of,
 )
+from millrace.published.question import Question
 from millrace.published.validation import Asked, answers_to
 from planner.cluster import Cluster
 
@@ -41,12 +42,15 @@ class Answers:
     residuals: Floats
 
 
-def nudged(cluster: Cluster) -> Iterator[tuple[Parameter, Cluster, float]]:
-    """Every parameter of a cluster, the cluster with it moved, and by how much its logarithm is."""
-    for one in parameters_of(cluster):
+def nudged(
+    question: Question, cluster: Cluster
+) -> Iterator[tuple[tuple[Parameter, ...], Cluster, float]]:
+    """Every parameter, the cluster with it moved, and by how much its logarithm is."""
+    for alike in parameters_of(question, cluster):
+        one = alike[0]
         # Shares and losses end at 1: what is near moves down.
         by = -NUDGE if one.field in SHARES and value_of(one) * exp(NUDGE) > 1 else NUDGE
-        yield one, scaled(cluster, {one: exp(by)}), by
+        yield alike, scaled(cluster, {one: exp(by)}), by
 
 
 def answers_of(
@@ -57,7 +61,7 @@ def answers_of(
     Rows that cannot be expressed are left out.
     """
     moves = {
-        at: tuple(nudged(one.cluster))
+        at: tuple(nudged(one.question, one.cluster))
         for at, one in enumerate(asked)
         if one.cluster is not None and one.question is not None
     }
@@ -69,7 +73,7 @@ def answers_of(
     predicted = answers_to(asked, wanted, processes, told)
     parameters = dict.fromkeys(default_parameters())
     for found in moves.values():
-        parameters |= dict.fromkeys(one for one, _, _ in found)
+        parameters |= dict.fromkeys(one for alike, _, _ in found for one in alike)
     place = {one: index for index, one in enumerate(parameters)}
     rows = tuple(at for at in moves if at in predicted)
     slopes = np.zeros((len(rows), len(parameters)))
@@ -77,8 +81,8 @@ def answers_of(
     for index, at in enumerate(rows):
         first, *others = (one.step_time_s for one in predicted[at])
         residuals[index] = np.log(first / asked[at].measured_s)
-        for (one, _, by), moved_s in zip(moves[at], others, strict=True):
-            slopes[index, place[one]] = np.log(moved_s / first) / by
+        for (alike, _, by), moved_s in zip(moves[at], others, strict=True):
+            slopes[index, [place[one] for one in alike]] = np.log(moved_s / first) / by
     return Answers(
         parameters=tuple(parameters),
         now=np.log([value_of(one) for one in parameters]),

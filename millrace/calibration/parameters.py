@@ -13,9 +13,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from millrace.published.question import Question
 from planner.cluster import Cluster
 from planner.clusters import device, framework
 from planner.clusters.software import DEFAULT
+from planner.costs.firings import NARROW
 
 Floats = NDArray[np.float64]
 
@@ -76,16 +78,27 @@ class Parameter(NamedTuple):
         return FIELDS[self.field]
 
 
-def parameters_of(cluster: Cluster) -> tuple[Parameter, ...]:
-    """Parameters on which a prediction on this cluster may depend."""
-    device, software = cluster.device, cluster.software
-    found = [Parameter(device.name, field) for field in DEVICE_FIELDS]
-    found += [Parameter(device.name, "intra_node"), Parameter(network_of(cluster), "inter_node")]
+def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[Parameter, ...], ...]:
+    """Parameters on which a question's prediction depends, those together that act as one."""
+    device, software = cluster.device.name, cluster.software
+    found: list[tuple[Parameter, ...]] = [
+        (Parameter(device, "matmul_efficiency"),),
+        (Parameter(device, "memory_efficiency"),),
+    ]
+    if question.model.precision in NARROW:
+        found.append((Parameter(device, "narrow_efficiency"),))
+    if question.training.attention == "flash":
+        both = Parameter(device, "attention_efficiency"), Parameter(software.name, "attention")
+        found.append(both)
+    if cluster.devices_per_node > 1:
+        found.append((Parameter(device, "intra_node"),))
+    if cluster.nodes > 1:
+        found.append((Parameter(network_of(cluster), "inter_node"),))
     if software.host_ns:
-        found.append(Parameter(software.name, "host_ns"))
-    if software.overlap:
-        found.append(Parameter(software.name, "loss"))
-    found += [Parameter(software.name, "fusion"), Parameter(software.name, "attention")]
+        found.append((Parameter(software.name, "host_ns"),))
+    if 0 < software.overlap < 1:
+        found.append((Parameter(software.name, "loss"),))
+    found.append((Parameter(software.name, "fusion"),))
     return tuple(found)
 
 
@@ -115,9 +128,10 @@ def value_of(parameter: Parameter) -> float:
 
 def scaled(cluster: Cluster, factors: Mapping[Parameter, float]) -> Cluster:
     """Return the cluster with what factors concern it, on the figures that it has."""
-    for one in parameters_of(cluster):
-        if one in factors:
-            cluster = _scaled(cluster, one.field, factors[one])
+    owners = cluster.device.name, network_of(cluster), cluster.software.name
+    for (owner, field), factor in factors.items():
+        if owner in owners:
+            cluster = _scaled(cluster, field, factor)
     return cluster
 
 

@@ -62,12 +62,9 @@ def validate(
             if done % PROGRESS_EVERY == 0 and not sys.stderr.isatty():
                 say(f"{done} of {of} questions answered")
 
-        outcomes = validated(
-            table,
-            tuned=left_out(table) if leave_one_source_out else None,
-            processes=processes or len(os.sched_getaffinity(0)),
-            told=told,
-        )
+        count = processes or len(os.sched_getaffinity(0))
+        tuned = left_out(table, count, told) if leave_one_source_out else None
+        outcomes = validated(table, tuned=tuned, processes=count, told=told)
     found = document(outcomes, table.layout)
     for one in outcomes:
         if one.reason:

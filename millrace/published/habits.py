@@ -39,9 +39,9 @@ def framework_name(row: Row) -> str:
     if not named:
         heads = (name for head, name in UNSAID.items() if row.get("source", "").startswith(head))
         return next(heads, DEFAULT)
-    if named == "megatron-2021" and "(DeepSpeed)" in row["notes"]:
+    if named == "megatron-2021" and "(DeepSpeed)" in row.get("notes", ""):
         return NAMED["(DeepSpeed)"]
-    return NAMED["MaxText"] if "MaxText" in row["notes"] else named
+    return NAMED["MaxText"] if "MaxText" in row.get("notes", "") else named
 
 
 def settings(name: str) -> Software:
@@ -54,7 +54,7 @@ def settings(name: str) -> Software:
 
 def as_set(software: Software, row: Row) -> Software:
     """A framework's settings, with what the row's notes say of how it was set."""
-    notes = row["notes"]
+    notes = row.get("notes", "")
     pieces = set(software.pieces)
     if "experts=" in notes:
         pieces -= set(TENSOR)  # recipes of experts leave it off

@@ -1,49 +1,64 @@
 """Leaving a source out: each source is predicted with what is known without it.
 
-`left_out` gives the function that `validate` takes as `tuned`: a framework that no other source
-runs has the default settings, and what `calibrate` fits on the rows of the other sources is put in.
+All figures are fitted again to the rows of the other sources (`millrace.calibration`); a framework
+that no other source runs has the default settings.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from math import exp
 
+import numpy as np
 from msgspec.structs import replace
 
+from millrace.calibration import Answers, Parameter, answers_of, fitted, scaled
+from millrace.published import habits
 from millrace.published.reading import Row, Table
-from millrace.published.validation import READERS, Tuned, source
+from millrace.published.validation import READERS, Asked, Told, Tuned, ask, source
 from planner.cluster import Cluster
 from planner.clusters import framework
 from planner.clusters.software import DEFAULT
 
-# Rows of the other sources -> what a cluster is, given its framework, by what was fitted on them.
-Calibrate = Callable[[Sequence[Row]], Callable[[Cluster, str], Cluster]]
+Factors = dict[Parameter, float]
 
 
-def left_out(table: Table, calibrate: Calibrate | None = None) -> Tuned:
+def left_out(table: Table, processes: int = 1, told: Told = lambda done, of: None) -> Tuned:
     """Return what changes the cluster of a row to what is known without the row's source.
 
     Parameters
     ----------
     table : Table
         All rows, of which those of tier A are known.
-    calibrate : callable, optional
-        Fits figures to rows; called once per source. Without it the catalogue's figures stand.
+    processes, told
+        As in `millrace.published.validation.validate`.
     """
-    reader = READERS[table.layout]
-    known = [row for row in table.rows if row["tier"] == "A"]
-    sources: dict[str, set[str]] = defaultdict(set)
-    for row in known:
-        sources[reader.framework_name(row)].add(source(row))
-    fits: dict[str, Callable[[Cluster, str], Cluster]] = {}
+    known = [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
+    answers = answers_of(known, processes, told)
+    fits = {one: _without(one, known, answers) for one in {source(a.row) for a in known}}
+    return _tuned(table, fits)
 
-    def tuned(cluster: Cluster, name: str, left: str) -> Cluster:
-        seen = bool(sources[name] - {left})
-        if not seen:
-            cluster = replace(cluster, software=framework(DEFAULT))
-        if calibrate is None:
-            return cluster
-        if left not in fits:
-            fits[left] = calibrate([row for row in known if source(row) != left])
-        return fits[left](cluster, name if seen else DEFAULT)
+
+def _without(left: str, known: Sequence[Asked], answers: Answers) -> Factors:
+    """What figures change by when they are fitted to all other sources."""
+    counts = np.array([float(source(known[at].row) != left) for at in answers.rows])
+    fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals, counts=counts)
+    return {
+        one: fit.values[one] / exp(now)
+        for one, now in zip(answers.parameters, answers.now, strict=True)
+    }
+
+
+def _tuned(table: Table, fits: dict[str, Factors]) -> Callable[[Row, Cluster], Cluster]:
+    reader = READERS[table.layout]
+    sources: dict[str, set[str]] = defaultdict(set)
+    for row in table.rows:
+        if row["tier"] == "A":
+            sources[reader.framework_name(row)].add(source(row))
+
+    def tuned(row: Row, cluster: Cluster) -> Cluster:
+        left = source(row)
+        if not sources[reader.framework_name(row)] - {left}:
+            cluster = replace(cluster, software=habits.as_set(framework(DEFAULT), row))
+        return scaled(cluster, fits.get(left, {}))
 
     return tuned

@@ -18,8 +18,8 @@ from planner.cluster import Cluster
 from planner.search import Pins
 from simulator.prediction import STAGE
 
-# The cluster of a row, its framework and its source -> the cluster to predict it on.
-Tuned = Callable[[Cluster, str, str], Cluster]
+# A row and its cluster -> the cluster to predict it on.
+Tuned = Callable[[Row, Cluster], Cluster]
 Told = Callable[[int, int], None]  # how many questions are answered, of how many
 
 
@@ -103,7 +103,7 @@ def ask(row: Row, layout: Layout, tuned: Tuned | None = None) -> Asked:
         return Asked(row=row, reason=f"line {row[LINE]}: {error}")
     cluster = question.cluster
     if tuned is not None:
-        cluster = tuned(cluster, reader.framework_name(row), source(row))
+        cluster = tuned(row, cluster)
     return Asked(
         row=row,
         question=question,

@@ -16,7 +16,6 @@ from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.summary import document, figures
 from millrace.published.validation import Asked, Outcome, validate
-from planner.cluster import Cluster, Software
 from planner.search import Pins
 from tests.millrace.published.rows import DLPERF, PLAIN, written
 
@@ -200,23 +199,15 @@ def test_pairs_differ_in_one_setting_and_what_follows_from_it():
 
 
 def test_a_source_left_out_is_predicted_without_what_only_it_has(tmp_path: Path):
-    rows = ({}, {"source": "another", "framework": "megatron-deepspeed"}, {"source": "third"})
-    table = read_table(written(tmp_path / "a.csv", *rows))
-    cluster = language.cluster(ROW)
-    own = replace(cluster, software=Software(name="fitted", host_ns=7))
-    calls = []
-
-    def calibrate(known: Any) -> Any:
-        calls.append(len(known))
-        return lambda one, name: replace(one, name=name)
-
-    tuned = left_out(table, calibrate)
-    unseen: Cluster = tuned(own, "megatron-deepspeed", "another")
-    assert (unseen.software.name, unseen.name) == ("default", "default")
-    seen = tuned(own, "megatron-core", "third")
-    assert (seen.software.name, seen.name) == ("fitted", "megatron-core")
-    tuned(own, "megatron-core", "third")
-    assert calls == [2, 2]
+    slow = {"source": "another", "framework": "megatron-deepspeed", "iteration_time_s": "9"}
+    table = read_table(written(tmp_path / "a.csv", {}, slow, {"source": "third"}))
+    asked = [ask(row, table.layout) for row in table.rows]
+    tuned = left_out(table)
+    clusters = [tuned(one.row, one.cluster) for one in asked if one.cluster is not None]
+    assert [one.software.name for one in clusters] == ["megatron-core", "default", "megatron-core"]
+    efficiencies = [one.device.matmul_efficiency for one in clusters]
+    assert efficiencies[0] < efficiencies[1], "the slow rows are not heard where they are judged"
+    assert efficiencies[0] == efficiencies[2]
 
 
 def test_the_published_peak_is_that_of_allocated_memory():
