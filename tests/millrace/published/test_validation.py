@@ -16,6 +16,7 @@ from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.summary import document, figures
 from millrace.published.validation import Asked, Outcome, ask, validate
+from planner.clusters import framework
 from planner.search import Pins
 from tests.millrace.published.rows import DLPERF, PLAIN, written
 
