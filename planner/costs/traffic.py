@@ -7,9 +7,9 @@ from planner.cluster import Device, Software
 from planner.costs.firings import Firings
 from planner.costs.measured import Floats
 
-# Time in which a kernel moves no bytes yet or any more, as if it moved 1.5 MB more on a device of 1
-# TB/s. Taken, not measured: the shortest kernels in profiles of training take about so long.
-RAMP_NS = 1_500
+# What an op takes on the device beside its work: kernels begin and end without moving bytes, and
+# one op is often several of them. Fitted on published runs of small layers, 2026-11.
+RAMP_NS = 4_000
 
 # Kinds that compilers and frameworks fuse with one another or with their neighbours. What the
 # optimizer does, gathers, and boxing take their own kernels everywhere.
