@@ -368,6 +368,7 @@ def simulate(
     stragglers: Mapping[int, float] | None = None,
     seed: int = 0,
     fidelity: str | None = None,
+    detailed: bool = False,
 ) -> "Simulated":
     """Return what the plan would do on the cluster it was made for: a Trace and its figures.
 
@@ -387,6 +388,8 @@ def simulate(
         `op` fires every actor, `block` merges what no other queue can tell apart, `stage` fires
         whole parts of stages and never needs the whole model compiled. Default: `op` for small
         plans, `stage` for large ones.
+    detailed : bool
+        Keep what `simulator.account.account_of` needs to say where the step goes.
 
     Raises
     ------
@@ -402,6 +405,7 @@ def simulate(
         stragglers=stragglers,
         seed=seed,
         fidelity=fidelity,
+        detailed=detailed,
     )
 
 

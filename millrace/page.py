@@ -62,7 +62,7 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
         f"<p>Step time: predicted <b>{format_seconds(comparison.predicted_step_time_s)}</b>, "
         f"measured <b>{format_seconds(comparison.measured_step_time_s)}</b>, "
         f"error <b>{error}</b> (predicted / measured − 1).</p>",
-        legend(COLOURS),
+        legend({what.replace("_", " "): colour for what, colour in COLOURS.items()}),
     ]
     for one in drawn:
         parts.append(
@@ -166,7 +166,7 @@ def round_step(least_ns: float) -> float:
 def legend(colours: Mapping[str, str]) -> str:
     """Return what each colour means."""
     keys = "".join(
-        f'<span class="key"><i style="background:{colour}"></i>{what.replace("_", " ")}</span>'
+        f'<span class="key"><i style="background:{colour}"></i>{escape(what)}</span>'
         for what, colour in colours.items()
     )
     return f"<p>{keys}</p>"

@@ -179,7 +179,6 @@ class _Chunks:
                     sums[(what, *key)] += share
         return sums
 
-
     def _instead(self, name: str, actor: Actor) -> Made | None:
         """What gathering or reducing is made of where every microbatch has its own."""
         chunk, part = name.split(": ") if ": " in name else (name, "")
