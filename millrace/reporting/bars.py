@@ -16,6 +16,7 @@ BAR_PX, GAP_PX = 22, 7
 # What is exposed: purples and reds apart from the colours of computation.
 MOVING = ("#CC79A7", "#882255", "#D55E00", "#AA4499", "#E8A0C4")
 OTHERS, OTHERS_COLOUR = "others", "#661100"
+SEEN = 0.0005  # of the step: half a pixel
 LEAST = 0.002  # of the step; collectives that show less are drawn together
 LAUNCH = "waits for the host"
 HOST, WAITING = "#555555", "#E3E3E3"
@@ -62,11 +63,13 @@ def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[Piece]:
 
 
 def bar_colours(account: Account) -> dict[str, str]:
-    """Return the legend: every part that any stage has."""
+    """Return the legend: every part that can be seen in any stage's bar."""
     moving = moving_colours(account)
     found: dict[str, str] = {}
     for stage in account.stages:
-        found.update({piece.name: piece.colour for piece in stage_pieces(stage, moving)})
+        for piece in stage_pieces(stage, moving):
+            if piece.ns > SEEN * account.step_time_ns:
+                found[piece.name] = piece.colour
     order = [phase.replace("_", " ") for phase in PHASES]
     order += [f"exposed {name}" for name in (*moving, OTHERS)] + [LAUNCH, "bubble"]
     return {name: found[name] for name in order if name in found}
@@ -143,7 +146,7 @@ def step_timeline(found: Simulated) -> Timeline:
                 if end > begin_ns and start < end_ns and end > start
             )
             if mine:
-                queue = "moves" if moving else "computes"
+                queue = f"stage {one.program.stage} {'moves' if moving else 'computes'}"
                 rows.append(Row(one.rank, one.program.stage, queue))
             bars.extend(
                 Bar(

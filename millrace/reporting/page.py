@@ -57,9 +57,8 @@ def report_page(
         f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>" for name, value in figures
     )
     timeline = step_timeline(found)
-    bars = {
-        what: COLOURS[what] for what in {**COLOURS} if any(b.what == what for b in timeline.bars)
-    }
+    drawn = {bar.what for bar in timeline.bars}
+    bars = {what.replace("_", " "): colour for what, colour in COLOURS.items() if what in drawn}
     return document(
         headline(plan),
         [

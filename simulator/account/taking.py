@@ -144,11 +144,13 @@ class _Chunks:
             self._stages.setdefault(stage, defaultdict(float))[what, kind, at] += count * often
         if what == MOVED and part in ONCE_MOVED:
             what = EXPOSED
-        self._made.setdefault((name, what), Counter())[kind, at] += count
+        made = self._made.setdefault((name, what), Counter())
+        # Totals are added up once a stage, as `planner.compile.coarse` has it.
+        made[kind, at] = max(made[kind, at], count) if part == TOTALS else made[kind, at] + count
 
     def knows(self, actor: Actor) -> bool:
         """Whether a meeting stands for several, which `moved` counts."""
-        return (actor.name, EXPOSED) in self._made
+        return bool(self._made.get((actor.name, EXPOSED)) or self._instead(actor))
 
     def moved(self, stage: int) -> Sums:
         """What the meetings inside a stage's parts move in a step."""
@@ -174,15 +176,15 @@ class _Chunks:
                 waits = self._exposed[name] * self._microbatches
             plain: Made = Counter({_key(actor)[1:]: 1})
             for what, amount in ((EXPOSED, waits), (COMPUTE, ns - waits)):
-                made = self._made.get((name, what)) or self._instead(name, actor) or plain
+                made = self._made.get((name, what)) or self._instead(actor) or plain
                 for key, share in _shared(made, amount).items():
                     sums[(what, *key)] += share
         return sums
 
-    def _instead(self, name: str, actor: Actor) -> Made | None:
+    def _instead(self, actor: Actor) -> Made | None:
         """What gathering or reducing is made of where every microbatch has its own."""
-        chunk, part = name.split(": ") if ": " in name else (name, "")
-        if actor.meeting is None or part not in ONCE_MOVED:
+        chunk, _, part = actor.name.partition(": ")
+        if part not in ONCE_MOVED:
             return None
         found: Made = Counter()
         for (other, what), made in self._made.items():
