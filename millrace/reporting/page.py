@@ -141,8 +141,9 @@ def _compute(account: Account) -> str:
         meter = "<td></td>"
         if kind != "busy":
             meter = _meter(*((times.get(p, 0.0) / longest, COLOURS[p]) for p in phases))
+        mark = ' class="sum"' if kind == "busy" else ""
         lines.append(
-            f"<tr{' class=sum' if kind == 'busy' else ''}><td>{escape(kind)}</td>{cells}"
+            f"<tr{mark}><td>{escape(kind)}</td>{cells}"
             f"<td>{format_seconds(total / 1e9)}</td><td>{format_percent(total / step_ns)}</td>"
             f"{meter}</tr>"
         )
@@ -175,10 +176,11 @@ def _memory(account: Account) -> list[str]:
     courses = [between(account.memory[at], begin_ns, begin_ns + step_ns) for at in chosen]
     kinds = [kind for kind in KINDS if any(kind in together(one) for one in courses)]
     limit = format_bytes(courses[0].limit_bytes)
-    note = f"A device of stage {courses[0].stage} has {limit}."
+    scale = height_bytes(max(sizes), max(course.limit_bytes for course in courses))
+    above = ", above what is drawn" if courses[0].limit_bytes > scale else ""
+    note = f"A device of stage {courses[0].stage} has {limit}{above}."
     if len(chosen) < len(sizes):
         note += f" {len(chosen)} of {len(sizes)} stages are drawn, the fullest among them."
-    scale = height_bytes(max(sizes), max(course.limit_bytes for course in courses))
     areas = "".join(
         f"<div><h3>{_title(course, sizes[at])}</h3>"
         f"{area_svg(course, sizes[at], step_ns, scale)}</div>"
@@ -187,7 +189,7 @@ def _memory(account: Account) -> list[str]:
     return [
         "<h2>Memory over one step</h2>",
         legend({kind: KINDS[kind] for kind in kinds}),
-        f'<p class="note">{note} The dashed line is what the plan lays out.</p>',
+        f'<p class="note">{note} The dashed line is what a device has to have.</p>',
         f'<div class="areas">{areas}</div>',
     ]
 
