@@ -394,7 +394,6 @@ def simulate(
     Parameters
     ----------
     plan : Plan
-        The plan; it is compiled first.
     steps : int
         Training steps; the last but one gives the figures.
     jitter : float
@@ -404,11 +403,10 @@ def simulate(
     seed : int
         Of the jitter.
     fidelity : str, optional
-        `op` fires every actor, `block` merges what no other queue can tell apart, `stage` fires
-        whole parts of stages and never needs the whole model compiled. Default: `op` for small
-        plans, `stage` for large ones.
+        `op` fires every actor, `block` the blocks of chunks, `stage` whole parts of chunks, without
+        the whole model compiled. Default: `op` for small plans, `stage` for large ones.
     detailed : bool
-        Keep what `simulator.account.account_of` needs to say where the step goes.
+        Keep what `simulator.account` needs.
 
     Raises
     ------

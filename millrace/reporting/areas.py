@@ -58,7 +58,7 @@ def area_svg(course: MemoryCourse, reserved: int, step_ns: int, scale: float) ->
     limit = course.limit_bytes
     columns = _columns(course, rows, step_ns)
     parts = [
-        f'<svg viewBox="0 0 {LEFT_PX + PLOT_PX + 10} {HEIGHT_PX + 26}" role="img" '
+        f'<svg viewBox="0 0 {LEFT_PX + PLOT_PX + 24} {HEIGHT_PX + 26}" role="img" '
         f'aria-label="memory of stage {course.stage} over one step">'
     ]
     base = [0] * len(columns[0][1])

@@ -25,6 +25,11 @@ from simulator.simulate import Simulated
 SHOWN_KINDS = 14  # of ops; the others are one row
 SHOWN_STAGES = 8  # whose memory is drawn
 
+PARTS = (
+    '<p class="note">Whole parts of chunks: communication inside them is drawn as the part, a '
+    "backward pass that does both its halves at once as backward input.</p>"
+)
+
 _STYLE = """
 .cards { display: flex; flex-wrap: wrap; gap: .5rem; margin: .8rem 0 0; }
 .cards div { border: 1px solid #ddd; border-radius: 6px; padding: .35rem .7rem; }
@@ -75,6 +80,7 @@ def report_page(
             f"<h2>The step: one rank of each stage, "
             f"{format_seconds(account.step_time_ns / 1e9)}</h2>",
             legend(bars),
+            *([] if found.fidelity == "op" else [PARTS]),
             timeline_svg(timeline, timeline.duration_ns),
             f"<footer>Millrace · plan {escape(plan.digest())} · {found.fidelity} fidelity · "
             "times are of one step, in the mean over ranks</footer>",
