@@ -42,10 +42,8 @@ def predict(
         `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
         blocks (`simulator.stages`), `block` each block of these (`simulator.blocks`); None: `op` up
         to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
-    graph
-        The plan's graph, as `plan_graph` gives it, where it is already at hand.
-    memory
-        Of its stages, as `plan_memory` gives it, likewise.
+    graph, memory
+        As `plan_graph` and `plan_memory` give them, where they are already at hand.
     detailed
         Keep with it what an account of the step needs (`simulator.account`); with `spans` only.
 

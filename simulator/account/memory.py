@@ -70,11 +70,12 @@ def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) 
         instance.program.actors, instance.starts, instance.ends, strict=True
     ):
         if actor.meeting is None and actor.name.startswith("chunk "):
-            chunk, part = actor.name.split(": ")
+            chunk, _, part = actor.name.partition(": ")
             come, gone = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
-            (begun if part.split(" ")[0] == "F" else over).setdefault(chunk, []).extend(
-                [come] if part.split(" ")[0] == "F" else [gone]
-            )
+            if part.split(" ")[0] == "F":
+                begun.setdefault(chunk, []).append(come)
+            else:
+                over.setdefault(chunk, []).append(gone)
             area = np.full(len(come), by_kind.get(TEMPORARY, 0))
             changes.setdefault(TEMPORARY, []).extend([(come, area), (gone, -area)])
     for chunk, rows in begun.items():
