@@ -40,8 +40,8 @@ class Keeping:
         Of a logit, at the peak of the loss.
     bucket_bytes : int
         Of buffers whose size depends on nothing.
-    selective : float
-        Share of what products made that selective recomputation keeps.
+    activations : float
+        Activations kept, as a share of the plan's.
     zero, zero_ranks : int, optional
         Level, and over how many replicas at most; None: as the plan has it, all of them.
     gathers_again : bool
@@ -54,7 +54,7 @@ class Keeping:
     state_bytes: int = 12
     loss_bytes: int = 8
     bucket_bytes: int = 0
-    selective: float = 1.0
+    activations: float = 1.0
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
@@ -80,7 +80,7 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
         area = max(planned.temporary_bytes, logits[stage] * kept.loss_bytes)
-        activations = int(planned.activation_bytes * kept.selective)
+        activations = int(planned.activation_bytes * kept.activations)
         needed.append(state + activations + planned.communication_bytes + area + kept.bucket_bytes)
     return _printed(max(needed), plan, kept.figure)
 

@@ -5,7 +5,7 @@ What a row leaves blank is filled here: `micro_batch` by the best of some that d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import gcd
 
 from msgspec.structs import replace as changed
@@ -45,7 +45,7 @@ class Planned:
     """The plan of a question, made with the pins that were left, and what had to be given up."""
 
     plan: Plan
-    keeping: Keeping = field(default_factory=Keeping)
+    keeping: Keeping | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -114,7 +114,7 @@ def _weaker(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
     found = []
     if pins.zero is not None and f"--zero {pins.zero} cannot be had" in reason:
         if pins.zero == 1:
-            note = "zero 0 for 1: state does not divide by its ranks; its memory is divided"
+            note = "zero 0 for 1: state does not divide by its ranks"
             found.append((replace(pins, zero=0), note))
         note = f"zero {pins.zero} not pinned: storage does not divide by its ranks"
         found.append((replace(pins, zero=None), note))
@@ -146,7 +146,9 @@ def predicted(
     """Return what is predicted of a plan on clusters of the shape that it was made for."""
     graph = plan_graph(found.plan)
     memory = plan_memory(found.plan, graph)
-    peak = peak_bytes(found.plan, graph, found.keeping)
+    peak = max(stage.arena_bytes for stage in memory)
+    if found.keeping is not None:
+        peak = peak_bytes(found.plan, graph, found.keeping)
     every = (
         forecast(changed(found.plan, cluster=cluster), graph, memory, fidelity)
         for cluster in clusters

@@ -349,13 +349,12 @@ class Lowering:
         section: Section,
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
-        later = section[0] in ("R", "B", "W")
         repeated, kept = value.repeated, self.gathers_again and self._is_forward(stage, value)
         # Every step, for it may be new, and what it boxes on planned for later.
         self.stages[stage].needed_in(value.register, section)
         for step in boxing_path(source, target, self.sizes, what.shape):
-            again = repeated or (kept and step.kind == "all_gather")
-            side = " again" if later and again else ""
+            anew = repeated or (kept and step.kind == "all_gather")
+            side = " again" if anew and section[0] in ("R", "B", "W") else ""
             key = (stage, what.tensor, step.after, side)
             if key not in self._boxed:
                 self._boxed[key] = self._step(stage, what, step, value, section, side)
