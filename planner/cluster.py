@@ -72,8 +72,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     what the device may draw at most; None where neither is published.
 
     Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
-    products, `narrow_efficiency` those in eight bits (None: the same), `attention_efficiency` the
-    forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
+    products, `narrow_efficiency` those in eight bits and `plain_efficiency` those in fp32 and fp64,
+    which no matrix units do (None: the same), `attention_efficiency` the forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
     copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
     known, and small products are as efficient as large ones.
     """
@@ -92,6 +92,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
     narrow_efficiency: float | None = None
+    plain_efficiency: float | None = None
     attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
     multiprocessors: int = 0
 

@@ -31,6 +31,11 @@ NETWORK = "100 Gb/s EDR InfiniBand per node"  # one port (DLPerf's reports, 2020
 
 PRECISIONS = {"amp": "fp16", "fp32": "fp32"}
 CLASSES = {"face_emore": 85_742, "glint360k": 360_232}
+MASKED = 20  # places of a sequence of 128 that BERT predicts
+
+# Whose head reads every place of a sequence, not only the masked ones: NVIDIA
+# DeepLearningExamples, PyTorch/LanguageModeling/BERT/modeling.py, spring of 2020.
+WHOLE_HEADS = ("NGC PyTorch",)
 GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
 GPT_VOCAB = 50_688  # 50,257 padded (DLPerf's GPT report, 2021)
 SMALL_VOCAB = 50_304  # of its runs of GPT-2 small
@@ -99,7 +104,9 @@ def model(row: Row) -> ModelSpec:
         return model_spec("resnet-50", None, precision)
     if name == "bert-base":
         spec = model_spec("bert-base", 128, precision)
-        return replace(spec, config=spec.config | {"masked": 20, "dropout": 0.1})
+        gathered = 0 if row["framework"] in WHOLE_HEADS else MASKED
+        config = {"masked": MASKED, "first_places": gathered, "dropout": 0.1}
+        return replace(spec, config=spec.config | config)
     if name == "wide-deep":
         return _wide_deep(row, precision)
     if face := FACE.match(name):

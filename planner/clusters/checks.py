@@ -110,6 +110,7 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         ("memory_efficiency", device.memory_efficiency),
         ("attention_efficiency", device.attention_efficiency),
         ("narrow_efficiency", device.narrow_efficiency),
+        ("plain_efficiency", device.plain_efficiency),
     ):
         if share is not None and not 0 < share <= 1:
             yield f"{where}{field} is {share}, expected above 0 and at most 1"
