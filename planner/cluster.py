@@ -33,6 +33,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gap_ns
         What the sender's host takes per message: each step of a ring that uses the link takes at
         least as long, wherever the step itself lies.
+    joined
+        Of devices that are joined in pairs, without a switch: (members, share of the bandwidth)
+        that a group of at most so many in a node reaches, as only the links between them serve it;
+        larger groups reach all.
     congestion
         Share of its bandwidth that a group loses each time its nodes double, beyond two: what its
         flows take from one another in the network.
@@ -44,6 +48,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reduces: bool = False
     gap_ns: int = 0
     congestion: float = 0.0
+    joined: tuple[tuple[int, float], ...] = ()
+
+    def share(self, members: int) -> float:
+        """Of the bandwidth, what a group of so many members in a node reaches."""
+        return next((share for most, share in self.joined if members <= most), 1.0)
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

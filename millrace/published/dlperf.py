@@ -40,6 +40,12 @@ GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
 GPT_VOCAB = 50_688  # 50,257 padded (DLPerf's GPT report, 2021)
 SMALL_VOCAB = 50_304  # of its runs of GPT-2 small
 FACE = re.compile(r"insightface-(r100|mobilefacenet_y1)-(\w+)$")
+# Tables of `planner.clusters.software` by the names of the reports; others take their own.
+SETTINGS = {
+    "OneFlow": "oneflow",
+    "NGC PyTorch": "ngc-pytorch",
+    "Megatron-LM (NGC PyTorch)": "megatron-lm",
+}
 FIELDS = 26  # of ids in a sample of Criteo
 
 # Momentum, decay and clipping are those of the reports; none changes the time by much.
@@ -79,7 +85,8 @@ def peak_bytes(row: Row) -> float | None:
 
 def framework_name(row: Row) -> str:
     """The software of a row; with XLA it is another."""
-    return row["framework"] + (" XLA" if choice(row, "xla", ("0", "1")) == "1" else "")
+    named = SETTINGS.get(row["framework"], row["framework"])
+    return named + (" XLA" if choice(row, "xla", ("0", "1")) == "1" else "")
 
 
 def approximations(row: Row) -> list[str]:

@@ -59,7 +59,7 @@ PLAIN = ("fp32", "fp64")
 # arXiv 1509.09308, 2015, section 4.1), less the transforms. Fitted on published runs of ResNet-100
 # for faces in fp32 on V100 (DLPerf, 2021), which are faster than the device's peak. cuDNN 7 has it
 # for fp32 only where there are tensor cores; few channels do not pay for the transforms.
-WINOGRAD = 1.6
+WINOGRAD = 1.85
 WINOGRAD_CHANNELS = 16
 
 # Places of what is convolved, the weights and the result among the operands.
