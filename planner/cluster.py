@@ -82,9 +82,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
     products, `narrow_efficiency` those in eight bits and `plain_efficiency` those in fp32 and fp64,
-    which no matrix units do (None: the same), `attention_efficiency` the forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
-    copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
-    known, and small products are as efficient as large ones.
+    which no matrix units do (None: the same), `attention_efficiency` the forward pass of flash
+    attention over long sequences at head size 128, `memory_efficiency` copies. `multiprocessors`
+    are what tiles of a product are dealt to (SMs, compute units); 0: not known, and small products
+    are as efficient as large ones.
     """
 
     name: str

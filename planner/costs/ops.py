@@ -15,7 +15,13 @@ from planner.cluster import Device, Software
 from planner.costs.attention import KINDS, attention_seconds
 from planner.costs.firings import Attributes, Firings, Shape, firing_of
 from planner.costs.measured import Floats, Ints, interpolated_ns, whole_ns
-from planner.costs.products import DEPTHWISE_RATE, is_depthwise, product_seconds, sizes_of, winograd_speed
+from planner.costs.products import (
+    DEPTHWISE_RATE,
+    is_depthwise,
+    product_seconds,
+    sizes_of,
+    winograd_speed,
+)
 from planner.costs.traffic import (
     bandwidth_bytes_per_s,
     kernel_ns,
