@@ -37,7 +37,7 @@ REACHED = 10.2e9
 # Bytes that memory-bound ops of a transformer move in mixed precision, over those of 16 bits:
 # norms, softmax and losses stay in fp32, and are cast to and fro. Fitted on OneFlow's and NGC
 # PyTorch's runs of BERT in both precisions (2020).
-MIXED_BYTES = 1.5
+MIXED_BYTES = 1.6
 
 # Bytes of memory-bound ops of a convolutional network, over those of the same framework's
 # transformers: norms are fused with the ReLU and the addition after them (OneFlow's report of

@@ -164,7 +164,8 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
         """Rates inside a node, by how many members lie there."""
         counts = np.bincount(places.node - places.node.min())[places.node - places.node.min()]
         pairs = zip(places.part.tolist(), counts.tolist(), strict=True)
-        return rates(links) * np.array([links[part].share(count) for part, count in pairs])
+        shares = [links[part].share(count) for part, count in pairs]
+        return np.asarray(rates(links) * np.array(shares), float)
 
     inner = [part.islands.link if part.islands else part.intra_node for part in frame.parts]
     intra = [part.intra_node for part in frame.parts]
