@@ -36,6 +36,9 @@ FUSED = frozenset(
 # published runs of Megatron-LM, whose weight gradients do so, 2026-11.
 ACCUMULATED = 0.5
 
+# Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
+SAME_PASS = frozenset({"channel_squares"})
+
 
 def kernel_ns(device: Device) -> int:
     """What every kernel takes, however small: its launch, and where known the ramps."""
@@ -52,5 +55,7 @@ def moving_seconds(firings: Firings, device: Device, software: Software) -> Floa
     fusion: float = software.fusion if firings.kind in FUSED else 1.0
     if firings.kind == "accumulate":
         fusion = ACCUMULATED
+    if firings.kind in SAME_PASS:
+        fusion = 0.0
     moved: Floats = firings.bytes * np.float64(fusion)
     return moved / bandwidth_bytes_per_s(device)
