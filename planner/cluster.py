@@ -170,6 +170,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Kinds of collectives of activations that are cut in pieces, each of which moves beside the
         product that it feeds or follows (tensor parallelism in Megatron-LM's and torchtitan's
         asynchronous form, an all_to_all beside another microbatch): little of them shows.
+    links
+        Share of their bandwidth that collectives of activations reach between computation, where
+        ranks come to them one after the other.
     bucket_bytes
         Gradients, and weights whose storage is split, travel in messages of about so many bytes;
         0: one message per variable.
@@ -183,6 +186,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fusion: float = 1.0
     attention: float = 1.0
     pieces: tuple[str, ...] = ()
+    links: float = 1.0
     bucket_bytes: int = 0
     source: str = ""
 

@@ -77,6 +77,7 @@ def _software_faults(software: Software) -> Iterator[str]:
     yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
     yield from _above_zero("software.fusion", software.fusion)
     yield from _above_zero("software.attention", software.attention)
+    yield from _above_zero("software.links", software.links)
     for kind in software.pieces:
         if kind not in PIECEWISE:
             yield f"software.pieces has `{kind}`, expected {', '.join(PIECEWISE)}"

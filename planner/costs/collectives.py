@@ -13,7 +13,7 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from planner.cluster import Cluster, Device
+from planner.cluster import Cluster, Device, Software
 from planner.costs.grids import (
     Pieces,
     exchange_pieces,
@@ -70,21 +70,35 @@ def collective_pieces(
     """
     if len(ranks) == 1:
         return ()
-    bucket_bytes = cluster.software.bucket_bytes
-    if bucketed and bucket_bytes:
-        took = collective_duration_ns(kind, bucket_bytes, len(ranks), cluster, ranks)
-        return ((0, took / bucket_bytes),)
     frame = frame_of(cluster)
     devices = _devices(ranks, cluster)
-    if _table(kind, len(ranks)) in devices[0].collectives and _in_a_node(ranks, frame):
+    software = cluster.software
+    measured = _table(kind, len(ranks)) in devices[0].collectives and _in_a_node(ranks, frame)
+    if measured and not (bucketed and software.bucket_bytes):
         return None
+    if measured:
+        took = interpolate_ns(
+            devices[0].collectives[_table(kind, len(ranks))], software.bucket_bytes
+        )
+        return ((0, took / software.bucket_bytes),)
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
     found = _pieces(kind, layout_of(ranks, frame), launch_ns, library)
-    if kind in cluster.software.pieces and not bucketed:
-        return tuple((round(fixed * SHOWN), slope * SHOWN) for fixed, slope in found)
-    return found
+    if not bucketed:
+        return _of_activations(kind, found, software)
+    if not software.bucket_bytes:
+        return found
+    took = min(fixed + ceil(slope * software.bucket_bytes) for fixed, slope in found)
+    return ((0, took / software.bucket_bytes),)
+
+
+def _of_activations(kind: str, pieces: Pieces, software: Software) -> Pieces:
+    """What the ranks come to one after the other, and what of it shows beside products."""
+    shown = SHOWN if kind in software.pieces else 1.0
+    if shown == software.links == 1.0:
+        return pieces
+    return tuple((round(fixed * shown), slope * shown / software.links) for fixed, slope in pieces)
 
 
 def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:
