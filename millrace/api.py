@@ -29,7 +29,7 @@ from models.importers.opening import open_model
 from models.spec import ModelSpec, TrainingSpec
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
-from planner.cluster import Cluster
+from planner.cluster import Cluster, Software
 from planner.errors import ClusterError
 from planner.plan import MAX_GAP, Plan
 
@@ -272,6 +272,25 @@ def scale(
         worth=WORTH if worth is None else worth,
     )
     return sweep(asked, lambda on, batch: search(spec, on, batch), progress)
+
+
+def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
+    """Return the cluster driven as a framework does (`planner.clusters.framework`).
+
+    Without one: as the cluster says, else by the default settings; ranks on CPUs as measured.
+
+    Raises
+    ------
+    ClusterError
+        There is no such framework.
+    """
+    from planner.clusters import framework as software_of
+
+    said = cluster.software.name != Software().name
+    if framework is None and (said or cluster.cores_per_node is not None):
+        return cluster
+    software = _named("--framework", software_of, framework or "default")
+    return msgspec.structs.replace(cluster, software=software)
 
 
 def _resizable(text: str, progress: Progress | None) -> Cluster:

@@ -1,14 +1,15 @@
-"""Answers: how every row's prediction answers to every parameter, by simulating again.
+"""Answers: how every row's prediction answers to every parameter.
 
-A row is planned once. It is simulated as it stands, and once more for every parameter that its
-device or framework has, moved by `NUDGE`.
+A row is planned and simulated once. What costs of ops and meetings do to it follows from its shares
+(`shares`); what the host's launches and overlap do is simulated again where it can matter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 
 import numpy as np
+from msgspec.structs import replace
 
 from millrace.calibration.parameters import (
     DEVICE_FIELDS,
@@ -19,12 +20,22 @@ from millrace.calibration.parameters import (
     scaled,
     value_of,
 )
-from millrace.published.question import Question
-from millrace.published.validation import Asked, answers_to
+from millrace.calibration.shares import Step, step_of
+from millrace.published.prediction import REFUSED, Planned, Predicted, planned, predicted
+from millrace.published.question import InexpressibleError, Question
+from millrace.published.validation import Asked, in_processes
 from planner.cluster import Cluster
+from planner.search import Pins
 
 NUDGE = 0.08  # of a logarithm
 SHARES = (*DEVICE_FIELDS, "loss")
+
+# Below these shares of a step launches, and meetings, are taken to change nothing.
+LAUNCHES, MEETINGS = 0.4, 0.03
+
+FIDELITY = "stage"
+
+Slopes = dict[Parameter, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +53,6 @@ class Answers:
     residuals: Floats
 
 
-def nudged(
-    question: Question, cluster: Cluster
-) -> Iterator[tuple[tuple[Parameter, ...], Cluster, float]]:
-    """Every parameter, the cluster with it moved, and by how much its logarithm is."""
-    for alike in parameters_of(question, cluster):
-        one = alike[0]
-        # Shares and losses end at 1: what is near moves down.
-        by = -NUDGE if one.field in SHARES and value_of(one) * exp(NUDGE) > 1 else NUDGE
-        yield alike, scaled(cluster, {one: exp(by)}), by
-
-
 def answers_of(
     asked: Sequence[Asked], processes: int, told: Callable[[int, int], None] = lambda done, of: None
 ) -> Answers:
@@ -60,33 +60,84 @@ def answers_of(
 
     Rows that cannot be expressed are left out.
     """
-    moves = {
-        at: tuple(nudged(one.question, one.cluster))
-        for at, one in enumerate(asked)
-        if one.cluster is not None and one.question is not None
-    }
-    wanted = {
-        at: (cluster, *(moved for _, moved, _ in moves[at]))
-        for at, one in enumerate(asked)
-        if at in moves and (cluster := one.cluster) is not None
-    }
-    predicted = answers_to(asked, wanted, processes, told)
+    jobs: dict[object, tuple[Question, Pins, Cluster]] = {}
+    places: dict[int, object] = {}
+    for at, one in enumerate(asked):
+        if one.question is None or one.cluster is None:
+            continue
+        places[at] = (one.question.key, one.pins, one.cluster.software)
+        jobs.setdefault(places[at], (one.question, one.pins, one.cluster))
+    answered: dict[object, tuple[float, Slopes]] = {}
+    for done, (key, found) in enumerate(
+        zip(jobs, in_processes(_answer, list(jobs.values()), processes), strict=True), start=1
+    ):
+        if found is not None:
+            answered[key] = found
+        told(done, len(jobs))
     parameters = dict.fromkeys(default_parameters())
-    for found in moves.values():
-        parameters |= dict.fromkeys(one for alike, _, _ in found for one in alike)
-    place = {one: index for index, one in enumerate(parameters)}
-    rows = tuple(at for at in moves if at in predicted)
-    slopes = np.zeros((len(rows), len(parameters)))
+    for _, slopes in answered.values():
+        parameters |= dict.fromkeys(slopes)
+    rows = tuple(at for at, key in places.items() if key in answered)
+    table = np.zeros((len(rows), len(parameters)))
     residuals = np.zeros(len(rows))
     for index, at in enumerate(rows):
-        first, *others = (one.step_time_s for one in predicted[at])
-        residuals[index] = np.log(first / asked[at].measured_s)
-        for (alike, _, by), moved_s in zip(moves[at], others, strict=True):
-            slopes[index, [place[one] for one in alike]] = np.log(moved_s / first) / by
+        step_time_s, slopes = answered[places[at]]
+        residuals[index] = np.log(step_time_s / asked[at].measured_s)
+        table[index] = [slopes.get(one, 0.0) for one in parameters]
     return Answers(
         parameters=tuple(parameters),
         now=np.log([value_of(one) for one in parameters]),
         rows=rows,
-        slopes=slopes,
+        slopes=table,
         residuals=residuals,
     )
+
+
+def _answer(job: tuple[Question, Pins, Cluster]) -> tuple[float, Slopes] | None:
+    """A question's predicted step time, and the slopes of its logarithm; None: not expressed."""
+    question, pins, cluster = job
+    try:
+        found = planned(question, pins)
+        (now,) = predicted(found, (cluster,), FIDELITY)
+        return now.step_time_s, _slopes(question, found, cluster, now)
+    except (InexpressibleError, *REFUSED):
+        return None
+
+
+def _slopes(question: Question, found: Planned, cluster: Cluster, now: Predicted) -> Slopes:
+    step = step_of(replace(found.plan, cluster=cluster))
+    stages = found.plan.stages
+    ops_ns, meetings_ns = step.busy_ns(cluster), step.moving_ns(cluster)
+    slopes: Slopes = {}
+    for alike in parameters_of(question, cluster):
+        field = alike[0].field
+        # Shares and losses end at 1: what is near moves down.
+        down = field in SHARES and value_of(alike[0]) * exp(NUDGE) > 1
+        by = -NUDGE if down else NUDGE
+        moved = scaled(cluster, {alike[0]: exp(by)})
+        if field == "host_ns":
+            asked = step.launches * cluster.software.host_ns > LAUNCHES * now.step_time_s * 1e9
+            slope = _again(found, moved, now) / by if asked else 0.0
+        elif field == "loss":
+            asked = meetings_ns / stages > MEETINGS * now.step_time_s * 1e9
+            slope = _again(found, moved, now) / by if asked else 0.0
+        else:
+            slope = _priced(step, moved, now, ops_ns, meetings_ns) / by
+        slopes |= dict.fromkeys(alike, slope)
+    return slopes
+
+
+def _again(found: Planned, moved: Cluster, now: Predicted) -> float:
+    """By how much the logarithm of the step changes, by simulating."""
+    (then,) = predicted(found, (moved,), FIDELITY)
+    return float(np.log(then.step_time_s / now.step_time_s))
+
+
+def _priced(step: Step, moved: Cluster, now: Predicted, ops_ns: float, meetings_ns: float) -> float:
+    """By how much it changes by its shares."""
+    exposed = min(now.exposed_communication_s / now.step_time_s, 1.0)
+    busy = max(1 - exposed - now.bubble_fraction, 0.0)
+    change = busy * (step.busy_ns(moved) / ops_ns - 1)
+    if meetings_ns:
+        change += exposed * (step.moving_ns(moved) / meetings_ns - 1)
+    return float(np.log1p(change / max(busy + exposed, 1e-9)))

@@ -31,6 +31,10 @@ Attention = Annotated[str, typer.Option(help="flash, or unfused: its probabiliti
 Profile = Annotated[Path | None, typer.Option(help="Device profile to read for local:N.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")]
 MaxGap = Annotated[float, typer.Option(min=0.0, help="Stop within this of the lower bound.")]
+Framework = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Software whose launches, overlap and kernels count."),
+]
 OptimizeFor = Annotated[str, typer.Option(help="throughput, or per token: cost, energy.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Say what decided each choice.")]
 # Pins: what is left out, the search decides.
@@ -66,6 +70,7 @@ def plan(
     max_gap: MaxGap = MAX_GAP,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     optimize_for: OptimizeFor = "throughput",
+    framework: Framework = None,
     explain: Explain = False,
     output: Output = None,
     dp: Count = None,
@@ -99,7 +104,7 @@ def plan(
     opened = api.check_question(
         model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
     )
-    on = api.cluster(cluster, profile=profile, progress=say)
+    on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
     began = perf_counter()
     record = Record(clock=perf_counter)

@@ -174,7 +174,7 @@ def fullest(plan: Plan) -> StageMemory:
 
 
 def answer(
-    question: Question, pins: Pins, clusters: tuple[Cluster, ...], fidelity: str | None = None
+    question: Question, pins: Pins, clusters: tuple[Cluster, ...]
 ) -> tuple[str, tuple[Predicted, ...], tuple[str, ...]]:
     """Plan a question and predict it on clusters of its shape that differ in their figures.
 
@@ -185,6 +185,6 @@ def answer(
     """
     try:
         found = planned(question, pins)
-        return "", predicted(found, clusters, fidelity), found.notes
+        return "", predicted(found, clusters), found.notes
     except (InexpressibleError, *REFUSED) as error:
         return str(error), (), ()

@@ -5,10 +5,10 @@ row (`Tuned`): what a source was left out of is predicted with what was fitted w
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from millrace.published import dlperf, language
 from millrace.published.prediction import Predicted, answer
@@ -16,10 +16,11 @@ from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import LINE, Layout, Row, Table, check_whole
 from planner.cluster import Cluster
 from planner.search import Pins
-from simulator.prediction import STAGE
 
 # A row and its cluster -> the cluster to predict it on.
 Tuned = Callable[[Row, Cluster], Cluster]
+Asking = TypeVar("Asking")
+Answer = TypeVar("Answer")
 Told = Callable[[int, int], None]  # how many questions are answered, of how many
 
 
@@ -39,12 +40,11 @@ class Asked:
 
 @dataclass(slots=True)
 class Job:
-    """A question with pins, the clusters that it is predicted on, and how finely."""
+    """A question with pins, and the clusters that it is predicted on."""
 
     question: Question
     pins: Pins
     clusters: list[Cluster] = field(default_factory=list)
-    fidelity: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,51 +149,10 @@ def validate(
         if one.cluster not in job.clusters:
             job.clusters.append(one.cluster)
     answers = {}
-    for key, found in zip(jobs, _answers(list(jobs.values()), processes), strict=True):
+    for key, found in zip(jobs, in_processes(_work, list(jobs.values()), processes), strict=True):
         answers[key] = found
         told(len(answers), len(jobs))
     return [_outcome(one, jobs, answers) for one in asked]
-
-
-def answers_to(
-    asked: Sequence[Asked],
-    wanted: Mapping[int, Sequence[Cluster]],
-    processes: int,
-    told: Told = lambda done, of: None,
-) -> dict[int, tuple[Predicted, ...]]:
-    """Predict rows on clusters of their shape at stage fidelity, each row planned once.
-
-    Parameters
-    ----------
-    asked : sequence of Asked
-    wanted : mapping of int to sequence of Cluster
-        For places in `asked`, the clusters to predict on.
-
-    Returns
-    -------
-    dict of int to tuple of Predicted
-        Rows that cannot be expressed are left out.
-    """
-    jobs: dict[object, Job] = {}
-    for at, clusters in wanted.items():
-        question = asked[at].question
-        assert question is not None, "what is wanted can be asked"
-        job = jobs.setdefault(_key(asked[at]), Job(question, asked[at].pins, fidelity=STAGE))
-        job.clusters += [one for one in clusters if one not in job.clusters]
-    answers = {}
-    for (key, job), (reason, predictions, _) in zip(
-        jobs.items(), _answers(list(jobs.values()), processes), strict=True
-    ):
-        if not reason:
-            answers[key] = dict(zip(map(id, job.clusters), predictions, strict=True))
-        told(len(answers), len(jobs))
-    found = {}
-    for at, clusters in wanted.items():
-        key = _key(asked[at])
-        if key in answers:
-            same = jobs[key].clusters
-            found[at] = tuple(answers[key][id(same[same.index(one)])] for one in clusters)
-    return found
 
 
 def _key(one: Asked) -> object:
@@ -211,15 +170,17 @@ def _outcome(one: Asked, jobs: dict[object, Job], answers: dict[object, Any]) ->
     return Outcome(asked=one, predicted=predictions[at], notes=(*one.notes, *notes))
 
 
-def _answers(jobs: Sequence[Job], processes: int) -> Iterator[Any]:
+def in_processes(
+    work: Callable[[Asking], Answer], jobs: Sequence[Asking], processes: int
+) -> Iterator[Answer]:
     """What comes of every job, in their order."""
     if processes == 1 or len(jobs) < 2:
-        yield from map(_work, jobs)
+        yield from map(work, jobs)
         return
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(min(processes, len(jobs)), fork) as pool:
-        yield from pool.map(_work, jobs)
+        yield from pool.map(work, jobs)
 
 
 def _work(job: Job) -> Any:
-    return answer(job.question, job.pins, tuple(job.clusters), job.fidelity)
+    return answer(job.question, job.pins, tuple(job.clusters))

@@ -1,0 +1,105 @@
+"""Calibration: fits find what made the figures, and slopes are those of the simulator."""
+
+from math import log
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from millrace.calibration import Parameter, fitted, parameters_of, scaled
+from millrace.calibration.answers import FIDELITY, _priced
+from millrace.calibration.parameters import beliefs
+from millrace.calibration.shares import step_of
+from millrace.published.prediction import planned, predicted
+from millrace.published.question import Question
+from models.zoo.catalogue import model_spec
+from planner.cluster import Software
+from planner.clusters import parse_cluster
+from planner.search import Pins
+
+MATMUL = Parameter("a100-sxm-80gb", "matmul_efficiency")
+MEMORY = Parameter("a100-sxm-80gb", "memory_efficiency")
+SIBLING = Parameter("a100-sxm-40gb", "matmul_efficiency")
+
+
+def rows(count: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Steps made of products and traffic in all shares, and what they are off by."""
+    shares = np.random.default_rng(seed).uniform(0.2, 0.8, count)
+    slopes = np.column_stack([-shares, shares - 1, np.zeros(count)])
+    truth = np.array([0.1, -0.2, 0.0])  # where the logarithms ought to be moved
+    return slopes, -slopes @ truth
+
+
+def test_a_fit_finds_the_figures_that_explain_all_rows() -> None:
+    slopes, residuals = rows()
+    now = np.log([0.7, 0.8, 0.7])
+    fit = fitted((MATMUL, MEMORY, SIBLING), now, slopes, residuals)
+    assert fit.values[MATMUL] == pytest.approx(0.7 * np.exp(0.1), rel=0.02)
+    assert fit.values[MEMORY] == pytest.approx(0.8 * np.exp(-0.2), rel=0.02)
+    assert np.abs(fit.residuals).max() < 0.01
+
+
+def test_a_device_without_rows_takes_after_its_architecture() -> None:
+    slopes, residuals = rows()
+    now = np.log([0.7, 0.8, 0.7])
+    fit = fitted((MATMUL, MEMORY, SIBLING), now, slopes, residuals)
+    mean = 0.75  # what is believed beforehand
+    moved, followed = log(fit.values[MATMUL] / mean), log(fit.values[SIBLING] / mean)
+    assert followed == pytest.approx(moved * 0.15**2 / (0.15**2 + 0.05**2), rel=1e-6)
+
+
+def test_rows_that_are_far_off_or_left_out_are_hardly_heard() -> None:
+    slopes, residuals = rows()
+    now = np.log([0.7, 0.8, 0.7])
+    parameters = (MATMUL, MEMORY, SIBLING)
+    clean = fitted(parameters, now, slopes, residuals)
+    spoilt = residuals.copy()
+    spoilt[:4] += 1.5
+    heard = fitted(parameters, now, slopes, spoilt)
+    assert heard.values[MATMUL] == pytest.approx(clean.values[MATMUL], rel=0.02)
+    counts = np.ones(len(residuals))
+    counts[:4] = 0
+    without = fitted(parameters, now, slopes, spoilt, counts=counts)
+    assert without.values[MATMUL] == pytest.approx(clean.values[MATMUL], rel=0.005)
+
+
+def test_without_rows_a_fit_is_what_was_believed() -> None:
+    parameters = (MATMUL, Parameter("default", "fusion"))
+    mean, covariance = beliefs(parameters)
+    fit = fitted(parameters, mean - 0.3, np.zeros((0, 2)), np.zeros(0))
+    assert np.log(list(fit.values.values())) == pytest.approx(mean)
+    assert np.linalg.eigvalsh(covariance).min() > 0
+
+
+def test_shares_stay_shares_and_links_are_scaled() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:8x2")
+    cluster = replace(cluster, software=Software(name="one", overlap=0.9, host_ns=10))
+    factors = {
+        MATMUL: 5.0,
+        Parameter("a100-sxm-80gb", "intra_node"): 0.5,
+        Parameter("one", "loss"): 3.0,
+        Parameter("another", "host_ns"): 3.0,
+    }
+    found = scaled(cluster, factors)
+    assert found.device.matmul_efficiency == 1.0
+    before = cluster.intra_node.bandwidth_bytes_per_s
+    assert found.intra_node.bandwidth_bytes_per_s == 0.5 * before
+    assert found.software.overlap == pytest.approx(0.7)
+    assert found.software.host_ns == 10
+
+
+def test_slopes_by_shares_are_those_of_the_simulator() -> None:
+    cluster = parse_cluster("a100-sxm-80gb:8x1")
+    question = Question(
+        model=model_spec("gpt3-1.3b", precision="bf16"), cluster=cluster, global_batch=64
+    )
+    pins = Pins(dp=2, tp=2, pp=2, micro_batch=2, schedule="1f1b", recompute="none", zero=1)
+    found = planned(question, pins)
+    step = step_of(replace(found.plan, cluster=cluster))
+    fields = [alike[0] for alike in parameters_of(question, cluster)]
+    moves = {one: scaled(cluster, {one: 0.92}) for one in fields if one.field != "fusion"}
+    now, *then = predicted(found, (cluster, *moves.values()), FIDELITY)
+    for (one, moved), simulated in zip(moves.items(), then, strict=True):
+        slope = _priced(step, moved, now, step.busy_ns(cluster), step.moving_ns(cluster))
+        change = log(simulated.step_time_s / now.step_time_s)
+        assert slope == pytest.approx(change, abs=0.004), one
