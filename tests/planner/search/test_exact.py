@@ -173,6 +173,40 @@ def test_every_schedule_is_exact(schedule: str) -> None:
     assert plan.evidence.bound_s <= plan.evidence.objective_s
 
 
+def test_room_is_made_for_what_deferred_gradients_of_weights_read() -> None:
+    """A zero-bubble schedule keeps them longer, which decides what fits on two stages."""
+    graph = small_graph(
+        0, batch=2, tokens=64, inputs=2048, hidden=1024, classes=512, stem="embedding", mid="gelu"
+    )
+    cluster = drawn_cluster(4, 41)
+    device = structs.replace(
+        cluster.device,
+        matmul_efficiency=0.588,
+        memory_efficiency=0.649,
+        launch_ns=0,
+        multiprocessors=0,
+        library="",
+    )
+    link = structs.replace(cluster.intra_node, latency_ns=500, bandwidth_bytes_per_s=240e9)
+    asked = SearchRequest(
+        model=graph_spec(graph, "fp32"),
+        training=TrainingSpec(optimizer="sgd"),
+        cluster=structs.replace(
+            cluster, device=device, intra_node=link, software=Software(fusion=1.6)
+        ),
+        global_batch=2,
+        pins=Pins(pp=2, recompute="full", offload=ON_DEVICES),
+        memory_limit_bytes=1_046_244_942,
+        max_gap=0.0,
+    )
+    plan = found(asked)
+    assert plan is not None
+    assert plan.evidence is not None
+    assert plan.evidence.gap < SAME
+    objective_ns = plan.evidence.objective_s * 1e9
+    assert objective_ns == pytest.approx(optimum_ns(asked, objective_ns * (1 + SAME)), rel=SAME)
+
+
 def test_questions_cover_what_a_plan_may_be() -> None:
     """Among the answers: stages, recomputation of some blocks, split storage, and refusals."""
     asked = [question(seed) for seed in range(QUESTIONS)]
