@@ -387,13 +387,13 @@ def simulate(
     stragglers: Mapping[int, float] | None = None,
     seed: int = 0,
     fidelity: str | None = None,
+    detailed: bool = False,
 ) -> "Simulated":
     """Return what the plan would do on the cluster it was made for: a Trace and its figures.
 
     Parameters
     ----------
     plan : Plan
-        The plan; it is compiled first.
     steps : int
         Training steps; the last but one gives the figures.
     jitter : float
@@ -403,9 +403,10 @@ def simulate(
     seed : int
         Of the jitter.
     fidelity : str, optional
-        `op` fires every actor, `block` merges what no other queue can tell apart, `stage` fires
-        whole parts of stages and never needs the whole model compiled. Default: `op` for small
-        plans, `stage` for large ones.
+        `op` fires every actor, `block` the blocks of chunks, `stage` whole parts of chunks, without
+        the whole model compiled. Default: `op` for small plans, `stage` for large ones.
+    detailed : bool
+        Keep what `simulator.account` needs.
 
     Raises
     ------
@@ -421,6 +422,7 @@ def simulate(
         stragglers=stragglers,
         seed=seed,
         fidelity=fidelity,
+        detailed=detailed,
     )
 
 

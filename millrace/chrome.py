@@ -4,14 +4,15 @@ Written as the Trace Event Format says (Google, "Trace Event Format", 2016): com
 with microseconds, and metadata events (`M`) that name and order processes and threads.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from millrace.compare import MEETINGS, step_of
 from planner.actors.trace import Trace
 
 
-def chrome_trace(trace: Trace) -> dict[str, Any]:
-    """Return the trace as a Chrome trace document."""
+def chrome_trace(trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the trace as a Chrome trace document; counter events are put behind its own."""
     events: list[dict[str, Any]] = []
     tracks: dict[tuple[int, str], int] = {}
     for lane in trace.lanes:
@@ -46,6 +47,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
                 },
             }
         )
+    events.extend(counters)
     about = {"source": trace.source, "device": trace.device, "plan_digest": trace.plan_digest}
     return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
 

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from planner.actors.covering import Interval, covering_ns
 from planner.actors.trace import Lane, Span, Trace
 from planner.errors import PlanError
 
 WARM_UP_STEPS = 5
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+COMPUTED = "computed"  # what covers a meeting
 MEETINGS = frozenset((*COLLECTIVES, "rotate", "send", "recv"))
 
 
@@ -197,40 +199,10 @@ def exposed_ns(
     >>> exposed_ns([(0, 4), (9, 10)], [(2, 7, "recv"), (3, 12, "all_reduce")], (0, 14))
     {'recv': 3, 'all_reduce': 4, '': 2}
     """
-    found: dict[str, int] = {}
-    coming = sorted(meetings, reverse=True)
-    under_way: list[tuple[int, int, str]] = []
-    for start, end in gaps(compute, window):
-        at = start
-        while at < end:
-            while coming and coming[-1][0] <= at:
-                under_way.append(coming.pop())
-            under_way = [meeting for meeting in under_way if meeting[1] > at]
-            upto = min(end, coming[-1][0]) if coming else end
-            kind = ""
-            if under_way:
-                _, first_end, kind = min(under_way, key=lambda meeting: meeting[1])
-                upto = min(upto, first_end)
-            found[kind] = found.get(kind, 0) + upto - at
-            at = upto
-    return found
-
-
-def gaps(intervals: list[tuple[int, int]], window: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the parts of a window that no interval covers.
-
-    Examples
-    --------
-    >>> gaps([(0, 4), (2, 6), (8, 9)], (1, 12))
-    [(6, 8), (9, 12)]
-    """
-    found = []
-    reached = window[0]
-    for start, end in [*sorted(intervals), (window[1], window[1])]:
-        if min(start, window[1]) > reached:
-            found.append((reached, min(start, window[1])))
-        reached = max(reached, end)
-    return found
+    intervals = [Interval(start, end, 0, COMPUTED) for start, end in compute]
+    intervals += [Interval(start, end, 1, kind) for start, end, kind in meetings]
+    found = covering_ns(intervals, *window)
+    return {str(kind or ""): ns for kind, ns in found.items() if kind is not COMPUTED}
 
 
 def counted_steps(trace: Trace) -> range:

@@ -1,9 +1,10 @@
 """Documents on disk: read with the path in every error, written whole or not at all."""
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -66,10 +67,18 @@ def load_profile(path: Path) -> Device:
         ) from None
 
 
-def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace: in Chrome's form to `*.chrome.json`, else as the Trace document."""
-    if path.name.endswith(".chrome.json"):
-        write_bytes(path, msgspec.json.encode(chrome_trace(trace)))
+def is_chrome(path: Path) -> bool:
+    """Whether a trace goes to this file in Chrome's form."""
+    return path.name.endswith(".chrome.json")
+
+
+def write_trace(path: Path, trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> None:
+    """Write a trace: in Chrome's form to `*.chrome.json`, else as the Trace document.
+
+    Chrome's form also takes counters.
+    """
+    if is_chrome(path):
+        write_bytes(path, msgspec.json.encode(chrome_trace(trace, counters)))
     else:
         write_bytes(path, to_json(trace))
 

@@ -3,7 +3,7 @@
 No script, font, image or style comes from elsewhere, so the page can be mailed or archived.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from math import floor, log10
 from pathlib import Path
@@ -21,7 +21,7 @@ PLOT_PX = 970
 ROW_PX = 15
 SHOWN_ACTORS = 40
 
-_STYLE = """
+STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px;
        color: #1b1b1b; background: #fff; padding: 0 1rem; }
 h1 { font-size: 1.35rem; margin: 0 0 .3rem; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
@@ -62,7 +62,7 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
         f"<p>Step time: predicted <b>{format_seconds(comparison.predicted_step_time_s)}</b>, "
         f"measured <b>{format_seconds(comparison.measured_step_time_s)}</b>, "
         f"error <b>{error}</b> (predicted / measured − 1).</p>",
-        _legend(),
+        legend({what.replace("_", " "): colour for what, colour in COLOURS.items()}),
     ]
     for one in drawn:
         parts.append(
@@ -75,10 +75,15 @@ def comparison_page(title: str, comparison: Comparison, timelines: Iterable[Time
     parts.append(f"<h2>The {SHOWN_ACTORS} actors that differ most</h2>")
     parts.append(_table("actor", comparison.actors[:SHOWN_ACTORS]))
     parts.append(f"<footer>Millrace · plan {escape(comparison.plan_digest)}</footer>")
+    return document(title, parts)
+
+
+def document(title: str, parts: Iterable[str], style: str = "") -> str:
+    """Return a self-contained page of these parts; `style` is added to that of all pages."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>\n<body>\n{body}\n"
         f"</body></html>\n"
     )
 
@@ -137,7 +142,7 @@ def _merged(timeline: Timeline, least_ns: float) -> list[tuple[int, int, int, st
 def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
     """Marks at round times, and the line where the step ends."""
     parts = []
-    step_ns = _round_step(scale_ns / 6)
+    step_ns = round_step(scale_ns / 6)
     for mark in range(int(scale_ns // step_ns) + 1):
         x = LABEL_PX + PLOT_PX * mark * step_ns / max(scale_ns, 1)
         parts.append(
@@ -152,17 +157,17 @@ def _time_axis(top: int, scale_ns: int, end_ns: int) -> str:
     return "".join(parts)
 
 
-def _round_step(least_ns: float) -> float:
-    """The smallest of 1, 2, 5 × 10ⁿ ns that is at least `least_ns`."""
+def round_step(least_ns: float) -> float:
+    """Return the smallest of 1, 2, 5 × 10ⁿ ns that is at least `least_ns`."""
     power = 10.0 ** floor(log10(max(least_ns, 1.0)))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least_ns)
 
 
-def _legend() -> str:
-    """What each colour means."""
+def legend(colours: Mapping[str, str]) -> str:
+    """Return what each colour means."""
     keys = "".join(
-        f'<span class="key"><i style="background:{colour}"></i>{what.replace("_", " ")}</span>'
-        for what, colour in COLOURS.items()
+        f'<span class="key"><i style="background:{colour}"></i>{escape(what)}</span>'
+        for what, colour in colours.items()
     )
     return f"<p>{keys}</p>"
 

@@ -33,6 +33,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gap_ns
         What the sender's host takes per message: each step of a ring that uses the link takes at
         least as long, wherever the step itself lies.
+    joined
+        Of devices that are joined in pairs, without a switch: (members, share of the bandwidth)
+        that a group of at most so many in a node reaches, as only the links between them serve it;
+        larger groups reach all.
     congestion
         Share of its bandwidth that a group loses each time its nodes double, beyond two: what its
         flows take from one another in the network.
@@ -44,6 +48,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reduces: bool = False
     gap_ns: int = 0
     congestion: float = 0.0
+    joined: tuple[tuple[int, float], ...] = ()
+
+    def share(self, members: int) -> float:
+        """Of the bandwidth, what a group of so many members in a node reaches."""
+        return next((share for most, share in self.joined if members <= most), 1.0)
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,10 +81,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     what the device may draw at most; None where neither is published.
 
     Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
-    products, `narrow_efficiency` those in eight bits (None: the same), `attention_efficiency` the
-    forward pass of flash attention over long sequences at head size 128, `memory_efficiency`
-    copies. `multiprocessors` are what tiles of a product are dealt to (SMs, compute units); 0: not
-    known, and small products are as efficient as large ones.
+    products, `narrow_efficiency` those in eight bits and `plain_efficiency` those in fp32 and fp64,
+    which no matrix units do (None: the same), `attention_efficiency` the forward pass of flash
+    attention over long sequences at head size 128, `memory_efficiency` copies. `multiprocessors`
+    are what tiles of a product are dealt to (SMs, compute units); 0: not known, and small products
+    are as efficient as large ones.
     """
 
     name: str
@@ -92,6 +102,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     price_usd_per_hour: float | None = None
     power_watts: float | None = None
     narrow_efficiency: float | None = None
+    plain_efficiency: float | None = None
     attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
     multiprocessors: int = 0
 

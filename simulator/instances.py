@@ -35,7 +35,8 @@ class Instance:
     """One simulated rank: its protocol, the durations of its actors and the times seen so far.
 
     `delays` gives one duration per actor, `noisy` one per actor and firing (empty: no noise).
-    `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move.
+    `starts`, `ends` list the times of every firing; `moves` when a meeting's data began to move;
+    `held` from when to when a firing waited for nothing but its launch.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class Instance:
     starts: list[list[int]] = field(default_factory=list)
     ends: list[list[int]] = field(default_factory=list)
     moves: list[list[int]] = field(default_factory=list)
+    held: list[tuple[int, int]] = field(default_factory=list)
     meets: list[bool] = field(default_factory=list)
     launches: list[bool] = field(default_factory=list)
 

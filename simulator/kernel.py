@@ -189,6 +189,8 @@ class Kernel:
         now = self.env._now
         begin, end = self._pacers[event.instance].start(event, now, delay)
         instance.starts[event.actor][-1] = begin
+        if begin > now:
+            instance.held.append((now, begin))
         event.callbacks = self._on_due
         self.env.after(end - now, event)
 

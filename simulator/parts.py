@@ -9,6 +9,7 @@ ops were launched later than they begin (`PartPace`), which depends on what was 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -16,12 +17,16 @@ import numpy as np
 from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
 from planner.compile.part_times import PartPace, PartTimes
 from planner.compile.pieces import Piece
+from simulator.account.inside import inside_parts
 from simulator.figures import covered_ns
 from simulator.following import Following, Times, followed
 
 
-def part_times(piece: Piece) -> PartTimes:
-    """Follow a piece through two steps and return the times of its parts."""
+def part_times(piece: Piece, detailed: bool = False) -> PartTimes:
+    """Follow a piece through two steps and return the times of its parts.
+
+    `detailed`: and what they are made of.
+    """
     pacing = piece.pacing
     if pacing is not None and pacing.overlap < 1:
         starts, ends = followed(piece.graph, (piece.durations_ns,), pacing._replace(host_ns=0), 2)
@@ -33,7 +38,10 @@ def part_times(piece: Piece) -> PartTimes:
     for actor, section in enumerate(piece.sections):
         if section is not None:
             by_section.setdefault(section, []).append(actor)
-    return _Reading(piece, starts[0], ends[0], by_section).times()
+    found = _Reading(piece, starts[0], ends[0], by_section).times()
+    if not detailed:
+        return found
+    return replace(found, inside=inside_parts(piece, starts[0], ends[0]))
 
 
 class _Reading:

@@ -28,6 +28,7 @@ def predict(
     fidelity: str | None = None,
     graph: Graph | None = None,
     memory: Sequence[StageMemory] | None = None,
+    detailed: bool = False,
 ) -> Simulated:
     """Compile a plan and simulate it on the cluster it was made for.
 
@@ -41,10 +42,10 @@ def predict(
         `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
         blocks (`simulator.stages`), `block` each block of these (`simulator.blocks`); None: `op` up
         to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
-    graph
-        The plan's graph, as `plan_graph` gives it, where it is already at hand.
-    memory
-        Of its stages, as `plan_memory` gives it, likewise.
+    graph, memory
+        As `plan_graph` and `plan_memory` give them, where they are already at hand.
+    detailed
+        Keep with it what an account of the step needs (`simulator.account`); with `spans` only.
 
     Raises
     ------
@@ -71,7 +72,7 @@ def predict(
     )
     if chosen == OP:
         return run(compile_plan(plan, graph))
-    stages = stage_graph(plan, graph)
+    stages = stage_graph(plan, graph, detailed)
     actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
     if chosen == BLOCK:
@@ -81,6 +82,7 @@ def predict(
     return replace(
         found,
         fidelity=chosen,
+        chunks=stages.times,
         exposed_communication_ns=found.exposed_communication_ns + stages.inside_ns,
         memory_bytes_max=max(one.total_bytes for one in memory),
         memory_by_kind=tuple(one.by_kind for one in memory),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from planner.actors.lanes import lane_of
 from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.trace import Span, Trace
 from planner.cluster import Cluster
+from planner.compile.part_times import PartTimes
 from planner.costs import durations
 from planner.memory import beside
 from simulator.errors import SimulationError
@@ -19,6 +21,13 @@ from simulator.instances import Instance, Noise, instances_of
 from simulator.kernel import Kernel
 from simulator.variation.lateness import Lateness
 from simulator.variation.representatives import SAMPLED, representatives
+
+
+class Run(NamedTuple):
+    """A rank that was simulated, and how many ranks it stands for."""
+
+    instance: Instance
+    represents: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,10 @@ class Simulated:
         Number of firings that were simulated.
     fidelity
         `op`, `block` or `stage`.
+    runs
+        What the simulated ranks saw, where spans were asked for, and `window_ns`, which of it the
+        figures are of: what `simulator.account` reads. `chunks`: the times of the parts of every
+        chunk, at stage and block fidelity.
     """
 
     trace: Trace
@@ -56,6 +69,9 @@ class Simulated:
     memory_by_kind: tuple[dict[str, int], ...]
     firings: int
     fidelity: str
+    runs: tuple[Run, ...] = ()
+    window_ns: tuple[int, int] = (0, 0)
+    chunks: tuple[PartTimes, ...] = ()
 
 
 def simulate(
@@ -196,6 +212,8 @@ def _simulated(
         memory_by_kind=memory,
         firings=sum(len(column) for instance in instances for column in instance.ends),
         fidelity="op",
+        runs=tuple(map(Run, instances, represents)) if spans else (),
+        window_ns=(begin_ns, end_ns),
     )
 
 

@@ -34,16 +34,17 @@ class StageGraph:
 
     `table` holds the schedule's orders; `inside_ns` is the communication that nothing hides inside
     parts of one step, in the mean over stages; `rows` lists the blocks of every part and their
-    times, by the name of the part's actor.
+    times, by the name of the part's actor; `times` holds those of every chunk, in model order.
     """
 
     coarse: CoarseGraph
     table: Timetable
     inside_ns: int
     rows: Mapping[str, Row]
+    times: tuple[PartTimes, ...]
 
 
-def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
+def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
     """Return the plan's chunks as an actor graph, with measured durations.
 
     Parameters
@@ -52,6 +53,8 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
         The plan.
     graph
         Its graph, as `plan_graph` gives it.
+    detailed
+        Say what parts are made of, for an account of the step.
 
     Raises
     ------
@@ -66,7 +69,7 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
     wiring = Wiring(plan, graph)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    measured = _Measured(wiring, table)
+    measured = _Measured(wiring, table, detailed)
     times = measured.times()
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages
@@ -78,14 +81,15 @@ def stage_graph(plan: Plan, graph: Graph) -> StageGraph:
         for number, one in enumerate(times)
         for part, ns in one.slots_ns.items()
     }
-    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows)
+    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows, times=times)
 
 
 class _Measured:
     """Times of chunks' parts; chunks that run alike are measured once."""
 
-    def __init__(self, wiring: Wiring, table: Timetable) -> None:
+    def __init__(self, wiring: Wiring, table: Timetable, detailed: bool) -> None:
         self.wiring = wiring
+        self._detailed = detailed
         self.table = table
         self._found: dict[object, PartTimes] = {}
         # Of a kind of block on a stage: phase → nanoseconds of computation and of communication.
@@ -179,7 +183,7 @@ class _Measured:
         if key not in self._found:
             kept = [b for run, n in zip(runs, counts, strict=True) for b in run.kept(n)]
             piece = self._pieces.compile(number, kept, *self._where(number))
-            self._found[key] = part_times(piece)
+            self._found[key] = part_times(piece, self._detailed)
             self._note(number, piece)
         return self._found[key]
 

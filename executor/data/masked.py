@@ -42,6 +42,8 @@ class MaskedText:
         The id that stands for a hidden one: 0 for bytes, as text holds no zero byte.
     random_halves
         Whether the second half is from anywhere in every other sample; else it always follows.
+    among
+        The positions to predict are among the first so many; 0: anywhere.
     """
 
     corpus: Corpus
@@ -49,6 +51,7 @@ class MaskedText:
     masked: int
     mask_id: int
     random_halves: bool
+    among: int = 0
 
     @property
     def description(self) -> str:
@@ -102,7 +105,7 @@ class MaskedText:
             second = int(drawn.integers(len(tokens) - (length - first) + 1))
         halves = (tokens[start : start + first], tokens[second : second + length - first])
         ids = np.concatenate(halves).astype(np.int32)
-        places = drawn.permutation(length)[: self.masked]
+        places = drawn.permutation(self.among or length)[: self.masked]
         targets = np.full(length, NOT_PREDICTED, np.int32)
         targets[places] = ids[places]
         rule = drawn.random(self.masked)

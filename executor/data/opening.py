@@ -122,6 +122,7 @@ def _masked_text(request: Request) -> Dataset:
         masked=int(tokens.attributes["masked"]),
         mask_id=int(tokens.attributes["mask_id"]),
         random_halves="next_sentence" in request.inputs,
+        among=int(tokens.attributes.get("among", 0)),
     )
 
 

@@ -44,15 +44,19 @@ def simulate(
             help="op: every op; block: blocks of layers; stage: whole stages. Default: by size."
         ),
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page: where the step goes.")] = None,
     trace: TraceOutput = None,
     as_json: Json = False,
 ) -> None:
     """Predict how fast a plan runs on the cluster it was made for."""
     from millrace import api
     from millrace.figures import speed
-    from millrace.files import check_writable, load_plan, write_trace
+    from millrace.files import check_writable, is_chrome, load_plan, write_bytes, write_trace
+    from millrace.reporting import memory_counters, report_page, report_rows
+    from simulator.account import account_of
 
-    check_writable(trace)
+    check_writable(trace, html)
+    detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
     planned = load_plan(plan)
     began = perf_counter()
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
@@ -62,7 +66,9 @@ def simulate(
             stragglers=_stragglers(straggler or ()),
             seed=seed,
             fidelity=fidelity,
+            detailed=detailed,
         )
+        account = account_of(planned, found) if detailed else None
     wall_time_s = perf_counter() - began
     step_time_s = found.step_time_ns / 1e9
     document = {
@@ -75,8 +81,14 @@ def simulate(
         "fidelity": found.fidelity,
         "wall_time_s": wall_time_s,
     }
+    if account is not None:
+        document |= report_rows(account)
     if trace is not None:
-        write_trace(trace, found.trace)
+        write_trace(trace, found.trace, memory_counters(account.memory if account else ()))
+    if html is not None and account is not None:
+        figures = _figures(document)
+        del figures["simulated"]  # how long that took differs: the page is equal every time
+        write_bytes(html, report_page(planned, found, account, figures.items()).encode())
     answer(document, as_json, lambda console: _draw_figures(document, console))
 
 
@@ -178,8 +190,14 @@ def compare(
 
 
 def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
+    for name, value in _figures(document).items():
+        console.print(f"{name:<30}{value}", markup=False)
+
+
+def _figures(document: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a simulation as text, by name."""
     mfu = document["mfu"]
-    lines = {
+    return {
         "step time": format_seconds(document["step_time_s"]),
         "speed": format_rate(document["tokens_per_s"], "token"),
         "mfu": "unknown: no peak for this precision" if mfu is None else format_percent(mfu),
@@ -190,8 +208,6 @@ def _draw_figures(document: Mapping[str, Any], console: Console) -> None:
         f"{format_seconds(document['wall_time_s'])}"
         + ("" if document["fidelity"] == "op" else f" at {document['fidelity']} fidelity"),
     }
-    for name, value in lines.items():
-        console.print(f"{name:<30}{value}", markup=False)
 
 
 def _draw_run(document: Mapping[str, Any], console: Console) -> None:

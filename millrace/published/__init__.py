@@ -5,5 +5,6 @@ and how far that is from what was measured.
 
 Read first `reading.py` (the two layouts), then `language.py` (a row as a question
 and pins), `prediction.py` (a question answered), `validation.py` (all rows), `summary.py` and
-`pairs.py` (what they say together).
+`pairs.py` (what they say together); of memory, `peaks.py` (a framework's peak of a plan) and
+`kept.py` (what each framework keeps).
 """

@@ -20,7 +20,7 @@ from millrace.published.reading import Row, choice, number, whole
 from models.errors import ModelError
 from models.spec import Config, ModelSpec, TrainingSpec
 from models.zoo.catalogue import FAMILIES, model_spec
-from planner.cluster import Cluster
+from planner.cluster import Cluster, Software
 from planner.clusters import network, reference_node, validate
 from planner.clusters.files import resized
 from planner.errors import ClusterError, InfeasibleError, PlanError
@@ -29,12 +29,39 @@ from planner.search import Pins
 GPU = "v100-sxm-16gb"
 NETWORK = "100 Gb/s EDR InfiniBand per node"  # one port (DLPerf's reports, 2020)
 
+# Bytes per second that a node's port carries both ways at once: one of two sockets has it, so that
+# what five or six of eight GPUs send crosses between them (DLPerf's reports, 2020: `nvidia-smi topo
+# -m`). Megatron-LM there takes 0.20 s more to add up 1.06 GB in 16 GPUs than in 8 (2021).
+REACHED = 10.2e9
+
+# Bytes that memory-bound ops of a transformer move in mixed precision, over those of 16 bits:
+# norms, softmax and losses stay in fp32, and are cast to and fro. Fitted on OneFlow's and NGC
+# PyTorch's runs of BERT in both precisions (2020).
+MIXED_BYTES = 1.6
+
+# Bytes of memory-bound ops of a convolutional network, over those of the same framework's
+# transformers: norms are fused with the ReLU and the addition after them (OneFlow's report of
+# October 2020; `--fuse-bn-relu`, `--fuse-bn-add-relu` of NVIDIA's example for MXNet, 2020).
+FUSED_NORMS = ("OneFlow", "NGC MXNet")
+FUSED_BYTES = 0.65
+
 PRECISIONS = {"amp": "fp16", "fp32": "fp32"}
 CLASSES = {"face_emore": 85_742, "glint360k": 360_232}
+MASKED = 20  # places of a sequence of 128 that BERT predicts
+
+# Whose head reads every place of a sequence, not only the masked ones: NVIDIA
+# DeepLearningExamples, PyTorch/LanguageModeling/BERT/modeling.py, spring of 2020.
+WHOLE_HEADS = ("NGC PyTorch",)
 GPT = re.compile(r"gpt.*-h(\d+)-l(\d+)-a(\d+)-s(\d+)$")
 GPT_VOCAB = 50_688  # 50,257 padded (DLPerf's GPT report, 2021)
 SMALL_VOCAB = 50_304  # of its runs of GPT-2 small
 FACE = re.compile(r"insightface-(r100|mobilefacenet_y1)-(\w+)$")
+# Tables of `planner.clusters.software` by the names of the reports; others take their own.
+SETTINGS = {
+    "OneFlow": "oneflow",
+    "NGC PyTorch": "ngc-pytorch",
+    "Megatron-LM (NGC PyTorch)": "megatron-lm",
+}
 FIELDS = 26  # of ids in a sample of Criteo
 
 # Momentum, decay and clipping are those of the reports; none changes the time by much.
@@ -74,7 +101,8 @@ def peak_bytes(row: Row) -> float | None:
 
 def framework_name(row: Row) -> str:
     """The software of a row; with XLA it is another."""
-    return row["framework"] + (" XLA" if choice(row, "xla", ("0", "1")) == "1" else "")
+    named = SETTINGS.get(row["framework"], row["framework"])
+    return named + (" XLA" if choice(row, "xla", ("0", "1")) == "1" else "")
 
 
 def approximations(row: Row) -> list[str]:
@@ -99,7 +127,9 @@ def model(row: Row) -> ModelSpec:
         return model_spec("resnet-50", None, precision)
     if name == "bert-base":
         spec = model_spec("bert-base", 128, precision)
-        return replace(spec, config=spec.config | {"masked": 20, "dropout": 0.1})
+        gathered = 0 if row["framework"] in WHOLE_HEADS else MASKED
+        config = {"masked": MASKED, "first_places": gathered, "dropout": 0.1}
+        return replace(spec, config=spec.config | config)
     if name == "wide-deep":
         return _wide_deep(row, precision)
     if face := FACE.match(name):
@@ -159,15 +189,27 @@ def training(row: Row) -> TrainingSpec:
 def cluster(row: Row) -> Cluster:
     """Nodes of up to eight V100s that share one port."""
     per_node, nodes = whole(row, "gpus_per_node", 8), whole(row, "nodes", 1)
-    node = reference_node(GPU)
+    node, link = reference_node(GPU), network(NETWORK, per_node)
     found = replace(
         resized(node, per_node),
         name=f"{GPU}:{per_node}x{nodes}",
         nodes=nodes,
-        inter_node=network(NETWORK, per_node),
-        software=settings(framework_name(row)),
+        inter_node=replace(
+            link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, REACHED / per_node)
+        ),
+        software=_as_set(settings(framework_name(row)), row),
     )
     return validate(found)
+
+
+def _as_set(software: Software, row: Row) -> Software:
+    """A framework's settings for a row's precision and kind of model."""
+    fusion = software.fusion
+    if row["model"].startswith(("resnet", "insightface")):
+        fusion *= FUSED_BYTES if row["framework"] in FUSED_NORMS else 1.0
+    elif row["dtype"] == "amp":
+        fusion *= MIXED_BYTES
+    return replace(software, fusion=fusion)
 
 
 def pins(row: Row) -> Pins:

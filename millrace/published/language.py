@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from millrace.published.habits import as_set, settings
 from millrace.published.habits import framework_name as framework_name
+from millrace.published.kept import keeping
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
 from models.builder import PRECISIONS
@@ -38,11 +39,6 @@ GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
 NEAREST = {"fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
 
-# Sources that print what the allocator had reserved, not what was allocated at the peak
-# (torchtitan's metrics), and how much more that is: 3 to 9 %, 5 % in the mean of 43 runs (SimuMax's
-# published runs, 2025).
-RESERVED = {"torchtitan": 1.05}
-
 ZEROS = ("0", "1", "2", "3", "3-hybrid")
 SUBSET = "full (subset of layers)"
 MODES = ("none", "selective", "full", SUBSET)
@@ -62,6 +58,7 @@ def question(row: Row) -> tuple[Question, Pins]:
             training=training(row),
             cluster=cluster(row),
             global_batch=whole(row, "global_batch"),
+            keeping=keeping(row),
         )
         pinned = pins(row)
         pinned.check()
@@ -83,11 +80,11 @@ def measured_s(row: Row) -> float:
 
 
 def peak_bytes(row: Row) -> float | None:
-    """Return the peak of allocated memory that a row prints; None where it prints none."""
+    """Return the peak of memory that a row prints; None where it prints none."""
     if not row.get("peak_mem_gb", ""):
         return None
     unit = 2**30 if "GiB" in row["notes"] else 1e9
-    return number(row, "peak_mem_gb") * unit / RESERVED.get(row["source"], 1.0)
+    return number(row, "peak_mem_gb") * unit
 
 
 def training(row: Row) -> TrainingSpec:

@@ -10,6 +10,7 @@ from math import gcd
 
 from msgspec.structs import replace as changed
 
+from millrace.published.peaks import Keeping, peak_bytes
 from millrace.published.question import InexpressibleError, Question
 from models.errors import ModelError
 from planner.cluster import Cluster
@@ -30,7 +31,7 @@ REFUSED = (InfeasibleError, PlanError, ModelError, ClusterError, ProtocolError, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What is predicted of a run; memory in bytes of the fullest device, allocated by registers."""
+    """What is predicted of a run; memory of the fullest device, in the figure that was printed."""
 
     step_time_s: float
     peak_bytes: int
@@ -41,13 +42,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The plan of a question, made with the pins that were left, and what had to be given up.
-
-    Over `optimizer_ranks` the run splits the optimizer's state, which the plan holds whole.
-    """
+    """The plan of a question, made with the pins that were left, and what had to be given up."""
 
     plan: Plan
-    optimizer_ranks: int = 1
+    keeping: Keeping | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -99,15 +97,13 @@ def _modes(pins: Pins) -> tuple[str, ...]:
 def _searched(question: Question, pins: Pins) -> Planned:
     """The plan under pins; where a form of storage is what cannot be had, without that pin."""
     try:
-        return Planned(plan=_plan(question, pins))
+        return Planned(plan=_plan(question, pins), keeping=question.keeping)
     except REFUSED as error:
         refused = error
     for weaker, note in _weaker(pins, str(refused)):
         try:
             plan = _plan(question, weaker)
-            whole = (pins.zero, weaker.zero) == (1, 0)
-            ranks = (pins.dp or 1) * (pins.cp or 1) if whole else 1
-            return Planned(plan=plan, optimizer_ranks=ranks, notes=(note,))
+            return Planned(plan=plan, keeping=question.keeping, notes=(note,))
         except REFUSED:
             continue
     raise InexpressibleError(str(refused)) from None
@@ -118,7 +114,7 @@ def _weaker(pins: Pins, reason: str) -> list[tuple[Pins, str]]:
     found = []
     if pins.zero is not None and f"--zero {pins.zero} cannot be had" in reason:
         if pins.zero == 1:
-            note = "zero 0 for 1: state does not divide by its ranks; its memory is divided"
+            note = "zero 0 for 1: state does not divide by its ranks"
             found.append((replace(pins, zero=0), note))
         note = f"zero {pins.zero} not pinned: storage does not divide by its ranks"
         found.append((replace(pins, zero=None), note))
@@ -150,8 +146,9 @@ def predicted(
     """Return what is predicted of a plan on clusters of the shape that it was made for."""
     graph = plan_graph(found.plan)
     memory = plan_memory(found.plan, graph)
-    elsewhere = 1 - 1 / found.optimizer_ranks  # share of the state that other ranks hold
-    peaks = [stage.arena_bytes - int(elsewhere * stage.optimizer_bytes) for stage in memory]
+    peak = max(stage.arena_bytes for stage in memory)
+    if found.keeping is not None:
+        peak = peak_bytes(found.plan, graph, found.keeping)
     every = (
         forecast(changed(found.plan, cluster=cluster), graph, memory, fidelity)
         for cluster in clusters
@@ -159,7 +156,7 @@ def predicted(
     return tuple(
         Predicted(
             step_time_s=figures.step_time_ns / 1e9,
-            peak_bytes=max(peaks),
+            peak_bytes=peak,
             bubble_fraction=figures.bubble_fraction,
             exposed_communication_s=figures.exposed_communication_ns / 1e9,
             fidelity=figures.fidelity,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from millrace.published.peaks import Keeping
 from models.spec import ModelSpec, TrainingSpec
 from planner.cluster import Cluster
 
@@ -20,13 +21,15 @@ class Question:
     cluster: Cluster
     global_batch: int
     training: TrainingSpec = field(default_factory=TrainingSpec)
+    keeping: Keeping | None = None  # None: memory as the plan has it
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for equal questions; hashable."""
         model = msgspec.structs.replace(self.model, name="")
         parts = (model, self.cluster, self.training)
-        return *(msgspec.json.encode(part, order="sorted") for part in parts), self.global_batch
+        encoded = (msgspec.json.encode(part, order="sorted") for part in parts)
+        return *encoded, self.keeping, self.global_batch
 
     @property
     def text(self) -> str:

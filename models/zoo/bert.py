@@ -36,7 +36,9 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Sizes of a BERT; `positions` is the longest sequence.
 
     `next_sentence` says whether the pooler and its classifier are there, `masked` how many places
-    of a sample are predicted, `mask_id` which token hides another. Without `tied` the head has a
+    of a sample are predicted, `mask_id` which token hides another. With `first_places` those places
+    are among the first so many of a sample, and the head reads no others: what it costs where the
+    masked places are gathered before the head. Without `tied` the head has a
     table and a bias of its own; the tied head's bias stays, as it does in transformers, and moves
     nothing.
     """
@@ -55,6 +57,7 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     epsilon: float = 1e-12
     dropout: float = 0.0
     tied: bool = True
+    first_places: int = 0
 
 
 def check(spec: ModelSpec, config: BertConfig) -> None:
@@ -72,6 +75,12 @@ def check(spec: ModelSpec, config: BertConfig) -> None:
         raise ModelError(
             f"model `{spec.name}`: `masked` is {config.masked}; a sequence of {spec.seq_len} "
             f"tokens has 1 to {spec.seq_len} places to mask (0: 15 % of them)"
+        )
+    masked = masked_places(config, spec.seq_len)
+    if config.first_places and not masked <= config.first_places <= spec.seq_len:
+        raise ModelError(
+            f"model `{spec.name}`: `first_places` is {config.first_places}; {masked} places are "
+            f"masked of {spec.seq_len} tokens, so it is 0 (all of them) or between these"
         )
     if not 0 <= config.mask_id < config.vocab:
         raise ModelError(
@@ -124,12 +133,14 @@ def _embedding(builder: GraphBuilder, config: BertConfig, seq_len: int) -> tuple
     """Return the first hidden state and the token table (once a step), which the head shares."""
     builder.begin_block("embedding")
     shape = (builder.batch, seq_len)
-    source: Attributes = {
+    source: dict[str, int | float | str | bool] = {
         "source": "masked_tokens",
         "values": config.vocab,
         "masked": masked_places(config, seq_len),
         "mask_id": config.mask_id,
     }
+    if config.first_places:
+        source["among"] = config.first_places
     (ids,) = builder.emit(
         "input",
         builder.full_name("ids"),
@@ -166,6 +177,8 @@ def _masked_loss(
     builder: GraphBuilder, config: BertConfig, x: str, table: str, seq_len: int
 ) -> str:
     """Add the prediction of masked tokens and return the sum of its losses."""
+    if config.first_places:
+        x = _first_places(builder, "read", x, config.first_places, " k")
     x = dense(builder, "transform", x, "b t k, k n -> b t n", {"n": config.hidden})
     x = builder.apply(config.activation, f"transform.{config.activation}", (x,), "b t n -> b t n")
     x = add_norm(builder, "ln", x, epsilon=config.epsilon)
@@ -181,10 +194,25 @@ def _masked_loss(
     logits = builder.apply("add", "logits", (product, bias), "b t v, v -> b t v")
     shape = (builder.batch, seq_len)
     targets = builder.input("targets", "b t", shape, source="masked_targets", values=config.vocab)
+    if config.first_places:
+        targets = _first_places(builder, "targets.read", targets, config.first_places)
     losses = builder.apply("cross_entropy", "loss", (logits, targets), "b t v!, b t -> b t, b t")
     builder.apply("count_valid", "token_count", (targets,), "b t -> ")
     name = "masked_loss_sum" if config.next_sentence else "loss_sum"
     return builder.apply("sum", name, (losses,), "b t -> ")
+
+
+def _first_places(builder: GraphBuilder, name: str, x: str, places: int, beyond: str = "") -> str:
+    """The first so many places of `b t`, and what each has beside."""
+    batch, _, *features = builder.tensors[x].shape
+    return builder.apply(
+        "narrow",
+        name,
+        (x,),
+        f"b t!{beyond} -> b m!{beyond}",
+        shapes=((batch, places, *features),),
+        attributes={"start": 0},
+    )
 
 
 def _next_sentence_loss(builder: GraphBuilder, x: str, weight: int) -> str:

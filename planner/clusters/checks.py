@@ -110,6 +110,7 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         ("memory_efficiency", device.memory_efficiency),
         ("attention_efficiency", device.attention_efficiency),
         ("narrow_efficiency", device.narrow_efficiency),
+        ("plain_efficiency", device.plain_efficiency),
     ):
         if share is not None and not 0 < share <= 1:
             yield f"{where}{field} is {share}, expected above 0 and at most 1"
@@ -152,6 +153,12 @@ def _link_faults(link: Link, where: str) -> Iterator[str]:
     yield from _above_zero(f"{where}bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
     yield from _not_negative(f"{where}latency_ns", link.latency_ns)
     yield from _not_negative(f"{where}gap_ns", link.gap_ns)
+    for members, share in link.joined:
+        if members < 2 or not 0 < share <= 1:
+            yield (
+                f"{where}joined has {members} members with a share of {share}, expected 2 members "
+                f"or more, and a share above 0 and at most 1"
+            )
     if not 0 <= link.congestion < 1:
         yield f"{where}congestion is {link.congestion}, expected 0 or more and below 1"
 

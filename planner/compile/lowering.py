@@ -4,7 +4,7 @@ A boxing is made once per (tensor, stage, target SBP) and shared by all its read
 charges it; a tensor is sent to another stage once, as suits its first reader there, and boxed on
 from what arrived for the others. One exception: what is gathered from a parameter every microbatch
 (ZeRO-3) is gathered anew for the backward pass, for holding it in between is what that choice
-avoids.
+avoids. With `gathers_again` activations are too, as frameworks do under sequence parallelism.
 """
 
 from dataclasses import dataclass
@@ -76,6 +76,7 @@ class Lowering:
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
         self._host = HostState(graph, offload)
+        self.gathers_again = False
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
@@ -348,10 +349,12 @@ class Lowering:
         section: Section,
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
-        side = " again" if value.repeated and section[0] in ("R", "B", "W") else ""
-        # Every step, not the last alone: it may be new, and what it boxes on planned for later.
+        repeated, kept = value.repeated, self.gathers_again and self._is_forward(stage, value)
+        # Every step, for it may be new, and what it boxes on planned for later.
         self.stages[stage].needed_in(value.register, section)
         for step in boxing_path(source, target, self.sizes, what.shape):
+            anew = repeated or (kept and step.kind == "all_gather")
+            side = " again" if anew and section[0] in ("R", "B", "W") else ""
             key = (stage, what.tensor, step.after, side)
             if key not in self._boxed:
                 self._boxed[key] = self._step(stage, what, step, value, section, side)
@@ -452,6 +455,10 @@ class Lowering:
             return BEGIN
         section = draft.actors[made].section
         return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
+
+    def _is_forward(self, stage: int, value: Value) -> bool:
+        made = self.stages[stage].producer.get(value.register)
+        return made is not None and self.stages[stage].actors[made].section[0] == "F"
 
     def _block(self, stage: int, register: int) -> str:
         draft = self.stages[stage]

@@ -24,6 +24,20 @@ class PartPace(NamedTuple):
         return Pace(self.launches, self.lag_ns, alone)
 
 
+class Inside(NamedTuple):
+    """What is counted inside a part: of which ops, or of which meetings.
+
+    `part` is one of the schedule or `begin`, `norm`, `totals`, `update`, `gather`, `reduce`; `what`
+    is `compute`, `exposed` or `moved` (nanoseconds), or `bytes`; `at` is the phase of ops, the mesh
+    axes of meetings.
+    """
+
+    part: str
+    what: str
+    kind: str
+    at: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTimes:
     """Nanoseconds of a chunk's parts.
@@ -49,6 +63,8 @@ class PartTimes:
     paces
         Of every part of the schedule, and of `begin`, `norm`, `totals` and `update`; empty where
         nothing holds computation back.
+    inside
+        What the parts are made of, where it was asked for.
     """
 
     slots_ns: Mapping[str, int]
@@ -60,6 +76,7 @@ class PartTimes:
     totals_ns: int
     update_ns: int
     paces: Mapping[str, PartPace] = field(default_factory=dict)
+    inside: Mapping[Inside, int] = field(default_factory=dict)
 
     def plus(self, other: "PartTimes", times: int) -> "PartTimes":
         """These times and `times` times the others."""
@@ -77,6 +94,10 @@ class PartTimes:
                     *(a + times * b for a, b in zip(pace, other.paces[part], strict=True))
                 )
                 for part, pace in self.paces.items()
+            },
+            inside={
+                key: self.inside.get(key, 0) + times * other.inside.get(key, 0)
+                for key in {**self.inside, **other.inside}
             },
         )
 
@@ -103,6 +124,7 @@ class PartTimes:
             totals_ns=max(self.totals_ns, 0),
             update_ns=max(update, 0),
             paces=self.paces,
+            inside={key: count for key, count in self.inside.items() if count > 0},
         )
 
 

@@ -160,6 +160,13 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
     def reduces(links: Sequence[Link]) -> bool:
         return all(links[int(index)].reduces for index in np.unique(places.part))
 
+    def inside(links: Sequence[Link]) -> Floats:
+        """Rates inside a node, by how many members lie there."""
+        counts = np.bincount(places.node - places.node.min())[places.node - places.node.min()]
+        pairs = zip(places.part.tolist(), counts.tolist(), strict=True)
+        shares = [links[part].share(count) for part, count in pairs]
+        return np.asarray(rates(links) * np.array(shares), float)
+
     inner = [part.islands.link if part.islands else part.intra_node for part in frame.parts]
     intra = [part.intra_node for part in frame.parts]
     outer = [part.inter_node for part in frame.parts]
@@ -171,8 +178,8 @@ def _levels(places: _Places, frame: Frame) -> list[_Level]:
     network = rates(outer) * kept**doublings
     island = places.node * most + places.local // size[places.part]
     found = [
-        _Level(ranks, latency(inner), rates(inner), False, gap(inner), reduces(inner), False),
-        _Level(island, latency(intra), rates(intra), False, gap(intra), reduces(intra), False),
+        _Level(ranks, latency(inner), inside(inner), False, gap(inner), reduces(inner), False),
+        _Level(island, latency(intra), inside(intra), False, gap(intra), reduces(intra), False),
         _Level(places.node, latency(outer), network, False, gap(outer), reduces(outer), True),
     ]
     if frame.leaves is not None:

@@ -15,7 +15,13 @@ from planner.cluster import Device, Software
 from planner.costs.attention import KINDS, attention_seconds
 from planner.costs.firings import Attributes, Firings, Shape, firing_of
 from planner.costs.measured import Floats, Ints, interpolated_ns, whole_ns
-from planner.costs.products import DEPTHWISE_RATE, is_depthwise, product_seconds, sizes_of
+from planner.costs.products import (
+    DEPTHWISE_RATE,
+    is_depthwise,
+    product_seconds,
+    sizes_of,
+    winograd_speed,
+)
 from planner.costs.traffic import (
     bandwidth_bytes_per_s,
     kernel_ns,
@@ -79,6 +85,8 @@ def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
     if is_depthwise(firings):
         return moving_s / DEPTHWISE_RATE
     found = product_seconds(sizes_of(firings), firings.precision, device)
+    if device.multiprocessors:
+        found = found / winograd_speed(firings)
     return np.maximum(moving_s, found)
 
 

@@ -51,6 +51,17 @@ PARTIAL_BYTES = 4  # parts of a cut contraction are summed in fp32
 # arXiv 2104.00298 (2021), section 3.2.
 DEPTHWISE_RATE = 0.5
 
+# Precisions that no matrix units multiply in.
+PLAIN = ("fp32", "fp64")
+
+# How much faster a 3 x 3 convolution of stride 1 is by Winograd's algorithm than as a product: 2.25
+# times fewer multiplications (Lavin and Gray, "Fast algorithms for convolutional neural networks",
+# arXiv 1509.09308, 2015, section 4.1), less the transforms. Fitted on published runs of ResNet-100
+# for faces in fp32 on V100 (DLPerf, 2021), which are faster than the device's peak. cuDNN 7 has it
+# for fp32 only where there are tensor cores; few channels do not pay for the transforms.
+WINOGRAD = 1.85
+WINOGRAD_CHANNELS = 16
+
 # Places of what is convolved, the weights and the result among the operands.
 _CONVOLUTIONS = {"conv": (0, 1, 2), "conv_grad_input": (2, 1, 0), "conv_grad_weight": (0, 2, 1)}
 
@@ -118,6 +129,18 @@ def is_depthwise(firings: Firings) -> bool:
     return len(image & weight) > 1 and bool(np.all(firings.size(channels) == 1))
 
 
+def winograd_speed(firings: Firings) -> float:
+    """How much faster a convolution is than the product that it is: 1 where Winograd has no say."""
+    if firings.kind not in _CONVOLUTIONS or firings.precision != "fp32":
+        return 1.0
+    _, channels, *window = parse(firings.labels).operands[_CONVOLUTIONS[firings.kind][1]]
+    strides = [firings.attributes.get(f"stride_{side}", 1) for side in "yx"]
+    square = all(np.all(firings.size(side) == 3) for side in window)
+    if not square or strides != [1, 1] or np.any(firings.size(channels) < WINOGRAD_CHANNELS):
+        return 1.0
+    return WINOGRAD
+
+
 def product_seconds(sizes: Sizes, precision: str, device: Device) -> Floats:
     """Arithmetic of products on one device, without launch and memory.
 
@@ -130,6 +153,8 @@ def product_seconds(sizes: Sizes, precision: str, device: Device) -> Floats:
     efficiency = device.matmul_efficiency
     if precision in NARROW and device.narrow_efficiency is not None:
         efficiency = device.narrow_efficiency
+    if precision in PLAIN and device.plain_efficiency is not None:
+        efficiency = device.plain_efficiency
     flops_per_s = peak_flops_per_s(device, precision) * efficiency
     batch = sizes.batch
     m, n, k = (_padded(size, item) for size in sizes[1:])

@@ -7,9 +7,9 @@ from planner.cluster import Device, Software
 from planner.costs.firings import Firings
 from planner.costs.measured import Floats
 
-# Time in which a kernel moves no bytes yet or any more, as if it moved 1.5 MB more on a device of 1
-# TB/s. Taken, not measured: the shortest kernels in profiles of training take about so long.
-RAMP_NS = 1_500
+# What an op takes on the device beside its work: kernels begin and end without moving bytes, and
+# one op is often several of them. Fitted on published runs of small layers, 2026-11.
+RAMP_NS = 4_000
 
 # Kinds that compilers and frameworks fuse with one another or with their neighbours. What the
 # optimizer does, gathers, and boxing take their own kernels everywhere.
@@ -36,6 +36,9 @@ FUSED = frozenset(
 # published runs of Megatron-LM, whose weight gradients do so, 2026-11.
 ACCUMULATED = 0.5
 
+# Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
+SAME_PASS = frozenset({"channel_squares"})
+
 
 def kernel_ns(device: Device) -> int:
     """What every kernel takes, however small: its launch, and where known the ramps."""
@@ -52,5 +55,7 @@ def moving_seconds(firings: Firings, device: Device, software: Software) -> Floa
     fusion: float = software.fusion if firings.kind in FUSED else 1.0
     if firings.kind == "accumulate":
         fusion = ACCUMULATED
+    if firings.kind in SAME_PASS:
+        fusion = 0.0
     moved: Floats = firings.bytes * np.float64(fusion)
     return moved / bandwidth_bytes_per_s(device)

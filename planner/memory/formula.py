@@ -58,7 +58,9 @@ class Held(NamedTuple):
     turns: Turns
 
 
-def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
+def plan_memory(
+    plan: Plan, graph: Graph, *, gathers_again: bool = False
+) -> tuple[StageMemory, ...]:
     """Return the memory of every stage of a plan.
 
     Parameters
@@ -66,6 +68,10 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     plan : Plan
     graph : Graph
         As `plan_graph` gives it.
+    gathers_again : bool
+        What is gathered of an activation in the forward pass is not held, but gathered anew for the
+        backward pass, as Megatron does (Korthikanti et al., 2022, section 4.2.2). No program is
+        compiled so: it says what others would need for such a plan.
 
     Returns
     -------
@@ -83,11 +89,11 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     small = regular(plan, graph)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    drafts = _lowered(small, table.joint)
+    drafts = _lowered(small, table.joint, gathers_again)
     alive = lifetimes(drafts)
     if small.moved and not _all_near(alive, small):
         small = Regular.whole(plan, graph)
-        drafts = _lowered(small, table.joint)
+        drafts = _lowered(small, table.joint, gathers_again)
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     spans = [Spans(draft, table.joint) for draft in drafts]
@@ -115,9 +121,10 @@ def plan_memory(plan: Plan, graph: Graph) -> tuple[StageMemory, ...]:
     return tuple(found)
 
 
-def _lowered(small: Regular, joint_backward: bool) -> list[DraftStage]:
+def _lowered(small: Regular, joint_backward: bool, gathers_again: bool) -> list[DraftStage]:
     plan = small.plan
     lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
+    lowering.gathers_again = gathers_again
     for placed in place(plan, small.graph):
         lowering.lower(placed)
     for draft in lowering.stages:

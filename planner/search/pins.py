@@ -164,6 +164,7 @@ class AxisRules:
     pins: Pins
     forced: frozenset[str]  # ops whose weight a pinned tp has to split
     required: Mapping[str, str]  # op to the label that it splits on the tp axes
+    widened: bool = True  # gradients are added up in a wider dtype than they are made in
 
     def may(self, op: Op, axis: int, signature: AxisSignature) -> bool:
         """Whether the role of the axis lets the op take this signature."""
@@ -233,7 +234,10 @@ class AxisRules:
         if op.kind == "repeat":
             return split == (level >= 3)
         if op.kind == "accumulate":
-            return split == (level >= 2)
+            # Added up after their sum over ranks, gradients make a device that works off its queue
+            # in order wait for each such sum; in a wider dtype, more is sent after than before.
+            late = self.widened or signature.outputs[0].is_partial
+            return split if level >= 2 else not split and late
         return True
 
 

@@ -154,17 +154,17 @@ class Programs:
     def space(self, shape: Shape, mode: str) -> Space:
         """What there is to choose on meshes of a shape's kind."""
         if (shape.kinds, mode) not in self._spaces:
-            folded = self.folded(mode)
             if self._forced is None:
-                plain = self.folded("none")
-                self._forced = forced_ops(plain.graph, plain.counts)
+                self._forced = forced_ops(self.folded("none").graph, self.folded("none").counts)
             rules = AxisRules(
                 axes=shape.axes,
                 pins=self.request.pins,
                 forced=self._forced,
                 required=self.request.required,
+                widened=self.request.model.precision != "fp32",
             )
-            self._spaces[shape.kinds, mode] = build_space(folded, len(shape.axes), *filters(rules))
+            axes = len(shape.axes)
+            self._spaces[shape.kinds, mode] = build_space(self.folded(mode), axes, *filters(rules))
         return self._spaces[shape.kinds, mode]
 
     def price(

@@ -1,5 +1,6 @@
 """Masked text and text with its continuation: what a sample holds, whoever reads which part."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,13 @@ def test_as_many_places_as_asked_are_predicted_in_every_sample():
     hit = (targets >= 0).mean(0)
     assert hit.min() > 0.2  # every place is chosen about as often: 6 of 20
     assert hit.max() < 0.4
+
+
+def test_places_are_chosen_among_the_first_where_the_head_reads_no_others():
+    data = dataclasses.replace(masked(), among=MASKED + 1)
+    targets = read(data, "masked_targets", SAMPLES)
+    assert ((targets[:, : MASKED + 1] >= 0).sum(1) == MASKED).all()
+    assert (targets[:, MASKED + 1 :] == -1).all()
 
 
 def test_a_hidden_id_shows_the_mask_or_another_id_or_itself():

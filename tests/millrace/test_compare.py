@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.compare import exposed_ns, gaps, join
+from millrace.compare import exposed_ns, join
 from planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 
@@ -75,15 +75,6 @@ def test_a_trace_without_a_step_is_refused():
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple))
-
-
-@given(INTERVALS, st.integers(0, 20), st.integers(20, 40))
-def test_gaps_are_the_units_of_the_window_that_nothing_covers(intervals, start, end):
-    covered = {unit for first, last in intervals for unit in range(first, last)}
-    found = gaps(intervals, (start, end))
-    assert [unit for first, last in found for unit in range(first, last)] == [
-        unit for unit in range(start, end) if unit not in covered
-    ]
 
 
 @given(INTERVALS, INTERVALS)

@@ -91,7 +91,11 @@ def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
     names = {"tokens_per_s", "mfu", "bubble_fraction", "exposed_communication_s"}
     names |= {"memory_bytes_max", "firings", "wall_time_s"}
     assert names <= found.keys()
-    assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X"}
+    assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {
+        "M",
+        "X",
+        "C",
+    }
     _, slow = call("simulate", plan, "--straggler", "1:4")
     assert slow["step_time_s"] > found["step_time_s"]
 

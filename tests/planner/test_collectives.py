@@ -124,6 +124,17 @@ def test_a_group_of_one_device_per_node_has_one_interface_and_a_whole_node_all()
     assert narrow == pytest.approx(8 * (7 / 8) / (63 / 64) * wide, rel=0.01)
 
 
+def test_devices_joined_in_pairs_reach_what_their_links_give() -> None:
+    """Two V100s of a DGX-1 share one link of six or two, four neighbours four of them."""
+    on = parse_cluster("v100-sxm-16gb:8x1")
+    size = 2**30
+    for members, links in ((2, 1), (4, 4), (8, 6)):
+        rate = (
+            2 * (members - 1) / members * size / cost("all_reduce", size, tuple(range(members)), on)
+        )
+        assert rate == pytest.approx(20 * links, rel=0.02)
+
+
 def test_bus_bandwidth_over_efa_falls_with_the_nodes_as_was_published() -> None:
     # nanotron's ultrascale playbook, 2025: 8 H100 a node, messages of 256 MB.
     published = {
@@ -239,6 +250,10 @@ def test_weights_and_gradients_travel_in_buckets_and_activations_do_not(zero: in
     ("change", "expected"),
     [
         ({"gap_ns": -1}, "inter_node.gap_ns is -1, expected 0 or more"),
+        (
+            {"joined": ((1, 0.5),)},
+            "inter_node.joined has 1 members with a share of 0.5, expected 2 members or more",
+        ),
         ({"congestion": 1.0}, "inter_node.congestion is 1.0, expected 0 or more and below 1"),
     ],
 )

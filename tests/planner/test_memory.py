@@ -225,6 +225,14 @@ def test_storage_split_over_replicas_divides_weights_and_optimizer() -> None:
     assert split.parameter_bytes == pytest.approx(1.5 * whole.parameter_bytes, rel=0.01)
 
 
+def test_what_is_gathered_again_is_not_held_between_the_passes() -> None:
+    plan, graph = planned(2, **degrees(tp=2, sequence_parallel=True))
+    (held,), (again,) = plan_memory(plan, graph), plan_memory(plan, graph, gathers_again=True)
+    norms, whole = 2 * 4, 2 * 32 * 64 * 4  # of blocks; bytes of one of them, gathered
+    assert held.activation_bytes - again.activation_bytes >= norms * whole // 2
+    assert again.parameter_bytes == held.parameter_bytes
+
+
 def test_earlier_stages_keep_more_microbatches() -> None:
     plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     first, last = plan_memory(plan, graph)

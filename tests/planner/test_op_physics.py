@@ -20,7 +20,7 @@ from planner.costs.attention import (
     TILE_ENDS_KEYS,
     TILE_ENDS_KEYS_BACKWARD,
 )
-from planner.costs.products import TILE_ENDS_BYTES, UNALIGNED
+from planner.costs.products import TILE_ENDS_BYTES, UNALIGNED, WINOGRAD
 from planner.costs.traffic import FUSED, RAMP_NS
 from planner.errors import ClusterError
 
@@ -107,6 +107,13 @@ def test_products_in_eight_bits_have_their_rate(arithmetic: str) -> None:
     assert matmul_ns(2560, 1280, 4096, on, arithmetic=arithmetic) == pytest.approx(wide, rel=1e-3)
 
 
+def test_products_without_matrix_units_have_their_rate() -> None:
+    on = msgspec.structs.replace(GPU, plain_efficiency=0.5)
+    assert matmul_ns(4096, 4096, 4096, on) == matmul_ns(4096, 4096, 4096, GPU)
+    once = matmul_ns(4096, 4096, 4096, GPU, F32)
+    assert matmul_ns(4096, 4096, 4096, on, F32) == pytest.approx(2 * once, rel=1e-3)
+
+
 def test_batched_products_of_unaligned_rows_are_far_slower() -> None:
     def batched_ns(k: int) -> int:
         shapes = ((64, 2048, k), (64, k, 2048))
@@ -147,6 +154,28 @@ def conv_ns(kind: str, on: Device, b: int = 32, c: int = 128, n: int = 256) -> i
 )
 def test_a_convolution_costs_the_product_of_its_windows(kind: str, m: int, n: int, k: int) -> None:
     assert conv_ns(kind, GPU) == matmul_ns(m, n, k, GPU)
+
+
+@pytest.mark.parametrize(("window", "stride", "faster"), [(3, 1, WINOGRAD), (3, 2, 1), (1, 1, 1)])
+def test_a_3_x_3_convolution_of_stride_1_in_fp32_takes_fewer_multiplications(
+    window: int, stride: int, faster: float
+) -> None:
+    shapes = ((32, 128, 28, 28), (256, 128, window, window))
+    made = ((32, 256, 28 // stride, 28 // stride),)
+    ways = {"stride_y": stride, "stride_x": stride}
+    found = op_ns("conv", CONV, ways, shapes, made, (F32,) * 2, (F32,), GPU)
+    rows, terms = 32 * (28 // stride) ** 2, 128 * window**2
+    assert found == pytest.approx(matmul_ns(rows, 256, terms, GPU, F32) / faster, rel=1e-3)
+
+
+def test_sums_and_squares_of_a_norm_are_taken_in_one_pass() -> None:
+    shape, each = (32, 256, 28, 28), (256,)
+    sums = op_ns("channel_sums", "b c y x -> c", {}, (shape,), (each,), (BF16,), (F32,), SLOW)
+    labels = "b c y x, c -> c"
+    squares = op_ns(
+        "channel_squares", labels, {}, (shape, each), (each,), (BF16, F32), (F32,), SLOW
+    )
+    assert squares == 0 < sums
 
 
 def test_a_depthwise_convolution_is_bound_by_memory() -> None:
@@ -281,6 +310,7 @@ def test_values_out_of_their_range_are_named() -> None:
         ("multiprocessors", -1),
         ("attention_efficiency", 1.5),
         ("narrow_efficiency", 0.0),
+        ("plain_efficiency", 1.5),
     ):
         bad = msgspec.structs.replace(good.device, **{field: value})
         with pytest.raises(ClusterError, match=f"device.{field} is"):

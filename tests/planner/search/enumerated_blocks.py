@@ -386,7 +386,11 @@ class Blocks:
         self.values = variable_values(self.graph)
         self.plain = Plain(request.cluster, candidate.sizes)
         rules = AxisRules(
-            axes=candidate.axes, pins=request.pins, forced=forced, required=request.required
+            axes=candidate.axes,
+            pins=request.pins,
+            forced=forced,
+            required=request.required,
+            widened=request.model.precision != "fp32",
         )
         self.filters = filters(rules)
         self.tied = self._tied()

@@ -1,0 +1,74 @@
+"""Kept: what the framework of a published row keeps in memory, and which figure its source prints.
+
+One entry per framework; what a row says of its own setting (ZeRO, precision, a fused loss) changes
+an entry by a rule that is the same for every row that says it.
+"""
+
+import re
+from dataclasses import replace
+
+from millrace.published.habits import framework_name
+from millrace.published.peaks import Figure, Keeping
+from millrace.published.reading import Row, whole
+
+# Bytes of a logit in the plan: itself and its gradient, of 2 bytes each.
+FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 4
+
+# DeepSpeed's buckets to reduce and to gather, of 5e8 elements each (its configuration's defaults,
+# `reduce_bucket_size` and `allgather_bucket_size`, 2022).
+BUCKETS_BYTES = 2 * 2 * 5 * 10**8
+
+# A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
+# (2 + 4, and 2 of the gradient); shifted, then raised, in nanotron (2 + 4 + 4 + 4); the logarithms
+# and the gradients of both steps in PyTorch's cross entropy (4 + 4 + 4).
+KEPT: dict[str, Keeping] = {
+    # In float16 gradients are summed as they come, and brought to float32 with the split state.
+    "megatron-deepspeed": Keeping(
+        gradient_bytes=2, state_bytes=16, bucket_bytes=BUCKETS_BYTES, figure=Figure.DEVICE
+    ),
+    # Gradients of a microbatch stay beside the sums in float32; silu(gate) is kept beside gate, up
+    # and their product: 2.67 hidden sizes more than 16.
+    "nanotron": Keeping(
+        gradient_bytes=6, loss_bytes=14, activations=1 + 2.67 / 16, figure=Figure.RESERVED
+    ),
+    # Stored in float32 alone.
+    "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, loss_bytes=12, figure=Figure.RESERVED),
+    # Gradients are summed in float16, the loss is one fused kernel.
+    "alpa": Keeping(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
+}
+
+# Selective recomputation of torchtitan: of the products in a block every second one is made again,
+# which keeps 7.75 of the 12.5 hidden sizes that all products of a Llama-3 8B's block take.
+EVERY_SECOND = 7.75 / 12.5
+
+
+def keeping(row: Row) -> Keeping | None:
+    """What the framework of a row keeps, and which figure its source prints; None if it does not.
+
+    Raises
+    ------
+    InexpressibleError
+        A degree of the row is no number.
+    """
+    if not row.get("peak_mem_gb", ""):
+        return None
+    name, notes = framework_name(row), row.get("notes", "")
+    found = KEPT.get(name, Keeping())
+    if name == "megatron-deepspeed" and row["precision"] == "bf16":
+        # Gradients are summed in float32, beside those of a microbatch, which stay.
+        found = replace(found, gradient_bytes=6, state_bytes=12)
+    if FUSED_LOSS in notes:
+        found = replace(found, loss_bytes=FUSED_LOSS_BYTES)
+    if name == "pytorch-fsdp" and row["recompute"] == "selective":
+        found = replace(found, activations=EVERY_SECOND)
+    if row["zero"] in ("0", "1", "2", "3"):
+        found = replace(found, zero=int(row["zero"]))
+    if name == "pytorch-fsdp" and whole(row, "pp", 1) > 1:
+        # Between the microbatches of a pipeline weights stay gathered and gradients whole.
+        found = replace(found, weight_bytes=2, state_bytes=12, zero=1)
+    if groups := re.search(r"zero1=(\d+)", notes):
+        found = replace(found, zero_ranks=int(groups[1]))
+    # Under sequence parallelism norms are gathered again for the backward pass (Korthikanti et al.,
+    # 2022, section 4.2.2); keys and values travel round context parallel ranks again.
+    again = row["sequence_parallel"] == "1" or whole(row, "cp", 1) > 1
+    return replace(found, gathers_again=again)

@@ -1,0 +1,143 @@
+"""Peaks: the memory that a framework needs for a plan, and which figure a source prints of it.
+
+Activations, buffers of boxing and what a section needs besides are the plan's. What is kept of a
+parameter and how losses are computed is the framework's habit (`kept.py`). ZeRO and FSDP split flat
+buffers, which always divide.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from models.graph import ITEMSIZE, Graph, Phase
+from planner.compile.placement import PlacedOp, place
+from planner.memory import StageMemory, beside, plan_memory
+from planner.plan import Plan
+from planner.roles import axis_roles
+from planner.sbp import local_size
+
+# Ops between a variable and what reads it.
+ON_THE_WAY = ("cast", "repeat", "narrow", "rearrange")
+
+
+class Figure(StrEnum):
+    """What a source prints: of the allocator, or of the whole device."""
+
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What a framework keeps, in bytes of a parameter but for `loss_bytes` and `bucket_bytes`.
+
+    Attributes
+    ----------
+    weight_bytes, gradient_bytes, state_bytes : int
+        What products read, what gradients are summed in, and the rest, which ZeRO-1 splits.
+    loss_bytes : int
+        Of a logit, at the peak of the loss.
+    bucket_bytes : int
+        Of buffers whose size depends on nothing.
+    activations : float
+        Activations kept, as a share of the plan's.
+    zero, zero_ranks : int, optional
+        Level, and over how many replicas at most; None: as the plan has it, all of them.
+    gathers_again : bool
+        Activations that were gathered are gathered again in the backward pass, not held.
+    figure : Figure
+    """
+
+    weight_bytes: int = 2
+    gradient_bytes: int = 4
+    state_bytes: int = 12
+    loss_bytes: int = 8
+    bucket_bytes: int = 0
+    activations: float = 1.0
+    zero: int | None = None
+    zero_ranks: int | None = None
+    gathers_again: bool = False
+    figure: Figure = Figure.ALLOCATED
+
+
+def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
+    """Return the memory of the fullest device as a source prints it.
+
+    Parameters
+    ----------
+    plan : Plan
+    graph : Graph
+        As `plan_graph` gives it.
+    kept : Keeping
+        Of the framework.
+    """
+    placed = place(plan, graph)
+    states = _state_bytes(plan, graph, placed, kept)
+    logits = _logits(plan, graph, placed)
+    memory = plan_memory(plan, graph, gathers_again=kept.gathers_again)
+    needed = []
+    for stage, planned in enumerate(memory):
+        state = _planned_state(planned) if states is None else states[stage]
+        area = max(planned.temporary_bytes, logits[stage] * kept.loss_bytes)
+        activations = int(planned.activation_bytes * kept.activations)
+        needed.append(state + activations + planned.communication_bytes + area + kept.bucket_bytes)
+    return _printed(max(needed), plan, kept.figure)
+
+
+def _planned_state(planned: StageMemory) -> int:
+    return planned.parameter_bytes + planned.gradient_bytes + planned.optimizer_bytes
+
+
+def _printed(needed: int, plan: Plan, figure: Figure) -> int:
+    """A figure of what is allocated."""
+    more = beside(needed, plan.cluster)
+    if figure is Figure.ALLOCATED:
+        return needed
+    if figure is Figure.RESERVED:
+        return needed + more.get("slack", 0)
+    return needed + sum(more.values())
+
+
+def _state_bytes(
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], kept: Keeping
+) -> list[int] | None:
+    """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
+    if kept.zero is None:
+        return None
+    sizes = plan.mesh.sizes
+    replicas = [axis for axis, one in enumerate(axis_roles(plan, graph)) if one & {"dp", "cp"}]
+    source: dict[str, str] = {}
+    read: dict[tuple[int, str], tuple[int, int]] = {}  # elements, and ranks that hold them
+    for one in placed:
+        if one.op.kind == "variable":
+            source[one.op.outputs[0]] = one.op.outputs[0]
+        elif one.op.kind in ON_THE_WAY and one.op.inputs[0] in source:
+            source[one.op.outputs[0]] = source[one.op.inputs[0]]
+        elif one.op.phase is Phase.FORWARD:
+            for name, sbp in zip(one.op.inputs, one.inputs, strict=True):
+                if name in source and (one.stage, source[name]) not in read:
+                    ranks = 1
+                    for axis in replicas:
+                        ranks *= 1 if sbp[axis].is_split else sizes[axis]
+                    shape = graph.tensors_by_name[name].shape
+                    elements = local_size(shape, sbp, sizes)
+                    read[one.stage, source[name]] = elements, ranks
+    found: Counter[int] = Counter()
+    for (stage, _), (elements, ranks) in read.items():
+        ranks = min(ranks, kept.zero_ranks or ranks)
+        parts = (kept.state_bytes, 1), (kept.gradient_bytes, 2), (kept.weight_bytes, 3)
+        for size, level in parts:
+            found[stage] += elements * size // (ranks if kept.zero >= level else 1)
+    return [found[stage] for stage in range(plan.stages)]
+
+
+def _logits(plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]) -> Counter[int]:
+    """Logits of a microbatch on a device of each stage, where they are of 2 bytes."""
+    found: Counter[int] = Counter()
+    for one in placed:
+        if one.op.kind == "cross_entropy" and one.op.phase is Phase.FORWARD:
+            logits = graph.tensors_by_name[one.op.inputs[0]]
+            if ITEMSIZE[logits.dtype] == 2:
+                found[one.stage] += local_size(logits.shape, one.inputs[0], plan.mesh.sizes)
+    return found

@@ -1,0 +1,132 @@
+"""Memory over one step: a stacked area per stage, with what the plan lays out and the limit."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import ceil, log2
+
+from millrace.reporting.bars import time_axis
+from millrace.units import format_bytes
+from simulator.account import MemoryCourse
+
+# From below: what stays, then what comes and goes. Okabe and Ito's palette (2008) with tints.
+KINDS = {
+    "runtime": "#999999",
+    "parameter": "#0072B2",
+    "optimizer": "#56B4E9",
+    "gradient": "#009E73",
+    "lent": "#8FD3BB",
+    "communication": "#CC79A7",
+    "temporary": "#F0E442",
+    "activation": "#E69F00",
+}
+RUNTIME = ("context", "workspace", "slack")
+LEFT_PX, PLOT_PX, HEIGHT_PX = 66, 470, 150
+POINTS = 400  # steps of a curve that are drawn
+NEAR = 0.3  # of the limit; what stays below is drawn on its own scale
+
+
+def together(course: MemoryCourse) -> dict[str, list[int]]:
+    """Return the bytes of a course by the kinds that are drawn, from below."""
+    found: dict[str, list[int]] = {}
+    for kind, row in course.bytes_by_kind.items():
+        name = "runtime" if kind in RUNTIME else kind
+        before = found.get(name, [0] * len(row))
+        found[name] = [a + b for a, b in zip(before, row, strict=True)]
+    return {kind: found[kind] for kind in KINDS if any(found.get(kind, ()))}
+
+
+def height_bytes(reserved_bytes: int, limit_bytes: int) -> float:
+    """Return what the height of a plot stands for: the limit is in it unless it is far away."""
+    if reserved_bytes >= NEAR * limit_bytes:
+        return 1.12 * max(limit_bytes, reserved_bytes)
+    return 1.2 * reserved_bytes
+
+
+def area_svg(course: MemoryCourse, reserved: int, step_ns: int, scale: float) -> str:
+    """Return the area of one stage.
+
+    Parameters
+    ----------
+    course
+        Of the step alone, its times counted from the step's begin.
+    reserved
+        Bytes that a device of the stage has to have: the dashed line.
+    step_ns, scale
+        What the width and the height stand for.
+    """
+    rows = together(course)
+    limit = course.limit_bytes
+    columns = _columns(course, rows, step_ns)
+    parts = [
+        f'<svg viewBox="0 0 {LEFT_PX + PLOT_PX + 24} {HEIGHT_PX + 26}" role="img" '
+        f'aria-label="memory of stage {course.stage} over one step">'
+    ]
+    base = [0] * len(columns[0][1])
+    for kind, (xs, heights) in zip(rows, columns, strict=True):
+        upper = [a + b for a, b in zip(base, heights, strict=True)]
+        most = format_bytes(max(heights))
+        parts.append(
+            f'<path d="{_path(xs, base, upper, scale)}" fill="{KINDS[kind]}">'
+            f"<title>{kind}: at most {most}</title></path>"
+        )
+        base = upper
+    parts.append(_line(reserved, scale, "#222", f"planned {format_bytes(reserved)}"))
+    if limit <= scale:
+        parts.append(_line(limit, scale, "#c00", f"limit {format_bytes(limit)}"))
+    parts += [_mark(size, scale) for size in _marks(scale)]
+    parts.append(f'<line x1="{LEFT_PX}" x2="{LEFT_PX}" y1="0" y2="{HEIGHT_PX}" stroke="#888"/>')
+    parts.append(time_axis(LEFT_PX, PLOT_PX, HEIGHT_PX, step_ns))
+    return "".join([*parts, "</svg>"])
+
+
+def _columns(
+    course: MemoryCourse, rows: Mapping[str, list[int]], step_ns: int
+) -> list[tuple[list[float], list[int]]]:
+    """Per kind the places of the steps, and their heights; of a column the fullest moment."""
+    chosen: dict[int, int] = {}
+    totals = [sum(column) for column in zip(*rows.values(), strict=True)]
+    for at, ns in enumerate(course.times_ns):
+        column = ns * POINTS // max(step_ns, 1)
+        if column not in chosen or totals[at] >= totals[chosen[column]]:
+            chosen[column] = at
+    order = sorted(chosen)
+    xs = [LEFT_PX + PLOT_PX * column / POINTS for column in order] + [float(LEFT_PX + PLOT_PX)]
+    return [(xs, [row[chosen[column]] for column in order]) for row in rows.values()]
+
+
+def _path(xs: list[float], base: list[int], upper: list[int], scale: float) -> str:
+    """The outline of a row of steps between two heights."""
+
+    def edge(heights: list[int]) -> list[str]:
+        found = []
+        for (left, right), height in zip(pairwise(xs), heights, strict=True):
+            y = HEIGHT_PX * (1 - height / scale)
+            found += [f"{left:.1f} {y:.1f}", f"{right:.1f} {y:.1f}"]
+        return found
+
+    return "M" + "L".join([*edge(upper), *reversed(edge(base))]) + "Z"
+
+
+def _line(size: int, scale: float, colour: str, text: str) -> str:
+    y = HEIGHT_PX * (1 - size / scale)
+    return (
+        f'<line x1="{LEFT_PX}" x2="{LEFT_PX + PLOT_PX}" y1="{y:.1f}" y2="{y:.1f}" '
+        f'stroke="{colour}" stroke-dasharray="5 3"/>'
+        f'<text x="{LEFT_PX + PLOT_PX - 3}" y="{y - 3:.1f}" text-anchor="end" fill="{colour}">'
+        f"{text}</text>"
+    )
+
+
+def _marks(scale: float) -> list[float]:
+    """Round sizes up to a scale, three to six of them."""
+    step = 2.0 ** ceil(log2(max(scale, 1.0) / 6))
+    return [step * at for at in range(int(scale // step) + 1)]
+
+
+def _mark(size: float, scale: float) -> str:
+    y = HEIGHT_PX * (1 - size / scale)
+    text = format_bytes(size).replace(".00", "") if size else "0"
+    return (
+        f'<line x1="{LEFT_PX - 4}" x2="{LEFT_PX}" y1="{y:.1f}" y2="{y:.1f}" stroke="#888"/>'
+        f'<text x="{LEFT_PX - 7}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    )

@@ -1,0 +1,168 @@
+"""Where the step of every stage goes, as one stacked bar each, and the timeline of the step."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from millrace.page import round_step
+from millrace.timeline import COLOURS, Bar, Row, Timeline
+from millrace.units import format_percent, format_seconds
+from simulator.account import Account, CommunicationRow, StageRow
+from simulator.simulate import Run, Simulated
+
+LABEL_PX, PLOT_PX, SIDE_PX = 90, 960, 120
+BAR_PX, GAP_PX = 22, 7
+
+# What is exposed: purples and reds apart from the colours of computation.
+MOVING = ("#CC79A7", "#882255", "#D55E00", "#AA4499", "#E8A0C4")
+OTHERS, OTHERS_COLOUR = "others", "#661100"
+SEEN = 0.0005  # of the step: half a pixel
+LEAST = 0.002  # of the step; collectives that show less are drawn together
+LAUNCH = "waits for the host"
+HOST, WAITING = "#555555", "#E3E3E3"
+PHASES = ("begin", "forward", "recompute", "backward_input", "backward_weight", "update")
+
+
+class Piece(NamedTuple):
+    """A part of a stage's bar."""
+
+    name: str
+    colour: str
+    ns: float
+
+
+def moving_colours(account: Account) -> dict[str, str]:
+    """Return a colour per collective that shows; those that show little have one together."""
+    least_ns = LEAST * account.step_time_ns
+    shown = [collective(row) for row in account.communication if row.exposed_ns > least_ns]
+    return dict(zip(shown, MOVING, strict=False))
+
+
+def collective(row: CommunicationRow) -> str:
+    """Return a collective's name with the axes of the mesh it spans: `all_gather over dp`."""
+    return f"{row.kind} over {' × '.join(row.axes)}" if row.axes else row.kind
+
+
+def stage_pieces(stage: StageRow, colours: Mapping[str, str]) -> list[Piece]:
+    """Return the parts of a stage's bar, which add up to the step."""
+    phases = dict.fromkeys(PHASES, 0.0)
+    for op in stage.compute:
+        phases[op.phase] += op.busy_ns
+    pieces = [Piece(phase.replace("_", " "), COLOURS[phase], ns) for phase, ns in phases.items()]
+    exposed = dict.fromkeys([*colours, OTHERS], 0.0)
+    for row in stage.communication:
+        name = collective(row)
+        exposed[name if name in colours else OTHERS] += row.exposed_ns
+    pieces += [
+        Piece(f"exposed {name}", colours.get(name, OTHERS_COLOUR), ns)
+        for name, ns in exposed.items()
+    ]
+    pieces.append(Piece(LAUNCH, HOST, stage.host_ns))
+    pieces.append(Piece("bubble", WAITING, max(stage.bubble_ns - stage.host_ns, 0.0)))
+    return [piece for piece in pieces if piece.ns > 0]
+
+
+def bar_colours(account: Account) -> dict[str, str]:
+    """Return the legend: every part that can be seen in any stage's bar."""
+    moving = moving_colours(account)
+    found: dict[str, str] = {}
+    for stage in account.stages:
+        for piece in stage_pieces(stage, moving):
+            if piece.ns > SEEN * account.step_time_ns:
+                found[piece.name] = piece.colour
+    order = [phase.replace("_", " ") for phase in PHASES]
+    order += [f"exposed {name}" for name in (*moving, OTHERS)] + [LAUNCH, "bubble"]
+    return {name: found[name] for name in order if name in found}
+
+
+def bars_svg(account: Account) -> str:
+    """Return the stages' bars; what is written beside them is how long each computes."""
+    colours = moving_colours(account)
+    step_ns = max(account.step_time_ns, 1)
+    height = len(account.stages) * (BAR_PX + GAP_PX) + 26
+    parts = [
+        f'<svg viewBox="0 0 {LABEL_PX + PLOT_PX + SIDE_PX} {height}" role="img" '
+        'aria-label="where the step of every stage goes">'
+    ]
+    for at, stage in enumerate(account.stages):
+        top = at * (BAR_PX + GAP_PX)
+        parts.append(f'<text x="4" y="{top + 15}">stage {stage.stage}</text>')
+        left = float(LABEL_PX)
+        for piece in stage_pieces(stage, colours):
+            width = PLOT_PX * piece.ns / step_ns
+            parts.append(_piece(piece, left, top, width, piece.ns / step_ns))
+            left += width
+        busy = format_percent(stage.busy_ns / step_ns)
+        parts.append(f'<text x="{LABEL_PX + PLOT_PX + 8}" y="{top + 15}">{busy} busy</text>')
+    parts.append(time_axis(LABEL_PX, PLOT_PX, height - 22, step_ns))
+    return "".join([*parts, "</svg>"])
+
+
+def _piece(piece: Piece, left: float, top: int, width: float, share: float) -> str:
+    tip = f"{piece.name}: {format_seconds(piece.ns / 1e9)}, {format_percent(share)} of the step"
+    dark = piece.colour in ("#0072B2", "#882255", "#D55E00", "#661100", "#AA4499", "#009E73", HOST)
+    label = (
+        f'<text x="{left + width / 2:.1f}" y="{top + 15}" text-anchor="middle" '
+        f'fill="{"#fff" if dark else "#222"}">{format_percent(share)}</text>'
+        if width > 46
+        else ""
+    )
+    return (
+        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{BAR_PX}" '
+        f'fill="{piece.colour}"><title>{escape(tip)}</title></rect>{label}'
+    )
+
+
+def time_axis(left: float, width: float, top: float, whole_ns: int) -> str:
+    """Return marks at round times under a plot that shows `whole_ns`."""
+    step_ns = round_step(whole_ns / (8 if width > 600 else 4))
+    marks = []
+    for mark in range(int(whole_ns // step_ns) + 1):
+        x = left + width * mark * step_ns / max(whole_ns, 1)
+        marks.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="#888"/>'
+            f'<text x="{x:.1f}" y="{top + 17}" text-anchor="middle">'
+            f"{format_seconds(mark * step_ns / 1e9)}</text>"
+        )
+    return "".join(marks)
+
+
+def step_timeline(found: Simulated) -> Timeline:
+    """Return the step that the figures are of: of each stage a rank, what it computes and moves.
+
+    A meeting's bar begins when its data begins to move.
+    """
+    begin_ns, end_ns = found.window_ns
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for run in _first_of_stages(found.runs):
+        one = run.instance
+        for moving in (False, True):
+            mine = sorted(
+                (max(start, begin_ns), min(end, end_ns), actor.phase, actor.name)
+                for actor, starts, ends in zip(one.program.actors, one.begun, one.ends, strict=True)
+                if (actor.meeting is not None) == moving
+                for start, end in zip(starts, ends, strict=True)
+                if end > begin_ns and start < end_ns and end > start
+            )
+            if mine:
+                queue = f"stage {one.program.stage} {'moves' if moving else 'computes'}"
+                rows.append(Row(one.rank, one.program.stage, queue))
+            bars.extend(
+                Bar(
+                    len(rows) - 1,
+                    start - begin_ns,
+                    end - begin_ns,
+                    "communication" if moving else phase,
+                    name,
+                )
+                for start, end, phase, name in mine
+            )
+    return Timeline("simulated", 0, end_ns - begin_ns, tuple(rows), tuple(bars))
+
+
+def _first_of_stages(runs: Iterable[Run]) -> Sequence[Run]:
+    found: dict[int, Run] = {}
+    for run in runs:
+        found.setdefault(run.instance.program.stage, run)
+    return [found[stage] for stage in sorted(found)]

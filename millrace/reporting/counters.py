@@ -1,0 +1,23 @@
+"""Memory as counters of a Chrome trace: one track per stage, stacked by kind of memory."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from simulator.account import MemoryCourse
+
+MIB = 2**20
+
+
+def memory_counters(courses: Iterable[MemoryCourse]) -> list[dict[str, Any]]:
+    """Return counter events (`C`) in MiB, on the process of the rank that was followed."""
+    return [
+        {
+            "ph": "C",
+            "name": "memory (MiB)",
+            "pid": course.rank,
+            "ts": ns / 1000,
+            "args": {kind: round(row[at] / MIB, 3) for kind, row in course.bytes_by_kind.items()},
+        }
+        for course in courses
+        for at, ns in enumerate(course.times_ns)
+    ]

@@ -1,0 +1,27 @@
+"""Account: where one simulated step's time and memory go.
+
+Comes in: a plan and what `predict(…, detailed=True)` found. Goes out: an `Account`, whose rows add
+up to the step's figures: compute by kind of op, communication by collective, stages, and memory
+over time.
+
+Read first `rows.py` (what is said), then `taking.py` (how it is found), `inside.py` (large plans)
+and `memory.py`.
+"""
+
+from simulator.account.rows import (
+    Account,
+    CommunicationRow,
+    ComputeRow,
+    MemoryCourse,
+    StageRow,
+)
+from simulator.account.taking import account_of
+
+__all__ = [
+    "Account",
+    "CommunicationRow",
+    "ComputeRow",
+    "MemoryCourse",
+    "StageRow",
+    "account_of",
+]

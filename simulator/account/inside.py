@@ -1,0 +1,95 @@
+"""Inside: what a chunk's parts are made of, read from a piece of it that was simulated op by op.
+
+Counted of the piece's second step, as the parts' times are (`simulator.parts`): one microbatch of
+each part of the schedule, and what comes once a step.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from planner.actors.covering import Interval, covering_ns
+from planner.actors.graph import Actor
+from planner.compile.draft import BEGIN, PHASES, SLOT_PARTS, UPDATE
+from planner.compile.part_times import Inside
+from planner.compile.pieces import Piece
+
+Times = Sequence[Sequence[int]]
+
+
+def inside_parts(piece: Piece, starts: Times, ends: Times) -> Counter[Inside]:
+    """Count what a piece's second step is made of, by part."""
+    found: Counter[Inside] = Counter()
+    count = max(slot.microbatch for slot in piece.slots) + 1
+    before = 0
+    for slot in piece.slots:
+        sections = [(one, 0) for one in SLOT_PARTS[slot.part]]
+        at = count + slot.microbatch
+        mine = [actor for actor, section in enumerate(piece.sections) if section in sections]
+        until = max((ends[actor][at] for actor in mine), default=before)
+        if slot.microbatch == count - 2:
+            for actor in mine:
+                op = piece.graph.programs[0].actors[actor]
+                key = Inside(slot.part, "compute", op.kind, (op.phase,))
+                found[key] += ends[actor][at] - starts[actor][at]
+            _exposed(found, slot.part, piece, starts, ends, (before, until))
+        before = until
+    _once(found, piece)
+    _moved(found, piece)
+    return found
+
+
+def _exposed(
+    found: Counter[Inside],
+    part: str,
+    piece: Piece,
+    starts: Times,
+    ends: Times,
+    window: tuple[int, int],
+) -> None:
+    """What moves in a window in which nothing is computed."""
+    intervals: list[Interval] = []
+    for index, actor in enumerate(piece.graph.programs[0].actors):
+        meeting = actor.meeting
+        owner = None if meeting is None else (meeting.kind, meeting.axes)
+        intervals.extend(
+            Interval(start, end, int(meeting is not None), owner)
+            for start, end in zip(starts[index], ends[index], strict=True)
+            if start < window[1] and end > window[0] and end > start
+        )
+    for what, ns in covering_ns(intervals, *window).items():
+        if isinstance(what, tuple):
+            kind, axes = what
+            found[Inside(part, "exposed", kind, axes)] += ns
+
+
+def _once(found: Counter[Inside], piece: Piece) -> None:
+    """Ops that run once a step."""
+    part = "norm"
+    for actor, section, ns in zip(
+        piece.graph.programs[0].actors, piece.sections, piece.durations_ns, strict=True
+    ):
+        if section == BEGIN:
+            found[Inside("begin", "compute", actor.kind, (actor.phase,))] += ns
+        elif section == UPDATE:
+            totals = actor.kind == "step_totals"
+            at = "totals" if totals else part
+            found[Inside(at, "compute", actor.kind, (actor.phase,))] += ns
+            part = "update" if totals else part
+
+
+def _moved(found: Counter[Inside], piece: Piece) -> None:
+    """Meetings along the mesh's axes: those of a microbatch, and those of a step."""
+    parts = {PHASES[one]: slot.part for slot in piece.slots for one in SLOT_PARTS[slot.part]}
+    for actor, ns in _meetings(piece):
+        meeting = actor.meeting
+        assert meeting is not None
+        once = "gather" if actor.phase in ("begin", "forward") else "reduce"
+        part = parts.get(actor.phase, once) if actor.firings > 1 else once
+        found[Inside(part, "moved", meeting.kind, meeting.axes)] += ns
+        found[Inside(part, "bytes", meeting.kind, meeting.axes)] += meeting.message_bytes
+
+
+def _meetings(piece: Piece) -> Iterator[tuple[Actor, int]]:
+    for actor, ns in zip(piece.graph.programs[0].actors, piece.durations_ns, strict=True):
+        if actor.meeting is not None and actor.meeting.axes and not actor.meeting.world:
+            yield actor, ns

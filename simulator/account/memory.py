@@ -1,0 +1,173 @@
+"""Memory over time: what a rank's registers hold, from when each slot is taken and given back.
+
+A version of a register is there from the start of the first firing that makes it until the last
+reader's last firing is over. What is there before the first step stays: variables, and the state of
+the optimizer. Ops that fire on their own show it exactly. Where whole parts of chunks fire, the
+plan's peak is taken for what a stage keeps all the time; activations follow the microbatches whose
+forward has begun and whose backward is not over, in proportion to the chunk's blocks; and the area
+that sections share counts while a part runs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.actors.graph import HOST, TEMPORARY, Port, Program
+from planner.cluster import Cluster
+from planner.plan import Plan
+from simulator.account.rows import MemoryCourse
+from simulator.instances import Instance
+
+POINTS = 4000  # of a course at most; of what lies between, the largest sum is shown
+
+ACTIVATION = "activation"
+BESIDE = ("context", "workspace", "slack")  # what a device holds besides registers
+
+Ns = NDArray[np.int64]
+Changes = dict[str, list[tuple[Ns, Ns]]]  # by kind: times, and the bytes that come or go
+
+
+def course_of_ops(instance: Instance, cluster: Cluster, beside: Mapping[str, int]) -> MemoryCourse:
+    """Follow the registers of a rank; `beside` holds what the device has besides."""
+    program = instance.program
+    makers: dict[int, tuple[int, Port]] = {}
+    readers: dict[int, list[tuple[int, Port]]] = {}
+    for index, actor in enumerate(program.actors):
+        makers.update({port.register: (index, port) for port in actor.outputs})
+        for port in actor.inputs:
+            readers.setdefault(port.register, []).append((index, port))
+    starts = [np.asarray(row, np.int64) for row in instance.starts]
+    ends = [np.asarray(row, np.int64) for row in instance.ends]
+    until = max((int(row[-1]) for row in ends if len(row)), default=0)
+    fixed = dict(beside)
+    changes: Changes = {}
+    for index, register in enumerate(program.registers):
+        kind = register.memory_kind
+        if kind == HOST or not register.slot_bytes:
+            continue
+        if index not in makers or register.initial:
+            fixed[kind] = fixed.get(kind, 0) + register.slots * register.slot_bytes
+            continue
+        maker, made = makers[index]
+        come = starts[maker][:: made.hold]
+        gone = ends[maker][made.hold - 1 :: made.hold]
+        come = come[: len(gone)]
+        for reader, read in readers.get(index, ()):
+            over = ends[reader][read.hold - 1 :: read.hold][: len(gone)]
+            gone = np.maximum(gone, np.append(over, np.full(len(gone) - len(over), until)))
+        size = np.full(len(come), register.slot_bytes)
+        changes.setdefault(kind, []).extend([(come, size), (gone, -size)])
+    return _course(program, instance.rank, cluster, fixed, changes)
+
+
+def course_of_parts(instance: Instance, plan: Plan, by_kind: Mapping[str, int]) -> MemoryCourse:
+    """Follow the microbatches of a rank, whose peak of memory by kind is given."""
+    begun: dict[str, list[Ns]] = {}
+    over: dict[str, list[Ns]] = {}
+    changes: Changes = {}
+    for actor, starts, ends in zip(
+        instance.program.actors, instance.starts, instance.ends, strict=True
+    ):
+        if actor.meeting is None and actor.name.startswith("chunk "):
+            chunk, _, part = actor.name.partition(": ")
+            come, gone = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+            if part.split(" ")[0] == "F":
+                begun.setdefault(chunk, []).append(come)
+            else:
+                over.setdefault(chunk, []).append(gone)
+            area = np.full(len(come), by_kind.get(TEMPORARY, 0))
+            changes.setdefault(TEMPORARY, []).extend([(come, area), (gone, -area)])
+    for chunk, rows in begun.items():
+        weight = len(plan.chunks[int(chunk.removeprefix("chunk "))].blocks)
+        first = np.minimum.reduce(rows)
+        last = np.maximum.reduce(over[chunk])
+        size = np.full(len(first), weight)
+        changes.setdefault(ACTIVATION, []).extend([(first, size), (last, -size)])
+    fixed = {kind: n for kind, n in by_kind.items() if kind not in (ACTIVATION, TEMPORARY)}
+    found = _course(instance.program, instance.rank, plan.cluster, fixed, changes)
+    return _scaled_to(found, ACTIVATION, by_kind.get(ACTIVATION, 0))
+
+
+def _scaled_to(course: MemoryCourse, kind: str, peak_bytes: int) -> MemoryCourse:
+    rows = dict(course.bytes_by_kind)
+    most = max(rows.get(kind, (0,)), default=0)
+    if most:
+        rows[kind] = tuple(peak_bytes * size // most for size in rows[kind])
+    return MemoryCourse(
+        stage=course.stage,
+        rank=course.rank,
+        times_ns=course.times_ns,
+        bytes_by_kind=rows,
+        limit_bytes=course.limit_bytes,
+    )
+
+
+def _course(
+    program: Program, rank: int, cluster: Cluster, fixed: Mapping[str, int], changes: Changes
+) -> MemoryCourse:
+    """Add up changes; what is taken at a time counts after what is given back at it."""
+    every: list[Ns] = [np.zeros(1, np.int64)]
+    every.extend(times for rows in changes.values() for times, _ in rows)
+    times = np.unique(np.concatenate(every))
+    rows = {kind: np.full(len(times), size, np.int64) for kind, size in fixed.items()}
+    for kind, found in changes.items():
+        delta = np.zeros(len(times), np.int64)
+        for when, sizes in found:
+            np.add.at(delta, np.searchsorted(times, when), sizes)
+        rows[kind] = rows.get(kind, np.zeros(len(times), np.int64)) + np.cumsum(delta)
+    kept = _fewer(times, sum(rows.values(), np.zeros(len(times), np.int64)))
+    return MemoryCourse(
+        stage=program.stage,
+        rank=rank,
+        times_ns=tuple(times[kept].tolist()),
+        bytes_by_kind={kind: tuple(row[kept].tolist()) for kind, row in sorted(rows.items())},
+        limit_bytes=cluster.device_of(rank).memory_bytes,
+    )
+
+
+def _fewer(times: Ns, total: Ns) -> Ns:
+    """Which points are kept: of equal stretches of time, the one with the largest sum."""
+    if len(times) <= POINTS:
+        return np.arange(len(times))
+    stretch = (times - times[0]) * POINTS // (times[-1] - times[0] + 1)
+    order = np.lexsort((-total, stretch))
+    _, first = np.unique(stretch[order], return_index=True)
+    return np.sort(order[first])
+
+
+def between(course: MemoryCourse, begin_ns: int, end_ns: int) -> MemoryCourse:
+    """Return a window of a course, its times counted from the window's begin."""
+    times = np.asarray(course.times_ns)
+    first = max(int(np.searchsorted(times, begin_ns, "right")) - 1, 0)
+    last = int(np.searchsorted(times, end_ns, "left"))
+    at = np.maximum(times[first:last], begin_ns) - begin_ns
+    return MemoryCourse(
+        stage=course.stage,
+        rank=course.rank,
+        times_ns=tuple(at.tolist()),
+        bytes_by_kind={kind: row[first:last] for kind, row in course.bytes_by_kind.items()},
+        limit_bytes=course.limit_bytes,
+    )
+
+
+def peak_bytes(course: MemoryCourse) -> int:
+    """The most that is held at any time."""
+    return max(map(sum, zip(*course.bytes_by_kind.values(), strict=True)), default=0)
+
+
+def courses(
+    instances: Iterable[Instance], plan: Plan, kinds: Sequence[Mapping[str, int]], ops: bool
+) -> tuple[MemoryCourse, ...]:
+    """The course of the first simulated rank of every stage."""
+    found: dict[int, MemoryCourse] = {}
+    for instance in instances:
+        stage = instance.program.stage
+        if stage not in found:
+            beside = {kind: n for kind, n in kinds[stage].items() if kind in BESIDE}
+            found[stage] = (
+                course_of_ops(instance, plan.cluster, beside)
+                if ops
+                else course_of_parts(instance, plan, kinds[stage])
+            )
+    return tuple(found[stage] for stage in sorted(found))

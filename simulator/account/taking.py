@@ -1,0 +1,239 @@
+"""Taking an account: the window of every simulated rank, each instant of it counted once.
+
+An instant counts for an op that is under way, else for a meeting whose data moves, else (bubble)
+for a host that is late with a launch, else for nothing: waiting for others, or for the schedule. Of
+several ops or meetings it counts for the one that ends first. Stages are means over their ranks,
+rows means over stages.
+
+Where parts of chunks fire, their time is shared out by what they were measured to be made of
+(`PartTimes.inside`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from planner.actors.covering import Interval, covering_ns
+from planner.actors.graph import Actor
+from planner.compile.part_times import Inside, PartTimes
+from planner.plan import Plan
+from simulator.account.memory import courses
+from simulator.account.rows import (
+    STAGES,
+    WORLD,
+    Account,
+    CommunicationRow,
+    ComputeRow,
+    StageRow,
+)
+from simulator.instances import Instance
+from simulator.simulate import Simulated
+
+COMPUTE, EXPOSED, HOST, MOVED, BYTES = "compute", "exposed", "host", "moved", "bytes"
+ONCE_MOVED, ONCE_COMPUTED, TOTALS = ("gather", "reduce"), ("begin", "norm", "update"), "totals"
+
+Key = tuple[str, str, tuple[str, ...]]  # what, kind, phase or axes
+Sums = defaultdict[Key, float]
+Made = Counter[tuple[str, tuple[str, ...]]]
+
+
+def account_of(plan: Plan, found: Simulated) -> Account:
+    """Return the account of a simulated step.
+
+    Parameters
+    ----------
+    plan
+        The plan that was simulated.
+    found
+        What `predict` gave for it, with `detailed=True`.
+    """
+    chunks = _Chunks(plan, found.chunks) if found.chunks else None
+    ranks: Counter[int] = Counter()
+    for instance, represents in found.runs:
+        ranks[instance.program.stage] += represents
+    stages: dict[int, Sums] = {stage: defaultdict(float) for stage in ranks}
+    whole: Sums = defaultdict(float)
+    for instance, represents in found.runs:
+        stage = instance.program.stage
+        for key, amount in _rank(instance, found.window_ns, chunks).items():
+            stages[stage][key] += amount * represents / ranks[stage]
+            whole[key] += amount * represents / ranks.total()
+    begin_ns, end_ns = found.window_ns
+    return Account(
+        begin_ns=begin_ns,
+        step_time_ns=end_ns - begin_ns,
+        stages=tuple(
+            _stage(stage, stages[stage], end_ns - begin_ns, found.memory_by_kind[stage])
+            for stage in sorted(stages)
+        ),
+        compute=_compute(whole),
+        communication=_communication(whole),
+        memory=courses(
+            (one.instance for one in found.runs), plan, found.memory_by_kind, chunks is None
+        ),
+    )
+
+
+def _rank(instance: Instance, window_ns: tuple[int, int], chunks: "_Chunks | None") -> Sums:
+    """One rank's window, by what its time goes to; and what its meetings move meanwhile."""
+    begin_ns, end_ns = window_ns
+    actors = instance.program.actors
+    intervals = [Interval(start, end, 2, HOST) for start, end in instance.held]
+    sums: Sums = defaultdict(float)
+    for index, (actor, starts, ends) in enumerate(
+        zip(actors, instance.begun, instance.ends, strict=True)
+    ):
+        rank = int(actor.meeting is not None)
+        mine = [
+            Interval(start, end, rank, index)
+            for start, end in zip(starts, ends, strict=True)
+            if end > begin_ns and start < end_ns and end > start
+        ]
+        intervals.extend(mine)
+        if actor.meeting is not None and not (chunks and chunks.knows(actor)):
+            kind, axes = _meeting(actor)
+            inside = (min(one.end_ns, end_ns) - max(one.start_ns, begin_ns) for one in mine)
+            sums[MOVED, kind, axes] += sum(inside)
+            sums[BYTES, kind, axes] += actor.meeting.message_bytes * actor.firings
+    counted = covering_ns(intervals, begin_ns, end_ns)
+    times_ns = {index: ns for index, ns in counted.items() if isinstance(index, int)}
+    sums[HOST, "", ()] = counted.get(HOST, 0)
+    if chunks is not None:
+        for found in (chunks.shared(times_ns, actors), chunks.moved(instance.program.stage)):
+            for key, amount in found.items():
+                sums[key] += amount
+    else:
+        for index, ns in times_ns.items():
+            sums[_key(actors[index])] += ns
+    return sums
+
+
+def _key(actor: Actor) -> Key:
+    if actor.meeting is None:
+        return COMPUTE, actor.kind, (actor.phase,)
+    return (EXPOSED, *_meeting(actor))
+
+
+def _meeting(actor: Actor) -> tuple[str, tuple[str, ...]]:
+    meeting = actor.meeting
+    assert meeting is not None
+    if meeting.world:
+        return meeting.kind, (WORLD,)
+    return meeting.kind, (STAGES,) if meeting.peer is not None else meeting.axes
+
+
+class _Chunks:
+    """What the parts of a plan's chunks are made of, by the names of their actors."""
+
+    def __init__(self, plan: Plan, times: Sequence[PartTimes]) -> None:
+        self._microbatches = plan.microbatches
+        self._exposed: dict[str, int] = {}  # of a part in every microbatch
+        self._made: dict[tuple[str, str], Made] = {}
+        self._stages: dict[int, Sums] = {}
+        for number, (chunk, one) in enumerate(zip(plan.chunks, times, strict=True)):
+            for part, ns in one.exposed_ns.items():
+                self._exposed[f"chunk {number}: {part}"] = ns
+            for key, count in one.inside.items():
+                self._note(f"chunk {number}", chunk.stage, key, count)
+
+    def _note(self, chunk: str, stage: int, key: Inside, count: int) -> None:
+        part, what, kind, at = key
+        home = f"stage {stage}" if part in (*ONCE_COMPUTED, TOTALS) else chunk
+        name = f"{home}: {'norm' if part == TOTALS else part}"
+        if what in (MOVED, BYTES):
+            often = 1 if part in ONCE_MOVED else self._microbatches
+            self._stages.setdefault(stage, defaultdict(float))[what, kind, at] += count * often
+        if what == MOVED and part in ONCE_MOVED:
+            what = EXPOSED
+        made = self._made.setdefault((name, what), Counter())
+        # Totals are added up once a stage, as `planner.compile.coarse` has it.
+        made[kind, at] = max(made[kind, at], count) if part == TOTALS else made[kind, at] + count
+
+    def knows(self, actor: Actor) -> bool:
+        """Whether a meeting stands for several, which `moved` counts."""
+        return bool(self._made.get((actor.name, EXPOSED)) or self._instead(actor))
+
+    def moved(self, stage: int) -> Sums:
+        """What the meetings inside a stage's parts move in a step."""
+        return self._stages.get(stage, defaultdict(float))
+
+    def shared(self, times_ns: Mapping[int, int], actors: Sequence[Actor]) -> Sums:
+        """The times of a rank's actors, shared out by what they are made of.
+
+        The blocks of a part, called `chunk 0: F h.1`, are taken together.
+        """
+        parts: Counter[str] = Counter()
+        first: dict[str, Actor] = {}
+        for index, ns in times_ns.items():
+            name = " ".join(actors[index].name.split(" ")[:3])
+            name = name if name in self._exposed else actors[index].name
+            parts[name] += ns
+            first.setdefault(name, actors[index])
+        sums: Sums = defaultdict(float)
+        for name, ns in parts.items():
+            actor = first[name]
+            waits = ns if actor.meeting is not None else 0
+            if name in self._exposed:
+                waits = self._exposed[name] * self._microbatches
+            plain: Made = Counter({_key(actor)[1:]: 1})
+            for what, amount in ((EXPOSED, waits), (COMPUTE, ns - waits)):
+                made = self._made.get((name, what)) or self._instead(actor) or plain
+                for key, share in _shared(made, amount).items():
+                    sums[(what, *key)] += share
+        return sums
+
+    def _instead(self, actor: Actor) -> Made | None:
+        """What gathering or reducing is made of where every microbatch has its own."""
+        chunk, _, part = actor.name.partition(": ")
+        if part not in ONCE_MOVED:
+            return None
+        found: Made = Counter()
+        for (other, what), made in self._made.items():
+            if what == MOVED and other.startswith(f"{chunk}: "):
+                found.update({key: n for key, n in made.items() if key[0] == actor.kind})
+        return found
+
+
+def _shared(made: Made, amount: float) -> dict[tuple[str, tuple[str, ...]], float]:
+    whole = sum(made.values())
+    return {key: count * amount / whole for key, count in made.items()} if amount and whole else {}
+
+
+def _compute(sums: Sums) -> tuple[ComputeRow, ...]:
+    rows = [
+        ComputeRow(kind=kind, phase=at[0], busy_ns=amount)
+        for (what, kind, at), amount in sums.items()
+        if what == COMPUTE and amount
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.busy_ns, row.kind, row.phase)))
+
+
+def _communication(sums: Sums) -> tuple[CommunicationRow, ...]:
+    names = {key[1:] for key in sums if key[0] in (EXPOSED, MOVED)}
+    rows = [
+        CommunicationRow(
+            kind=kind,
+            axes=axes,
+            message_bytes=sums[BYTES, kind, axes],
+            # What was measured on pieces can expose more than it moves: it waits for more.
+            duration_ns=max(sums[MOVED, kind, axes], sums[EXPOSED, kind, axes]),
+            exposed_ns=sums[EXPOSED, kind, axes],
+        )
+        for kind, axes in names
+    ]
+    shown = (row for row in rows if row.duration_ns > 0)
+    return tuple(sorted(shown, key=lambda row: (-row.exposed_ns, -row.duration_ns, row.kind)))
+
+
+def _stage(stage: int, sums: Sums, step_ns: int, memory: Mapping[str, int]) -> StageRow:
+    busy_ns = sum(amount for key, amount in sums.items() if key[0] == COMPUTE)
+    exposed_ns = sum(amount for key, amount in sums.items() if key[0] == EXPOSED)
+    return StageRow(
+        stage=stage,
+        busy_ns=busy_ns,
+        exposed_ns=exposed_ns,
+        bubble_ns=step_ns - busy_ns - exposed_ns,
+        host_ns=sums[HOST, "", ()],
+        compute=_compute(sums),
+        communication=_communication(sums),
+        memory_by_kind=dict(memory),
+    )

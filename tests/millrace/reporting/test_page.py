@@ -1,0 +1,90 @@
+"""The report of one step: rows, page and counters say the same, with nothing from elsewhere."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from millrace.cli import run
+from millrace.files import write_document
+from millrace.reporting import memory_counters, report_page, report_rows
+from millrace.reporting.bars import bar_colours, moving_colours, stage_pieces
+from millrace.reporting.page import SHOWN_STAGES, _chosen
+from simulator import predict
+from simulator.account import account_of
+from tests.millrace.plans import data_parallel_pipeline
+from tests.simulator.test_stages import planned
+
+
+@pytest.fixture
+def called(capsys, monkeypatch, tmp_path):
+    """Return the exit code and the output of `simulate` on a small plan."""
+    path = tmp_path / "plan.json"
+    write_document(path, data_parallel_pipeline())
+
+    def call(*arguments: object) -> tuple[int, str]:
+        texts = ["simulate", str(path), *map(str, arguments)]
+        monkeypatch.setattr("sys.argv", ["millrace", *texts])
+        return run(texts), capsys.readouterr().out
+
+    return call
+
+
+def test_the_command_line_writes_rows_that_add_up_to_its_figures(called, tmp_path):
+    page, trace = tmp_path / "step.html", tmp_path / "step.chrome.json"
+    code, out = called("--json", "--html", page, "--trace", trace)
+    assert code == 0
+    found = json.loads(out)
+    step_s, stages = found["step_time_s"], found["stages"]
+    exposed = sum(row["exposed_s"] for row in found["communication"])
+    assert exposed == pytest.approx(found["exposed_communication_s"], abs=2e-9)
+    for row in stages:
+        assert row["busy_s"] + row["exposed_s"] + row["bubble_s"] == pytest.approx(step_s)
+        assert row["memory_bytes_max"] == sum(row["memory_by_kind"].values())
+    bubble = sum(row["bubble_s"] for row in stages) / len(stages)
+    assert bubble == pytest.approx(found["bubble_fraction"] * step_s, abs=2e-9)
+    assert sum(row["share"] for row in found["compute"]) == pytest.approx(
+        1 - found["bubble_fraction"] - exposed / step_s, abs=1e-6
+    )
+    assert max(row["memory_bytes_max"] for row in stages) == found["memory_bytes_max"]
+    counters = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "C"]
+    assert {event["pid"] for event in counters} == {0, 2}
+    assert all(size >= 0 for event in counters for size in event["args"].values())
+    text = page.read_text()
+    assert not any(word in text for word in ("<script", "http:", "https:", "url(", "<link", "NaN"))
+    assert called("--html", page)[0] == 0
+    assert page.read_text() == text
+
+
+def test_a_page_cannot_go_where_no_folder_is(called, tmp_path):
+    code, _ = called("--html", tmp_path / "nowhere" / "step.html")
+    assert code == 2
+
+
+@pytest.mark.parametrize("fidelity", ["op", "stage"])
+def test_a_page_is_well_formed_and_its_bars_fill_the_step(fidelity):
+    plan = planned("ZeRO 3 on stages")
+    found = predict(plan, fidelity=fidelity, detailed=True)
+    account = account_of(plan, found)
+    text = report_page(plan, found, account, [("step time", "<now>")])
+    body = text[text.index("<body>") : text.index("</body>") + len("</body>")]
+    assert "&lt;now&gt;" in body
+    svgs = [at for at in ElementTree.fromstring(body).iter() if at.tag == "svg"]
+    assert len(svgs) == 2 + plan.stages
+    colours = moving_colours(account)
+    for stage in account.stages:
+        pieces = stage_pieces(stage, colours)
+        assert sum(piece.ns for piece in pieces) == pytest.approx(account.step_time_ns)
+    legend = bar_colours(account)
+    assert {"forward", "bubble", "exposed reduce_scatter over dp"} <= legend.keys()
+    assert [row["kind"] for row in report_rows(account)["communication"]]
+    assert {event["pid"] for event in memory_counters(account.memory)} == {0, 2}
+
+
+def test_of_many_stages_the_ends_and_the_fullest_are_drawn():
+    assert _chosen([1, 2]) == [0, 1]
+    for fullest in range(40):
+        sizes = [5 + (at == fullest) for at in range(40)]
+        chosen = _chosen(sizes)
+        assert len(chosen) == SHOWN_STAGES
+        assert {0, fullest, 39} <= set(chosen)

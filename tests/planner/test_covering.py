@@ -1,0 +1,30 @@
+"""Every instant of a window counts once."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.actors.covering import Interval, covering_ns
+
+times = st.integers(0, 40)
+intervals = st.builds(
+    lambda start, length, rank: Interval(start, start + length, rank, rank),
+    times,
+    times,
+    st.integers(0, 2),
+)
+
+
+@given(st.lists(intervals, max_size=8), times, times)
+def test_every_instant_counts_for_the_lowest_rank_that_covers_it(found, begin, length):
+    counted = covering_ns(found, begin, begin + length)
+    expected: dict[object, int] = {}
+    for at in range(begin, begin + length):
+        ranks = [one.rank for one in found if one.start_ns <= at < one.end_ns]
+        owner = min(ranks, default=None)
+        expected[owner] = expected.get(owner, 0) + 1
+    assert counted == expected
+
+
+def test_of_equals_the_one_that_ends_first_counts():
+    some = [Interval(0, 9, 1, "long"), Interval(2, 5, 1, "short")]
+    assert covering_ns(some, 0, 10) == {"long": 6, "short": 3, None: 1}

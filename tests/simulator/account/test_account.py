@@ -1,0 +1,113 @@
+"""The account of a step: its rows add up to the figures, however coarse what fires is."""
+
+import pytest
+from msgspec.structs import replace
+
+from planner.cluster import Software
+from planner.compile import compile_plan
+from planner.plan import Plan
+from simulator import predict
+from simulator.account import Account, account_of
+from simulator.account.memory import between, peak_bytes
+from simulator.simulate import Simulated
+from tests.millrace.plans import data_parallel_pipeline
+from tests.simulator.test_stages import planned
+
+NAMES = ("ZeRO 3 on stages", "experts", "zb-h1", "recompute", "interleaved")
+FIDELITIES = ("op", "block", "stage")
+
+
+def taken(plan: Plan, fidelity: str, **options: float) -> tuple[Simulated, Account]:
+    found = predict(plan, fidelity=fidelity, detailed=True, **options)
+    return found, account_of(plan, found)
+
+
+def check_sums(found: Simulated, account: Account) -> None:
+    step_ns, stages = found.step_time_ns, account.stages
+    assert account.step_time_ns == step_ns
+    for row in stages:
+        assert row.busy_ns + row.exposed_ns + row.bubble_ns == pytest.approx(step_ns)
+        assert sum(one.busy_ns for one in row.compute) == pytest.approx(row.busy_ns)
+        shown = sum(one.exposed_ns for one in row.communication)
+        assert shown == pytest.approx(row.exposed_ns)
+        assert -1 <= row.host_ns <= row.bubble_ns + 1
+        assert all(0 <= one.exposed_ns <= one.duration_ns for one in row.communication)
+    exposed = sum(row.exposed_ns for row in account.communication)
+    assert exposed == pytest.approx(found.exposed_communication_ns, abs=2)
+    bubble = sum(row.bubble_ns for row in stages) / len(stages)
+    assert bubble == pytest.approx(found.bubble_fraction * step_ns, abs=2)
+    busy = sum(row.busy_ns for row in account.compute)
+    assert busy + exposed + bubble == pytest.approx(step_ns)
+    assert found.memory_bytes_max == max(sum(row.memory_by_kind.values()) for row in stages)
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_add_up_to_the_figures(name: str, fidelity: str) -> None:
+    check_sums(*taken(planned(name), fidelity))
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+def test_rows_add_up_with_stragglers_and_jitter(fidelity: str) -> None:
+    plan = planned("1f1b on two stages")
+    check_sums(*taken(plan, fidelity, jitter=0.1))
+    found = predict(plan, fidelity=fidelity, detailed=True, stragglers={1: 1.5})
+    check_sums(found, account_of(plan, found))
+
+
+def test_rows_add_up_where_ranks_share_cores() -> None:
+    check_sums(*taken(data_parallel_pipeline(), "op"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_chunks_are_made_of_what_fires_op_by_op(name: str) -> None:
+    (_, fine), (_, coarse) = (taken(planned(name), one) for one in ("op", "stage"))
+    ops = {(row.kind, row.phase): row.busy_ns for row in fine.compute}
+    parts = {(row.kind, row.phase): row.busy_ns for row in coarse.compute}
+    assert parts.keys() == ops.keys()
+    # A stage of several chunks begins each of them.
+    assert parts == pytest.approx(ops, rel=0.01, abs=0.0003 * fine.step_time_ns)
+    moved = {(row.kind, row.axes): row for row in fine.communication}
+    for row in coarse.communication:
+        other = moved[row.kind, row.axes]
+        assert row.duration_ns == pytest.approx(other.duration_ns, rel=0.02)
+        assert row.message_bytes == pytest.approx(other.message_bytes, rel=0.01)
+        assert row.exposed_ns == pytest.approx(other.exposed_ns, abs=0.01 * fine.step_time_ns)
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+def test_a_slow_host_is_what_is_waited_for(fidelity: str) -> None:
+    plan = planned("one device")
+    swift, slow = (
+        replace(plan, cluster=replace(plan.cluster, software=Software(host_ns=ns)))
+        for ns in (0, 200_000)
+    )
+    assert taken(swift, fidelity)[1].stages[0].host_ns == 0
+    found, account = taken(slow, fidelity)
+    check_sums(found, account)
+    (stage,) = account.stages
+    assert stage.host_ns > 0.5 * account.step_time_ns
+    assert stage.host_ns > 0.95 * stage.bubble_ns
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_stays_within_the_arena_and_nearly_fills_it(name: str) -> None:
+    plan = planned(name)
+    found, account = taken(plan, "op")
+    programs = compile_plan(plan).programs
+    for program, course, row in zip(programs, account.memory, account.stages, strict=True):
+        beside = sum(row.memory_by_kind.values()) - program.memory_bytes
+        assert peak_bytes(course) - beside <= program.memory_bytes
+        assert peak_bytes(course) - beside > 0.7 * program.memory_bytes
+        step = between(course, found.window_ns[0], found.window_ns[1])
+        assert step.times_ns[0] == 0
+        assert step.times_ns[-1] < found.step_time_ns
+        assert course.limit_bytes == plan.cluster.device.memory_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_of_whole_parts_peaks_at_the_plans(name: str) -> None:
+    found, account = taken(planned(name), "stage")
+    for course, row in zip(account.memory, account.stages, strict=True):
+        assert peak_bytes(course) == sum(row.memory_by_kind.values())
+        assert row.memory_by_kind == found.memory_by_kind[row.stage]
