@@ -165,8 +165,9 @@ def _search(
                 continue
             size, most = _fullest(request, candidate, one.figures)
             limits[candidate] = _tightened(request, one.found, one.figures)
-            tried.append(Refused(candidate, MemoryLimitError(size, most)))
-    raise unfit(tried or ranking.refused, request.offload)
+            tried.append(Refused(candidate, MemoryLimitError(size, most), floors[candidate]))
+    bound_ns = min(one.bound_ns for one in (*tried, *ranking.refused))
+    raise unfit(tried or ranking.refused, request.offload, bound_ns)
 
 
 def _check(

@@ -28,7 +28,10 @@ class MemoryLimitError(InfeasibleError):
 
 
 class NoPlanError(InfeasibleError):
-    """No plan fits the memory of the devices; `nearest` says what comes closest."""
+    """No plan fits the memory of the devices; `nearest` says what comes closest.
+
+    `bound_ns` is what a plan takes at least that is not proven to need more; infinite: all are.
+    """
 
     def __init__(
         self,
@@ -37,8 +40,10 @@ class NoPlanError(InfeasibleError):
         limit_bytes: int,
         stage: int | None = None,
         offload: str = ON_DEVICES,
+        bound_ns: float = float("inf"),
     ) -> None:
         self.needed_bytes = needed_bytes
+        self.bound_ns = bound_ns
         where = "" if stage is None else f" on stage {stage}"
         even = "" if offload == ON_DEVICES else " with optimizer state on the host"
         super().__init__(

@@ -157,8 +157,10 @@ class CellRows:
         self.program.enter(rows, self.cell.first[choice] + np.arange(len(rows)), -1.0)
 
     def _add_held(self, net: Net, share: float) -> None:
-        """What backward readers want is kept once per target."""
-        holders = [use for use in net.uses if use.holds]
+        """What backward readers want is kept once per target; with what gradients deferred read."""
+        defers = self.joint.pipeline.schedule in DEFERRING
+        deferred = defers and self.mode.space.nets[net.number].deferred
+        holders = [use for use in net.uses if use.holds or deferred]
         if not holders or self.joint.limit is None:
             return
         targets = np.arange(len(net.held_bytes))

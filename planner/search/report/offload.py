@@ -36,11 +36,19 @@ def last_resort(
 
 
 def resorted(plan: Plan, error: InfeasibleError) -> Plan:
-    """The plan of the second search, with what the first one said foremost in its evidence."""
+    """The plan of the second search, with what the first one said foremost in its evidence.
+
+    What the first did not prove to be impossible may be better than any of the second.
+    """
     assert plan.evidence is not None
+    open_s = error.bound_ns / 1e9 if isinstance(error, NoPlanError) else float("inf")
+    bound_s = min(plan.evidence.bound_s, open_s)
     without = {"plan": "optimizer state on the devices", "reason": str(error)}
     alternatives = (without, *plan.evidence.alternatives)
-    evidence = msgspec.structs.replace(plan.evidence, alternatives=alternatives)
+    gap = plan.evidence.objective_s / bound_s - 1
+    evidence = msgspec.structs.replace(
+        plan.evidence, bound_s=bound_s, gap=gap, alternatives=alternatives
+    )
     return msgspec.structs.replace(plan, evidence=evidence)
 
 

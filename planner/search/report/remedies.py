@@ -326,8 +326,11 @@ def _spoken(remedy: str) -> str:
     return f"with {remedy}" if remedy.startswith("--") else remedy
 
 
-def unfit(found: list[Refused], offload: str) -> InfeasibleError:
-    """Join the reasons of all candidates: the nearest to fitting, or the first refusal."""
+def unfit(found: list[Refused], offload: str, bound_ns: float) -> InfeasibleError:
+    """Join the reasons of all candidates: the nearest to fitting, or the first refusal.
+
+    `bound_ns` is the least bound of those of which it is not proven.
+    """
     close = [(one.candidate, one.error) for one in found if isinstance(one.error, MemoryLimitError)]
     first = found[0].error
     if isinstance(first, HostMemoryError):
@@ -336,4 +339,4 @@ def unfit(found: list[Refused], offload: str) -> InfeasibleError:
         return InfeasibleError(f"{found[0].candidate.text}: {first}")
     candidate, nearest = min(close, key=lambda pair: pair[1].needed_bytes)
     needed, limit = nearest.needed_bytes, nearest.limit_bytes
-    return NoPlanError(candidate.text, needed, limit, nearest.stage, offload)
+    return NoPlanError(candidate.text, needed, limit, nearest.stage, offload, bound_ns)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from models.graph import ITEMSIZE, Graph, Op, Phase, Rate
 from models.recompute import with_recompute
 from planner.boxing import boxing_path
+from planner.costs.buckets import state_tensors
 from planner.errors import InfeasibleError
 from planner.memory import UPDATES
 from planner.sbp import NdSbp, local_size
@@ -17,6 +18,7 @@ from planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
 from planner.search.candidates import Candidate
 from planner.search.pins import AxisRules, filters, forced_ops
 from planner.search.request import SearchRequest
+from planner.search.stages import DEFERRING
 from planner.signatures import Signature, op_signatures, variable_values
 from tests.planner.search.plain import Plain, sized
 
@@ -172,8 +174,11 @@ class Block:
         else:
             made = self._made(maker, net.tensor)
         forward = maker.phase == Phase.FORWARD and net.tensor not in blocks.values
-        holds = [forward and blocks.ops[one.op].phase in LATER for one in readers]
-        step = tensor.rate is Rate.STEP
+        phases = [blocks.ops[one.op].phase for one in readers]
+        # What deferred gradients of weights read of the backward pass is kept for all who read it.
+        deferred = maker.phase == Phase.BACKWARD_INPUT and Phase.BACKWARD_WEIGHT in phases
+        holds = [(forward and one in LATER) or (blocks.defers and deferred) for one in phases]
+        step, bucketed = tensor.rate is Rate.STEP, net.tensor in blocks.in_buckets
 
         def weigh(values: tuple[Value, ...]) -> Ints | None:
             source, *targets = values
@@ -182,7 +187,9 @@ class Block:
                 if net.crossing and blocks.chunked and partial(source) and partial(target):
                     return None
                 try:
-                    time = blocks.plain.boxing_ns(source, target, tensor.shape, tensor.dtype)  # type: ignore[arg-type]
+                    time = blocks.plain.boxing_ns(
+                        source, target, tensor.shape, tensor.dtype, bucketed  # type: ignore[arg-type]
+                    )  # fmt: skip
                 except InfeasibleError:
                     return None
                 found[STEP if step else MICROBATCH] += time
@@ -366,10 +373,12 @@ class Blocks:
     ) -> None:
         self.limited = limited
         self.chunked = candidate.pipeline.positions > 1
+        self.defers = candidate.pipeline.schedule in DEFERRING
         plain_folded = fold(graph)
         forced = forced_ops(graph, plain_folded.counts)
         self.graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
         self.folded: Folded = fold(self.graph)
+        self.in_buckets = state_tensors(self.graph)
         self.nets = [net for net in self.folded.nets if net.readers]
         self.tensors = sized(self.graph, candidate.batch)
         self.ops = {op.name: op for op in self.folded.ops}

@@ -267,8 +267,9 @@ def test_equal_blocks_are_taken_once_and_cost_as_much_as_all() -> None:
     figures = by_hand(unfolded, options)
     assert figures is not None
     assert tuple(figures.tolist()) == solution.figures
-    # Layers free to differ can only be better; here they do not.
-    assert solve(unfolded, Prices(microbatch=2)).cost == pytest.approx(solution.cost)
+    # Layers free to differ can only be better, by what they hand over in ways that differ.
+    free = solve(unfolded, Prices(microbatch=2))
+    assert 0.99 * solution.cost < free.cost <= solution.cost * (1 + 1e-9)
 
 
 def test_training_graphs_of_one_block_need_no_neighbours() -> None:

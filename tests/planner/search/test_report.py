@@ -15,7 +15,9 @@ from planner.search import Pins, SearchRequest, search
 from planner.search.report import Record
 from planner.search.report.breakdown import breakdown, busy_ns
 from planner.search.report.explain import CHOICES, explain
+from planner.search.report.offload import resorted
 from planner.search.report.remedies import larger, roomiest, storage_bytes
+from planner.search.request import NoPlanError
 from planner.wording import limit_option, one_of, size
 
 MODEL = ModelSpec(
@@ -221,3 +223,14 @@ def test_sizes_are_worded_for_people() -> None:
     assert limit_option(1_500_000) == "1.44MiB"
     assert one_of(["a"]) == "a"
     assert one_of(["a", "b", "c"]) == "a, b or c"
+
+
+def test_plans_on_devices_that_are_not_refuted_bound_the_last_resort() -> None:
+    plan = search(request(1))
+    assert plan.evidence is not None
+    for share in (0.5, float("inf")):
+        error = NoPlanError("one", 2, 1, bound_ns=share * plan.evidence.objective_s * 1e9)
+        found = resorted(plan, error).evidence
+        assert found is not None
+        assert found.bound_s == min(plan.evidence.bound_s, share * plan.evidence.objective_s)
+        assert found.gap == pytest.approx(found.objective_s / found.bound_s - 1)
