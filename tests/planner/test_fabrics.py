@@ -46,7 +46,7 @@ def test_every_fabric_can_be_asked_for_by_its_name() -> None:
         ("12xnvlink-3", 8, 240e9),
         ("8x200Gb/s HDR InfiniBand per node (Selene)", 8, 0.94 * 25e9),
         ("800 Gb/s per node (HDR InfiniBand x4)", 8, 0.94 * 12.5e9),
-        ("4x100Gb/s Omni-Path per node", 4, 0.34 * 12.5e9),
+        ("4x100Gb/s Omni-Path per node", 4, 0.2 * 12.5e9),
         ("8x100Gb/s per node (IB or RoCE)", 8, 0.94 * 12.5e9),
         ("RoCE 1600 Gbps per node", 8, 0.94 * 25e9),
         ("RDMA 400 Gb/s per GPU", 8, 0.97 * 50e9),
