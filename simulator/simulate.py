@@ -1,7 +1,7 @@
 """Simulate: run an actor graph on a cluster in simulated time and say what came of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ class Simulated:
     memory_by_kind: tuple[dict[str, int], ...]
     firings: int
     fidelity: str
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Run, ...] = field(default=(), compare=False, repr=False)
     window_ns: tuple[int, int] = (0, 0)
     chunks: tuple[PartTimes, ...] = ()
 

@@ -54,7 +54,7 @@ def test_a_stated_network_is_shared_by_the_devices_of_a_node():
     node = {"gpus": "16", "dp": "8"}
     assert cluster(row(**node)).nodes == 2
     rates = {
-        "4x100Gb/s Omni-Path per node": 0.34 * 6.25e9,
+        "4x100Gb/s Omni-Path per node": 0.2 * 6.25e9,
         "RoCE 1600 Gbps per node": 0.94 * 25e9,
         "RDMA CX-7 400 Gb/s per GPU": 0.97 * 50e9,
         "InfiniBand 8x50 GB/s per node": 0.97 * 50e9,
