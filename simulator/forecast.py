@@ -9,7 +9,7 @@ from planner.memory import StageMemory
 from planner.plan import Plan
 from simulator.paths import Steady, steady_ops, steady_step
 from simulator.prediction import STAGE, chosen_fidelity, predict
-from simulator.stages import stage_graph
+from simulator.stages import StageGraph, stage_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,16 @@ def forecast(
     fidelity = fidelity or chosen_fidelity(plan)
     inside_ns = 0
     steady: Steady | None = None
+    stages: StageGraph | None = None
     if fidelity == STAGE:
         stages = stage_graph(plan, graph)
         steady, inside_ns = steady_step(stages.coarse, stages.table), stages.inside_ns
     elif plan.cluster.cores_per_node is None:
         steady = steady_ops(ordered_plan(plan, graph))
     if steady is None:
-        found = predict(plan, spans=False, graph=graph, memory=memory)
+        found = predict(
+            plan, spans=False, graph=graph, memory=memory, fidelity=fidelity, stages=stages
+        )
         return Forecast(
             step_time_ns=found.step_time_ns,
             bubble_fraction=found.bubble_fraction,

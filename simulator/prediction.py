@@ -11,7 +11,7 @@ from planner.plan import Plan, plan_graph
 from simulator.blocks import by_block
 from simulator.errors import SimulationError
 from simulator.simulate import Simulated, simulate
-from simulator.stages import stage_graph
+from simulator.stages import StageGraph, stage_graph
 
 OP, BLOCK, STAGE = FIDELITIES = "op", "block", "stage"
 MOST_OP_FIRINGS = 100_000  # of a step; beyond, compiling and firing every op takes over a minute
@@ -29,6 +29,7 @@ def predict(
     graph: Graph | None = None,
     memory: Sequence[StageMemory] | None = None,
     detailed: bool = False,
+    stages: StageGraph | None = None,
 ) -> Simulated:
     """Compile a plan and simulate it on the cluster it was made for.
 
@@ -46,6 +47,8 @@ def predict(
         As `plan_graph` and `plan_memory` give them, where they are already at hand.
     detailed
         Keep with it what an account of the step needs (`simulator.account`); with `spans` only.
+    stages
+        As `stage_graph` gives it, where it is already at hand.
 
     Raises
     ------
@@ -72,7 +75,7 @@ def predict(
     )
     if chosen == OP:
         return run(compile_plan(plan, graph))
-    stages = stage_graph(plan, graph, detailed)
+    stages = stages or stage_graph(plan, graph, detailed)
     actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
     if chosen == BLOCK:
