@@ -176,6 +176,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bucket_bytes
         Gradients, and weights whose storage is split, travel in messages of about so many bytes;
         0: one message per variable.
+    bucket_part_bytes
+        A bucket that many ranks share is larger: this much for each of them, so that the latency of
+        a long ring is paid less often.
     source
         Where the figures are from.
     """
@@ -188,6 +191,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces: tuple[str, ...] = ()
     links: float = 1.0
     bucket_bytes: int = 0
+    bucket_part_bytes: int = 0
     source: str = ""
 
 

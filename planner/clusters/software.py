@@ -16,6 +16,12 @@ DEFAULT = "default"  # what a framework takes that has no table
 # elements (all read 2026-11): of this order, and little hangs on it.
 BUCKET_BYTES = 200_000_000
 
+# A million parameters of 2 bytes for each replica: Megatron-LM, distributed_data_parallel
+# (`bucket_size`: the larger of 40 million and a million times the replicas), read 2026-11. Older
+# releases move all gradients at once, which comes to the same. Where a framework gathers a block
+# whatever its size (PyTorch's FSDP), its table says 0.
+BUCKET_PART_BYTES = 2_000_000
+
 # One for all frameworks: fitted on published runs with tensor parallelism, 2026-11 (0.5 to 0.7 on
 # A100, H100, V100 and B200).
 LINKS = 0.6
@@ -29,6 +35,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fusion: float
     attention: float
     pieces: tuple[str, ...] = ()
+    bucket_part_bytes: int = BUCKET_PART_BYTES
     source: str
 
 

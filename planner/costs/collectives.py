@@ -73,14 +73,13 @@ def collective_pieces(
     frame = frame_of(cluster)
     devices = _devices(ranks, cluster)
     software = cluster.software
+    bucket_bytes = max(software.bucket_bytes, software.bucket_part_bytes * len(ranks))
     measured = _table(kind, len(ranks)) in devices[0].collectives and _in_a_node(ranks, frame)
     if measured and not (bucketed and software.bucket_bytes):
         return None
     if measured:
-        took = interpolate_ns(
-            devices[0].collectives[_table(kind, len(ranks))], software.bucket_bytes
-        )
-        return ((0, took / software.bucket_bytes),)
+        took = interpolate_ns(devices[0].collectives[_table(kind, len(ranks))], bucket_bytes)
+        return ((0, took / bucket_bytes),)
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
@@ -89,8 +88,8 @@ def collective_pieces(
         return _of_activations(kind, found, software)
     if not software.bucket_bytes:
         return found
-    took = min(fixed + ceil(slope * software.bucket_bytes) for fixed, slope in found)
-    return ((0, took / software.bucket_bytes),)
+    took = min(fixed + ceil(slope * bucket_bytes) for fixed, slope in found)
+    return ((0, took / bucket_bytes),)
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software) -> Pieces:

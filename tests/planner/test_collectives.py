@@ -209,6 +209,18 @@ def test_a_message_in_buckets_costs_its_part_of_as_many_as_it_fills() -> None:
     assert cost("all_gather", MB, ranks, on, bucketed=True) < cost("all_gather", MB, ranks, on) / 3
 
 
+def test_a_bucket_grows_with_the_ranks_that_share_it() -> None:
+    part = 2 * MB
+    on = replace(h100(256), software=Software(bucket_bytes=40 * MB, bucket_part_bytes=part))
+    few, many = tuple(range(8)), tuple(range(2048))
+    assert cost("all_gather", 40 * MB, few, on, bucketed=True) == cost(
+        "all_gather", 40 * MB, few, h100(256)
+    )
+    assert cost("all_gather", part * 2048, many, on, bucketed=True) == cost(
+        "all_gather", part * 2048, many, h100(256)
+    )
+
+
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_weights_and_gradients_travel_in_buckets_and_activations_do_not(zero: int) -> None:
     model = ModelSpec(
