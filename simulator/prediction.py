@@ -43,12 +43,10 @@ def predict(
         `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
         blocks (`simulator.stages`), `block` each block of these (`simulator.blocks`); None: `op` up
         to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
-    graph, memory
-        As `plan_graph` and `plan_memory` give them, where they are already at hand.
+    graph, memory, stages
+        As `plan_graph`, `plan_memory` and `stage_graph` give them, where they are at hand.
     detailed
         Keep with it what an account of the step needs (`simulator.account`); with `spans` only.
-    stages
-        As `stage_graph` gives it, where it is already at hand.
 
     Raises
     ------
