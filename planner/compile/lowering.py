@@ -19,6 +19,7 @@ from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
 from planner.compile.rounds import lower_rounds
 from planner.costs.buckets import state_tensors
+from planner.costs.routing import copies_of_tokens
 from planner.errors import PlanError
 from planner.mesh import Mesh
 from planner.plan import ON_DEVICES, OpSignature
@@ -63,6 +64,7 @@ class Lowering:
     ) -> None:
         self.tensors = graph.tensors_by_name
         self._in_buckets = state_tensors(graph)
+        self._copies = copies_of_tokens(graph)
         self.mesh = mesh
         self.sizes = mesh.sizes
         self.microbatches = microbatches
@@ -391,6 +393,7 @@ class Lowering:
                 reduction=before_one.reduction,
                 message_bytes=message_bytes(step, what.shape, ITEMSIZE[what.dtype], self.sizes),
                 bucketed=what.tensor in self._in_buckets,
+                copies=self._copies.get(what.tensor, 1) if step.kind == "all_to_all" else 1,
             )
         draft.add_actor(
             DraftActor(
