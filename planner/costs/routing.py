@@ -2,7 +2,8 @@
 
 A router sends a copy of every token to each of its `k` experts. Plain dispatchers send all copies;
 others send one to each place (device, node) that has experts of the token, and copy it there:
-DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025) and its kin.
+DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025) and its kin. The search prices all copies;
+compiled plans know how many there are.
 """
 
 import numpy as np
