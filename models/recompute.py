@@ -21,6 +21,10 @@ SUFFIX = ".recompute"
 BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 KEPT = ("repeat", "input")  # what comes from outside the block: weights, data
 
+# What selective recomputation keeps beside products: tokens as they came to experts, for to make
+# them again is to send them again.
+SENT = ("dispatch",)
+
 
 def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
     """Return the training graph whose blocks recompute as `modes` say.
@@ -37,7 +41,8 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
     Graph
         Of a block in mode full, clones read only what comes from outside the block (tensors of
         other blocks, weights, data); in mode selective also what products made (`OpKind.products`:
-        matmul, convolution, attention), which are kept, but for the scores of unfused attention.
+        matmul, convolution, attention), which are kept, but for the scores of unfused attention,
+        and tokens that were sent to experts.
         Only the clones that some backward op needs, directly or through other clones, exist. They
         lie before the block's first backward op: as late as can be, yet where they need not wait
         for the gradient of the next block. What the forward pass itself results in, the loss and
@@ -131,7 +136,9 @@ def _replayed(graph: Graph, modes: Mapping[str, str]) -> dict[str, dict[str, Op]
 def _may_be_replayed(op: Op, mode: str, scores: frozenset[str]) -> bool:
     if mode == NONE or op.kind in KEPT:
         return False
-    return mode == FULL or not op_kind(op.kind).products or op.name in scores
+    if mode == FULL or op.name in scores:
+        return True
+    return not op_kind(op.kind).products and op.kind not in SENT
 
 
 def _is_total(op: Op, forward: set[str]) -> bool:

@@ -170,6 +170,13 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Kinds of collectives of activations that are cut in pieces, each of which moves beside the
         product that it feeds or follows (tensor parallelism in Megatron-LM's and torchtitan's
         asynchronous form, an all_to_all beside another microbatch): little of them shows.
+    routing
+        Launches of a router's choice, a dispatch, a combination, or a gradient of one, that the
+        device waits for: many small kernels, after which the host is not ahead any more.
+    merges
+        A token that goes to several experts of one place (device, node) is sent there once and
+        copied there, and what they make of it is added up before it comes back (DeepEP, hybrid
+        expert parallelism); else every copy travels by itself.
     links
         Share of their bandwidth that collectives of activations reach between computation, where
         ranks come to them one after the other.
@@ -189,6 +196,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fusion: float = 1.0
     attention: float = 1.0
     pieces: tuple[str, ...] = ()
+    routing: int = 0
+    merges: bool = False
     links: float = 1.0
     bucket_bytes: int = 0
     bucket_part_bytes: int = 0

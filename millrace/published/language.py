@@ -36,6 +36,10 @@ RACK_DEVICES = 64
 # Kinds of GPT whose MLP has two matrices and a GELU, with learned positions and a tied head.
 GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 
+# Decoders all of whose products have biases, those of experts too: OpenAI, "gpt-oss-120b and
+# gpt-oss-20b model card", arXiv 2508.10925 (2025), and its released configuration.
+BIASED = ("gpt-oss",)
+
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
 NEAREST = {"fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
 
@@ -177,6 +181,8 @@ def _decoder(row: Row) -> Config:
         }
     if experts := _noted(notes, r"experts=(\d+)"):
         config |= _experts(notes, layers, experts)
+    if row["model"].startswith(BIASED):
+        config |= {"qkv_bias": True, "out_bias": True, "expert_bias": True}
     if "sliding window" in notes:
         config |= {
             "window": _noted(notes, r"sliding window (\d+)"),

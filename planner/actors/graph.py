@@ -83,7 +83,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     message as collective libraries count it: the reduced tensor for all_reduce, the larger side
     for all_gather and reduce_scatter, the local tensor for all_to_all, send, recv and rotate (of
     which every member gets what the one before it in the group has). `bucketed`: it moves weights
-    or their gradients, which travel in the buckets of the cluster's software.
+    or their gradients, which travel in the buckets of the cluster's software. `copies`: the message
+    holds every token so often, for as many experts of its choice, wherever these lie.
     """
 
     key: str
@@ -94,6 +95,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reduction: str = ""
     message_bytes: int = 0
     bucketed: bool = False
+    copies: int = 1
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attention: float
     pieces: tuple[str, ...] = ()
     bucket_part_bytes: int = BUCKET_PART_BYTES
+    routing: int = 0
     source: str
 
 

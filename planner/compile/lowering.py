@@ -19,6 +19,7 @@ from planner.compile.offload import HostState
 from planner.compile.placement import PlacedOp
 from planner.compile.rounds import lower_rounds
 from planner.costs.buckets import state_tensors
+from planner.costs.routing import copies_of_tokens
 from planner.errors import PlanError
 from planner.mesh import Mesh
 from planner.plan import ON_DEVICES, OpSignature
@@ -62,7 +63,7 @@ class Lowering:
         self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
     ) -> None:
         self.tensors = graph.tensors_by_name
-        self._in_buckets = state_tensors(graph)
+        self._in_buckets, self._copies = state_tensors(graph), copies_of_tokens(graph)
         self.mesh = mesh
         self.sizes = mesh.sizes
         self.microbatches = microbatches
@@ -367,8 +368,7 @@ class Lowering:
     ) -> Value:
         """Add the actor of one boxing step."""
         draft = self.stages[stage]
-        often = value.repeated or value.rate is Rate.MICROBATCH
-        rate = Rate.MICROBATCH if often else Rate.STEP
+        rate = Rate.MICROBATCH if value.repeated else value.rate
         before, after = format_nd_sbp(step.before), format_nd_sbp(step.after)
         name = f"{what.tensor}: {before} -> {after}{side}"
         kind = draft.registers[value.register].memory_kind
@@ -383,21 +383,21 @@ class Lowering:
         axes = tuple(self.mesh.names[axis] for axis in step.axes)
         meeting = None
         if step.kind not in ("slice", "pad"):
-            before_one = step.before[step.axes[0]]
             meeting = Meeting(
                 key=name,
                 kind=step.kind,
                 axes=axes,
-                reduction=before_one.reduction,
+                reduction=step.before[step.axes[0]].reduction,
                 message_bytes=message_bytes(step, what.shape, ITEMSIZE[what.dtype], self.sizes),
                 bucketed=what.tensor in self._in_buckets,
+                copies=self._copies.get(what.tensor, 1) if step.kind == "all_to_all" else 1,
             )
         draft.add_actor(
             DraftActor(
                 name=name,
                 kind=step.kind,
                 section=section,
-                firings=self.microbatches if often else 1,
+                firings=self.microbatches if rate is Rate.MICROBATCH else 1,
                 inputs=(Port(register=value.register, hold=self._hold(value, rate)),),
                 outputs=(Port(register=register),),
                 block=self._block(stage, value.register),

@@ -71,7 +71,7 @@ class Pieces:
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
         # A meeting costs the same in every piece on a stage: see `_key`.
-        self._meetings: dict[tuple[int, str, tuple[str, ...], int, bool], int] = {}
+        self._meetings: dict[tuple[object, ...], int] = {}
         self._tables: dict[str, Timetable] = {}
 
     def compile(self, chunk: int, kept: Sequence[str], schedule: str, stage: int) -> Piece:
@@ -149,8 +149,9 @@ class Pieces:
         return tuple(ns for ns in found if ns is not None)
 
 
-def _key(stage: int, meeting: Meeting) -> tuple[int, str, tuple[str, ...], int, bool]:
-    return stage, meeting.kind, meeting.axes, meeting.message_bytes, meeting.bucketed
+def _key(stage: int, meeting: Meeting) -> tuple[object, ...]:
+    size = meeting.message_bytes, meeting.bucketed, meeting.copies
+    return stage, meeting.kind, meeting.axes, *size
 
 
 def _restricted(

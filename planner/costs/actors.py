@@ -88,7 +88,7 @@ class _Costs:
         where = (program.ranks[0], meeting.axes, meeting.peer, meeting.world, meeting.kind)
         if where not in self._groups:
             self._groups[where] = self._members(meeting, program)
-        key = (*where, meeting.message_bytes, meeting.bucketed)
+        key = (*where, meeting.message_bytes, meeting.bucketed, meeting.copies)
         if key not in self._meetings:
             self._meetings[key] = max(
                 collective_duration_ns(
@@ -98,6 +98,7 @@ class _Costs:
                     self.cluster,
                     group,
                     bucketed=meeting.bucketed,
+                    copies=meeting.copies,
                 )
                 for group in self._groups[where]
             )

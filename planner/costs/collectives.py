@@ -24,6 +24,7 @@ from planner.costs.grids import (
 from planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
 from planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
 from planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
+from planner.costs.routing import share_beyond
 from planner.rings import ROTATE
 
 # Kinds for which a ring moves the message once; an all_reduce is one of each.
@@ -38,9 +39,19 @@ TREE_SHARE = 0.92
 # published runs with such overlap, 2026-11.
 SHOWN = 0.25
 
+# Share of their bandwidth that links reach where tokens travel once to each place, which has
+# kernels of its own: DeepEP's README (2025-04), 153 and 158 of the 160 GB/s of an H800's NVLink,
+# and 51 GB/s of 64 devices in 8 nodes over 50 GB/s each, of which an eighth stays in its node.
+MERGED_LINKS = 0.9
+
 
 def collective_pieces(
-    kind: str, ranks: tuple[int, ...], cluster: Cluster, *, bucketed: bool = False
+    kind: str,
+    ranks: tuple[int, ...],
+    cluster: Cluster,
+    *,
+    bucketed: bool = False,
+    copies: int = 1,
 ) -> Pieces | None:
     """Straight lines whose minimum is the duration of a collective of these ranks.
 
@@ -56,6 +67,9 @@ def collective_pieces(
         Its links, and the buckets of the software on it.
     bucketed
         The message is state (`planner.costs.buckets`), which travels in such buckets.
+    copies
+        So often it holds every token (`Meeting.copies`); of account where the software sends a
+        token once to each place (`Software.merges`).
 
     Returns
     -------
@@ -83,21 +97,22 @@ def collective_pieces(
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
-    found = _pieces(kind, layout_of(ranks, frame), launch_ns, library)
+    sent = copies if software.merges else 1
+    found = _pieces(kind, layout_of(ranks, frame), launch_ns, library, sent)
     if not bucketed:
-        return _of_activations(kind, found, software)
+        return _of_activations(kind, found, software, MERGED_LINKS if sent > 1 else software.links)
     if not software.bucket_bytes:
         return found
     took = min(fixed + ceil(slope * bucket_bytes) for fixed, slope in found)
     return ((0, took / bucket_bytes),)
 
 
-def _of_activations(kind: str, pieces: Pieces, software: Software) -> Pieces:
+def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
     """What the ranks come to one after the other, and what of it shows beside products."""
     shown = SHOWN if kind in software.pieces else 1.0
-    if shown == software.links == 1.0:
+    if shown == links == 1.0:
         return pieces
-    return tuple((round(fixed * shown), slope * shown / software.links) for fixed, slope in pieces)
+    return tuple((round(fixed * shown), slope * shown / links) for fixed, slope in pieces)
 
 
 def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:
@@ -115,16 +130,16 @@ def _in_a_node(ranks: tuple[int, ...], frame: Frame) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(kind: str, layout: Layout, launch_ns: int, library: str) -> Pieces:
+def _pieces(kind: str, layout: Layout, launch_ns: int, library: str, copies: int) -> Pieces:
     if library and layout.grid is None:
-        found = _by_library(kind, layout, LIBRARIES[library])
+        found = _by_library(kind, layout, LIBRARIES[library], copies)
     else:
-        found = _by_links(kind, layout)
+        found = _by_links(kind, layout, copies)
     return tuple((launch_ns + fixed, slope) for fixed, slope in lower_envelope(found))
 
 
 def _by_library(
-    kind: str, layout: Layout, protocols: tuple[Protocol, ...]
+    kind: str, layout: Layout, protocols: tuple[Protocol, ...], copies: int
 ) -> list[tuple[int, float]]:
     """Lines of a library's own algorithms; what it has none for is made of transfers."""
     if kind == "all_reduce":
@@ -140,10 +155,10 @@ def _by_library(
             for one in zip(*slowest, strict=True)
         ]
     base_ns = min(protocol.base_ns for protocol in protocols)
-    return [(base_ns + fixed, slope) for fixed, slope in _by_links(kind, layout)]
+    return [(base_ns + fixed, slope) for fixed, slope in _by_links(kind, layout, copies)]
 
 
-def _by_links(kind: str, layout: Layout) -> list[tuple[int, float]]:
+def _by_links(kind: str, layout: Layout, copies: int) -> list[tuple[int, float]]:
     """Lines of every algorithm, by latency and bandwidth alone."""
     if kind == "all_reduce":
         found = _reductions(layout, rounds=2) + _tree(layout, rounds=2)
@@ -152,7 +167,7 @@ def _by_links(kind: str, layout: Layout) -> list[tuple[int, float]]:
     elif kind in GATHERS:
         found = _reductions(layout, rounds=1)
     elif kind == "all_to_all":
-        found = _exchanges(layout)
+        found = _exchanges(layout, copies)
     elif kind == "broadcast":
         found = _chain(layout) + _tree(layout, rounds=1)
     elif kind in TRANSFERS:
@@ -295,12 +310,13 @@ def _chain(layout: Layout) -> list[tuple[int, float]]:
     return [(f + _round_ns(layout, low, top), max(s, 1 / rate)) for f, s in found]
 
 
-def _exchanges(layout: Layout) -> list[tuple[int, float]]:
+def _exchanges(layout: Layout, copies: int) -> list[tuple[int, float]]:
     """Return an all_to_all member by member, and level by level.
 
     What leaves a unit goes over each member's own link of the level above, so the slowest level
     counts, for the share of the message that crosses it. Level by level a message is handed on
-    inside the unit first, so that fewer and longer ones cross.
+    inside the unit first, so that fewer and longer ones cross. Where a message holds copies of
+    every token for destinations of its choice, one of them crosses to each unit that has any.
     """
     low, inner, share = 0, [(0, 0.0)], 1.0
     if layout.grid is not None:
@@ -314,7 +330,7 @@ def _exchanges(layout: Layout) -> list[tuple[int, float]]:
         for (inside, beyond), crossing in zip(pairwise(reached[low:]), crossings, strict=True)
     )
     outside = [
-        (layout.size - crossing.fewest) / layout.size / crossing.own_bytes_per_ns
+        share_beyond(layout.size / crossing.fewest, copies) / crossing.own_bytes_per_ns
         for crossing in crossings
     ]
     found = [(f + direct_ns, max([s * share, *outside])) for f, s in inner]
@@ -358,6 +374,7 @@ def collective_duration_ns(
     ranks: tuple[int, ...] = (),
     *,
     bucketed: bool = False,
+    copies: int = 1,
 ) -> int:
     """Duration of one collective or transfer once all its members have come.
 
@@ -376,11 +393,11 @@ def collective_duration_ns(
         Its links and measured tables.
     ranks
         The members; empty: the cluster's first.
-    bucketed
+    bucketed, copies
         As in `collective_pieces`.
     """
     members = ranks or tuple(range(group_size))
-    pieces = collective_pieces(kind, members, cluster, bucketed=bucketed)
+    pieces = collective_pieces(kind, members, cluster, bucketed=bucketed, copies=copies)
     if pieces is None:
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)

@@ -22,6 +22,7 @@ from planner.costs.products import (
     sizes_of,
     winograd_speed,
 )
+from planner.costs.routing import launches_waited_for
 from planner.costs.traffic import (
     bandwidth_bytes_per_s,
     kernel_ns,
@@ -119,7 +120,8 @@ def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SO
     found = _table_ns(firings, device) if device.kernels else None
     if found is not None:
         return found
-    return kernel_ns(device) + whole_ns(_seconds(firings, device, software) * 1e9)
+    waits_ns = whole_ns(software.host_ns * launches_waited_for(firings, software))
+    return kernel_ns(device) + waits_ns + whole_ns(_seconds(firings, device, software) * 1e9)
 
 
 def op_duration_ns(

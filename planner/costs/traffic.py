@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from models.labels import EXPERT, parse
 from models.ops import FUNCTIONS
 from planner.cluster import Device, Software
 from planner.costs.firings import Firings
@@ -36,6 +37,11 @@ FUSED = frozenset(
 # published runs of Megatron-LM, whose weight gradients do so, 2026-11.
 ACCUMULATED = 0.5
 
+# Of the bytes of adding up what the gate and the other first product of experts hand back: kernels
+# of grouped products make the two as one, whose gradient is one product (Megatron-Core,
+# moe/experts.py, `linear_fc1` of twice the width, read 2026-11).
+GROUPED = 0.0
+
 # Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
 SAME_PASS = frozenset({"channel_squares"})
 
@@ -55,7 +61,15 @@ def moving_seconds(firings: Firings, device: Device, software: Software) -> Floa
     fusion: float = software.fusion if firings.kind in FUSED else 1.0
     if firings.kind == "accumulate":
         fusion = ACCUMULATED
+    if firings.kind == "add" and _of_experts(firings.labels):
+        fusion = GROUPED
     if firings.kind in SAME_PASS:
         fusion = 0.0
     moved: Floats = firings.bytes * np.float64(fusion)
     return moved / bandwidth_bytes_per_s(device)
+
+
+def _of_experts(labels: str) -> bool:
+    """Whether all that is added up lies in the order of experts, as nothing but gradients does."""
+    inputs = parse(labels).inputs
+    return (EXPERT,) in inputs[0] and len(set(inputs)) == 1

@@ -101,7 +101,8 @@ def test_in_mode_selective_what_products_made_is_kept_too_and_nothing_else(name:
                 maker = makers.get(tensor)
                 if maker is None or maker.block != op.block or op.kind == "accumulate":
                     continue
-                assert maker.kind in ("repeat", "input") or op_kind(maker.kind).products
+                kept = ("repeat", "input", "dispatch")
+                assert maker.kind in kept or op_kind(maker.kind).products
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -196,3 +197,11 @@ def test_a_graph_that_recomputes_cannot_be_made_to_do_so_again() -> None:
     graph = everywhere(plain("gpt"), "full")
     with pytest.raises(ModelError, match="start from its training graph"):
         with_recompute(graph, {"h.0": "full"})
+
+
+def test_selective_replay_does_not_send_tokens_to_experts_again() -> None:
+    graph = plain("mixtral")
+    for mode, sends in (("selective", False), ("full", True)):
+        clones = clones_of(with_recompute(graph, {"h.0": mode}), "h.0")
+        assert ("experts.dispatch" in clones) == sends
+        assert "experts.active" in clones

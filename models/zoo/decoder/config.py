@@ -62,6 +62,8 @@ rope_slow, rope_truncate
     experts, experts_per_token, expert_hidden, shared_hidden : int
         Experts (0: none), how many a token is sent to, the width of one, and the width of the
         expert that every token visits (0: none).
+    expert_bias : bool
+        The products of experts have biases.
     dense_layers : tuple of int
         Layers that have one feed-forward part in place of experts.
     router, router_groups, kept_groups, normalize_weights, weight_scale
@@ -120,6 +122,7 @@ rope_slow, rope_truncate
     experts_per_token: int = 0
     expert_hidden: int = 0
     shared_hidden: int = 0
+    expert_bias: bool = False
     dense_layers: tuple[int, ...] = ()
     router: str = "softmax"
     router_groups: int = 1

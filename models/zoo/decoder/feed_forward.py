@@ -28,15 +28,15 @@ def expert_products(builder: GraphBuilder, config: DecoderConfig, x: str) -> str
     """Add the products of all experts over the places each has, `e b c k -> e b c n`."""
     labels = "e b c! k, e k n -> e b c! n"
     parts = ("gate", "up") if config.gated else ("up",)
+    std, bias = config.init_std, config.expert_bias
     sizes = {"n": config.expert_hidden}
     wide = tuple(
-        dense(builder, f"experts.{part}", x, labels, sizes, std=config.init_std, bias=False)
-        for part in parts
+        dense(builder, f"experts.{part}", x, labels, sizes, std=std, bias=bias) for part in parts
     )
     active = _activated(builder, config, "experts", wide, "e b c! n")
     sizes = {"n": config.hidden}
     std = config.residual_std
-    return dense(builder, "experts.down", active, labels, sizes, std=std, bias=False)
+    return dense(builder, "experts.down", active, labels, sizes, std=std, bias=bias)
 
 
 def _activated(

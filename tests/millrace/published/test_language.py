@@ -1,8 +1,10 @@
 """Rows of language models become questions and pins."""
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.against_people import values
+from millrace.published.habits import IN_TURNS
 from millrace.published.language import approximations, cluster, measured_s, model, pins, question
 from millrace.published.question import InexpressibleError
 from models.spec import TrainingSpec
@@ -48,6 +50,32 @@ def test_a_mixture_row_has_the_experts_of_its_notes():
     assert spec.precision == "mxfp8"
     every_other = "experts=128;topk=1;moe_ffn=8192;shared=1(8192);MoE every 2nd layer"
     assert model(row(notes=every_other)).config["dense_layers"] == tuple(range(0, 24, 2))
+
+
+def sent_by(notes: str):
+    return cluster(row(notes=notes)).software
+
+
+def test_notes_say_how_tokens_travel():
+    plain = sent_by("experts=8;topk=2;moe_ffn=64;shared=0")
+    deepep = sent_by("experts=8;topk=2;moe_ffn=64;shared=0;DeepEP")
+    overlapped = sent_by("experts=8;topk=2;moe_ffn=64;shared=0;moe_a2a_overlap=True")
+    captured = sent_by(
+        "experts=8;topk=2;moe_ffn=64;moe_a2a_overlap=True;cuda_graph_impl=full_iteration"
+    )
+    assert not plain.merges
+    assert plain.routing > 0
+    assert deepep == replace(plain, merges=True)
+    assert overlapped.routing == IN_TURNS * plain.routing
+    assert captured.routing == plain.routing
+    assert captured.host_ns == 0
+
+
+def test_products_of_gpt_oss_have_biases():
+    notes = "experts=128;topk=4;moe_ffn=2880;shared=0;head_dim=64"
+    config = model(row(model="gpt-oss-120b", notes=notes)).config
+    assert {"expert_bias", "qkv_bias", "out_bias"} <= config.keys()
+    assert "expert_bias" not in model(row(notes=notes)).config
 
 
 def test_a_stated_network_is_shared_by_the_devices_of_a_node():

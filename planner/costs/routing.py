@@ -1,0 +1,87 @@
+"""Routing: how tokens travel to the experts that they chose.
+
+A router sends a copy of every token to each of its `k` experts. Plain dispatchers send all copies;
+others send one to each place (device, node) that has experts of the token, and copy it there:
+DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025) and its kin. The search prices all copies;
+compiled plans know how many there are.
+"""
+
+import numpy as np
+
+from models.graph import Graph
+from models.labels import EXPERT
+from planner.cluster import Software
+from planner.costs.firings import Firings
+from planner.costs.measured import Floats
+
+# Ops between tokens in their samples' order and in their experts': where the latter, and where the
+# choices of every token, stand among inputs and outputs (outputs after inputs).
+ROUTED = {
+    "dispatch": (3, 1),
+    "dispatch_grad": (0, 1),
+    "combine": (0, 1),
+    "combine_grad_input": (4, 1),
+    "combine_grad_weight": (1, 2),
+}
+
+# Kinds that are many launches where a framework writes them out (`Software.routing`).
+ROUTING = (*ROUTED, "top_k", "top_k_grad")
+
+# Launches that the device waits for per expert of a grouped product, over those of a routing op:
+# host code goes over experts one by one (TransformerEngine, pytorch/module/grouped_linear.py, read
+# 2026-11). Fitted on published runs of Megatron-Core with 1 to 64 experts a device, 2026-11.
+PER_EXPERT = 0.05
+
+# Kinds that change neither the order nor the number of copies.
+ALIKE = ("quantise", "cast")
+
+
+def copies_of_tokens(graph: Graph) -> dict[str, int]:
+    """Tensors that hold tokens in the order of their experts: how many copies there are of each.
+
+    Parameters
+    ----------
+    graph
+        A training graph, or part of one.
+    """
+    shapes = graph.tensors_by_name
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        if op.kind in ROUTED:
+            sent, chosen = ((*op.inputs, *op.outputs)[at] for at in ROUTED[op.kind])
+            found[sent] = shapes[chosen].shape[-1]
+    for op in graph.ops:
+        if op.kind in ALIKE and op.inputs[0] in found:
+            found.update(dict.fromkeys(op.outputs, found[op.inputs[0]]))
+    return found
+
+
+def share_beyond(places: float, copies: int) -> float:
+    """Of the bytes of all copies, what leaves a place for others, one copy to each that has any.
+
+    Notes
+    -----
+    Experts are chosen evenly, so that each of the other places is missed by all copies with
+    probability `(1 - 1 / places) ** copies`.
+
+    Examples
+    --------
+    >>> share_beyond(4, 1), share_beyond(4, 8)
+    (0.75, 0.3374576568603516)
+    """
+    hit = 1.0 - (1.0 - 1.0 / places) ** copies if copies > 1 else 1.0 / places
+    return (places - 1) * hit / copies
+
+
+def launches_waited_for(firings: Firings, software: Software) -> Floats:
+    """Launches of one firing that the device waits for, where software writes routing out.
+
+    The host reads from the device how many tokens each expert has, so that it is not ahead when it
+    launches what follows.
+    """
+    if firings.kind in ROUTING:
+        return np.array(float(software.routing))
+    if EXPERT in firings.sizes:
+        found: Floats = np.float64(PER_EXPERT * software.routing) * firings.sizes[EXPERT]
+        return found
+    return np.array(0.0)

@@ -1,0 +1,110 @@
+"""Routing: copies of tokens, which dispatcher sends them how often, and what its launches cost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.cluster import Cluster, Software
+from planner.clusters import device, parse_cluster
+from planner.compile import compile_plan
+from planner.costs import collective_duration_ns, op_duration_ns
+from planner.costs.collectives import MERGED_LINKS
+from planner.costs.routing import PER_EXPERT, copies_of_tokens, share_beyond
+from planner.search import Pins, SearchRequest, search
+from tests.small_models import small
+
+MIB = 2**20
+
+
+def across(nodes: int, **software: object) -> Cluster:
+    on = parse_cluster(f"h100-sxm-80gb:8x{nodes}")
+    return replace(on, software=Software(**software))  # type: ignore[arg-type]
+
+
+def exchange_ns(on: Cluster, copies: int, size: int = 64 * MIB) -> int:
+    ranks = tuple(range(on.devices))
+    return collective_duration_ns("all_to_all", size, len(ranks), on, ranks, copies=copies)
+
+
+def test_one_copy_crosses_to_every_place_that_has_any() -> None:
+    assert share_beyond(4, 1) == 3 / 4
+    assert share_beyond(2, 2) == 3 / 4 / 2  # hit by either copy, or by none
+    assert 8 * share_beyond(4, 8) == pytest.approx(3 * (1 - 0.75**8))
+
+
+@given(places=st.integers(1, 64), copies=st.integers(1, 16))
+def test_merged_copies_never_cross_more_often_than_each_by_itself(places: int, copies: int) -> None:
+    assert share_beyond(places, copies) <= share_beyond(places, 1) + 1e-12
+    assert copies * share_beyond(places, copies) <= places - 1 + 1e-12
+
+
+def test_only_software_that_merges_sends_fewer_copies() -> None:
+    on = across(4)
+    merging = replace(on, software=Software(merges=True))
+    assert exchange_ns(on, 8) == exchange_ns(on, 1) == exchange_ns(merging, 1)
+    crossing = 64 * MIB * share_beyond(4, 8) / (on.inter_node.bandwidth_bytes_per_s / 1e9)
+    found = exchange_ns(merging, 8, 128 * MIB) - exchange_ns(merging, 8)
+    assert found == pytest.approx(crossing / MERGED_LINKS, rel=1e-6)
+
+
+def test_what_experts_read_and_make_holds_a_copy_of_a_token_for_each_of_them() -> None:
+    graph = build_training(small("mixtral"), TrainingSpec(), 2)
+    found = copies_of_tokens(graph)
+    assert set(found.values()) == {2}
+    for name in ("experts.dispatch", "experts.down", "experts.combine.grad_input"):
+        assert f"h.0.{name}" in found
+    assert not any("attn" in name for name in found)
+
+
+def test_copies_are_known_where_tokens_meet_their_experts() -> None:
+    plan = search(
+        SearchRequest(
+            model=small("mixtral"),
+            training=TrainingSpec(),
+            cluster=parse_cluster("a100-sxm-80gb:4x1"),
+            global_batch=8,
+            pins=Pins(dp=4, tp=1, pp=1, ep=4),
+        )
+    )
+    graph = build_training(plan.model, plan.training, plan.batch)
+    (program,) = compile_plan(plan, graph).programs
+    meetings = [actor.meeting for actor in program.actors if actor.meeting is not None]
+    exchanged = [meeting.copies for meeting in meetings if meeting.kind == "all_to_all"]
+    assert exchanged
+    assert set(exchanged) == {2}
+    assert all(meeting.copies == 1 for meeting in meetings if meeting.kind != "all_to_all")
+
+
+def op_ns(kind: str, labels: str, shapes: tuple[tuple[int, ...], ...], software: Software) -> int:
+    *read, made = shapes
+    dtypes = ["bfloat16"] * len(read)
+    return op_duration_ns(
+        kind, labels, {}, read, (made,), dtypes, ["bfloat16"], device("b200"), software
+    )
+
+
+def test_a_dispatch_waits_for_its_launches() -> None:
+    labels = "b t! d, b t! k!, b t! k! -> e b c! d"
+    shapes = ((1, 64, 32), (1, 64, 2), (1, 64, 2), (4, 1, 32, 32))
+    plain, written = (Software(host_ns=1_000, routing=many) for many in (0, 20))
+    assert (
+        op_ns("dispatch", labels, shapes, written)
+        == op_ns("dispatch", labels, shapes, plain) + 20_000
+    )
+    labels, shapes = "e b c! k, e k n -> e b c! n", ((8, 1, 32, 32),) * 3
+    shapes = (shapes[0], (8, 32, 32), shapes[2])
+    waited = op_ns("matmul", labels, shapes, written) - op_ns("matmul", labels, shapes, plain)
+    assert waited == round(20_000 * 8 * PER_EXPERT)
+    one = ((64, 32), (64, 32))
+    assert op_ns("gelu", "n d -> n d", one, written) == op_ns("gelu", "n d -> n d", one, plain)
+
+
+def test_gradients_of_the_two_first_products_of_experts_are_one_products() -> None:
+    of_experts, bias = ((8, 1, 512, 1024),) * 3, ((8, 1, 512, 1024), (8, 1024), (8, 1, 512, 1024))
+    software = Software()
+    summed = op_ns("add", "e b c k, e b c k -> e b c k", of_experts, software)
+    biased = op_ns("add", "e b c n, e n -> e b c n", bias, software)
+    assert summed < biased < op_ns("add", "x b c k, x b c k -> x b c k", of_experts, software)
