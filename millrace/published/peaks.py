@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from models.graph import ITEMSIZE, Graph, Phase
 from planner.compile.placement import PlacedOp, place
 from planner.memory import StageMemory, beside, plan_memory
@@ -58,6 +60,7 @@ class Keeping:
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
+    grown: tuple[tuple[str, float], ...] = ()
     figure: Figure = Figure.ALLOCATED
 
 
@@ -72,10 +75,11 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
     kept : Keeping
         Of the framework.
     """
+    plan = evenly(plan)
     placed = place(plan, graph)
     states = _state_bytes(plan, graph, placed, kept)
     logits = _logits(plan, graph, placed)
-    memory = plan_memory(plan, graph, gathers_again=kept.gathers_again)
+    memory = plan_memory(plan, graph, gathers_again=kept.gathers_again, grown=dict(kept.grown))
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
@@ -83,6 +87,31 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
         activations = int(planned.activation_bytes * kept.activations)
         needed.append(state + activations + planned.communication_bytes + area + kept.bucket_bytes)
     return _printed(max(needed), plan, kept.figure)
+
+
+def evenly(plan: Plan) -> Plan:
+    """The plan with as many layers in every chunk, which frameworks do and the search need not.
+
+    Where layers do not divide but do with both ends counted as layers, so; else as it is.
+    """
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    number, layers = len(plan.chunks), len(blocks) - 2
+    if number == 1 or layers < number:
+        return plan
+    if layers % number == 0:
+        share = layers // number
+        ends = [1 + share * (k + 1) for k in range(number)]
+    elif (layers + 2) % number == 0:
+        ends = [(layers + 2) // number * (k + 1) for k in range(number)]
+    else:
+        return plan
+    ends[-1] = len(blocks)
+    starts = [0, *ends[:-1]]
+    chunks = tuple(
+        replace(chunk, blocks=tuple(blocks[start:end]))
+        for chunk, start, end in zip(plan.chunks, starts, ends, strict=True)
+    )
+    return replace(plan, chunks=chunks)
 
 
 def _planned_state(planned: StageMemory) -> int:
@@ -106,7 +135,9 @@ def _state_bytes(
     if kept.zero is None:
         return None
     sizes = plan.mesh.sizes
-    replicas = [axis for axis, one in enumerate(axis_roles(plan, graph)) if one & {"dp", "cp"}]
+    roles = axis_roles(plan, graph)
+    replicas = [axis for axis, one in enumerate(roles) if one & {"dp", "cp"}]
+    tensor = [axis for axis, one in enumerate(roles) if "tp" in one]
     source: dict[str, str] = {}
     read: dict[tuple[int, str], tuple[int, int]] = {}  # elements, and ranks that hold them
     for one in placed:
@@ -122,6 +153,9 @@ def _state_bytes(
                         ranks *= 1 if sbp[axis].is_split else sizes[axis]
                     shape = graph.tensors_by_name[name].shape
                     elements = local_size(shape, sbp, sizes)
+                    if one.op.kind == "embedding":
+                        for axis in tensor:
+                            elements //= 1 if sbp[axis].is_split else sizes[axis]
                     read[one.stage, source[name]] = elements, ranks
     found: Counter[int] = Counter()
     for (stage, _), (elements, ranks) in read.items():
