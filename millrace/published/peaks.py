@@ -6,12 +6,13 @@ buffers, which always divide.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msgspec.structs import replace
 
-from models.graph import ITEMSIZE, Graph, Phase
+from models.graph import ITEMSIZE, Graph, Op, Phase
 from planner.compile.placement import PlacedOp, place
 from planner.memory import StageMemory, beside, plan_memory
 from planner.plan import Plan
@@ -60,7 +61,9 @@ class Keeping:
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
-    grown: tuple[tuple[str, float], ...] = ()
+    beside: Mapping[str, float] = field(default_factory=dict)
+    every_second: bool = False
+    unread: bool = False
     figure: Figure = Figure.ALLOCATED
 
 
@@ -79,7 +82,7 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
     placed = place(plan, graph)
     states = _state_bytes(plan, graph, placed, kept)
     logits = _logits(plan, graph, placed)
-    memory = plan_memory(plan, graph, gathers_again=kept.gathers_again, grown=dict(kept.grown))
+    memory = plan_memory(plan, graph, gathers_again=kept.gathers_again, grown=_grown(graph, kept))
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
@@ -164,6 +167,47 @@ def _state_bytes(
         for size, level in parts:
             found[stage] += elements * size // (ranks if kept.zero >= level else 1)
     return [found[stage] for stage in range(plan.stages)]
+
+
+def _grown(graph: Graph, kept: Keeping) -> dict[str, float]:
+    """By name of op: how many times what it makes is kept; logits are counted apart."""
+    logits = _logits_names(graph)
+    found: dict[str, float] = {}
+    for op in graph.ops:
+        if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            if op.kind in kept.beside:
+                found[op.name] = kept.beside[op.kind]
+            if logits.intersection(op.outputs):
+                found[op.name] = 0.0
+    if kept.every_second:
+        _every_second(graph, kept, found)
+    return found
+
+
+def _every_second(graph: Graph, kept: Keeping, found: dict[str, float]) -> None:
+    """Products of a block that recomputes, of which every second is made again."""
+    recomputed = {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE}
+    products: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        forward = op.phase is Phase.FORWARD and op.block in recomputed
+        if forward and op.kind == "matmul" and op.name not in found:
+            products.setdefault(op.block, []).append(op)
+    for every in products.values():
+        found.update((op.name, 0.0) for op in every[1::2])
+    if kept.unread:
+        last = {every[-1].outputs[0] for every in products.values() if len(every) % 2}
+        sums = (op for op in graph.ops if op.phase is Phase.FORWARD and last & {*op.inputs})
+        found.update((op.name, 2.0) for op in sums)
+
+
+def _logits_names(graph: Graph) -> set[str]:
+    """Logits of 2 bytes, made once and again."""
+    tensors = graph.tensors_by_name
+    return {
+        op.inputs[0]
+        for op in graph.ops
+        if op.kind == "cross_entropy" and ITEMSIZE[tensors[op.inputs[0]].dtype] == 2
+    }
 
 
 def _logits(plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]) -> Counter[int]:

@@ -79,8 +79,8 @@ def plan_memory(
         backward pass, as Megatron does (Korthikanti et al., 2022, section 4.2.2). No program is
         compiled so: it says what others would need for such a plan.
     grown : mapping, optional
-        By kind of op: how many times the bytes of what such an op makes in a forward pass is held,
-        where others hold more beside it (a mask, an operand that a fused op does not write).
+        By name of op: how many times the bytes of what it makes is held, where others hold more
+        beside it (a mask, an operand that a fused op does not write) or nothing of it.
 
     Returns
     -------
@@ -141,11 +141,10 @@ def _lowered(
     for draft in lowering.stages:
         hold_back(draft, joint_backward)
         for actor in draft.actors if grown else ():
-            if actor.kind in grown:
-                for port in actor.outputs:
-                    register = draft.registers[port.register]
-                    slot_bytes = int(register.slot_bytes * grown[actor.kind])
-                    draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
+            for port in actor.outputs if actor.name in grown else ():
+                register = draft.registers[port.register]
+                slot_bytes = int(register.slot_bytes * grown[actor.name])
+                draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
     return lowering.stages
 
 
