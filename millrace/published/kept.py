@@ -38,7 +38,7 @@ KEPT: dict[str, Keeping] = {
     # Gradients of a microbatch stay beside the sums in float32; silu(gate) is kept beside gate, up
     # and their product: 2.67 hidden sizes more than 16.
     "nanotron": Keeping(
-        gradient_bytes=6, loss_bytes=10, beside={"swiglu": 2.0}, figure=Figure.RESERVED
+        passing_bytes=2, loss_bytes=10, beside={"swiglu": 2.0}, by_weight=True, figure=Figure.RESERVED
     ),
     # Stored in float32 alone.
     "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),

@@ -6,9 +6,10 @@ buffers, which always divide.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import prod
 
 from msgspec.structs import replace
 
@@ -64,6 +65,8 @@ class Keeping:
     beside: Mapping[str, float] = field(default_factory=dict)
     every_second: bool = False
     unread: bool = False
+    passing_bytes: int = 0
+    by_weight: bool = False
     figure: Figure = Figure.ALLOCATED
 
 
@@ -78,17 +81,19 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
     kept : Keeping
         Of the framework.
     """
-    plan = evenly(plan)
+    plan = split_by_weight(plan, graph) if kept.by_weight else evenly(plan)
     placed = place(plan, graph)
     states = _state_bytes(plan, graph, placed, kept)
     logits = _logits(plan, graph, placed)
     memory = plan_memory(plan, graph, gathers_again=kept.gathers_again, grown=_grown(graph, kept))
+    passing = _passing_bytes(plan, graph, placed, kept)
     needed = []
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
         area = max(planned.temporary_bytes, logits[stage] * kept.loss_bytes)
         activations = int(planned.activation_bytes * kept.activations)
-        needed.append(state + activations + planned.communication_bytes + area + kept.bucket_bytes)
+        working = max(activations + area, passing[stage] + planned.temporary_bytes)
+        needed.append(state + working + planned.communication_bytes + kept.bucket_bytes)
     return _printed(max(needed), plan, kept.figure)
 
 
@@ -108,11 +113,42 @@ def evenly(plan: Plan) -> Plan:
         ends = [(layers + 2) // number * (k + 1) for k in range(number)]
     else:
         return plan
-    ends[-1] = len(blocks)
+    return _with_ends(plan, ends)
+
+
+def split_by_weight(plan: Plan, graph: Graph) -> Plan:
+    """The plan with blocks dealt out by the elements of their matrices, in order.
+
+    A stage takes blocks until their sum exceeds its share (nanotron, `get_block_compute_costs`
+    and how ranks of blocks are set, 2024); tables cost nothing.
+    """
+    number, sizes = len(plan.chunks), graph.tensors_by_name
+    if number == 1:
+        return plan
+    source = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.kind in ON_THE_WAY}
+    weights: Counter[str] = Counter()
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and op.kind == "matmul":
+            weights[op.block] += sum(prod(sizes[x].shape) for x in op.inputs if x in source)
+    blocks = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
+    share, done = weights.total() / number, 0
+    ends: list[int] = []
+    for at, block in enumerate(blocks):
+        done += weights[block]
+        if done > share * (len(ends) + 1) and len(ends) < number - 1:
+            ends.append(at + 1)
+    if len(ends) < number - 1 or ends[-1] == len(blocks):
+        return plan
+    return _with_ends(plan, [*ends, len(blocks)])
+
+
+def _with_ends(plan: Plan, ends: Sequence[int]) -> Plan:
+    """The plan with blocks in chunks that end there."""
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     starts = [0, *ends[:-1]]
     chunks = tuple(
         replace(chunk, blocks=tuple(blocks[start:end]))
-        for chunk, start, end in zip(plan.chunks, starts, ends, strict=True)
+        for chunk, start, end in zip(plan.chunks, starts, [*ends[:-1], len(blocks)], strict=True)
     )
     return replace(plan, chunks=chunks)
 
@@ -137,6 +173,30 @@ def _state_bytes(
     """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
     if kept.zero is None:
         return None
+    found: Counter[int] = Counter()
+    for stage, elements, ranks in _read_elements(plan, graph, placed):
+        ranks = min(ranks, kept.zero_ranks or ranks)
+        parts = (kept.state_bytes, 1), (kept.gradient_bytes, 2), (kept.weight_bytes, 3)
+        for size, level in parts:
+            found[stage] += elements * size // (ranks if kept.zero >= level else 1)
+    return [found[stage] for stage in range(plan.stages)]
+
+
+def _passing_bytes(
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...], kept: Keeping
+) -> Counter[int]:
+    """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
+    found: Counter[int] = Counter()
+    if kept.passing_bytes:
+        for stage, elements, _ in _read_elements(plan, graph, placed):
+            found[stage] += elements * kept.passing_bytes
+    return found
+
+
+def _read_elements(
+    plan: Plan, graph: Graph, placed: tuple[PlacedOp, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """Parameters per stage: elements on a rank, and ranks that hold the same."""
     sizes = plan.mesh.sizes
     roles = axis_roles(plan, graph)
     replicas = [axis for axis, one in enumerate(roles) if one & {"dp", "cp"}]
@@ -160,13 +220,8 @@ def _state_bytes(
                         for axis in tensor:
                             elements //= 1 if sbp[axis].is_split else sizes[axis]
                     read[one.stage, source[name]] = elements, ranks
-    found: Counter[int] = Counter()
     for (stage, _), (elements, ranks) in read.items():
-        ranks = min(ranks, kept.zero_ranks or ranks)
-        parts = (kept.state_bytes, 1), (kept.gradient_bytes, 2), (kept.weight_bytes, 3)
-        for size, level in parts:
-            found[stage] += elements * size // (ranks if kept.zero >= level else 1)
-    return [found[stage] for stage in range(plan.stages)]
+        yield stage, elements, ranks
 
 
 def _grown(graph: Graph, kept: Keeping) -> dict[str, float]:
