@@ -11,7 +11,7 @@ from millrace.published.habits import COMPILED, framework_name
 from millrace.published.peaks import Figure, Keeping
 from millrace.published.reading import Row, whole
 
-# Bytes of a logit in the plan: itself and its gradient, of 2 bytes each.
+# Of a logit: itself, its softmax of 4 bytes in one kernel, which becomes its gradient.
 FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
 
 # DeepSpeed's buckets to reduce and to gather, of 5e8 elements each (its configuration's defaults,
@@ -20,11 +20,10 @@ BUCKETS_BYTES = 2 * 2 * 5 * 10**8
 
 # Where probabilities of attention are kept: 2 bytes, a byte of dropout's mask and 2 of what it left
 # (Korthikanti et al., 2022, section 4.1: 5 a s^2 b bytes of a layer).
-DROPPED = {"masked_softmax": 2.5}
+DROPPED = (("masked_softmax", 2.5),)
 
 # A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
-# (2 + 4, and 2 of the gradient); shifted, then raised, in nanotron (2 + 4 + 4 + 4); the logarithms
-# and the gradients of both steps in PyTorch's cross entropy (4 + 4 + 4).
+# (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4).
 KEPT: dict[str, Keeping] = {
     # In float16 gradients are summed as they come, and brought to float32 with the split state.
     "megatron-deepspeed": Keeping(
@@ -35,10 +34,13 @@ KEPT: dict[str, Keeping] = {
         figure=Figure.DEVICE,
     ),
     "megatron-2021": Keeping(beside=DROPPED),
-    # Gradients of a microbatch stay beside the sums in float32; silu(gate) is kept beside gate, up
-    # and their product: 2.67 hidden sizes more than 16.
+    # silu(gate) is kept beside gate, up and their product.
     "nanotron": Keeping(
-        passing_bytes=2, loss_bytes=10, beside={"swiglu": 2.0}, by_weight=True, figure=Figure.RESERVED
+        passing_bytes=2,
+        loss_bytes=10,
+        beside=(("swiglu", 2.0),),
+        by_weight=True,
+        figure=Figure.RESERVED,
     ),
     # Stored in float32 alone.
     "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
@@ -57,7 +59,7 @@ def _loss_of_pytorch(row: Row) -> int:
     """Bytes of a logit at the peak of the loss, in blocks that stay reserved."""
     if whole(row, "tp", 1) > 1:
         return LOSS_PARALLEL
-    dated = re.search(r"(20\d\d)[-_]?[01]\d", row.get("source_path", ""))
+    dated = re.search(r"(202\d)[-_]?[01]\d", row.get("source_path", ""))
     since = dated is None or int(dated[1]) >= LOSS_COMPILED_SINCE
     return LOSS_COMPILED if since and COMPILED in row.get("notes", "") else LOSS_PLAIN
 

@@ -1,27 +1,23 @@
 """Peaks: the memory that a framework needs for a plan, and which figure a source prints of it.
 
 Activations, buffers of boxing and what a section needs besides are the plan's. What is kept of a
-parameter and how losses are computed is the framework's habit (`kept.py`). ZeRO and FSDP split flat
-buffers, which always divide.
+parameter, how losses are computed, how many layers a stage has (`splits.py`) and what is kept of an
+op more or less than the plan does is the framework's habit (`kept.py`). ZeRO and FSDP split flat
+buffers, which always divide; tables are split over tensor parallel ranks.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
 
-from msgspec.structs import replace
-
+from millrace.published.splits import ON_THE_WAY, split_by_weight, split_evenly
 from models.graph import ITEMSIZE, Graph, Op, Phase
 from planner.compile.placement import PlacedOp, place
 from planner.memory import StageMemory, beside, plan_memory
 from planner.plan import Plan
 from planner.roles import axis_roles
 from planner.sbp import local_size
-
-# Ops between a variable and what reads it.
-ON_THE_WAY = ("cast", "repeat", "narrow", "rearrange")
 
 
 class Figure(StrEnum):
@@ -40,32 +36,40 @@ class Keeping:
     ----------
     weight_bytes, gradient_bytes, state_bytes : int
         What products read, what gradients are summed in, and the rest, which ZeRO-1 splits.
+    passing_bytes : int
+        Of the gradients of one microbatch before they are summed: most when its activations are
+        gone.
     loss_bytes : int
-        Of a logit, at the peak of the loss.
+        Of a logit of 2 bytes, itself with all that is made of it, at the peak of the loss.
     bucket_bytes : int
         Of buffers whose size depends on nothing.
-    activations : float
-        Activations kept, as a share of the plan's.
     zero, zero_ranks : int, optional
         Level, and over how many replicas at most; None: as the plan has it, all of them.
     gathers_again : bool
         Activations that were gathered are gathered again in the backward pass, not held.
+    beside : tuple of (str, float)
+        Kinds of op beside whose results more is kept: how many times their bytes in all.
+    every_second : bool
+        Blocks that recompute make every second of their products again too.
+    unread : bool
+        They keep a last product that no gradient reads.
+    by_weight : bool
+        Stages have blocks of equal weight, not equally many.
     figure : Figure
     """
 
     weight_bytes: int = 2
     gradient_bytes: int = 4
     state_bytes: int = 12
+    passing_bytes: int = 0
     loss_bytes: int = 8
     bucket_bytes: int = 0
-    activations: float = 1.0
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
-    beside: Mapping[str, float] = field(default_factory=dict)
+    beside: tuple[tuple[str, float], ...] = ()
     every_second: bool = False
     unread: bool = False
-    passing_bytes: int = 0
     by_weight: bool = False
     figure: Figure = Figure.ALLOCATED
 
@@ -81,7 +85,7 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
     kept : Keeping
         Of the framework.
     """
-    plan = split_by_weight(plan, graph) if kept.by_weight else evenly(plan)
+    plan = split_by_weight(plan, graph) if kept.by_weight else split_evenly(plan)
     placed = place(plan, graph)
     states = _state_bytes(plan, graph, placed, kept)
     logits = _logits(plan, graph, placed)
@@ -91,66 +95,9 @@ def peak_bytes(plan: Plan, graph: Graph, kept: Keeping) -> int:
     for stage, planned in enumerate(memory):
         state = _planned_state(planned) if states is None else states[stage]
         area = max(planned.temporary_bytes, logits[stage] * kept.loss_bytes)
-        activations = int(planned.activation_bytes * kept.activations)
-        working = max(activations + area, passing[stage] + planned.temporary_bytes)
+        working = max(planned.activation_bytes + area, passing[stage] + planned.temporary_bytes)
         needed.append(state + working + planned.communication_bytes + kept.bucket_bytes)
     return _printed(max(needed), plan, kept.figure)
-
-
-def evenly(plan: Plan) -> Plan:
-    """The plan with as many layers in every chunk, which frameworks do and the search need not.
-
-    Where layers do not divide but do with both ends counted as layers, so; else as it is.
-    """
-    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
-    number, layers = len(plan.chunks), len(blocks) - 2
-    if number == 1 or layers < number:
-        return plan
-    if layers % number == 0:
-        share = layers // number
-        ends = [1 + share * (k + 1) for k in range(number)]
-    elif (layers + 2) % number == 0:
-        ends = [(layers + 2) // number * (k + 1) for k in range(number)]
-    else:
-        return plan
-    return _with_ends(plan, ends)
-
-
-def split_by_weight(plan: Plan, graph: Graph) -> Plan:
-    """The plan with blocks dealt out by the elements of their matrices, in order.
-
-    A stage takes blocks until their sum exceeds its share (nanotron, `get_block_compute_costs`
-    and how ranks of blocks are set, 2024); tables cost nothing.
-    """
-    number, sizes = len(plan.chunks), graph.tensors_by_name
-    if number == 1:
-        return plan
-    source = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.kind in ON_THE_WAY}
-    weights: Counter[str] = Counter()
-    for op in graph.ops:
-        if op.phase is Phase.FORWARD and op.kind == "matmul":
-            weights[op.block] += sum(prod(sizes[x].shape) for x in op.inputs if x in source)
-    blocks = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
-    share, done = weights.total() / number, 0
-    ends: list[int] = []
-    for at, block in enumerate(blocks):
-        done += weights[block]
-        if done > share * (len(ends) + 1) and len(ends) < number - 1:
-            ends.append(at + 1)
-    if len(ends) < number - 1 or ends[-1] == len(blocks):
-        return plan
-    return _with_ends(plan, [*ends, len(blocks)])
-
-
-def _with_ends(plan: Plan, ends: Sequence[int]) -> Plan:
-    """The plan with blocks in chunks that end there."""
-    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
-    starts = [0, *ends[:-1]]
-    chunks = tuple(
-        replace(chunk, blocks=tuple(blocks[start:end]))
-        for chunk, start, end in zip(plan.chunks, starts, [*ends[:-1], len(blocks)], strict=True)
-    )
-    return replace(plan, chunks=chunks)
 
 
 def _planned_state(planned: StageMemory) -> int:
@@ -226,12 +173,12 @@ def _read_elements(
 
 def _grown(graph: Graph, kept: Keeping) -> dict[str, float]:
     """By name of op: how many times what it makes is kept; logits are counted apart."""
-    logits = _logits_names(graph)
+    logits, times = _logits_names(graph), dict(kept.beside)
     found: dict[str, float] = {}
     for op in graph.ops:
         if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
-            if op.kind in kept.beside:
-                found[op.name] = kept.beside[op.kind]
+            if op.kind in times:
+                found[op.name] = times[op.kind]
             if logits.intersection(op.outputs):
                 found[op.name] = 0.0
     if kept.every_second:
