@@ -7,39 +7,61 @@ an entry by a rule that is the same for every row that says it.
 import re
 from dataclasses import replace
 
-from millrace.published.habits import framework_name
+from millrace.published.habits import COMPILED, framework_name
 from millrace.published.peaks import Figure, Keeping
 from millrace.published.reading import Row, whole
 
-# Bytes of a logit in the plan: itself and its gradient, of 2 bytes each.
-FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 4
+# Of a logit: itself, its softmax of 4 bytes in one kernel, which becomes its gradient.
+FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
 
 # DeepSpeed's buckets to reduce and to gather, of 5e8 elements each (its configuration's defaults,
 # `reduce_bucket_size` and `allgather_bucket_size`, 2022).
 BUCKETS_BYTES = 2 * 2 * 5 * 10**8
 
+# Where probabilities of attention are kept: 2 bytes, a byte of dropout's mask and 2 of what it left
+# (Korthikanti et al., 2022, section 4.1: 5 a s^2 b bytes of a layer).
+DROPPED = (("masked_softmax", 2.5),)
+
 # A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
-# (2 + 4, and 2 of the gradient); shifted, then raised, in nanotron (2 + 4 + 4 + 4); the logarithms
-# and the gradients of both steps in PyTorch's cross entropy (4 + 4 + 4).
+# (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4).
 KEPT: dict[str, Keeping] = {
     # In float16 gradients are summed as they come, and brought to float32 with the split state.
     "megatron-deepspeed": Keeping(
-        gradient_bytes=2, state_bytes=16, bucket_bytes=BUCKETS_BYTES, figure=Figure.DEVICE
+        gradient_bytes=2,
+        state_bytes=16,
+        bucket_bytes=BUCKETS_BYTES,
+        beside=DROPPED,
+        figure=Figure.DEVICE,
     ),
-    # Gradients of a microbatch stay beside the sums in float32; silu(gate) is kept beside gate, up
-    # and their product: 2.67 hidden sizes more than 16.
+    "megatron-2021": Keeping(beside=DROPPED),
+    # silu(gate) is kept beside gate, up and their product.
     "nanotron": Keeping(
-        gradient_bytes=6, loss_bytes=14, activations=1 + 2.67 / 16, figure=Figure.RESERVED
+        passing_bytes=2,
+        loss_bytes=10,
+        beside=(("swiglu", 2.0),),
+        by_weight=True,
+        figure=Figure.RESERVED,
     ),
     # Stored in float32 alone.
-    "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, loss_bytes=12, figure=Figure.RESERVED),
+    "pytorch-fsdp": Keeping(weight_bytes=4, state_bytes=8, figure=Figure.RESERVED),
     # Gradients are summed in float16, the loss is one fused kernel.
     "alpa": Keeping(gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES),
 }
 
-# Selective recomputation of torchtitan: of the products in a block every second one is made again,
-# which keeps 7.75 of the 12.5 hidden sizes that all products of a Llama-3 8B's block take.
-EVERY_SECOND = 7.75 / 12.5
+# PyTorch's cross entropy: logits of 2 bytes, and of 4 the logarithms and the gradients of both of
+# its steps. Split over tensor parallel ranks also their exponentials (torch.distributed.tensor.
+# parallel.loss: `(grad_input + torch.exp(x)) * grad_output`, 2024). Compiled: logits and their
+# gradient, as torchtitan does since 2025 (it was turned off in December 2024, pull request 755).
+LOSS_PLAIN, LOSS_PARALLEL, LOSS_COMPILED, LOSS_COMPILED_SINCE = 2 + 3 * 4, 2 + 4 * 4, 2 + 2, 2025
+
+
+def _loss_of_pytorch(row: Row) -> int:
+    """Bytes of a logit at the peak of the loss, in blocks that stay reserved."""
+    if whole(row, "tp", 1) > 1:
+        return LOSS_PARALLEL
+    dated = re.search(r"(202\d)[-_]?[01]\d", row.get("source_path", ""))
+    since = dated is None or int(dated[1]) >= LOSS_COMPILED_SINCE
+    return LOSS_COMPILED if since and COMPILED in row.get("notes", "") else LOSS_PLAIN
 
 
 def keeping(row: Row) -> Keeping | None:
@@ -59,8 +81,10 @@ def keeping(row: Row) -> Keeping | None:
         found = replace(found, gradient_bytes=6, state_bytes=12)
     if FUSED_LOSS in notes:
         found = replace(found, loss_bytes=FUSED_LOSS_BYTES)
-    if name == "pytorch-fsdp" and row["recompute"] == "selective":
-        found = replace(found, activations=EVERY_SECOND)
+    if name == "pytorch-fsdp":
+        found = replace(found, loss_bytes=_loss_of_pytorch(row))
+        if row["recompute"] == "selective":
+            found = replace(found, every_second=True, unread=COMPILED not in notes)
     if row["zero"] in ("0", "1", "2", "3"):
         found = replace(found, zero=int(row["zero"]))
     if name == "pytorch-fsdp" and whole(row, "pp", 1) > 1:

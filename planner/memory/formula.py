@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace as changed
+
 from models.graph import GLOBAL_BLOCK, Graph
 from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
@@ -59,7 +61,11 @@ class Held(NamedTuple):
 
 
 def plan_memory(
-    plan: Plan, graph: Graph, *, gathers_again: bool = False
+    plan: Plan,
+    graph: Graph,
+    *,
+    gathers_again: bool = False,
+    grown: Mapping[str, float] | None = None,
 ) -> tuple[StageMemory, ...]:
     """Return the memory of every stage of a plan.
 
@@ -72,6 +78,9 @@ def plan_memory(
         What is gathered of an activation in the forward pass is not held, but gathered anew for the
         backward pass, as Megatron does (Korthikanti et al., 2022, section 4.2.2). No program is
         compiled so: it says what others would need for such a plan.
+    grown : mapping, optional
+        By name of op: how many times the bytes of what it makes is held, where others hold more
+        beside it (a mask, an operand that a fused op does not write) or nothing of it.
 
     Returns
     -------
@@ -89,11 +98,11 @@ def plan_memory(
     small = regular(plan, graph)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    drafts = _lowered(small, table.joint, gathers_again)
+    drafts = _lowered(small, table.joint, gathers_again, grown or {})
     alive = lifetimes(drafts)
     if small.moved and not _all_near(alive, small):
         small = Regular.whole(plan, graph)
-        drafts = _lowered(small, table.joint, gathers_again)
+        drafts = _lowered(small, table.joint, gathers_again, grown or {})
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     spans = [Spans(draft, table.joint) for draft in drafts]
@@ -121,7 +130,9 @@ def plan_memory(
     return tuple(found)
 
 
-def _lowered(small: Regular, joint_backward: bool, gathers_again: bool) -> list[DraftStage]:
+def _lowered(
+    small: Regular, joint_backward: bool, gathers_again: bool, grown: Mapping[str, float]
+) -> list[DraftStage]:
     plan = small.plan
     lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     lowering.gathers_again = gathers_again
@@ -129,6 +140,11 @@ def _lowered(small: Regular, joint_backward: bool, gathers_again: bool) -> list[
         lowering.lower(placed)
     for draft in lowering.stages:
         hold_back(draft, joint_backward)
+        for actor in draft.actors if grown else ():
+            for port in actor.outputs if actor.name in grown else ():
+                register = draft.registers[port.register]
+                slot_bytes = int(register.slot_bytes * grown[actor.name])
+                draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
     return lowering.stages
 
 

@@ -233,6 +233,16 @@ def test_what_is_gathered_again_is_not_held_between_the_passes() -> None:
     assert again.parameter_bytes == held.parameter_bytes
 
 
+def test_what_an_op_makes_may_be_counted_more_often_or_not_at_all() -> None:
+    plan, graph = planned(2, **degrees(tp=2))
+    name = next(op.name for op in graph.ops if op.kind == "gelu" and op.phase == "forward")
+    none, once, twice = (
+        plan_memory(plan, graph, grown={name: times})[0].activation_bytes for times in (0, 1, 2)
+    )
+    assert once == plan_memory(plan, graph)[0].activation_bytes
+    assert twice - once == once - none > 0
+
+
 def test_earlier_stages_keep_more_microbatches() -> None:
     plan, graph = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     first, last = plan_memory(plan, graph)

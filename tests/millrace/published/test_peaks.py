@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 
 from millrace.published.kept import KEPT, keeping
 from millrace.published.language import question
 from millrace.published.peaks import Figure, Keeping, peak_bytes
 from millrace.published.prediction import planned
+from millrace.published.splits import split_by_weight, split_evenly
 from planner.plan import Plan, plan_graph
 from tests.millrace.published.rows import PLAIN
 
@@ -62,13 +64,100 @@ def test_a_row_without_a_peak_keeps_what_the_plan_keeps():
 def test_what_a_row_says_changes_what_its_framework_keeps():
     printed = {"peak_mem_gb": "1", "framework": "megatron-core"}
     assert keeping(row(**printed)) == Keeping(zero=1)
-    assert keeping(row(**printed, notes="fused cross entropy;")).loss_bytes == 4
+    assert keeping(row(**printed, notes="fused cross entropy;")).loss_bytes == 6
     assert keeping(row(**printed, notes="zero1=8")).zero_ranks == 8
     assert keeping(row(**printed, tp="2", sequence_parallel="1")).gathers_again
     fsdp = printed | {"framework": "pytorch-fsdp", "zero": "3"}
-    assert keeping(row(**fsdp)) == replace(KEPT["pytorch-fsdp"], zero=3)
+    assert keeping(row(**fsdp)) == replace(KEPT["pytorch-fsdp"], loss_bytes=14, zero=3)
     assert keeping(row(**fsdp | {"pp": "2"})).zero == 1
-    assert keeping(row(**fsdp | {"recompute": "selective"})).activations < 1
+    eager = keeping(row(**fsdp | {"recompute": "selective"}))
+    assert (eager.every_second, eager.unread) == (True, True)
+    compiled = fsdp | {"recompute": "selective", "notes": "torch.compile"}
+    assert not keeping(row(**compiled)).unread
     deepspeed = printed | {"framework": "megatron-deepspeed"}
     assert keeping(row(**deepspeed | {"precision": "bf16"})).gradient_bytes == 6
     assert keeping(row(**deepspeed | {"precision": "fp16"})).gradient_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_of_a_logit"),
+    [
+        ({}, 14),
+        ({"tp": "2"}, 18),
+        ({"notes": "torch.compile"}, 4),
+        ({"notes": "torch.compile", "source_path": "llama3_202506_x.md"}, 4),
+        ({"notes": "torch.compile", "source_path": "llama3_202412_x.md"}, 14),
+    ],
+)
+def test_the_loss_of_pytorch_is_split_or_compiled(said, bytes_of_a_logit):
+    printed = {"peak_mem_gb": "1", "framework": "pytorch-fsdp", "zero": "3"}
+    assert keeping(row(**printed | said)).loss_bytes == bytes_of_a_logit
+
+
+def test_of_products_that_are_kept_every_second_is_made_again():
+    plan = plan_of(recompute="selective", micro_batch="4", seq_len="1024")
+    kept = Keeping(zero=0, loss_bytes=0)
+    all_products = peak(plan, kept)
+    some = peak(plan, replace(kept, every_second=True))
+    # k, the output's product and fc2 of q, k, v, out, fc1 and fc2; fc2 is not kept in any case.
+    hidden = 2 * 4 * 1024 * 256
+    assert all_products - some == pytest.approx(4 * 2 * hidden, rel=0.15)
+
+
+def test_what_is_kept_beside_a_result_is_counted_per_layer():
+    plan = plan_of(micro_batch="4", seq_len="1024")
+    kept = Keeping(zero=0, loss_bytes=0)
+    more = peak(plan, replace(kept, beside=(("gelu", 2.0),))) - peak(plan, kept)
+    assert more == pytest.approx(4 * 2 * 4 * 1024 * 1024, rel=0.05)
+
+
+def test_gradients_of_a_microbatch_count_where_activations_are_less():
+    plan = plan_of(micro_batch="1")
+    kept = Keeping(zero=0, loss_bytes=0)
+    assert peak(plan, replace(kept, passing_bytes=8)) > peak(plan, kept)
+    assert peak(plan, replace(kept, passing_bytes=0, bucket_bytes=5)) == peak(plan, kept) + 5
+
+
+def test_tables_are_split_over_tensor_parallel_ranks():
+    plan = plan_of(dp="1", tp="2", vocab="100000", sequence_parallel="0")
+    states = replace(Keeping(zero=0, loss_bytes=0), gradient_bytes=0, state_bytes=0)
+    found = peak(plan, states) - peak(plan, replace(states, weight_bytes=0))
+    table = 100096 * 256
+    assert found == pytest.approx(2 * (GPT - 1024 * 256 + table) / 2, rel=0.05)
+
+
+def blocks_of(plan: Plan) -> list[int]:
+    return [len(chunk.blocks) for chunk in plan.chunks]
+
+
+def test_layers_are_dealt_out_evenly():
+    plan = plan_of(dp="1", pp="2", gpus="2", global_batch="16")
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    skewed = changed(
+        plan,
+        chunks=tuple(
+            changed(chunk, blocks=tuple(some))
+            for chunk, some in zip(plan.chunks, (blocks[:2], blocks[2:]), strict=True)
+        ),
+    )
+    even = split_evenly(skewed)
+    assert blocks_of(even) == [3, 3]  # the embedding or the head, and two layers
+    assert [c.block for k in even.chunks for c in k.blocks] == [one.block for one in blocks]
+    kept = Keeping(zero=0)
+    assert peak(skewed, kept) == peak(even, kept)
+
+
+def test_layers_that_do_not_divide_are_dealt_out_with_the_ends_or_left():
+    with_ends = plan_of(dp="1", pp="4", gpus="4", layers="6", global_batch="16")
+    assert blocks_of(split_evenly(with_ends)) == [2, 2, 2, 2]
+    left = plan_of(dp="1", pp="3", gpus="3", layers="5", global_batch="18", gpus_per_node="3")
+    assert split_evenly(left) == left
+
+
+def test_blocks_dealt_out_by_weight_leave_the_stage_of_a_heavy_head_less():
+    plan = plan_of(dp="1", pp="2", gpus="2", vocab="6144", global_batch="16")
+    graph = plan_graph(plan)
+    # The head is as heavy as two layers of four: a share is three, which the third does not exceed.
+    assert blocks_of(split_by_weight(plan, graph)) == [5, 1]
+    light = plan_of(dp="1", pp="2", gpus="2", vocab="512", global_batch="16")
+    assert blocks_of(split_by_weight(light, plan_graph(light))) == [4, 2]

@@ -1,0 +1,66 @@
+"""Splits: how frameworks deal out layers to the stages of a pipeline, where the search may do else.
+
+Only the account of memory is made of plans split so: the fullest stage is what a source prints.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+
+from msgspec.structs import replace
+
+from models.graph import Graph, Phase
+from planner.plan import Plan
+
+# Ops between a variable and what reads it.
+ON_THE_WAY = ("cast", "repeat", "narrow", "rearrange")
+
+
+def split_evenly(plan: Plan) -> Plan:
+    """Return the plan with as many layers in every chunk.
+
+    Where layers do not divide but do with both ends counted as layers, they are counted so
+    (DeepSpeed's `type:transformer|embedding`, torchtitan's 405B); else the plan is as it was.
+    """
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    number, layers = len(plan.chunks), len(blocks) - 2
+    if layers < number:
+        return plan
+    if layers % number == 0:
+        ends = [1 + layers // number * (k + 1) for k in range(number)]
+    elif (layers + 2) % number == 0:
+        ends = [(layers + 2) // number * (k + 1) for k in range(number)]
+    else:
+        return plan
+    return _with_ends(plan, ends[:-1])
+
+
+def split_by_weight(plan: Plan, graph: Graph) -> Plan:
+    """Return the plan with blocks dealt out, in their order, by the elements of their matrices.
+
+    A stage takes blocks until their sum exceeds its share (nanotron, `get_block_compute_costs` and
+    how blocks get their ranks, 2024); tables cost nothing.
+    """
+    number, tensors = len(plan.chunks), graph.tensors_by_name
+    stored = {name for op in graph.ops if op.kind in ON_THE_WAY for name in op.outputs}
+    weights: Counter[str] = Counter()
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and op.kind == "matmul":
+            weights[op.block] += sum(prod(tensors[x].shape) for x in op.inputs if x in stored)
+    blocks = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
+    done, ends = 0, list[int]()
+    for at, block in enumerate(blocks[:-1]):
+        done += weights[block]
+        if len(ends) < number - 1 and done * number > weights.total() * (len(ends) + 1):
+            ends.append(at + 1)
+    return _with_ends(plan, ends) if len(ends) == number - 1 else plan
+
+
+def _with_ends(plan: Plan, ends: Sequence[int]) -> Plan:
+    """The plan with its blocks in chunks that end there, but for the last."""
+    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    chunks = tuple(
+        replace(chunk, blocks=tuple(blocks[start:end]))
+        for chunk, start, end in zip(plan.chunks, [0, *ends], [*ends, len(blocks)], strict=True)
+    )
+    return replace(plan, chunks=chunks)
