@@ -35,16 +35,14 @@ def predict(
 
     Parameters
     ----------
-    plan
-        The plan.
+    plan, graph, memory, stages
+        The plan, and what `plan_graph`, `plan_memory` and `stage_graph` give of it, if at hand.
     steps, jitter, seed, stragglers, spans
         As for `simulate`; jitter and stragglers act on what fires: ops, blocks or parts of chunks.
     fidelity
         `op` fires every op of every layer, `stage` whole parts of chunks with times measured on few
         blocks (`simulator.stages`), `block` each block of these (`simulator.blocks`); None: `op` up
         to `MOST_OP_FIRINGS`, `stage` beyond them, but not where ranks share cores.
-    graph, memory, stages
-        As `plan_graph`, `plan_memory` and `stage_graph` give them, where they are at hand.
     detailed
         Keep with it what an account of the step needs (`simulator.account`); with `spans` only.
 
@@ -59,7 +57,7 @@ def predict(
     """
     if fidelity not in (None, *FIDELITIES):
         raise SimulationError(f"fidelity is `{fidelity}`: expected one of {', '.join(FIDELITIES)}")
-    graph = plan_graph(plan) if graph is None else graph
+    graph = graph or plan_graph(plan)
     chosen = chosen_fidelity(plan) if fidelity is None else fidelity
     run = partial(
         simulate,
