@@ -75,7 +75,7 @@ class _Reading:
                 busy_ns = sum(self.ends[actor][at] for actor in actors) - sum(begun)
                 exposed[slot.part] = slots_ns[slot.part] - busy_ns
                 if self.piece.pacing is not None:
-                    paces[slot.part] = self._pace(begun, ends[index - 1], ends[index])
+                    paces[slot.part] = self._pace(actors, begun, ends[index - 1], ends[index])
         totals = self._totals()
         totals_start, totals_ns = self.starts[totals][1], self._ns([totals])
         first = self.piece.slots[0].part
@@ -95,15 +95,19 @@ class _Reading:
             paces=paces | self._once(totals) if self.piece.pacing is not None else {},
         )
 
-    def _pace(self, begun: Sequence[int], begin_ns: int, end_ns: int) -> PartPace:
+    def _pace(
+        self, actors: Sequence[int], begun: Sequence[int], begin_ns: int, end_ns: int
+    ) -> PartPace:
         """The pace of what runs from one time to another, its firings in order."""
         pacing = self.piece.pacing
         assert pacing is not None
-        late = (at * pacing.host_ns + begin_ns - ns for at, ns in enumerate(begun))
+        launched = [*accumulate(pacing.rows[0][actor].launches for actor in actors)]
+        rows = zip(launched, begun, strict=True)
+        late = ((count - 1) * pacing.host_ns + begin_ns - ns for count, ns in rows)
         alone = end_ns - begin_ns
         if pacing.overlap < 1:
             alone = self._covered(begin_ns, end_ns, True) - self._covered(begin_ns, end_ns, False)
-        return PartPace(len(begun), max(late, default=0), alone)
+        return PartPace(launched[-1] if launched else 0, max(late, default=0), alone)
 
     def _once(self, totals: int) -> dict[str, PartPace]:
         """The paces of what is computed once a step."""
@@ -113,11 +117,12 @@ class _Reading:
         for part, actors in (("begin", self.by_section.get(BEGIN, ())), ("norm", update[:at])):
             # Here other lanes decide when ops begin, not the ops before them.
             begun = [0, *accumulate(self.piece.durations_ns[actor] for actor in actors)]
-            found[part] = self._pace(begun[:-1], 0, begun[-1])._replace(alone_ns=begun[-1])
+            pace = self._pace(list(actors), begun[:-1], 0, begun[-1])
+            found[part] = pace._replace(alone_ns=begun[-1])
         begin_ns = self.ends[totals][1]
         begun = [self.starts[actor][1] for actor in update[at + 1 :]]
         found["totals"] = PartPace(1, 0, self._ns([totals]))
-        found["update"] = self._pace(begun, begin_ns, self._update_end(1))
+        found["update"] = self._pace(update[at + 1 :], begun, begin_ns, self._update_end(1))
         return found
 
     def _covered(self, begin_ns: int, end_ns: int, either: bool) -> int:

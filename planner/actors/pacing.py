@@ -2,7 +2,9 @@
 
 * *Launches.* A rank's host launches the actors of a compute queue in their order, one after the
   other, and runs ahead of the device within a step; the next step's launches begin when the queue's
-  last firing of this one is over. A firing begins no earlier than it is launched.
+  last firing of this one is over. A firing begins no earlier than it is launched. One launch does
+  what an optimizer does to many variables; a meeting that is no bucket's is launched before what
+  reads it.
 * *Contention.* While a meeting of a rank moves data, what the rank computes keeps a share of its
   speed.
 
@@ -17,9 +19,15 @@ from typing import NamedTuple
 from planner.actors.graph import ActorGraph, Program
 from planner.cluster import Cluster
 
+# Kinds of ops at a step's ends that frameworks do for all variables in one launch: apex's
+# `multi_tensor_apply` (2018), as Megatron-LM and DeepSpeed take it for casts, norms and Adam, and
+# PyTorch's `torch._foreach` functions.
+TOGETHER = ("cast", "squared_sum", "adamw", "sgd")
+ENDS = ("begin", "update")
+
 
 class Pace(NamedTuple):
-    """How one actor without a meeting is launched and slowed.
+    """How one actor without a meeting is launched and slowed: 0 launches: with those before it.
 
     `alone` is the share of its time in which it computes and no meeting inside it moves data: as
     much of it as other meetings slow down.
@@ -49,8 +57,32 @@ def pacing_of(graph: ActorGraph, cluster: Cluster) -> Pacing | None:
     """
     if not paced(cluster):
         return None
-    rows = tuple((ONE,) * len(program.actors) for program in graph.programs)
-    return Pacing(cluster.software.host_ns, cluster.software.overlap, rows)
+    host_ns = cluster.software.host_ns
+    rows = tuple(_paces(program, host_ns) for program in graph.programs)
+    return Pacing(host_ns, cluster.software.overlap, rows)
+
+
+def _paces(program: Program, host_ns: int) -> tuple[Pace, ...]:
+    """A pace per actor: its own launch, and those of the meetings that nobody read before it."""
+    met = {
+        port.register
+        for actor in program.actors
+        if (meeting := actor.meeting) and not (meeting.bucketed or meeting.world)
+        for port in actor.outputs
+    }
+    found = [ONE] * len(program.actors)
+    begun: set[tuple[str, str]] = set()
+    for index in dict.fromkeys(one for queue in program.queues for one in queue.order):
+        actor = program.actors[index]
+        if actor.meeting is not None:
+            continue
+        read = met.intersection(port.register for port in actor.inputs)
+        met -= read
+        what = (actor.phase, actor.kind)
+        own = 0 if actor.phase in ENDS and actor.kind in TOGETHER and what in begun else 1
+        begun.add(what)
+        found[index] = Pace(own + len(read), len(read) * host_ns if own else 0)
+    return tuple(found)
 
 
 def paced(cluster: Cluster) -> bool:
@@ -71,7 +103,8 @@ def launch_offsets(
         launched = 0
         for actor in queue.order:
             if program.actors[actor].meeting is None:
-                found[actor].append((launched + 1) * host_ns + row[actor].lag_ns)
+                first = min(row[actor].launches, 1)
+                found[actor].append((launched + first) * host_ns + row[actor].lag_ns)
                 launched += row[actor].launches
     return tuple(tuple(offsets) for offsets in found)
 
