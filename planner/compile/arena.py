@@ -381,7 +381,10 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Alike, dict[int, lis
 
 
 def stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
-    """Times at which the stretches of a section start; boxing belongs to the op it is for."""
+    """Times at which the stretches of a section start; boxing belongs to the op it is for.
+
+    Sums of gradients belong where they lie, be they of the block or of the one before.
+    """
     starts: list[int] = []
     block: str | None = None
     begun: int | None = None
@@ -390,7 +393,7 @@ def stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
         begun = index if begun is None else begun
         if actor.kind in BOXING:
             continue
-        if actor.block != block:
+        if actor.block != block and (block is None or actor.kind != "accumulate"):
             starts.append(2 * begun)
             block = actor.block
         begun = None

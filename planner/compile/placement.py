@@ -1,13 +1,16 @@
 """Placement: which stage runs each op of the training graph, and with which signature."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from models.graph import GLOBAL_BLOCK, Graph, Op
+from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from planner.errors import InfeasibleError, PlanError
 from planner.plan import OFFLOADS, OpSignature, Plan
 from planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
 from planner.schedules import SCHEDULES
+
+BACKWARD = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,9 @@ def check_plan(plan: Plan) -> None:
 def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     """Give every op of the training graph its stage, chunk and nd-SBPs, in the graph's order.
 
-    Ops of the global block come once per stage. SBPs on axes of size one are written B.
+    Ops of the global block come once per stage. SBPs on axes of size one are written B. Only sums
+    of gradients that ranks add up first come later, after the ops of the next block: a device that
+    works off its queue in order would wait for each such sum of ranks.
 
     Raises
     ------
@@ -111,7 +116,26 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
                 expansion=signature.expansion,
             )
         )
-    return tuple(placed)
+    return tuple(_with_late_sums(placed))
+
+
+def _with_late_sums(placed: Iterable[PlacedOp]) -> Iterator[PlacedOp]:
+    """The same ops, sums of what ranks have to add up first after the next block's."""
+    made: dict[str, NdSbp] = {}
+    held: list[PlacedOp] = []
+    part, block = (0, 0, False), ""
+    for one in placed:
+        now = (one.stage, one.chunk, one.op.phase in BACKWARD)
+        if now != part or one.op.block != block:
+            stays = [late for late in held if now == part and late.op.block == block]
+            yield from (late for late in held if late not in stays)
+            held, part, block = stays, now, one.op.block
+        made.update(zip(one.op.outputs, one.outputs, strict=True))
+        if one.op.kind == "accumulate" and made.get(one.op.inputs[0]) != one.inputs[0]:
+            held.append(one)
+        else:
+            yield one
+    yield from held
 
 
 def _everywhere(op: Op, plan: Plan) -> list[PlacedOp]:
