@@ -39,9 +39,10 @@ REACHED = 10.2e9
 # PyTorch's runs of BERT in both precisions (2020).
 MIXED_BYTES = 1.6
 
-# Bytes of memory-bound ops of a convolutional network, over those of the same framework's
+# Bytes of memory-bound ops of a ResNet in mixed precision, over those of the same framework's
 # transformers: norms are fused with the ReLU and the addition after them (OneFlow's report of
-# October 2020; `--fuse-bn-relu`, `--fuse-bn-add-relu` of NVIDIA's example for MXNet, 2020).
+# October 2020, which has them with NHWC only; `--fuse-bn-relu`, `--fuse-bn-add-relu` of NVIDIA's
+# example for MXNet, 2020). In fp32, and before PReLUs, they are not.
 FUSED_NORMS = ("OneFlow", "NGC MXNet")
 FUSED_BYTES = 0.65
 
@@ -206,7 +207,8 @@ def _as_set(software: Software, row: Row) -> Software:
     """A framework's settings for a row's precision and kind of model."""
     fusion = software.fusion
     if row["model"].startswith(("resnet", "insightface")):
-        fusion *= FUSED_BYTES if row["framework"] in FUSED_NORMS else 1.0
+        fused = row["framework"] in FUSED_NORMS and row["dtype"] == "amp"
+        fusion *= FUSED_BYTES if fused else 1.0
     elif row["dtype"] == "amp":
         fusion *= MIXED_BYTES
     return replace(software, fusion=fusion)

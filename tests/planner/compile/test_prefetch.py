@@ -48,3 +48,26 @@ def test_a_gather_waits_for_an_op_of_the_block_before_its_reader() -> None:
         assert blocks.index(reader.block) - blocks.index(before.block) == step
         waited.add(reader.block)
     assert len(waited) >= 4, "every layer but the first has one before it"
+
+
+def test_a_sum_of_reduced_gradients_waits_beside_the_next_block() -> None:
+    (program,) = sharded(4).programs
+    compute = program.queues[0].order
+    backward = [
+        program.actors[index]
+        for index in dict.fromkeys(compute)
+        if program.actors[index].phase in ("recompute", "backward_input", "backward_weight")
+    ]
+    blocks = list(dict.fromkeys(one.block for one in backward if one.kind != "accumulate"))
+    last = {one.block: at for at, one in enumerate(backward) if one.kind != "accumulate"}
+    reduced = {
+        port.register for one in program.actors if one.meeting is not None for port in one.outputs
+    }
+    late = 0
+    for at, one in enumerate(backward):
+        if one.kind != "accumulate" or one.inputs[0].register not in reduced:
+            continue
+        late += 1
+        following = blocks[blocks.index(one.block) + 1 :][:1]
+        assert at > last[following[0] if following else one.block]
+    assert late > 0
