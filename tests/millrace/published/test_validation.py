@@ -169,6 +169,18 @@ def test_rows_of_dlperf_are_models_of_the_zoo(changed: dict[str, str], family: s
     assert found == pins
 
 
+def test_norms_are_fused_with_what_follows_them_in_mixed_precision_alone():
+    usual = framework("oneflow").fusion
+
+    def fusion(**changed: str) -> float:
+        return dlperf.cluster(DLPERF | {"line": "2"} | changed).software.fusion
+
+    assert fusion() == pytest.approx(dlperf.FUSED_BYTES * usual)
+    assert fusion(dtype="fp32") == usual
+    assert fusion(model="insightface-r100-glint360k", dtype="fp32") == usual
+    assert fusion(framework="PyTorch", dtype="fp32") == framework("default").fusion
+
+
 def test_a_model_that_no_family_builds_says_so():
     with pytest.raises(language.InexpressibleError, match="model `vgg16`"):
         dlperf.question(DLPERF | {"line": "2", "model": "vgg16"})
