@@ -47,9 +47,9 @@ ALIGNED_BYTES = 16  # dims are multiples of this in bytes (the guide, section 4.
 PARTIAL_BYTES = 4  # parts of a cut contraction are summed in fp32
 
 # Share of its bandwidth at which a depthwise convolution moves its tensors: the window is read from
-# caches again and again. Taken, not measured; that they are slow: Tan and Le, "EfficientNetV2",
-# arXiv 2104.00298 (2021), section 3.2.
-DEPTHWISE_RATE = 0.5
+# caches again and again. Fitted on published runs of MobileFaceNet on V100 (DLPerf, 2021); that
+# they are slow: Tan and Le, "EfficientNetV2", arXiv 2104.00298 (2021), section 3.2.
+DEPTHWISE_RATE = 0.35
 
 # Precisions that no matrix units multiply in.
 PLAIN = ("fp32", "fp64")
@@ -59,7 +59,7 @@ PLAIN = ("fp32", "fp64")
 # arXiv 1509.09308, 2015, section 4.1), less the transforms. Fitted on published runs of ResNet-100
 # for faces in fp32 on V100 (DLPerf, 2021), which are faster than the device's peak. cuDNN 7 has it
 # for fp32 only where there are tensor cores; few channels do not pay for the transforms.
-WINOGRAD = 1.85
+WINOGRAD = 2.0
 WINOGRAD_CHANNELS = 16
 
 # Places of what is convolved, the weights and the result among the operands.

@@ -169,16 +169,25 @@ def test_rows_of_dlperf_are_models_of_the_zoo(changed: dict[str, str], family: s
     assert found == pins
 
 
-def test_norms_are_fused_with_what_follows_them_in_mixed_precision_alone():
-    usual = framework("oneflow").fusion
-
+def test_convolutional_networks_move_what_their_ops_do():
     def fusion(**changed: str) -> float:
         return dlperf.cluster(DLPERF | {"line": "2"} | changed).software.fusion
 
-    assert fusion() == pytest.approx(dlperf.FUSED_BYTES * usual)
-    assert fusion(dtype="fp32") == usual
-    assert fusion(model="insightface-r100-glint360k", dtype="fp32") == usual
-    assert fusion(framework="PyTorch", dtype="fp32") == framework("default").fusion
+    assert fusion() == dlperf.FUSED_BYTES
+    assert fusion(framework="NGC PyTorch") == framework("ngc-pytorch").fusion
+    assert fusion(dtype="fp32") == dlperf.PLAIN_BYTES
+    face = {"model": "insightface-r100-glint360k", "dtype": "fp32"}
+    assert fusion(**face) == dlperf.PLAIN_BYTES
+
+
+def test_only_berts_norms_are_cast_to_and_fro():
+    def fusion(**changed: str) -> float:
+        return dlperf.cluster(DLPERF | {"line": "2"} | changed).software.fusion
+
+    usual = framework("oneflow").fusion
+    assert fusion(model="bert-base") == pytest.approx(dlperf.MIXED_BYTES * usual)
+    assert fusion(model="bert-base", dtype="fp32") == usual
+    assert fusion(model="gpt-h1536-l16-a16-s2048") == usual
 
 
 def test_a_model_that_no_family_builds_says_so():
