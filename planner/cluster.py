@@ -85,7 +85,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     which no matrix units do (None: the same), `attention_efficiency` the forward pass of flash
     attention over long sequences at head size 128, `memory_efficiency` copies. `multiprocessors`
     are what tiles of a product are dealt to (SMs, compute units); 0: not known, and small products
-    are as efficient as large ones.
+    are as efficient as large ones. `softmax_features` is of how many features a score is multiplied
+    in the time of its exponential, which matrix units do not compute: they have become faster with
+    every generation, exponentials have not.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plain_efficiency: float | None = None
     attention_efficiency: float = 0.6  # between FlashAttention-2 on A100 and -3 on H100, 2023-24
     multiprocessors: int = 0
+    softmax_features: float = 32.0  # of an H100, see planner.costs.attention
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,6 +189,16 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bucket_part_bytes
         A bucket that many ranks share is larger: this much for each of them, so that the latency of
         a long ring is paid less often.
+    whole_blocks
+        A bucket is what a block has, however much that is (PyTorch's FSDP).
+    gradient_bytes
+        Of one element of a gradient, while replicas sum it; 0: as the plan has it.
+    state_ranks
+        Storage is split within groups of so many replicas, each of which sums its parts with their
+        counterparts (hybrid sharding); 0: as the plan has it.
+    broadcast_ns
+        Weights come together by one broadcast of every rank's part, each of which takes so long
+        beside moving its bytes; 0: by an all_gather.
     source
         Where the figures are from.
     """
@@ -201,6 +214,10 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     links: float = 1.0
     bucket_bytes: int = 0
     bucket_part_bytes: int = 0
+    whole_blocks: bool = False
+    gradient_bytes: int = 0
+    state_ranks: int = 0
+    broadcast_ns: int = 0
     source: str = ""
 
 

@@ -5,6 +5,9 @@ A framework is one set of settings (`planner.clusters.software`). What a row's n
 every row that states it.
 """
 
+import re
+from math import prod
+
 from msgspec.structs import replace
 
 from millrace.published.reading import Row
@@ -32,6 +35,26 @@ IN_TURNS = 3
 MERGING = ("deepep", "hybridep")
 
 NOTHING_OVERLAPS = "no comm overlap"
+
+# Bytes of an element of the gradients that replicas sum. In float16 they stay as they come:
+# DeepSpeed, and Megatron-LM without --accumulate-allreduce-grads-in-fp32 (which bfloat16 implies);
+# in bfloat16 those of NVIDIA's recipes (NeMo-Framework-Launcher, examples/training, 2024:
+# `grad_sync_dtype=bf16`; Megatron-Bridge and NeMo's scripts/performance: `grad_reduce_in_fp32 =
+# False`) and InternEvo's, which has one type for a model and its gradients. All read 2026-11.
+NARROW_GRADIENTS = ("NeMo", "recipe ")
+WIDE_GRADIENTS = "fp32 grad"
+
+# Replicas among which storage is split: ZeRO-1 in groups, FSDP in groups, MaxText's mesh.
+GROUPS = (
+    re.compile(r"zero1=(\d+)"),
+    re.compile(r"fsdp_shard_group=(\d+)"),
+    re.compile(r"fsdp (\d+) in node x dcn fsdp (\d+)"),
+)
+
+# InternEvo's ZeRO-1 over all ranks hands weights out by one broadcast of each rank's part
+# (internlm/solver/optimizer/hybrid_zero_optim.py, read 2026-11). What each takes is fitted on its
+# published runs over 16 to 1,024 ranks (2023), which lose 2 to 3 ms for every rank.
+OVER_ALL, BROADCAST_NS = "zero1=-1", 2_300_000
 
 # A step captured as one CUDA graph is launched once; of one captured layer by layer about half of
 # the launches stay (what is between the captured parts).
@@ -84,6 +107,9 @@ def as_set(software: Software, row: Row) -> Software:
         pieces, overlap = set(), 0.0
     return replace(
         software,
+        gradient_bytes=_gradient_bytes(software, row),
+        state_ranks=state_ranks(notes),
+        broadcast_ns=BROADCAST_NS if OVER_ALL in notes else 0,
         host_ns=host_ns,
         overlap=overlap,
         fusion=fusion,
@@ -91,3 +117,30 @@ def as_set(software: Software, row: Row) -> Software:
         routing=routing,
         merges=any(words in notes.lower() for words in MERGING),
     )
+
+
+def _gradient_bytes(software: Software, row: Row) -> int:
+    """Of an element of a gradient on its way; 0: as the plan has it."""
+    notes = row.get("notes", "")
+    if WIDE_GRADIENTS in notes:
+        return 0  # once a step a plan sums in float32 too
+    recipe = software.name == "megatron-core" and any(one in notes for one in NARROW_GRADIENTS)
+    narrow = row.get("precision") == "fp16" or software.name == "internevo"
+    return 2 if narrow or recipe else 0
+
+
+def state_ranks(notes: str) -> int:
+    """How many replicas storage is split among; 0 where notes do not say."""
+    for pattern in GROUPS:
+        if found := pattern.search(notes):
+            return prod(int(one) for one in found.groups())
+    return 0
+
+
+def every_second(row: Row) -> bool:
+    """Whether every second product, or block, is made again: `selective` in torchtitan.
+
+    torchtitan, docs and `models/llama3/infra/parallelize.py`, read 2026-11: of the matrix products
+    in a block every second one, or of the blocks every second one.
+    """
+    return framework_name(row) == "pytorch-fsdp" and row.get("recompute") == "selective"

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.published.habits import as_set, settings
+from millrace.published.habits import as_set, every_second, settings, state_ranks
 from millrace.published.habits import framework_name as framework_name
 from millrace.published.kept import keeping
 from millrace.published.question import InexpressibleError, Question
@@ -63,6 +63,7 @@ def question(row: Row) -> tuple[Question, Pins]:
             cluster=cluster(row),
             global_batch=whole(row, "global_batch"),
             keeping=keeping(row),
+            every_second=every_second(row),
         )
         pinned = pins(row)
         pinned.check()
@@ -107,8 +108,8 @@ def approximations(row: Row) -> list[str]:
         found.append("recompute full of all layers")
     if layers := _noted(notes, r"recompute_num_layers=(\d+)"):
         found.append(f"recompute_num_layers={layers}: full of all layers")
-    if (group := _noted(notes, r"zero1=(\d+)")) and group != whole(row, "dp", 1):
-        found.append(f"zero 1 over all replicas instead of groups of {group}")
+    if 0 < (group := state_ranks(notes)) < whole(row, "dp", 1):
+        found.append(f"memory of storage split over all replicas, not in groups of {group}")
     if "uneven layer split" in notes:
         found.append("uneven layers as the search splits them")
     if offloaded := re.search(r"alpha=(0?\.\d+|1)", notes):

@@ -7,6 +7,7 @@ What a row leaves blank is filled here: `micro_batch` by the best of some that d
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from statistics import fmean
 
 from msgspec.structs import replace as changed
 
@@ -42,10 +43,14 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The plan of a question, made with the pins that were left, and what had to be given up."""
+    """The plan of a question, made with the pins that were left, and what had to be given up.
+
+    `between` are plans the mean of whose step times is predicted, where none stands for the run.
+    """
 
     plan: Plan
     keeping: Keeping | None = None
+    between: tuple[Plan, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -57,6 +62,8 @@ def planned(question: Question, pins: Pins) -> Planned:
     InexpressibleError
         Says why there is no plan.
     """
+    if question.every_second:
+        return _between(replace(question, every_second=False), pins)
     tried: list[tuple[Planned, Predicted, StageMemory]] = []
     reason = ""
     for micro_batch in _micro_batches(question, pins):
@@ -81,6 +88,15 @@ def planned(question: Question, pins: Pins) -> Planned:
         return min(fitting, key=lambda one: one[1].step_time_s)[0]
     best = min(tried, key=lambda one: one[2].total_bytes)[0]
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
+
+
+def _between(question: Question, pins: Pins) -> Planned:
+    """The plan of a run that makes half again, with those that make nothing and all again."""
+    found = planned(question, pins)
+    if pins.dp is not None:
+        pins = replace(pins, micro_batch=found.plan.batch // pins.dp)
+    ends = (planned(question, replace(pins, recompute=mode)).plan for mode in ("none", "full"))
+    return replace(found, between=tuple(ends))
 
 
 def _micro_batches(question: Question, pins: Pins) -> tuple[int | None, ...]:
@@ -149,17 +165,18 @@ def predicted(
     peak = max(stage.arena_bytes for stage in memory)
     if found.keeping is not None:
         peak = peak_bytes(found.plan, graph, found.keeping)
+    ends = [(plan, plan_graph(plan)) for plan in found.between] or [(found.plan, graph)]
     every = (
-        forecast(changed(found.plan, cluster=cluster), graph, memory, fidelity)
+        [forecast(changed(plan, cluster=cluster), of, memory, fidelity) for plan, of in ends]
         for cluster in clusters
     )
     return tuple(
         Predicted(
-            step_time_s=figures.step_time_ns / 1e9,
+            step_time_s=fmean(one.step_time_ns for one in figures) / 1e9,
             peak_bytes=peak,
-            bubble_fraction=figures.bubble_fraction,
-            exposed_communication_s=figures.exposed_communication_ns / 1e9,
-            fidelity=figures.fidelity,
+            bubble_fraction=fmean(one.bubble_fraction for one in figures),
+            exposed_communication_s=fmean(one.exposed_communication_ns for one in figures) / 1e9,
+            fidelity=figures[0].fidelity,
         )
         for figures in every
     )

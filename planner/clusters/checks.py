@@ -77,6 +77,9 @@ def _software_faults(software: Software) -> Iterator[str]:
     yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
     yield from _not_negative("software.bucket_part_bytes", software.bucket_part_bytes)
     yield from _not_negative("software.routing", software.routing)
+    yield from _not_negative("software.gradient_bytes", software.gradient_bytes)
+    yield from _not_negative("software.state_ranks", software.state_ranks)
+    yield from _not_negative("software.broadcast_ns", software.broadcast_ns)
     yield from _above_zero("software.fusion", software.fusion)
     yield from _above_zero("software.attention", software.attention)
     yield from _above_zero("software.links", software.links)
@@ -108,6 +111,7 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
         yield from _above_zero(f"{where}flops_per_s.{precision}", rate)
     yield from _not_negative(f"{where}launch_ns", device.launch_ns)
     yield from _not_negative(f"{where}multiprocessors", device.multiprocessors)
+    yield from _not_negative(f"{where}softmax_features", device.softmax_features)
     for field, share in (
         ("matmul_efficiency", device.matmul_efficiency),
         ("memory_efficiency", device.memory_efficiency),

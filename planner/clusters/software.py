@@ -12,8 +12,8 @@ from planner.errors import ClusterError
 DEFAULT = "default"  # what a framework takes that has no table
 
 # Megatron-LM's buckets of gradients hold 40 million parameters or more (distributed_data_parallel,
-# `bucket_size`), PyTorch's FSDP gathers a block at once, DeepSpeed's `reduce_bucket_size` is 5e8
-# elements (all read 2026-11): of this order, and little hangs on it.
+# `bucket_size`), DeepSpeed's `reduce_bucket_size` is 5e8 elements (both read 2026-11): of this
+# order.
 BUCKET_BYTES = 200_000_000
 
 # A million parameters of 2 bytes for each replica: Megatron-LM, distributed_data_parallel
@@ -37,6 +37,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pieces: tuple[str, ...] = ()
     bucket_part_bytes: int = BUCKET_PART_BYTES
     routing: int = 0
+    whole_blocks: bool = False
     source: str
 
 

@@ -30,6 +30,7 @@ from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable
 from planner.compile.wiring import Reading, Wiring
 from planner.costs import durations
+from planner.costs.buckets import State, Totals
 from planner.mesh import Mesh
 from planner.plan import BlockChoice, Chunk, Plan
 from planner.sbp import NdSbp
@@ -129,6 +130,7 @@ class Pieces:
     def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
         """The durations of a piece's actors; only meetings along the mesh's axes take time."""
         (program,) = graph.programs
+        totals = Totals(program)
         found: list[int | None] = []
         for actor in program.actors:
             meeting = actor.meeting
@@ -137,21 +139,21 @@ class Pieces:
             elif meeting.world or not meeting.axes:
                 found.append(0)
             else:
-                found.append(self._meetings.get(_key(program.stage, meeting)))
+                found.append(self._meetings.get(_key(program.stage, meeting, totals.state(actor))))
         missing = [index for index, ns in enumerate(found) if ns is None]
-        bare = replace(program, actors=tuple(program.actors[index] for index in missing))
-        (priced,) = durations(replace(graph, programs=(bare,)), self.wiring.plan.cluster)
+        (priced,) = durations(graph, self.wiring.plan.cluster, frozenset(missing))
         for index, ns in zip(missing, priced, strict=True):
-            meeting = program.actors[index].meeting
-            if meeting is not None:
-                self._meetings[_key(program.stage, meeting)] = ns
+            actor = program.actors[index]
+            if actor.meeting is not None:
+                key = _key(program.stage, actor.meeting, totals.state(actor))
+                self._meetings[key] = ns
             found[index] = ns
         return tuple(ns for ns in found if ns is not None)
 
 
-def _key(stage: int, meeting: Meeting) -> tuple[object, ...]:
+def _key(stage: int, meeting: Meeting, state: State) -> tuple[object, ...]:
     size = meeting.message_bytes, meeting.bucketed, meeting.copies
-    return stage, meeting.kind, meeting.axes, *size
+    return stage, meeting.kind, meeting.axes, *size, state
 
 
 def _restricted(

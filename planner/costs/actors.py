@@ -1,5 +1,6 @@
 """Compiled actors: the duration of each one's firing on a cluster."""
 
+from collections.abc import Collection
 from math import prod
 
 import numpy as np
@@ -8,6 +9,7 @@ from models.graph import ITEMSIZE
 from models.ops import state_of
 from planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Program
 from planner.cluster import Cluster, Device, Host
+from planner.costs.buckets import State, Totals
 from planner.costs.collectives import collective_duration_ns
 from planner.costs.firings import LOCAL_BOXING
 from planner.costs.host import host_of, state_copies_ns
@@ -30,10 +32,11 @@ class _Costs:
         self._groups: dict[object, tuple[tuple[int, ...], ...]] = {}
         self._devices: dict[tuple[int, ...], tuple[Device, ...]] = {}
         self._hosts: dict[tuple[int, ...], list[Host]] = {}
+        self._totals: dict[int, Totals] = {}
 
     def actor_ns(self, actor: Actor, program: Program) -> int:
         if actor.meeting is not None:
-            return self._meeting_ns(actor.meeting, program)
+            return self._meeting_ns(actor.meeting, program, self._state(actor, program))
         inputs, outputs = program.operands(actor)
         work = (
             tuple(register.shape for register in inputs),
@@ -84,11 +87,16 @@ class _Costs:
             self._devices[ranks] = tuple(found.values())
         return self._devices[ranks]
 
-    def _meeting_ns(self, meeting: Meeting, program: Program) -> int:
+    def _state(self, actor: Actor, program: Program) -> State:
+        if id(program) not in self._totals:
+            self._totals[id(program)] = Totals(program)
+        return self._totals[id(program)].state(actor)
+
+    def _meeting_ns(self, meeting: Meeting, program: Program, state: State) -> int:
         where = (program.ranks[0], meeting.axes, meeting.peer, meeting.world, meeting.kind)
         if where not in self._groups:
             self._groups[where] = self._members(meeting, program)
-        key = (*where, meeting.message_bytes, meeting.bucketed, meeting.copies)
+        key = (*where, meeting.message_bytes, meeting.bucketed, meeting.copies, state)
         if key not in self._meetings:
             self._meetings[key] = max(
                 collective_duration_ns(
@@ -99,6 +107,7 @@ class _Costs:
                     group,
                     bucketed=meeting.bucketed,
                     copies=meeting.copies,
+                    state=state,
                 )
                 for group in self._groups[where]
             )
@@ -126,10 +135,24 @@ def actor_duration_ns(actor: Actor, program: Program, graph: ActorGraph, cluster
     return _Costs(graph, cluster).actor_ns(actor, program)
 
 
-def durations(graph: ActorGraph, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Duration of one firing of every actor, per program and in the order of its actors."""
+def durations(
+    graph: ActorGraph, cluster: Cluster, chosen: Collection[int] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Duration of one firing of every actor, per program and in the order of its actors.
+
+    Parameters
+    ----------
+    graph, cluster
+        What is priced, and on what.
+    chosen
+        Of every program these of its actors alone, if given.
+    """
     costs = _Costs(graph, cluster)
     return tuple(
-        tuple(costs.actor_ns(actor, program) for actor in program.actors)
+        tuple(
+            costs.actor_ns(actor, program)
+            for at, actor in enumerate(program.actors)
+            if chosen is None or at in chosen
+        )
         for program in graph.programs
     )

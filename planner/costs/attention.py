@@ -33,9 +33,10 @@ QUERIES = 128  # of a tile: FlashAttention-2, section 3.3, and FlashAttention-3,
 # Head sizes that kernels are made for: flash-attention 2.x, `HEADDIM_SWITCH`, read 2026-11.
 HEAD_SIZES = np.array([32, 64, 96, 128, 192, 256])
 
-# Features of a head that are multiplied in the time of the rest of a score (its exponential), per
-# product: smaller heads run slower. Fitted as above.
-SOFTMAX_FEATURES = 32.0
+# Smaller heads run slower: a score takes its exponential whatever they have, the time of so many
+# features of each product (`Device.softmax_features`; an H100's is fitted as above, others' follow
+# from it by what matrix units and exponentials take: Shah et al., section 3.1, 989 TFLOP/s of
+# products beside 3.9 of exponentials).
 REFERENCE_HEAD_SIZE = 128  # of `Device.attention_efficiency`
 
 # Keys that could be passed over while a tile is begun and ended; backward, sums of dq leave it too.
@@ -71,12 +72,13 @@ def attention_seconds(firings: Firings, device: Device, software: Software) -> F
     heads = firings.size([x for at, dim in enumerate(queries[:-1]) for x in dim if at != 1])
     scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
     seen = _keys_seen(firings, firings.size(keys[1]))
-    features = scored + mixed + 2 * SOFTMAX_FEATURES
+    softmax = device.softmax_features
+    features = scored + mixed + 2 * softmax
     if backward:
-        features = (3 * scored + 2 * mixed + 5 * SOFTMAX_FEATURES) / BACKWARD_SPEED
+        features = (3 * scored + 2 * mixed + 5 * softmax) / BACKWARD_SPEED
     peak = peak_flops_per_s(device, firings.precision) * device.attention_efficiency
     peak = peak * software.attention
-    flops_per_s = peak * (1 + SOFTMAX_FEATURES / REFERENCE_HEAD_SIZE)
+    flops_per_s = peak * (1 + softmax / REFERENCE_HEAD_SIZE)
     if not device.multiprocessors:
         plain: Floats = 2 * heads * tokens * seen * features / flops_per_s
         return plain

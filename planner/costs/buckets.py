@@ -6,7 +6,59 @@ that shares a bucket with its neighbours and pays its part of what a bucket cost
 fills several. Activations travel as they are made.
 """
 
-from models.graph import Graph, Rate
+from collections import Counter
+from typing import NamedTuple
+
+from models.graph import ITEMSIZE, Graph, Rate
+from planner.actors.graph import Actor, Program
+
+
+class State(NamedTuple):
+    """What is known of a message of state beside its size; 0: not known.
+
+    `itemsize` is the bytes of one element as the plan has it, `bytes_of_block` those of all
+    messages of its kind that belong to its block, and `bytes_together` those of all blocks, over
+    whichever ranks.
+    """
+
+    itemsize: int = 0
+    bytes_of_block: int = 0
+    bytes_together: int = 0
+
+
+UNKNOWN = State()
+
+
+class Totals:
+    """Bytes of state that a program's actors move, by kind of meeting and by block.
+
+    Parameters
+    ----------
+    program
+        With all actors of each of its blocks.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._dtypes = [register.dtype for register in program.registers]
+        self._blocks: Counter[object] = Counter()
+        self._all: Counter[object] = Counter()
+        for actor in program.actors:
+            meeting = actor.meeting
+            if meeting is not None and meeting.bucketed:
+                kind = meeting.kind, meeting.axes, actor.phase
+                self._blocks[actor.block, *kind] += meeting.message_bytes
+                self._all[meeting.kind, actor.phase] += meeting.message_bytes
+
+    def state(self, actor: Actor) -> State:
+        """What is known of the message of an actor."""
+        meeting = actor.meeting
+        if meeting is None or not meeting.bucketed:
+            return UNKNOWN
+        kind = meeting.kind, meeting.axes, actor.phase
+        ports = actor.inputs or actor.outputs
+        itemsize = ITEMSIZE[self._dtypes[ports[0].register]] if ports else 0
+        together = self._all[meeting.kind, actor.phase]
+        return State(itemsize, self._blocks[actor.block, *kind], together)
 
 
 def state_tensors(graph: Graph) -> frozenset[str]:

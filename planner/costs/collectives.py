@@ -14,6 +14,7 @@ from math import ceil, log2, prod
 import numpy as np
 
 from planner.cluster import Cluster, Device, Software
+from planner.costs.buckets import UNKNOWN, State
 from planner.costs.grids import (
     Pieces,
     exchange_pieces,
@@ -52,6 +53,7 @@ def collective_pieces(
     *,
     bucketed: bool = False,
     copies: int = 1,
+    state: State = UNKNOWN,
 ) -> Pieces | None:
     """Straight lines whose minimum is the duration of a collective of these ranks.
 
@@ -70,6 +72,8 @@ def collective_pieces(
     copies
         So often it holds every token (`Meeting.copies`); of account where the software sends a
         token once to each place (`Software.merges`).
+    state
+        What is known of it then.
 
     Returns
     -------
@@ -84,27 +88,63 @@ def collective_pieces(
     """
     if len(ranks) == 1:
         return ()
-    frame = frame_of(cluster)
-    devices = _devices(ranks, cluster)
     software = cluster.software
-    bucket_bytes = max(software.bucket_bytes, software.bucket_part_bytes * len(ranks))
-    measured = _table(kind, len(ranks)) in devices[0].collectives and _in_a_node(ranks, frame)
-    if measured and not (bucketed and software.bucket_bytes):
+    if bucketed and software.bucket_bytes:
+        return ((0, _state_ns_per_byte(kind, ranks, cluster, state)),)
+    if _is_measured(kind, ranks, cluster):
         return None
-    if measured:
-        took = interpolate_ns(devices[0].collectives[_table(kind, len(ranks))], bucket_bytes)
-        return ((0, took / bucket_bytes),)
+    found = _lines_of(kind, ranks, cluster, copies)
+    if bucketed:
+        return found
+    links = MERGED_LINKS if copies > 1 and software.merges else software.links
+    return _of_activations(kind, found, software, links)
+
+
+def _state_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, state: State) -> float:
+    """Of state in buckets, by the habits of the software that moves it."""
+    software, members = cluster.software, len(ranks)
+    group = software.state_ranks
+    if 0 < group < members and members % group == 0 and kind in GATHERS:
+        within = _bucket_ns_per_byte(kind, ranks[:group], cluster, state) if group > 1 else 0.0
+        if kind == "all_gather":
+            return within
+        return within + _bucket_ns_per_byte("all_reduce", ranks[::group], cluster, state) / group
+    found = _bucket_ns_per_byte(kind, ranks, cluster, state)
+    if software.broadcast_ns and kind == "all_gather" and state.bytes_together:
+        found += members * software.broadcast_ns / state.bytes_together
+    return found
+
+
+def _bucket_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, state: State) -> float:
+    """A bucket's own time, by its bytes; of gradients, those that travel."""
+    software = cluster.software
+    size = max(software.bucket_bytes, software.bucket_part_bytes * len(ranks))
+    if software.whole_blocks and state.bytes_of_block:
+        size = state.bytes_of_block
+    share = 1.0
+    if kind in ("all_reduce", "reduce_scatter") and software.gradient_bytes and state.itemsize:
+        share = software.gradient_bytes / state.itemsize
+    travels = max(round(share * size), 1)
+    if _is_measured(kind, ranks, cluster):
+        device = cluster.device_of(ranks[0])
+        return interpolate_ns(device.collectives[_table(kind, len(ranks))], travels) / size
+    lines = _lines_of(kind, ranks, cluster)
+    return min(fixed + ceil(slope * travels) for fixed, slope in lines) / size
+
+
+def _is_measured(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> bool:
+    tables = _devices(ranks, cluster)[0].collectives
+    return _table(kind, len(ranks)) in tables and _in_a_node(ranks, frame_of(cluster))
+
+
+def _lines_of(kind: str, ranks: tuple[int, ...], cluster: Cluster, copies: int = 1) -> Pieces:
+    """Of every algorithm there is for a message of these ranks."""
+    devices = _devices(ranks, cluster)
     launch_ns = max(device.launch_ns for device in devices)
     libraries = {device.library for device in devices}
     library = libraries.pop() if len(libraries) == 1 else ""
-    sent = copies if software.merges else 1
-    found = _pieces(kind, layout_of(ranks, frame), launch_ns, library, sent)
-    if not bucketed:
-        return _of_activations(kind, found, software, MERGED_LINKS if sent > 1 else software.links)
-    if not software.bucket_bytes:
-        return found
-    took = min(fixed + ceil(slope * bucket_bytes) for fixed, slope in found)
-    return ((0, took / bucket_bytes),)
+    sent = copies if cluster.software.merges else 1
+    return _pieces(kind, layout_of(ranks, frame_of(cluster)), launch_ns, library, sent)
 
 
 def _of_activations(kind: str, pieces: Pieces, software: Software, links: float) -> Pieces:
@@ -375,6 +415,7 @@ def collective_duration_ns(
     *,
     bucketed: bool = False,
     copies: int = 1,
+    state: State = UNKNOWN,
 ) -> int:
     """Duration of one collective or transfer once all its members have come.
 
@@ -393,11 +434,13 @@ def collective_duration_ns(
         Its links and measured tables.
     ranks
         The members; empty: the cluster's first.
-    bucketed, copies
+    bucketed, copies, state
         As in `collective_pieces`.
     """
     members = ranks or tuple(range(group_size))
-    pieces = collective_pieces(kind, members, cluster, bucketed=bucketed, copies=copies)
+    pieces = collective_pieces(
+        kind, members, cluster, bucketed=bucketed, copies=copies, state=state
+    )
     if pieces is None:
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)

@@ -68,8 +68,9 @@ _CONVOLUTIONS = {"conv": (0, 1, 2), "conv_grad_input": (2, 1, 0), "conv_grad_wei
 
 # How much slower batched 16-bit products are whose rows do not begin at whole 16 bytes: what heads
 # of 108 and 150 features cost without flash attention. Fitted on published runs of BLOOM's
-# preparation (bigscience, 2022), of which like configurations differ by 1.3 to 1.4 times.
-UNALIGNED = 8.0
+# preparation (bigscience, 2022), of which four pairs of like configurations differ by 1.30 to 1.44
+# times.
+UNALIGNED = 13.8
 
 
 class Sizes(NamedTuple):

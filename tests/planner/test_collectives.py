@@ -13,7 +13,7 @@ from planner.cluster import Cluster, Link, Software
 from planner.clusters import network, parse_cluster, validate
 from planner.compile import compile_plan
 from planner.costs import collective_duration_ns, collective_pieces, durations
-from planner.costs.buckets import state_tensors
+from planner.costs.buckets import State, state_tensors
 from planner.costs.protocols import NCCL
 from planner.errors import ClusterError
 from planner.search import Pins, SearchRequest, search
@@ -219,6 +219,56 @@ def test_a_bucket_grows_with_the_ranks_that_share_it() -> None:
     assert cost("all_gather", part * 2048, many, on, bucketed=True) == cost(
         "all_gather", part * 2048, many, h100(256)
     )
+
+
+def state_cost(kind: str, size: int, members: int, on: Cluster, **known: int) -> int:
+    """Of a message of state whose buckets and habits are those of a cluster's software."""
+    ranks = tuple(range(members))
+    return collective_duration_ns(
+        kind, size, members, on, ranks, bucketed=True, state=State(**known)
+    )
+
+
+def driven(nodes: int, **habits: int | bool) -> Cluster:
+    return replace(a100(nodes), software=Software(bucket_bytes=40 * MB, **habits))
+
+
+@pytest.mark.parametrize("block", [4 * MB, 1700 * MB])
+def test_a_variable_of_a_block_that_moves_at_once_costs_its_part_of_it(block: int) -> None:
+    on = driven(16, whole_blocks=True)
+    whole = cost("all_gather", block, tuple(range(128)), a100(16))
+    took = state_cost("all_gather", block // 4, 128, on, bytes_of_block=block)
+    assert took == pytest.approx(whole / 4, abs=1)
+
+
+def test_gradients_travel_in_the_bytes_that_the_software_sums_them_in() -> None:
+    wide, narrow = driven(2), driven(2, gradient_bytes=2)
+    for kind in ("all_reduce", "reduce_scatter"):
+        halved = cost(kind, 20 * MB, tuple(range(16)), a100(2))
+        assert state_cost(kind, 40 * MB, 16, narrow, itemsize=4) == halved
+        assert state_cost(kind, 40 * MB, 16, narrow, itemsize=2) == cost(
+            kind, 40 * MB, tuple(range(16)), a100(2)
+        )
+    same = state_cost("all_gather", GB, 16, wide, itemsize=4)
+    assert state_cost("all_gather", GB, 16, narrow, itemsize=4) == same
+
+
+def test_storage_split_in_groups_is_gathered_there_and_summed_between_counterparts() -> None:
+    on = driven(8, state_ranks=8)
+    size = 40 * MB
+    assert state_cost("all_gather", size, 64, on) == state_cost("all_gather", size, 8, driven(1))
+    within = cost("reduce_scatter", size, tuple(range(8)), a100(8))
+    between = cost("all_reduce", size, tuple(range(0, 64, 8)), a100(8)) / 8
+    took = state_cost("reduce_scatter", size, 64, on)
+    assert took == pytest.approx(within + between, abs=2)
+    assert state_cost("all_reduce", size, 64, on) == state_cost("all_reduce", size, 64, driven(8))
+
+
+def test_a_broadcast_of_every_ranks_part_takes_longer_the_more_ranks_there_are() -> None:
+    on = driven(8, broadcast_ns=2 * 10**6)
+    alone = state_cost("all_gather", GB, 64, driven(8))
+    took = state_cost("all_gather", GB, 64, on, bytes_together=4 * GB)
+    assert took == pytest.approx(alone + 64 * 2 * 10**6 / 4, abs=2)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])

@@ -16,7 +16,6 @@ from planner.costs.attention import (
     BACKWARD_SPEED,
     DIAGONAL_KEYS,
     HEAD_SIZES,
-    SOFTMAX_FEATURES,
     TILE_ENDS_KEYS,
     TILE_ENDS_KEYS_BACKWARD,
 )
@@ -240,8 +239,19 @@ def test_head_sizes_cost_the_next_kernel_and_small_ones_are_slow() -> None:
     assert attention_ns(512, 80, GPU) == attention_ns(512, 96, GPU)
     assert attention_ns(512, 129, GPU) == attention_ns(512, 192, GPU)
     ratio = attention_ns(512, 64, GPU) / attention_ns(512, 128, GPU)
-    assert ratio == pytest.approx((64 + SOFTMAX_FEATURES) / (128 + SOFTMAX_FEATURES), rel=1e-5)
+    assert ratio == pytest.approx(
+        (64 + GPU.softmax_features) / (128 + GPU.softmax_features), rel=1e-5
+    )
     assert list(HEAD_SIZES) == sorted(HEAD_SIZES)
+
+
+def test_small_heads_cost_most_where_matrix_units_outrun_exponentials() -> None:
+    def loss(name: str) -> float:
+        on = device(name)
+        return attention_ns(8192, 64, on, heads=64) / attention_ns(8192, 128, on, heads=64)
+
+    assert loss("a100-sxm-80gb") < loss("h100-sxm-80gb") < loss("b200")
+    assert loss("gb300") < loss("gb200")
 
 
 # TFLOP/s of FlashAttention-3 forward on an H100 SXM5, head sizes 128 and 64, not causal, 16k tokens

@@ -145,12 +145,12 @@ def test_degrees_that_do_not_make_the_devices_are_refused_in_words():
 def test_attention_and_precision_are_the_rows_and_what_is_not_known_is_the_nearest():
     asked, _ = question(row(flash_attention="0", precision="fp8", gpu="h100-sxm-80gb"))
     assert (asked.training.attention, asked.model.precision) == ("unfused", "fp8")
-    found = row(precision="fp4", notes="zero1=8; recompute_num_layers=3; alpha=0.5")
+    found = row(precision="fp4", dp="16", notes="zero1=8; recompute_num_layers=3; alpha=0.5")
     assert model(found).precision == "mxfp8"
     assert [note.split()[0] for note in approximations(found)] == [
         "precision",
         "recompute_num_layers=3:",
-        "zero",
+        "memory",
         "activation",
     ]
     assert approximations(row(dp="8", tp="1", notes="zero1=8")) == []
