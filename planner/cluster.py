@@ -87,7 +87,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are what tiles of a product are dealt to (SMs, compute units); 0: not known, and small products
     are as efficient as large ones. `softmax_features` is of how many features a score is multiplied
     in the time of its exponential, which matrix units do not compute: they have become faster with
-    every generation, exponentials have not.
+    every generation, exponentials with Blackwell Ultra only.
     """
 
     name: str
@@ -178,8 +178,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         device waits for: many small kernels, after which the host is not ahead any more.
     merges
         A token that goes to several experts of one place (device, node) is sent there once and
-        copied there, and what they make of it is added up before it comes back (DeepEP, hybrid
-        expert parallelism); else every copy travels by itself.
+        copied there, and what they make of it is added up before it comes back (DeepEP;
+        Hybrid-EP is taken to do so too); else every copy travels by itself.
     links
         Share of their bandwidth that collectives of activations reach between computation, where
         ranks come to them one after the other.

@@ -45,7 +45,7 @@ MIXED_BYTES = 1.6
 # beside them (transposed heads, masks) is not there. In mixed precision norms are fused with the
 # ReLU and the addition after them where the framework does so (OneFlow's report of October 2020;
 # `--fuse-bn-relu`, `--fuse-bn-add-relu` of NVIDIA's example for MXNet, 2020), and casts come to
-# it: fitted on OneFlow's runs. The others take as many as in other models.
+# it: fitted on OneFlow's runs (DLPerf, 2020-21). The others take as many as in other models.
 PLAIN_BYTES = 1.0
 FUSED_NORMS = ("OneFlow", "NGC MXNet")
 FUSED_BYTES = 0.88

@@ -28,7 +28,7 @@ EXPERTS_IN_PIECES = ("moe_a2a_overlap=True", "A2A overlap")
 
 # Times as many launches are waited for where the all_to_all of a microbatch moves beside another's
 # products and nothing is captured: layers are launched in parts, forward and backward in turns.
-# Fitted on published runs, 2026-11; one of them is faster without.
+# Fitted on published runs of Megatron-Core, 2026-11; one of them is faster without.
 IN_TURNS = 3
 
 # Dispatchers that send a token once to each device and node (`Software.merges`).
@@ -37,10 +37,11 @@ MERGING = ("deepep", "hybridep")
 NOTHING_OVERLAPS = "no comm overlap"
 
 # Bytes of an element of the gradients that replicas sum. In float16 they stay as they come:
-# DeepSpeed, and Megatron-LM without --accumulate-allreduce-grads-in-fp32 (which bfloat16 implies);
-# in bfloat16 those of NVIDIA's recipes (NeMo-Framework-Launcher, examples/training, 2024:
-# `grad_sync_dtype=bf16`; Megatron-Bridge and NeMo's scripts/performance: `grad_reduce_in_fp32 =
-# False`) and InternEvo's, which has one type for a model and its gradients. All read 2026-11.
+# DeepSpeed, and Megatron-LM without --accumulate-allreduce-grads-in-fp32 (which bfloat16 implies
+# unless one says else: training/arguments.py); in bfloat16 those of NVIDIA's recipes
+# (`grad_sync_dtype=bf16` in examples/training of NeMo-Framework-Launcher, 2024, and
+# `grad_reduce_in_fp32 = False` in scripts/performance of NeMo and Megatron-Bridge) and InternEvo's,
+# which sums what `param.grad` holds (hybrid_zero_optim.py). All read 2026-11.
 NARROW_GRADIENTS = ("NeMo", "recipe ")
 WIDE_GRADIENTS = "fp32 grad"
 
@@ -52,8 +53,9 @@ GROUPS = (
 )
 
 # InternEvo's ZeRO-1 over all ranks hands weights out by one broadcast of each rank's part
-# (internlm/solver/optimizer/hybrid_zero_optim.py, read 2026-11). What each takes is fitted on its
-# published runs over 16 to 1,024 ranks (2023), which lose 2 to 3 ms for every rank.
+# (`broadcast_params`, internlm/solver/optimizer/hybrid_zero_optim.py, read 2026-11). What each
+# takes is not measured but fitted, on InternEvo's own published runs over 16 to 1,024 ranks (2023),
+# whose steps grow by 1.3 and 2.9 ms a rank in two series, whatever the cause.
 OVER_ALL, BROADCAST_NS = "zero1=-1", 2_300_000
 
 # A step captured as one CUDA graph is launched once; of one captured layer by layer about half of
@@ -140,7 +142,8 @@ def state_ranks(notes: str) -> int:
 def every_second(row: Row) -> bool:
     """Whether every second product, or block, is made again: `selective` in torchtitan.
 
-    torchtitan, docs and `models/llama3/infra/parallelize.py`, read 2026-11: of the matrix products
-    in a block every second one, or of the blocks every second one.
+    torchtitan, `_apply_ac_to_transformer_block` in models/llama3/infra/parallelize.py (as of 2025,
+    read 2026-11): of the matrix products in a block every second one (`op`), or every n-th of the
+    blocks, which is every second in its published runs.
     """
     return framework_name(row) == "pytorch-fsdp" and row.get("recompute") == "selective"

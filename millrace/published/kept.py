@@ -11,7 +11,8 @@ from millrace.published.habits import COMPILED, framework_name
 from millrace.published.peaks import Figure, Keeping
 from millrace.published.reading import Row, whole
 
-# Of a logit: itself, its softmax of 4 bytes in one kernel, which becomes its gradient.
+# Of a logit: itself, its softmax of 4 bytes in one kernel, which becomes its gradient (Megatron-
+# Core, fusions/fused_cross_entropy.py, read 2026-11; others are taken alike).
 FUSED_LOSS, FUSED_LOSS_BYTES = "fused cross entropy", 6
 
 # DeepSpeed's buckets to reduce and to gather, of 5e8 elements each (its configuration's defaults,
@@ -23,7 +24,8 @@ BUCKETS_BYTES = 2 * 2 * 5 * 10**8
 DROPPED = (("masked_softmax", 2.5),)
 
 # A logit of 2 bytes, its float32 copy and what the softmax makes of that: in place in Megatron
-# (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4).
+# (2 + 4, and 2 of the gradient), shifted beside it in nanotron (2 + 4 + 4: `_ShardedCrossEntropy`,
+# parallel/tensor_parallel/functional.py, read 2026-11).
 KEPT: dict[str, Keeping] = {
     # In float16 gradients are summed as they come, and brought to float32 with the split state.
     "megatron-deepspeed": Keeping(
@@ -34,7 +36,8 @@ KEPT: dict[str, Keeping] = {
         figure=Figure.DEVICE,
     ),
     "megatron-2021": Keeping(beside=DROPPED),
-    # silu(gate) is kept beside gate, up and their product.
+    # silu(gate) is kept beside gate, up and their product: `self.act(gate_states) * up_states` in
+    # eager PyTorch (models/llama.py, read 2026-11).
     "nanotron": Keeping(
         passing_bytes=2,
         loss_bytes=10,
@@ -50,8 +53,10 @@ KEPT: dict[str, Keeping] = {
 
 # PyTorch's cross entropy: logits of 2 bytes, and of 4 the logarithms and the gradients of both of
 # its steps. Split over tensor parallel ranks also their exponentials (torch.distributed.tensor.
-# parallel.loss: `(grad_input + torch.exp(x)) * grad_output`, 2024). Compiled: logits and their
-# gradient, as torchtitan does since 2025 (it was turned off in December 2024, pull request 755).
+# parallel.loss: `(grad_input + torch.exp(x)) * grad_output`, read 2026-11). Compiled: logits and
+# their gradient, as in torchtitan, which compiled its loss from October to December 2024 (pull
+# requests 642 and 755) and again in 2025 (by April: pull request 1033); the memory that it
+# published in 2024 is of 26 December.
 LOSS_PLAIN, LOSS_PARALLEL, LOSS_COMPILED, LOSS_COMPILED_SINCE = 2 + 3 * 4, 2 + 4 * 4, 2 + 2, 2025
 
 

@@ -36,8 +36,8 @@ RACK_DEVICES = 64
 # Kinds of GPT whose MLP has two matrices and a GELU, with learned positions and a tied head.
 GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 
-# Decoders all of whose products have biases, those of experts too: OpenAI, "gpt-oss-120b and
-# gpt-oss-20b model card", arXiv 2508.10925 (2025), and its released configuration.
+# Decoders whose blocks have biases in all products, those of experts too: OpenAI's release of
+# gpt-oss (arXiv 2508.10925, 2025), whose weights name `mlp1_bias` and `mlp2_bias`.
 BIASED = ("gpt-oss",)
 
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.

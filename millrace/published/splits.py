@@ -19,8 +19,9 @@ ON_THE_WAY = ("cast", "repeat", "narrow", "rearrange")
 def split_evenly(plan: Plan) -> Plan:
     """Return the plan with as many layers in every chunk.
 
-    Where layers do not divide but do with both ends counted as layers, they are counted so
-    (DeepSpeed's `type:transformer|embedding`, torchtitan's 405B); else the plan is as it was.
+    Where layers do not divide but do with both ends counted as layers, they are counted so (as
+    bigscience ran DeepSpeed, `--pp-partition-method type:transformer|embedding`; torchtitan's
+    `generate_split_points` of 2024 comes to the same for 405B); else the plan is as it was.
     """
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
     number, layers = len(plan.chunks), len(blocks) - 2
@@ -38,8 +39,9 @@ def split_evenly(plan: Plan) -> Plan:
 def split_by_weight(plan: Plan, graph: Graph) -> Plan:
     """Return the plan with blocks dealt out, in their order, by the elements of their matrices.
 
-    A stage takes blocks until their sum exceeds its share (nanotron, `get_block_compute_costs` and
-    how blocks get their ranks, 2024); tables cost nothing.
+    A stage takes blocks until their sum exceeds its share (nanotron, `build_model` and
+    `get_block_compute_costs`, read 2026-11; that counts keys and values as wide as queries, as its
+    published runs have them); tables cost nothing.
     """
     number, tensors = len(plan.chunks), graph.tensors_by_name
     stored = {name for op in graph.ops if op.kind in ON_THE_WAY for name in op.outputs}

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from planner.actors.graph import ActorGraph, Program
 from planner.cluster import Cluster
 
-# Kinds of ops at a step's ends that frameworks do for all variables in one launch: apex's
-# `multi_tensor_apply` (2018), as Megatron-LM and DeepSpeed take it for casts, norms and Adam, and
-# PyTorch's `torch._foreach` functions.
+# Kinds of ops at a step's ends that frameworks do for all variables in one launch: PyTorch's
+# `torch._foreach` functions, and apex's `multi_tensor_apply`, which DeepSpeed takes for Adam
+# (ops/adam/fused_adam.py) and Megatron-LM for norms, Adam and casts of float16 (core/optimizer; it
+# copies those of bfloat16 one by one, which is left out here). Read 2026-11.
 TOGETHER = ("cast", "squared_sum", "adamw", "sgd")
 ENDS = ("begin", "update")
 

@@ -17,9 +17,9 @@ DEFAULT = "default"  # what a framework takes that has no table
 BUCKET_BYTES = 200_000_000
 
 # A million parameters of 2 bytes for each replica: Megatron-LM, distributed_data_parallel
-# (`bucket_size`: the larger of 40 million and a million times the replicas), read 2026-11. Older
-# releases move all gradients at once, which comes to the same. Where a framework gathers a block
-# whatever its size (PyTorch's FSDP), its table says 0.
+# (`bucket_size`: the larger of 40 million and a million times the replicas), read 2026-11. Without
+# overlap there is one bucket, which comes to the same. Where buckets have one size for any number
+# of ranks (DeepSpeed) or are blocks (PyTorch's FSDP), a framework's table says 0.
 BUCKET_PART_BYTES = 2_000_000
 
 # One for all frameworks: fitted on published runs with tensor parallelism, 2026-11 (0.5 to 0.7 on

@@ -34,9 +34,9 @@ QUERIES = 128  # of a tile: FlashAttention-2, section 3.3, and FlashAttention-3,
 HEAD_SIZES = np.array([32, 64, 96, 128, 192, 256])
 
 # Smaller heads run slower: a score takes its exponential whatever they have, the time of so many
-# features of each product (`Device.softmax_features`; an H100's is fitted as above, others' follow
-# from it by what matrix units and exponentials take: Shah et al., section 3.1, 989 TFLOP/s of
-# products beside 3.9 of exponentials).
+# features of each product (`Device.softmax_features`): an H100's, 32, is fitted as above. Others'
+# follow from it by their FLOPs over their exponentials: an H100 has 4,096 in 16 bits and 16 a clock
+# and multiprocessor (Shah et al., section 3.1: 989 TFLOP/s of products, 3.9 of exponentials).
 REFERENCE_HEAD_SIZE = 128  # of `Device.attention_efficiency`
 
 # Keys that could be passed over while a tile is begun and ended; backward, sums of dq leave it too.

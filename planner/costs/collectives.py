@@ -41,8 +41,9 @@ TREE_SHARE = 0.92
 SHOWN = 0.25
 
 # Share of their bandwidth that links reach where tokens travel once to each place, which has
-# kernels of its own: DeepEP's README (2025-04), 153 and 158 of the 160 GB/s of an H800's NVLink,
-# and 51 GB/s of 64 devices in 8 nodes over 50 GB/s each, of which an eighth stays in its node.
+# kernels of its own. Taken from DeepEP's README (2025-04; docs/legacy.md since): 153 and 158 of the
+# 160 GB/s of an H800's NVLink, and 51 and 50 GB/s of 64 devices in 8 nodes over 50 GB/s each, of
+# which an eighth stays in its node where a token goes to 4 of the 8.
 MERGED_LINKS = 0.9
 
 

@@ -48,7 +48,7 @@ PARTIAL_BYTES = 4  # parts of a cut contraction are summed in fp32
 
 # Share of its bandwidth at which a depthwise convolution moves its tensors: the window is read from
 # caches again and again. Fitted on published runs of MobileFaceNet on V100 (DLPerf, 2021); that
-# they are slow: Tan and Le, "EfficientNetV2", arXiv 2104.00298 (2021), section 3.2.
+# such convolutions are slow: Tan and Le, "EfficientNetV2", arXiv 2104.00298 (2021), section 3.2.
 DEPTHWISE_RATE = 0.35
 
 # Precisions that no matrix units multiply in.

@@ -2,8 +2,9 @@
 
 A router sends a copy of every token to each of its `k` experts. Plain dispatchers send all copies;
 others send one to each place (device, node) that has experts of the token, and copy it there:
-DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025) and its kin. The search prices all copies;
-compiled plans know how many there are.
+DeepEP (DeepSeek-AI, github.com/deepseek-ai/DeepEP, 2025; `get_dispatch_layout` counts tokens, not
+copies, for each device and node). The search prices all copies; compiled plans know how many there
+are.
 """
 
 import numpy as np
@@ -24,12 +25,14 @@ ROUTED = {
     "combine_grad_weight": (1, 2),
 }
 
-# Kinds that are many launches where a framework writes them out (`Software.routing`).
+# Kinds that are many launches where a framework writes them out (`Software.routing`: how many is
+# fitted on published runs of Megatron-Core, 2026-11).
 ROUTING = (*ROUTED, "top_k", "top_k_grad")
 
-# Launches that the device waits for per expert of a grouped product, over those of a routing op:
-# host code goes over experts one by one (TransformerEngine, pytorch/module/grouped_linear.py, read
-# 2026-11). Fitted on published runs of Megatron-Core with 1 to 64 experts a device, 2026-11.
+# Launches that the device waits for per expert of a grouped product, over those of a routing op.
+# That there are some: weights, inputs and quantisers are lists over experts there, gone through one
+# by one (TransformerEngine, pytorch/module/grouped_linear.py, read 2026-11). How many is fitted on
+# published runs of Megatron-Core with 1 to 64 experts a device, 2026-11.
 PER_EXPERT = 0.05
 
 # Kinds that change neither the order nor the number of copies.

@@ -39,7 +39,7 @@ ACCUMULATED = 0.5
 
 # Of the bytes of adding up what the gate and the other first product of experts hand back: kernels
 # of grouped products make the two as one, whose gradient is one product (Megatron-Core,
-# moe/experts.py, `linear_fc1` of twice the width, read 2026-11).
+# transformer/moe/experts.py, TEGroupedMLP: `linear_fc1` of twice the width, read 2026-11).
 GROUPED = 0.0
 
 # Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
