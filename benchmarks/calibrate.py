@@ -17,7 +17,7 @@ import typer
 
 import planner
 from millrace.calibration import Parameter, answers_of, fitted
-from millrace.calibration.parameters import DEVICE_FIELDS, LINK_FIELDS
+from millrace.calibration.parameters import DEVICE_FIELDS
 from millrace.published.reading import read_table
 from millrace.published.validation import Asked, ask
 
@@ -62,8 +62,6 @@ def _asked(path: Path) -> list[Asked]:
 def _write(values: dict[Parameter, float]) -> None:
     root = Path(planner.__file__).parent
     for one, value in values.items():
-        if one.field in LINK_FIELDS:
-            continue
         if one.field in DEVICE_FIELDS:
             _put(root / "catalogue" / f"{one.owner}.toml", "device", one.field, min(value, 1.0))
             continue

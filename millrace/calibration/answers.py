@@ -122,7 +122,7 @@ def _slopes(question: Question, found: Planned, cluster: Cluster, now: Predicted
             asked = meetings_ns / stages > MEETINGS * now.step_time_s * 1e9
             slope = _again(found, moved, now) / by if asked else 0.0
         else:
-            slope = _priced(step, moved, now, ops_ns, meetings_ns) / by
+            slope = _priced(step, moved, now, ops_ns) / by
         slopes |= dict.fromkeys(alike, slope)
     return slopes
 
@@ -133,11 +133,9 @@ def _again(found: Planned, moved: Cluster, now: Predicted) -> float:
     return float(np.log(then.step_time_s / now.step_time_s))
 
 
-def _priced(step: Step, moved: Cluster, now: Predicted, ops_ns: float, meetings_ns: float) -> float:
+def _priced(step: Step, moved: Cluster, now: Predicted, ops_ns: float) -> float:
     """By how much it changes by its shares."""
     exposed = min(now.exposed_communication_s / now.step_time_s, 1.0)
     busy = max(1 - exposed - now.bubble_fraction, 0.0)
     change = busy * (step.busy_ns(moved) / ops_ns - 1)
-    if meetings_ns:
-        change += exposed * (step.moving_ns(moved) / meetings_ns - 1)
     return float(np.log1p(change / max(busy + exposed, 1e-9)))

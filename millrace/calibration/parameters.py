@@ -37,17 +37,13 @@ DEVICE_FIELDS = {
     "attention_efficiency": Belief(0.55, 0.25, 0.05),
     "memory_efficiency": Belief(0.8, 0.15, 0.05),
 }
-LINK_FIELDS = {
-    "intra_node": Belief(1.0, 0.15, 0.1),
-    "inter_node": Belief(1.0, 0.15, 0.15),
-}
 SOFTWARE_FIELDS = {
     "host_ns": Belief(12_000, 0.4, 0.4),
     "loss": Belief(0.35, 0.4, 0.5),  # 1 - overlap
     "fusion": Belief(1.2, 0.3, 0.3),
     "attention": Belief(1.0, 0.1, 0.25),
 }
-FIELDS = DEVICE_FIELDS | LINK_FIELDS | SOFTWARE_FIELDS
+FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
 # Beginnings of device names, by architecture.
 ARCHITECTURES = {
@@ -59,7 +55,7 @@ ARCHITECTURES = {
 
 
 class Parameter(NamedTuple):
-    """A figure (`field`) of a device, its links, or a framework (`owner`)."""
+    """A figure (`field`) of a device or a framework (`owner`)."""
 
     owner: str
     field: str
@@ -90,10 +86,6 @@ def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[Parameter
     if question.training.attention == "flash":
         both = Parameter(device, "attention_efficiency"), Parameter(software.name, "attention")
         found.append(both)
-    if cluster.devices_per_node > 1:
-        found.append((Parameter(device, "intra_node"),))
-    if cluster.nodes > 1:
-        found.append((Parameter(network_of(cluster), "inter_node"),))
     if software.host_ns:
         found.append((Parameter(software.name, "host_ns"),))
     if 0 < software.overlap < 1:
@@ -107,16 +99,9 @@ def default_parameters() -> tuple[Parameter, ...]:
     return tuple(Parameter(DEFAULT, field) for field in SOFTWARE_FIELDS)
 
 
-def network_of(cluster: Cluster) -> str:
-    """What names the network between nodes: equal links are one."""
-    return f"network of {cluster.inter_node.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
-
-
 def value_of(parameter: Parameter) -> float:
-    """The value in the catalogue or in the frameworks' settings; links count from their own."""
+    """The value in the catalogue or in the frameworks' settings."""
     owner, field = parameter
-    if field in LINK_FIELDS:
-        return 1.0
     if field == "narrow_efficiency":
         found = device(owner)
         return found.narrow_efficiency or found.matmul_efficiency
@@ -128,7 +113,7 @@ def value_of(parameter: Parameter) -> float:
 
 def scaled(cluster: Cluster, factors: Mapping[Parameter, float]) -> Cluster:
     """Return the cluster with what factors concern it, on the figures that it has."""
-    owners = cluster.device.name, network_of(cluster), cluster.software.name
+    owners = cluster.device.name, cluster.software.name
     for (owner, field), factor in factors.items():
         if owner in owners:
             cluster = _scaled(cluster, field, factor)
@@ -137,10 +122,6 @@ def scaled(cluster: Cluster, factors: Mapping[Parameter, float]) -> Cluster:
 
 def _scaled(cluster: Cluster, field: str, factor: float) -> Cluster:
     software = cluster.software
-    if field in LINK_FIELDS:
-        link = getattr(cluster, field)
-        rate = link.bandwidth_bytes_per_s * factor
-        return replace(cluster, **{field: replace(link, bandwidth_bytes_per_s=rate)})
     if field in DEVICE_FIELDS:
         held = cluster.device
         value = getattr(held, field) or held.matmul_efficiency

@@ -1,9 +1,9 @@
 """Shares: what a step's time is made of, so that slopes need no simulation of their own.
 
 The step of the average device is busy, exposed communication and bubble. Priced on another cluster
-the ops of all chunks take longer by some factor, and so does the busy part; the meetings by
-another, and so does the exposed part; bubbles follow both. That is exact where nothing else binds,
-and near enough for the direction of a fit.
+the ops of all chunks take longer by some factor, and so does the busy part; the exposed part stays,
+and bubbles follow both. That is exact where nothing else binds, and near enough for the direction
+of a fit.
 """
 
 from collections import Counter

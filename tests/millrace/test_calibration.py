@@ -71,19 +71,16 @@ def test_without_rows_a_fit_is_what_was_believed() -> None:
     assert np.linalg.eigvalsh(covariance).min() > 0
 
 
-def test_shares_stay_shares_and_links_are_scaled() -> None:
+def test_shares_stay_shares_and_others_are_left_alone() -> None:
     cluster = parse_cluster("a100-sxm-80gb:8x2")
     cluster = replace(cluster, software=Software(name="one", overlap=0.9, host_ns=10))
     factors = {
         MATMUL: 5.0,
-        Parameter("a100-sxm-80gb", "intra_node"): 0.5,
         Parameter("one", "loss"): 3.0,
         Parameter("another", "host_ns"): 3.0,
     }
     found = scaled(cluster, factors)
     assert found.device.matmul_efficiency == 1.0
-    before = cluster.intra_node.bandwidth_bytes_per_s
-    assert found.intra_node.bandwidth_bytes_per_s == 0.5 * before
     assert found.software.overlap == pytest.approx(0.7)
     assert found.software.host_ns == 10
 
@@ -100,6 +97,6 @@ def test_slopes_by_shares_are_those_of_the_simulator() -> None:
     moves = {one: scaled(cluster, {one: 0.92}) for one in fields if one.field != "fusion"}
     now, *then = predicted(found, (cluster, *moves.values()), FIDELITY)
     for (one, moved), simulated in zip(moves.items(), then, strict=True):
-        slope = _priced(step, moved, now, step.busy_ns(cluster), step.moving_ns(cluster))
+        slope = _priced(step, moved, now, step.busy_ns(cluster))
         change = log(simulated.step_time_s / now.step_time_s)
         assert slope == pytest.approx(change, abs=0.004), one
