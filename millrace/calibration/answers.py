@@ -115,9 +115,9 @@ def _slopes(question: Question, found: Planned, cluster: Cluster, now: Predicted
         down = field in SHARES and value_of(alike[0]) * exp(NUDGE) > 1
         by = -NUDGE if down else NUDGE
         moved = scaled(cluster, {alike[0]: exp(by)})
-        if field == "host_ns":
-            asked = step.launches * cluster.software.host_ns > LAUNCHES * now.step_time_s * 1e9
-            slope = _again(found, moved, now) / by if asked else 0.0
+        bound = step.launches * cluster.software.host_ns > LAUNCHES * now.step_time_s * 1e9
+        if field == "host_ns" and bound:
+            slope = _again(found, moved, now) / by
         elif field == "loss":
             asked = meetings_ns / stages > MEETINGS * now.step_time_s * 1e9
             slope = _again(found, moved, now) / by if asked else 0.0
