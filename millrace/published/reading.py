@@ -90,7 +90,7 @@ def _layout(path: Path, header: tuple[str, ...]) -> Layout:
     for layout, names in missing.items():
         if not names:
             return layout
-    lacks = "; ".join(f"the {layout} layout needs {', '.join(n)}" for layout, n in missing.items())
+    lacks = "; or ".join(f"{', '.join(n)} ({layout} layout)" for layout, n in missing.items())
     raise FileError(f"`{path}` is not a table of published measurements: its header lacks {lacks}")
 
 

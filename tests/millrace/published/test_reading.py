@@ -34,7 +34,7 @@ def test_one_tier_is_read(tmp_path: Path):
     ("content", "said"),
     [
         (b"", "header lacks"),
-        (b"a,b\n1,2\n", "the DLPerf layout needs model"),
+        (b"a,b\n1,2\n", "model, framework, .*DLPerf layout"),
         (b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
