@@ -1,0 +1,205 @@
+"""Calls: what one firing does on a device, told so that it can be printed, bound and replayed.
+
+A factory of `executor.cuda.kernels` turns an actor's `KernelContext` into `Calls` once. They name
+their operands (`read(0)`, `write(1)`, …) and no address; where an operand lies is known when the
+slots of a firing are (`executor.cuda.binding`). Nothing here touches a device, so a whole command
+buffer can be made, printed and checked where there is none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from executor.kernels.context import Array
+
+WARP_THREADS = 32
+BLOCK_THREADS = 256  # of kernels that go element by element
+BLOCKS_MAX = 4096  # of such kernels, whose threads stride over what is left
+
+
+class Operand(NamedTuple):
+    """Where a call reads or writes, by role.
+
+    `role` is one of
+
+    * `read`, `write`: the actor's operand `number`, as the op lists it;
+    * `state`: register `number` of the optimizer's state; `buffer`: what it passes through;
+    * `workspace`: scratch of the stream, which holds nothing between two firings;
+    * `table`: array `number` of the actor's `Calls.tables`, written once before the first step;
+    * `control`: the `Control` of the rank (`sources/control.cuh`): step, seed, loss scale;
+    * `stage`: where the samples of an `input` actor's firing were copied to.
+    """
+
+    role: str
+    number: int = 0
+    offset_bytes: int = 0
+
+
+def read(number: int) -> Operand:
+    """Operand that is read."""
+    return Operand("read", number)
+
+
+def write(number: int) -> Operand:
+    """Operand that is written."""
+    return Operand("write", number)
+
+
+def state(number: int) -> Operand:
+    """Array of state that only this actor touches."""
+    return Operand("state", number)
+
+
+def workspace(offset_bytes: int = 0) -> Operand:
+    """Scratch of the stream, from this byte on."""
+    return Operand("workspace", 0, offset_bytes)
+
+
+def table(number: int) -> Operand:
+    """Array of constants."""
+    return Operand("table", number)
+
+
+CONTROL = Operand("control")
+STAGE = Operand("stage")
+BUFFER = Operand("buffer")
+
+Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
+"""By value, of exactly the type that the kernel's parameter has."""
+
+Dim3 = tuple[int, int, int]
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel of ours.
+
+    Parameters
+    ----------
+    source
+        Stem of its file in `executor/cuda/sources`.
+    function
+        Its name with template arguments: `layer_norm<bf16>`.
+    grid, block
+        Blocks, and threads of a block.
+    args
+        In the order of the kernel's parameters: pointers and values.
+    """
+
+    source: str
+    function: str
+    grid: Dim3
+    block: Dim3
+    args: tuple[Operand | Scalar, ...]
+
+
+class Matrices(NamedTuple):
+    """`batch` matrices of [rows, columns] inside an operand; strides in elements.
+
+    One of `row_stride` and `column_stride` is 1.
+    """
+
+    operand: Operand
+    dtype: str
+    row_stride: int
+    column_stride: int
+    batch_stride: int
+
+
+class Product(NamedTuple):
+    """d = a b for `batch` pairs of matrices [m, k] and [k, n], by the vendor's library.
+
+    `arithmetic` is fp64, fp32, tf32 (of float32 operands) or the 16-bit dtype's own products with
+    float32 sums. `accumulate`: add to what d holds.
+    """
+
+    a: Matrices
+    b: Matrices
+    d: Matrices
+    m: int
+    n: int
+    k: int
+    batch: int
+    arithmetic: str
+    accumulate: bool = False
+
+
+class Clear(NamedTuple):
+    """Zero bytes."""
+
+    target: Operand
+    size_bytes: int
+
+
+class Copy(NamedTuple):
+    """Copy bytes, between device and host memory too."""
+
+    source: Operand
+    target: Operand
+    size_bytes: int
+
+
+Call = Launch | Product | Clear | Copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """What the firings of an actor do.
+
+    Parameters
+    ----------
+    of
+        `of(firing)`: the calls of firing number `firing` of a step, in the order of the stream.
+    tables
+        Constants that the calls read.
+    workspace_bytes
+        Scratch that they need.
+    """
+
+    of: Callable[[int], tuple[Call, ...]]
+    tables: tuple[Array, ...] = ()
+    workspace_bytes: int = 0
+
+
+def always(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 0) -> Calls:
+    """Return calls that every firing makes alike."""
+    return Calls(of=lambda firing: calls, tables=tables, workspace_bytes=workspace_bytes)
+
+
+def elementwise(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:
+    """Launch a kernel whose threads stride over `count` elements; `count` is its last argument."""
+    blocks = max(1, min(ceil(count / BLOCK_THREADS), BLOCKS_MAX))
+    return Launch(source, function, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), (*args, np.int64(count)))
+
+
+def by_row(source: str, function: str, rows: int, columns: int, *args: Operand | Scalar) -> Launch:
+    """Launch a kernel with one block per row; its last arguments are `rows` and `columns`.
+
+    A block has as many warps as a row fills, at most eight.
+    """
+    warps = max(1, min(ceil(columns / WARP_THREADS), BLOCK_THREADS // WARP_THREADS))
+    return Launch(
+        source,
+        function,
+        (max(1, min(rows, 2**31 - 1)), 1, 1),
+        (warps * WARP_THREADS, 1, 1),
+        (*args, np.int64(rows), np.int64(columns)),
+    )
+
+
+TYPES = {
+    "float64": "double",
+    "float32": "float",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "int32": "int",
+    "int64": "i64",
+}
+"""C++ type of every dtype (`sources/scalar.cuh`)."""
+
+
+def types(*dtypes: str) -> str:
+    """Template arguments of these dtypes: `<float, bf16>`."""
+    return f"<{', '.join(TYPES[dtype] for dtype in dtypes)}>"

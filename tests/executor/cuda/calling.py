@@ -1,0 +1,109 @@
+"""Calling CUDA factories in tests: operands in NumPy memory, kernels on the emulator."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from executor.cuda.calls import Calls, Operand
+from executor.cuda.kernels.table import make_calls
+from executor.kernels.context import Array, KernelContext, Shard, whole
+from tests.executor.cuda.emulation.machine import Emulator, functions_of, to_stored, to_wide
+from tests.executor.kernel_calls import run_state
+
+Attributes = Mapping[str, int | float | str | bool]
+RUBBISH = 0x4D  # what outputs and scratch hold before a call
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+def context_of(
+    kind: str,
+    labels: str,
+    inputs: Sequence[Shard],
+    outputs: Sequence[Shard],
+    attributes: Attributes | None = None,
+    **more: object,
+) -> KernelContext:
+    """The context of an op on shards."""
+    return KernelContext(
+        kind=kind,
+        name=f"test.{kind}",
+        labels=labels,
+        attributes=attributes or {},
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        **({"run": run_state()} | more),  # type: ignore[arg-type]
+    )
+
+
+def stored(array: Array, dtype: str) -> Array:
+    """An array as a device holds it, with its own memory."""
+    found = to_stored(array, dtype) if dtype in FLOATS else array.astype(dtype)
+    return np.ascontiguousarray(found).copy()
+
+
+def loaded(array: Array, dtype: str) -> Array:
+    """What a device holds as numbers."""
+    return to_wide(array, dtype) if dtype in FLOATS else array
+
+
+def empty(shard: Shard) -> Array:
+    """Memory for a shard, full of rubbish."""
+    dtype = np.dtype("uint16" if shard.dtype == "bfloat16" else shard.dtype)
+    return np.full(shard.size * dtype.itemsize, RUBBISH, np.uint8).view(dtype).reshape(shard.shape)
+
+
+class Operands:
+    """The memory of one actor: addresses by role."""
+
+    def __init__(self, calls: Calls, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        self._tables = [np.ascontiguousarray(table) for table in calls.tables]
+        self._workspace = np.full(calls.workspace_bytes + 64, RUBBISH, np.uint8)
+        self.state: Sequence[Array] = ()
+        self.buffer: Array | None = None
+        self.control = np.zeros(128, np.uint8)
+        self.stage: Array | None = None
+        self._reads, self._writes = reads, writes
+
+    def address(self, operand: Operand) -> int:
+        """Where an operand lies."""
+        arrays = {
+            "read": self._reads,
+            "write": self._writes,
+            "state": self.state,
+            "table": self._tables,
+            "workspace": [self._workspace],
+            "control": [self.control],
+            "buffer": [self.buffer],
+            "stage": [self.stage],
+        }[operand.role]
+        array = arrays[operand.number]
+        assert array is not None, operand
+        return array.ctypes.data + operand.offset_bytes
+
+
+def call(
+    kind: str,
+    labels: str,
+    inputs: Sequence[Array],
+    outputs: Sequence[Shard],
+    *,
+    input_shards: Sequence[Shard] | None = None,
+    attributes: Attributes | None = None,
+    emulator: Emulator | None = None,
+    **more: object,
+) -> list[Array]:
+    """Make the calls of one actor and carry them out twice, into outputs that hold rubbish.
+
+    Inputs are numbers in any width; they are rounded to the dtypes of `input_shards` (by default
+    their own). What comes back is wide enough to compare.
+    """
+    shards = input_shards or [whole(array.shape, str(array.dtype)) for array in inputs]
+    calls = make_calls(context_of(kind, labels, shards, outputs, attributes, **more))
+    reads = [stored(array, shard.dtype) for array, shard in zip(inputs, shards, strict=True)]
+    writes = [empty(shard) for shard in outputs]
+    operands = Operands(calls, reads, writes)
+    machine = emulator or Emulator(functions_of(calls.of(0)))
+    for firing in (0, 0):
+        for one in calls.of(firing):
+            machine.run(one, operands.address)
+    return [loaded(array, shard.dtype) for array, shard in zip(writes, outputs, strict=True)]
