@@ -30,7 +30,8 @@ class Operand(NamedTuple):
     * `workspace`: scratch of the stream, which holds nothing between two firings;
     * `table`: array `number` of the actor's `Calls.tables`, written once before the first step;
     * `control`: the `Control` of the rank (`sources/control.cuh`): step, seed, loss scale;
-    * `stage`: where the samples of an `input` actor's firing were copied to.
+    * `stage`: where the samples of an `input` actor's firing were copied to;
+    * `peer`: what member `number` of a meeting sends, where that lies on the same device.
     """
 
     role: str
@@ -61,6 +62,11 @@ def workspace(offset_bytes: int = 0) -> Operand:
 def table(number: int) -> Operand:
     """Array of constants."""
     return Operand("table", number)
+
+
+def peer(number: int) -> Operand:
+    """What a member of the meeting sends."""
+    return Operand("peer", number)
 
 
 CONTROL = Operand("control")
@@ -141,7 +147,24 @@ class Copy(NamedTuple):
     size_bytes: int
 
 
-Call = Launch | Product | Clear | Copy
+class Collective(NamedTuple):
+    """One call of a collective library: contiguous elements, blocks of members one after the other.
+
+    `kind` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, rotate, send or recv.
+    `count` is of elements that are reduced (all_reduce), that a member sends (all_gather,
+    broadcast, rotate, send, recv), that it keeps (reduce_scatter), or that it sends to each member
+    (all_to_all). `reduction` is sum or max.
+    """
+
+    kind: str
+    send: Operand
+    recv: Operand
+    count: int
+    dtype: str
+    reduction: str = "sum"
+
+
+Call = Launch | Product | Clear | Copy | Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,8 @@ class RunState:
         Samples of a step, microbatches of a step, samples of a microbatch.
     first_step
         Steps that earlier runs have made (resuming from a checkpoint).
+    arithmetic
+        What products of float32 operands are computed in: fp32, or tf32 where a GPU has it.
     totals
         One `(loss sum, token count, sum of squared gradients)` per step of this run.
     smallest_margin
@@ -118,6 +120,7 @@ class RunState:
     microbatches: int
     batch: int
     first_step: int = 0
+    arithmetic: str = "fp32"
     totals: list[tuple[float, float, float]] = field(default_factory=list)
     smallest_margin: float = inf
 
@@ -152,6 +155,8 @@ class KernelContext:
         moments, for `sgd` with momentum the velocity, in the shape of the variable's shard.
     buffer
         Where `state` lies in host memory: the device's bytes that it passes through.
+    buffer_bytes
+        How many these are; 0 without.
     run
         The run that the actor belongs to.
     """
@@ -170,6 +175,7 @@ class KernelContext:
     axis_sizes: tuple[int, ...] = ()
     state: Sequence[Array] = ()
     buffer: Array | None = None
+    buffer_bytes: int = 0
 
     def number(self, attribute: str, default: float) -> float:
         """Return an attribute as a float."""
