@@ -151,7 +151,7 @@ class Collective(NamedTuple):
     """One call of a collective library: contiguous elements, blocks of members one after the other.
 
     `kind` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, rotate, send or recv.
-    `count` is of elements that are reduced (all_reduce), that a member sends (all_gather,
+    `elements` are those that are reduced (all_reduce), that a member sends (all_gather,
     broadcast, rotate, send, recv), that it keeps (reduce_scatter), or that it sends to each member
     (all_to_all). `reduction` is sum or max.
     """
@@ -159,7 +159,7 @@ class Collective(NamedTuple):
     kind: str
     send: Operand
     recv: Operand
-    count: int
+    elements: int
     dtype: str
     reduction: str = "sum"
 
