@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 
 from executor.arena import Arena
 from executor.errors import ExecutorError
-from executor.kernels import Kernel, KernelContext, RunState, Shard, make_kernel
+from executor.kernels import Kernel, RunState, make_kernel
+from executor.shards import RankShards
 from executor.transport.communicator import Exchange, exchanges_of
-from planner.actors.graph import Actor, ActorGraph, Register
+from planner.actors.graph import Actor, ActorGraph
 from planner.actors.protocol import Fire
-from planner.sbp import parse_nd_sbp, shard_offsets
 
 Array = NDArray[Any]
 Slots = tuple[int, ...]
 Fired = Callable[[int, int], None]
 
 
-class RankMemory:
+class RankMemory(RankShards):
     """A program and a rank bound to an arena: the arrays of every firing and meeting.
 
     Parameters
@@ -36,9 +36,7 @@ class RankMemory:
     """
 
     def __init__(self, graph: ActorGraph, rank: int, block: Array | None = None) -> None:
-        self.graph, self.rank = graph, rank
-        self.program = graph.programs[graph.program_of(rank)]
-        self.coordinate = graph.coordinate(rank)
+        super().__init__(graph, rank)
         self.arena = Arena(self.program, block)
         self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
         # The slots of a port cycle, so the arrays of a firing are looked up, never made.
@@ -63,20 +61,6 @@ class RankMemory:
     def name(self, fire: Fire) -> str:
         """Name of the actor that a command fires."""
         return self.program.actors[fire.actor].name
-
-    def shard(self, register: Register) -> Shard:
-        """Where this rank's part of a register's tensor begins, and how large it is."""
-        return Shard(
-            global_shape=register.global_shape,
-            offsets=shard_offsets(
-                register.global_shape,
-                parse_nd_sbp(register.sbp),
-                self.graph.axis_sizes,
-                self.coordinate,
-            ),
-            shape=register.shape,
-            dtype=register.dtype,
-        )
 
     def load(self, register: int, whole: Array, version: int = 0) -> None:
         """Write this rank's shard of a whole tensor into the slot of `version`."""
@@ -133,22 +117,12 @@ class RankState(RankMemory):
     def _kernel(self, actor: Actor) -> Kernel | None:
         if actor.meeting is not None:
             return None
-        inputs, outputs = self.program.operands(actor)
+        views = self.arena.views
         return make_kernel(
-            KernelContext(
-                kind=actor.kind,
-                name=actor.name,
-                labels=actor.labels,
-                attributes=actor.attributes,
-                inputs=tuple(self.shard(register) for register in inputs),
-                outputs=tuple(self.shard(register) for register in outputs),
-                run=self.run_state,
-                output_hold=actor.outputs[0].hold if actor.outputs else 1,
-                input_sbp=tuple(parse_nd_sbp(register.sbp) for register in inputs),
-                output_sbp=tuple(parse_nd_sbp(register.sbp) for register in outputs),
-                coordinate=self.coordinate,
-                axis_sizes=self.graph.axis_sizes,
-                state=tuple(self.arena.views[register][0] for register in actor.state),
-                buffer=None if actor.buffer is None else self.arena.views[actor.buffer][0],
+            self.context(
+                actor,
+                self.run_state,
+                state=tuple(views[register][0] for register in actor.state),
+                buffer=None if actor.buffer is None else views[actor.buffer][0],
             )
         )

@@ -1,0 +1,65 @@
+"""Where a rank's parts of tensors lie, and what its kernels are told: the same on every device."""
+
+from collections.abc import Sequence
+
+from executor.kernels.context import Array, KernelContext, RunState, Shard
+from planner.actors.graph import Actor, ActorGraph, Program, Register
+from planner.sbp import parse_nd_sbp, shard_offsets
+
+
+class RankShards:
+    """One rank of an actor graph: its program, its place in the mesh, and its shards.
+
+    Parameters
+    ----------
+    graph, rank
+        The actor graph and which of its ranks this is.
+    """
+
+    def __init__(self, graph: ActorGraph, rank: int) -> None:
+        self.graph, self.rank = graph, rank
+        self.program: Program = graph.programs[graph.program_of(rank)]
+        self.coordinate = graph.coordinate(rank)
+
+    def shard(self, register: Register) -> Shard:
+        """Where this rank's part of a register's tensor begins, and how large it is."""
+        return Shard(
+            global_shape=register.global_shape,
+            offsets=shard_offsets(
+                register.global_shape,
+                parse_nd_sbp(register.sbp),
+                self.graph.axis_sizes,
+                self.coordinate,
+            ),
+            shape=register.shape,
+            dtype=register.dtype,
+        )
+
+    def context(
+        self,
+        actor: Actor,
+        run: RunState,
+        *,
+        state: Sequence[Array] = (),
+        buffer: Array | None = None,
+    ) -> KernelContext:
+        """What the kernel of a local actor is told; arrays where the backend has any."""
+        inputs, outputs = self.program.operands(actor)
+        passes = None if actor.buffer is None else self.program.registers[actor.buffer]
+        return KernelContext(
+            kind=actor.kind,
+            name=actor.name,
+            labels=actor.labels,
+            attributes=actor.attributes,
+            inputs=tuple(self.shard(register) for register in inputs),
+            outputs=tuple(self.shard(register) for register in outputs),
+            run=run,
+            output_hold=actor.outputs[0].hold if actor.outputs else 1,
+            input_sbp=tuple(parse_nd_sbp(register.sbp) for register in inputs),
+            output_sbp=tuple(parse_nd_sbp(register.sbp) for register in outputs),
+            coordinate=self.coordinate,
+            axis_sizes=self.graph.axis_sizes,
+            state=state,
+            buffer=buffer,
+            buffer_bytes=0 if passes is None else passes.slot_bytes,
+        )
