@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.errors import CheckpointError
-from executor.rank import RankState
+from executor.shards import RankValues
 from models.graph import to_json
 from planner.actors.graph import ActorGraph, Register
 from planner.sbp import parse_nd_sbp, shard_offsets
@@ -125,7 +125,7 @@ class Saver:
         counted over all runs.
     """
 
-    def __init__(self, folder: Path, state: RankState, *, last_step: int, every: int) -> None:
+    def __init__(self, folder: Path, state: RankValues, *, last_step: int, every: int) -> None:
         self._folder, self._state = folder, state
         self._last_step, self._every = last_step, every
         self._writes: dict[int, list[tuple[int, str]]] = {}
@@ -147,12 +147,21 @@ class Saver:
         folder = self._folder / f"{_name(step)}.partial"
         folder.mkdir(parents=True, exist_ok=True)
         for register, file in writes:
-            views = self._state.arena.views[register]
-            np.save(folder / file, views[(firing + 1) % len(views)])
+            slots = self._state.program.registers[register].slots
+            np.save(folder / file, self._state.value(register, (firing + 1) % slots))
         left = self._left.setdefault(step, len(self._writes)) - 1
         self._left[step] = left
         if left == 0:
             (folder / f"rank.{self._state.rank}.done").touch()
+
+    def save(self, step: int) -> None:
+        """Write all shards after a step of this run, nothing being under way."""
+        for actor in self._writes:
+            self.fired(actor, step)
+
+    def keeps(self, step: int) -> bool:
+        """Whether the state after a step (counted from this run's first) is to be kept."""
+        return self._due(self._state.run_state.first_step + step + 1)
 
     def _due(self, step: int) -> bool:
         return step == self._last_step or (self._every > 0 and step % self._every == 0)
@@ -216,15 +225,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def load_checkpoint(checkpoint: Path, state: RankState) -> None:
+def load_checkpoint(checkpoint: Path, state: RankValues) -> None:
     """Fill a rank's variables and optimizer state from a checkpoint, however it was split."""
     manifest = read_manifest(checkpoint)
     for index, register in enumerate(state.program.registers):
         if register.initial:
             start = state.shard(register).offsets
-            target = state.arena.views[index][0]
+            values = np.empty(register.shape, register.dtype)
             for shard in manifest.tensors[register.tensor].shards:
-                _copy_overlap(checkpoint / shard.file, shard, start, target)
+                _copy_overlap(checkpoint / shard.file, shard, start, values)
+            state.write(index, 0, values)
 
 
 def _copy_overlap(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from executor.arena import Arena
 from executor.errors import ExecutorError
 from executor.kernels import Kernel, RunState, make_kernel
-from executor.shards import RankShards
+from executor.shards import RankValues
 from executor.transport.communicator import Exchange, exchanges_of
 from planner.actors.graph import Actor, ActorGraph
 from planner.actors.protocol import Fire
@@ -19,7 +19,7 @@ Slots = tuple[int, ...]
 Fired = Callable[[int, int], None]
 
 
-class RankMemory(RankShards):
+class RankMemory(RankValues):
     """A program and a rank bound to an arena: the arrays of every firing and meeting.
 
     Parameters
@@ -35,8 +35,14 @@ class RankMemory(RankShards):
         The exchange of every meeting actor, by actor index.
     """
 
-    def __init__(self, graph: ActorGraph, rank: int, block: Array | None = None) -> None:
-        super().__init__(graph, rank)
+    def __init__(
+        self,
+        graph: ActorGraph,
+        rank: int,
+        block: Array | None = None,
+        run: RunState | None = None,
+    ) -> None:
+        super().__init__(graph, rank, run)
         self.arena = Arena(self.program, block)
         self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
         # The slots of a port cycle, so the arrays of a firing are looked up, never made.
@@ -62,20 +68,13 @@ class RankMemory(RankShards):
         """Name of the actor that a command fires."""
         return self.program.actors[fire.actor].name
 
-    def load(self, register: int, whole: Array, version: int = 0) -> None:
-        """Write this rank's shard of a whole tensor into the slot of `version`."""
-        where = self.program.registers[register]
-        if whole.shape != where.global_shape:
-            raise ExecutorError(
-                f"`{where.tensor}` has shape {where.global_shape} in the plan, but a value of "
-                f"shape {whole.shape} was given"
-            )
-        shard = self.shard(where)
-        region = tuple(
-            slice(start, start + size)
-            for start, size in zip(shard.offsets, shard.shape, strict=True)
-        )
-        np.copyto(self.arena.views[register][version % where.slots], whole[region])
+    def write(self, register: int, slot: int, values: Array) -> None:
+        """Write this rank's shard into a slot."""
+        np.copyto(self.arena.views[register][slot], values)
+
+    def value(self, register: int, slot: int) -> Array:
+        """Return this rank's shard in a slot, as a view."""
+        return self.arena.views[register][slot]
 
 
 class RankState(RankMemory):
@@ -99,8 +98,7 @@ class RankState(RankMemory):
     def __init__(
         self, graph: ActorGraph, rank: int, run: RunState, block: Array | None = None
     ) -> None:
-        super().__init__(graph, rank, block)
-        self.run_state = run
+        super().__init__(graph, rank, block, run)
         self.fired: Fired | None = None
         self._kernels = [self._kernel(actor) for actor in self.program.actors]
 

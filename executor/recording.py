@@ -76,8 +76,8 @@ class Recording:
     """One rank's times from a common origin, and what its kernels kept.
 
     `starts_ns` and `ends_ns` hold the firings of actor 0, then of actor 1, …; empty when spans
-    were not kept. `totals` are those of every step, `smallest_margin` is that of the choices of
-    experts (infinite without any).
+    were not kept, -1 for firings of which they were not. `totals` are those of every step,
+    `smallest_margin` is that of the choices of experts (infinite without any).
     """
 
     rank: int
@@ -144,6 +144,7 @@ def _spans(graph: ActorGraph, recording: Recording) -> list[Span]:
     actors = np.repeat(np.arange(len(counts)), counts)
     firings = np.concatenate([np.arange(count) for count in counts])
     order = np.lexsort((actors, recording.starts_ns))
+    order = order[recording.ends_ns[order] >= 0]
     columns = (actors, firings, recording.starts_ns, recording.ends_ns)
     rows = zip(*(column[order].tolist() for column in columns), strict=True)
     return [Span(recording.rank, *row) for row in rows]

@@ -1,7 +1,9 @@
 """Where a rank's parts of tensors lie, and what its kernels are told: the same on every device."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
+from executor.errors import ExecutorError
 from executor.kernels.context import Array, KernelContext, RunState, Shard
 from planner.actors.graph import Actor, ActorGraph, Program, Register
 from planner.sbp import parse_nd_sbp, shard_offsets
@@ -63,3 +65,49 @@ class RankShards:
             buffer=buffer,
             buffer_bytes=0 if passes is None else passes.slot_bytes,
         )
+
+
+class RankValues(RankShards):
+    """A rank whose registers hold values, wherever they lie; read and written between steps.
+
+    Parameters
+    ----------
+    graph, rank
+        The actor graph and which of its ranks this is.
+    run
+        What the kernels of this rank share.
+    """
+
+    def __init__(self, graph: ActorGraph, rank: int, run: RunState | None = None) -> None:
+        super().__init__(graph, rank)
+        self._run = run
+
+    @property
+    def run_state(self) -> RunState:
+        """What the kernels of this rank share."""
+        if self._run is None:
+            raise ExecutorError("this rank runs no kernels", rank=self.rank)
+        return self._run
+
+    @abstractmethod
+    def write(self, register: int, slot: int, values: Array) -> None:
+        """Write this rank's shard into a slot."""
+
+    @abstractmethod
+    def value(self, register: int, slot: int) -> Array:
+        """Return this rank's shard as a slot holds it."""
+
+    def load(self, register: int, whole: Array, version: int = 0) -> None:
+        """Write this rank's shard of a whole tensor into the slot of `version`."""
+        where = self.program.registers[register]
+        if whole.shape != where.global_shape:
+            raise ExecutorError(
+                f"`{where.tensor}` has shape {where.global_shape} in the plan, but a value of "
+                f"shape {whole.shape} was given"
+            )
+        shard = self.shard(where)
+        region = tuple(
+            slice(start, start + size)
+            for start, size in zip(shard.offsets, shard.shape, strict=True)
+        )
+        self.write(register, version % where.slots, whole[region])

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
-from executor.checkpoint import Saver, load_checkpoint
-from executor.data import open_dataset
+from executor.checkpoint import Saver
 from executor.errors import ExecutorError
 from executor.in_process import KernelWork
 from executor.job import Job, read_job
-from executor.kernels import RunState
+from executor.loading import load_values, run_state
 from executor.processes import open_line, report_failure
 from executor.rank import RankMemory, RankState
 from executor.recording import Recorder, Recording, StepDone
@@ -24,8 +23,6 @@ from executor.transport.communicator import Communicator
 from executor.transport.messages import MessageCommunicator
 from executor.transport.mpi import World, join_world
 from executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
-from executor.variables import initial_value
-from executor.weights import Weights
 from planner.actors.protocol import Fire
 
 PARENT_POLL_S = 1.0
@@ -110,20 +107,13 @@ def run_rank(
 
 
 def _run(job: Job, folder: Path, world: World) -> None:
-    run = RunState(
-        seed=job.seed,
-        dataset=open_dataset(job.data, job.model, job.seed),
-        global_batch=job.global_batch,
-        microbatches=job.microbatches,
-        batch=job.batch,
-        first_step=job.first_step,
-    )
+    run = run_state(job)
     if world.size != job.graph.ranks:
         raise ExecutorError(f"{job.graph.ranks} ranks are planned, but {world.size} were started")
     shared = share_memory(job.graph, world)
     block = None if shared is None else shared.blocks[world.rank]
     state = RankState(job.graph, world.rank, run, block)
-    _load(job, state)
+    load_values(job, state)
     if job.checkpoint is not None:
         saver = Saver(
             Path(job.checkpoint),
@@ -154,28 +144,6 @@ def _run(job: Job, folder: Path, world: World) -> None:
     recording = replace(recording, totals=tuple(run.totals), smallest_margin=run.smallest_margin)
     recording.save(folder / f"rank.{world.rank}.npz")
     world.barrier()
-
-
-def _load(job: Job, state: RankState) -> None:
-    """Fill variables and optimizer state: from a checkpoint, from weights, or as they begin."""
-    if job.resume is not None:
-        load_checkpoint(Path(job.resume), state)
-        return
-    weights = None if job.weights is None else Weights(Path(job.weights))
-    for index, register in enumerate(state.program.registers):
-        if register.tensor not in job.variables or not register.initial:
-            continue
-        if weights is not None and register.tensor in weights.names:
-            whole = weights.value(register.tensor).astype(register.dtype)
-        else:
-            whole = initial_value(
-                register.tensor,
-                register.global_shape,
-                register.dtype,
-                job.variables[register.tensor],
-                job.seed,
-            )
-        state.load(index, whole)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""Binding: calls with their operands put in their places, by a function from role to address."""
+
+from collections.abc import Callable, Iterator
+
+from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Operand, Product
+
+Place = Callable[[Operand], Operand]
+
+
+def bound(call: Call, place: Place) -> Call:
+    """Return the call with every operand replaced by what `place` says of it."""
+    match call:
+        case Launch():
+            args = tuple(place(a) if isinstance(a, Operand) else a for a in call.args)
+            return call._replace(args=args)
+        case Product():
+            return call._replace(
+                a=call.a._replace(operand=place(call.a.operand)),
+                b=call.b._replace(operand=place(call.b.operand)),
+                d=call.d._replace(operand=place(call.d.operand)),
+            )
+        case Clear():
+            return call._replace(target=place(call.target))
+        case Copy():
+            return call._replace(source=place(call.source), target=place(call.target))
+        case Collective():
+            return call._replace(send=place(call.send), recv=place(call.recv))
+
+
+def operands_of(call: Call) -> Iterator[Operand]:
+    """Yield the operands of a call."""
+    match call:
+        case Launch():
+            yield from (a for a in call.args if isinstance(a, Operand))
+        case Product():
+            yield from (call.a.operand, call.b.operand, call.d.operand)
+        case Clear():
+            yield call.target
+        case Copy():
+            yield from (call.source, call.target)
+        case Collective():
+            yield from (call.send, call.recv)

@@ -1,0 +1,46 @@
+"""What a rank begins with: the run it belongs to, and the values of its variables."""
+
+from pathlib import Path
+
+from executor.checkpoint import load_checkpoint
+from executor.data import open_dataset
+from executor.job import Job
+from executor.kernels import RunState
+from executor.shards import RankValues
+from executor.variables import initial_value
+from executor.weights import Weights
+
+
+def run_state(job: Job) -> RunState:
+    """Return what the kernels of a rank share."""
+    return RunState(
+        seed=job.seed,
+        dataset=open_dataset(job.data, job.model, job.seed),
+        global_batch=job.global_batch,
+        microbatches=job.microbatches,
+        batch=job.batch,
+        first_step=job.first_step,
+        arithmetic="tf32" if job.model.precision == "tf32" else "fp32",
+    )
+
+
+def load_values(job: Job, state: RankValues) -> None:
+    """Fill variables and optimizer state: from a checkpoint, from weights, or as they begin."""
+    if job.resume is not None:
+        load_checkpoint(Path(job.resume), state)
+        return
+    weights = None if job.weights is None else Weights(Path(job.weights))
+    for index, register in enumerate(state.program.registers):
+        if register.tensor not in job.variables or not register.initial:
+            continue
+        if weights is not None and register.tensor in weights.names:
+            whole = weights.value(register.tensor).astype(register.dtype)
+        else:
+            whole = initial_value(
+                register.tensor,
+                register.global_shape,
+                register.dtype,
+                job.variables[register.tensor],
+                job.seed,
+            )
+        state.load(index, whole)
