@@ -1,9 +1,10 @@
 """Compare: predicted against measured, as a join of two traces actor by actor.
 
-Every figure is seconds per step on the average rank, over the steps after the warm-up (of a
-simulation: over its middle one). An actor's time is that of its spans; a meeting's span begins when
-the rank arrives, so waiting for the others is part of it. Causes split a step without overlap:
-compute by op kind, communication by kind where no compute hides it, and idle time (the bubble).
+Every figure is seconds per step on the average rank, over the steps after the warm-up that have
+spans (of a simulation: over its middle one). An actor's time is that of its spans; a meeting's span
+begins when the rank arrives, so waiting for the others is part of it. Causes split a step without
+overlap: compute by op kind, communication by kind where no compute hides it, and idle time (the
+bubble).
 """
 
 from collections import defaultdict
@@ -130,7 +131,7 @@ def _cause_rows(before: dict[str, float], after: dict[str, float]) -> tuple[Caus
 
 def _sums(trace: Trace) -> _Sums:
     """Add up a trace's spans over the steps that count."""
-    counted = counted_steps(trace)
+    counted = traced_steps(trace)
     steps = len(counted)
     ranks = sum(lane.represents for lane in trace.lanes)
     spans: dict[int, list[Span]] = {lane.rank: [] for lane in trace.lanes}
@@ -215,6 +216,14 @@ def counted_steps(trace: Trace) -> range:
         one = max(trace.steps - 2, 0) if trace.steps > 2 else trace.steps - 1
         return range(one, one + 1)
     return range(WARM_UP_STEPS if trace.steps > WARM_UP_STEPS else 0, trace.steps)
+
+
+def traced_steps(trace: Trace) -> range:
+    """Return the steps that count and have spans (a GPU's run keeps them of its last steps)."""
+    counted = counted_steps(trace)
+    lanes = {lane.rank: lane for lane in trace.lanes}
+    first = min((step_of(span, lanes[span.rank]) for span in trace.spans), default=0)
+    return range(min(max(counted.start, first), counted.stop), counted.stop)
 
 
 def step_time_ns(trace: Trace) -> int:

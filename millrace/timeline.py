@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from millrace.compare import MEETINGS, counted_steps, step_of, step_time_ns
+from millrace.compare import MEETINGS, step_of, step_time_ns, traced_steps
 from planner.actors.trace import Trace
 
 # What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
@@ -47,14 +47,15 @@ class Timeline(NamedTuple):
 
 
 def timeline(trace: Trace) -> Timeline:
-    """Return the bars of the step whose time lies nearest to the trace's median step.
+    """Return the bars of the step whose time lies nearest to the trace's median step, of
+    those that have spans.
 
     A rank's compute queue comes first, its communication queues follow; queues without a bar in
     the step are left out.
     """
     times = trace.step_times_ns()
     middle = step_time_ns(trace)
-    step = min(counted_steps(trace), key=lambda at: (abs(times[at] - middle), at))
+    step = min(traced_steps(trace), key=lambda at: (abs(times[at] - middle), at))
     origin = max(ends[step - 1] for ends in trace.step_end_ns) if step else 0
     lanes = {lane.rank: lane for lane in trace.lanes}
     found: dict[Row, list[tuple[int, int, str, str]]] = {}

@@ -36,6 +36,15 @@ def test_actors_and_causes_are_seconds_per_step_on_the_average_rank():
     }
 
 
+def test_a_trace_with_spans_of_its_last_steps_alone_gives_the_same_figures():
+    whole = two_rank_trace("measured", steps=9)
+    late = tuple(span for span in whole.spans if span.firing // (2 - span.actor) >= 7)
+    predicted = two_rank_trace("simulated")
+    found = join(predicted, msgspec.structs.replace(whole, spans=late))
+    assert late != whole.spans
+    assert found == join(predicted, whole)
+
+
 def test_the_largest_difference_comes_first():
     found = join(two_rank_trace("simulated"), two_rank_trace("measured", compute_ns=900))
     assert found.actors[0].name == "mul"
