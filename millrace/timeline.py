@@ -47,11 +47,10 @@ class Timeline(NamedTuple):
 
 
 def timeline(trace: Trace) -> Timeline:
-    """Return the bars of the step whose time lies nearest to the trace's median step, of
-    those that have spans.
+    """Return the bars of the step whose time lies nearest to the trace's median step.
 
-    A rank's compute queue comes first, its communication queues follow; queues without a bar in
-    the step are left out.
+    Of a run on GPUs it is one of those that have spans. A rank's compute queue comes first, its
+    communication queues follow; queues without a bar in the step are left out.
     """
     times = trace.step_times_ns()
     middle = step_time_ns(trace)

@@ -49,6 +49,11 @@ class World:
         """True when every rank runs on this host."""
         return len(set(self.communicator.allgather(gethostname()))) == 1
 
+    def local_rank(self) -> int:
+        """Return the number of this rank among those of its host, in the order of the ranks."""
+        hosts: list[str] = self.communicator.allgather(gethostname())
+        return hosts[: self.rank].count(hosts[self.rank])
+
     def doorbell(self) -> Doorbell:
         """Return this rank's doorbell, once every rank (all on one host) has one."""
         name = self.communicator.bcast(token_hex(8))
