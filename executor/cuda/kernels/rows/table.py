@@ -1,8 +1,29 @@
 """The factories of rows, by op kind."""
 
 from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.rows import layer_norm
+from executor.cuda.kernels.rows import layer_norm, loss, margin, masked_softmax, rms_norm, softmax
 
 ROWS: dict[str, CallsFactory] = {
+    "arc_margin": margin.arc_margin,
+    "arc_margin_grad": margin.arc_margin_grad,
+    "count_valid": loss.count_valid,
+    "cross_entropy": loss.cross_entropy,
+    "cross_entropy_grad": loss.cross_entropy_grad,
+    "l2_normalize": rms_norm.l2_normalize,
+    "l2_normalize_grad": rms_norm.l2_normalize_grad,
     "layer_norm": layer_norm.layer_norm,
+    "layer_norm_grad_input": layer_norm.layer_norm_grad_input,
+    "layer_norm_grad_weight": layer_norm.layer_norm_grad_weight,
+    "logistic_loss": margin.logistic_loss,
+    "logistic_loss_grad": margin.logistic_loss_grad,
+    "loss_from_sums": loss.loss_from_sums,
+    "masked_softmax": masked_softmax.masked_softmax,
+    "masked_softmax_grad": masked_softmax.masked_softmax_grad,
+    "rms_norm": rms_norm.rms_norm,
+    "rms_norm_grad_input": rms_norm.rms_norm_grad_input,
+    "rms_norm_grad_weight": rms_norm.rms_norm_grad_weight,
+    "row_max": loss.row_max,
+    "shifted_sums": loss.shifted_sums,
+    "softmax": softmax.softmax,
+    "softmax_grad": softmax.softmax_grad,
 }

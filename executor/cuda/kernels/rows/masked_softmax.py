@@ -1,0 +1,58 @@
+"""Calls of attention's probabilities out of its scores, kept whole, and of their gradient.
+
+N heads of all samples, T queries here (from the shard's offset on), S keys (all of them).
+"""
+
+from math import prod
+
+import numpy as np
+
+from executor.cuda.calls import Calls, always, read, table, write
+from executor.cuda.kernels.rows.packs import by_row, require_one_dtype, templated
+from executor.cuda.kernels.rows.softmax import SOURCE, scaled_grad
+from executor.kernels.attention.scores import alibi_slopes
+from executor.kernels.context import Array, KernelContext
+
+
+def masked_softmax(context: KernelContext) -> Calls:
+    """Return the softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
+    (x,) = context.inputs
+    require_one_dtype(context, x, *context.outputs)
+    _, *heads, queries, keys = x.shape
+    behind, ahead = reach(context)
+    return always(
+        by_row(
+            SOURCE, templated("masked_softmax", (x,)), x,
+            read(0), table(0), write(0), np.float64(context.number("scale", 1.0)),
+            np.int64(x.offsets[-2]), np.int64(behind), np.int64(ahead),
+            np.int64(prod(heads)), np.int64(queries),
+        ),
+        tables=(head_slopes(context),),
+    )  # fmt: skip
+
+
+def masked_softmax_grad(context: KernelContext) -> Calls:
+    """Return scale · y (dy − Σ y dy) of (y, dy)."""
+    return scaled_grad(context, context.number("scale", 1.0))
+
+
+def reach(context: KernelContext) -> tuple[int, int]:
+    """Return how far before its own place, and how far after it, a query sees keys."""
+    *_, queries, keys = context.inputs[0].global_shape
+    everything = queries + keys
+    window = int(context.attributes.get("window", 0))
+    behind = window - 1 if window else everything
+    return behind, 0 if context.attributes.get("causal", True) else behind
+
+
+def head_slopes(context: KernelContext) -> Array:
+    """Return ALiBi's slopes of this rank's heads, one after the other; zeros without `alibi`."""
+    scores = context.inputs[0]
+    dtype = "float64" if scores.dtype == "float64" else "float32"
+    whole, first, here = (x[1:-2] for x in (scores.global_shape, scores.offsets, scores.shape))
+    exponent = context.number("alibi", 0.0)
+    if not exponent:
+        return np.zeros(prod(here), dtype)
+    slopes = alibi_slopes(prod(whole), exponent).reshape(whole)
+    own = slopes[tuple(slice(at, at + n) for at, n in zip(first, here, strict=True))]
+    return own.reshape(-1).astype(dtype)
