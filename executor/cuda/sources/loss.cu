@@ -15,7 +15,7 @@ __global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* log
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     Online<W> found;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, logits, at, lowest<W>());
       found.add(here);
     }
@@ -43,15 +43,15 @@ __global__ void cross_entropy_grad(const T* logits, const I* targets, const S* l
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     i64 target = wide(targets[number]);
-    i64 place = target - first;
+    int place = (int)(target - first);
     W sum = wide(logsumexp[number]);
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       if (target < 0) {
         for (int k = 0; k < Row<T>::N; k++) here[k] = 0;
       } else {
         row.take_at(here, logits, at, lowest<W>());
         for (int k = 0; k < Row<T>::N; k++) {
-          here[k] = (exp_of(here[k] - sum) - (W)(row.column(at + k) == place)) * scale;
+          here[k] = (exp_of(here[k] - sum) - (W)(at + k == place)) * scale;
         }
       }
       row.put_at(slopes, at, here);
@@ -66,7 +66,7 @@ template <typename T> __global__ void row_max(const T* logits, T* largest, i64 r
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     W found = lowest<W>();
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, logits, at, lowest<W>());
       for (int k = 0; k < Row<T>::N; k++) found = larger(here[k], found);
     }
@@ -85,7 +85,7 @@ __global__ void shifted_sums(const T* logits, const T* largest, const I* targets
     Row<T> row(number, columns);
     W shift = wide(largest[number]);
     W sum = 0;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, logits, at, lowest<W>());
       for (int k = 0; k < Row<T>::N; k++) sum += exp_below(here[k], shift);
     }

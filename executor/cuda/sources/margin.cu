@@ -47,11 +47,11 @@ __global__ void arc_margin(const T* cosine, const I* targets, T* y, double scale
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     i64 target = wide(targets[number]);
-    i64 place = target < 0 ? -1 : target - first;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    int place = target < 0 ? -1 : (int)(target - first);
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, cosine, at, (W)0);
       for (int k = 0; k < Row<T>::N; k++) {
-        if (row.column(at + k) == place) {
+        if (at + k == place) {
           Angle<W> angle(here[k], (W)largest);
           here[k] = angle.cosine * (W)margin_cosine - angle.sine * (W)margin_sine;
         }
@@ -72,13 +72,13 @@ __global__ void arc_margin_grad(const T* cosine, const I* targets, const T* dy, 
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     i64 target = wide(targets[number]);
-    i64 place = target < 0 ? -1 : target - first;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    int place = target < 0 ? -1 : (int)(target - first);
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, dy, at, (W)0);
       for (int k = 0; k < Row<T>::N; k++) {
         here[k] *= (W)scale;
-        if (row.column(at + k) == place && place >= 0 && place < columns) {
-          Angle<W> angle(wide(cosine[at + k]), (W)largest);
+        if (at + k == place && row.has(at + k)) {
+          Angle<W> angle(wide(cosine[row.start + place]), (W)largest);
           here[k] *= (W)margin_cosine + (W)margin_sine * angle.cosine / angle.sine;
         }
       }

@@ -18,27 +18,31 @@ template <int N, typename W, typename T> __device__ inline void put(T* into, con
   *(Pack<T, N>*)into = pack;
 }
 
-// A row of any length, of tensors of T; `at` counts elements of the whole tensor.
+// A row of any length (below 2^31), of tensors of T. `at` is a column, that of a pack's first
+// element: below 0 where the row begins inside of its first pack.
 template <typename T> struct Row {
   static const int N = 16 / sizeof(T);
-  i64 start, end;
+  i64 start;
+  int columns;
 
-  __device__ Row(i64 row, i64 columns) : start(row * columns), end(start + columns) {}
-  __device__ i64 first() const { return start / N * N + (i64)threadIdx.x * N; }
-  __device__ i64 stride() const { return (i64)blockDim.x * N; }
-  __device__ i64 column(i64 at) const { return at - start; }
-  __device__ bool has(i64 at) const { return at >= start && at < end; }
-  __device__ bool has_pack(i64 at) const { return at >= start && at + N <= end; }
+  __device__ Row(i64 row, i64 columns) : start(row * columns), columns((int)columns) {}
+  __device__ int first() const { return (int)threadIdx.x * N - (int)(start % N); }
+  __device__ int stride() const { return (int)blockDim.x * N; }
+  __device__ bool has_pack(int at) const { return at >= 0 && at + N <= columns; }
+  __device__ bool has(int at) const { return at >= 0 && at < columns; }
 
   // What lies outside of the row reads as `outside`, and is not written.
-  template <typename W> __device__ void take_at(W (&into)[N], const T* from, i64 at, W outside) {
-    if (has_pack(at)) return take<N>(into, from + at);
-    for (int k = 0; k < N; k++) into[k] = has(at + k) ? (W)wide(from[at + k]) : outside;
+  template <typename W>
+  __device__ void take_at(W (&into)[N], const T* tensor, int at, W outside) const {
+    const T* from = tensor + start + at;
+    if (has_pack(at)) return take<N>(into, from);
+    for (int k = 0; k < N; k++) into[k] = has(at + k) ? (W)wide(from[k]) : outside;
   }
-  template <typename W> __device__ void put_at(T* into, i64 at, const W (&from)[N]) {
-    if (has_pack(at)) return put<N>(into + at, from);
+  template <typename W> __device__ void put_at(T* tensor, int at, const W (&from)[N]) const {
+    T* into = tensor + start + at;
+    if (has_pack(at)) return put<N>(into, from);
     for (int k = 0; k < N; k++) {
-      if (has(at + k)) into[at + k] = narrow<T>(from[k]);
+      if (has(at + k)) into[k] = narrow<T>(from[k]);
     }
   }
 };

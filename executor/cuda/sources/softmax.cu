@@ -10,13 +10,13 @@ template <typename T> __global__ void softmax(const T* x, T* y, i64 rows, i64 co
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     Online<W> found;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, x, at, lowest<W>());
       found.add(here);
     }
     found.join();
     W scale = (W)1 / found.sum;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, x, at, lowest<W>());
       for (int k = 0; k < Row<T>::N; k++) here[k] = exp_below(here[k], found.largest) * scale;
       row.put_at(y, at, here);
@@ -32,13 +32,13 @@ __global__ void softmax_grad(const T* y, const T* dy, T* dx, double scale, i64 r
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
     W along = 0;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, y, at, (W)0);
       row.take_at(slope, dy, at, (W)0);
       for (int k = 0; k < Row<T>::N; k++) along += here[k] * slope[k];
     }
     along = block_sum(along);
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       row.take_at(here, y, at, (W)0);
       row.take_at(slope, dy, at, (W)0);
       for (int k = 0; k < Row<T>::N; k++) here[k] *= (slope[k] - along) * (W)scale;
@@ -47,18 +47,20 @@ __global__ void softmax_grad(const T* y, const T* dy, T* dx, double scale, i64 r
   }
 }
 
-// Row [.., head, query] of scores [heads.., queries, keys], of which a query sees the keys from
-// `behind` before its own place to `ahead` after it.
+// The keys that a query sees: from `behind` before its own place to `ahead` after it.
 struct Seen {
-  i64 place, first, last;
+  int place, first, last;
 
-  __device__ Seen(i64 place, i64 behind, i64 ahead, i64 keys)
-      : place(place), first(larger(place - behind, (i64)0)), last(smaller(place + ahead + 1, keys)) {}
-  __device__ bool has(i64 key) const { return key >= first && key < last; }
+  __device__ Seen(i64 query, i64 behind, i64 ahead, i64 keys)
+      : place((int)query),
+        first((int)larger(query - behind, (i64)0)),
+        last((int)smaller(query + ahead + 1, keys)) {}
+  __device__ bool has(int key) const { return key >= first && key < last; }
 };
 
-// Softmax over the keys seen of scale x - slope |query - key|; zeros where there are none. A table
-// holds the slope of every head; `offset` is the place of the first query.
+// Softmax over the keys seen of scale x - slope |query - key|; zeros where there are none. Rows are
+// queries of heads of samples; a table holds the slope of every head; the first query's place is
+// `offset`.
 template <typename T>
 __global__ void masked_softmax(const T* x, const Wide<T>* slopes, T* y, double scale, i64 offset,
                                i64 behind, i64 ahead, i64 heads, i64 queries, i64 rows, i64 keys) {
@@ -68,19 +70,16 @@ __global__ void masked_softmax(const T* x, const Wide<T>* slopes, T* y, double s
     Row<T> row(number, keys);
     Seen seen(offset + number % queries, behind, ahead, keys);
     W slope = slopes[number / queries % heads];
-    auto score = [&](i64 at) {
+    auto score = [&](int at) {
       row.take_at(here, x, at, lowest<W>());
       for (int k = 0; k < Row<T>::N; k++) {
-        i64 key = row.column(at + k);
-        W distance = (W)(key < seen.place ? seen.place - key : key - seen.place);
-        here[k] = seen.has(key) ? (W)scale * here[k] - slope * distance : lowest<W>();
+        W distance = abs_of((W)(at + k - seen.place));
+        here[k] = seen.has(at + k) ? (W)scale * here[k] - slope * distance : lowest<W>();
       }
     };
-    auto hidden = [&](i64 at) {
-      return row.column(at) >= seen.last || row.column(at) + Row<T>::N <= seen.first;
-    };
+    auto hidden = [&](int at) { return at >= seen.last || at + Row<T>::N <= seen.first; };
     Online<W> found;
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       if (hidden(at)) continue;
       score(at);
       found.add(here);
@@ -88,7 +87,7 @@ __global__ void masked_softmax(const T* x, const Wide<T>* slopes, T* y, double s
     found.join();
     // The largest term of a sum is one: only that of a query without keys is less.
     W part = (W)1 / (found.sum < 1 ? (W)1 : found.sum);
-    for (i64 at = row.first(); at < row.end; at += row.stride()) {
+    for (int at = row.first(); at < row.columns; at += row.stride()) {
       if (hidden(at)) {
         for (int k = 0; k < Row<T>::N; k++) here[k] = 0;
       } else {

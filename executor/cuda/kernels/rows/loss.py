@@ -19,7 +19,7 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.rows.packs import by_row, require_one_dtype, templated
+from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from executor.kernels.context import KernelContext
 
 SOURCE = "loss"
@@ -34,7 +34,7 @@ def cross_entropy(context: KernelContext) -> Calls:
     loss, logsumexp = context.outputs
     require_one_dtype(context, loss, logsumexp)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("cross_entropy", (logits, targets, loss)), logits,
             read(0), read(1), write(0), write(1),
         )
@@ -50,7 +50,7 @@ def cross_entropy_grad(context: KernelContext) -> Calls:
     logits, targets, logsumexp = context.inputs
     require_one_dtype(context, logits, *context.outputs)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("cross_entropy_grad", (logits, targets, logsumexp)), logits,
             read(0), read(1), read(2), write(0), CONTROL, loss_scaled(context),
             np.int64(logits.offsets[-1]),
@@ -67,7 +67,7 @@ def row_max(context: KernelContext) -> Calls:
     """Return the largest logit of every row: P(max) over ranks that split the vocabulary."""
     (logits,) = context.inputs
     require_one_dtype(context, logits, *context.outputs)
-    return always(by_row(SOURCE, templated("row_max", (logits,)), logits, read(0), write(0)))
+    return always(over_rows(SOURCE, templated("row_max", (logits,)), logits, read(0), write(0)))
 
 
 def shifted_sums(context: KernelContext) -> Calls:
@@ -79,7 +79,7 @@ def shifted_sums(context: KernelContext) -> Calls:
     logits, largest, targets = context.inputs
     require_one_dtype(context, logits, largest)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("shifted_sums", (logits, targets, context.outputs[0])), logits,
             read(0), read(1), read(2), write(0), np.int64(logits.offsets[-1]),
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from executor.cuda.calls import CONTROL, Calls, Scalar, always, elementwise, read, write
 from executor.cuda.kernels.rows.loss import loss_scaled
-from executor.cuda.kernels.rows.packs import by_row, require_one_dtype, templated
+from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from executor.kernels.context import KernelContext
 from executor.kernels.rows import margin
 
@@ -56,7 +56,7 @@ def arc_margin(context: KernelContext) -> Calls:
     cosine, targets = context.inputs
     require_one_dtype(context, cosine, *context.outputs)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("arc_margin", (cosine, targets)), cosine,
             read(0), read(1), write(0), *_margins(context),
         )
@@ -68,7 +68,7 @@ def arc_margin_grad(context: KernelContext) -> Calls:
     cosine, targets, dy = context.inputs
     require_one_dtype(context, cosine, dy, *context.outputs)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("arc_margin_grad", (cosine, targets)), cosine,
             read(0), read(1), read(2), write(0), *_margins(context),
         )

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from executor.cuda.calls import Calls, always, read, table, write
-from executor.cuda.kernels.rows.packs import by_row, require_one_dtype, templated
+from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from executor.cuda.kernels.rows.softmax import SOURCE, scaled_grad
 from executor.kernels.attention.scores import alibi_slopes
 from executor.kernels.context import Array, KernelContext
@@ -18,10 +18,10 @@ def masked_softmax(context: KernelContext) -> Calls:
     """Return the softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
     (x,) = context.inputs
     require_one_dtype(context, x, *context.outputs)
-    _, *heads, queries, keys = x.shape
+    heads, queries = x.shape[1:-2], x.shape[-2]
     behind, ahead = reach(context)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("masked_softmax", (x,)), x,
             read(0), table(0), write(0), np.float64(context.number("scale", 1.0)),
             np.int64(x.offsets[-2]), np.int64(behind), np.int64(ahead),

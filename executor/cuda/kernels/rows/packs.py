@@ -22,11 +22,12 @@ from executor.cuda.calls import (
 )
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext, Shard
+from models.graph import ITEMSIZE
 
 PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide, vector types)
 BLOCKS_WANTED = 512  # about four blocks for each of the 132 multiprocessors of an H100
 SLAB_ROWS_MIN = 32  # four rows for each of a block's 8 warps, so that a slab's sum is worth a store
-GRID_MAX = 2**31 - 1  # blocks of the first dim of a grid (CUDA programming guide, table of limits)
+INT_MAX = 2**31 - 1  # also the blocks of a grid's first dim (CUDA programming guide, limits)
 
 
 def rows_of(shard: Shard) -> tuple[int, int]:
@@ -37,7 +38,7 @@ def rows_of(shard: Shard) -> tuple[int, int]:
 
 def pack_of(*shards: Shard) -> int:
     """Return how many elements a pack has where every row of all `shards` is a number of packs."""
-    elements = PACK_BYTES // max(shard.itemsize for shard in shards)
+    elements = PACK_BYTES // max(ITEMSIZE[shard.dtype] for shard in shards)
     while shards[0].shape[-1] % elements:
         elements //= 2
     return elements
@@ -67,15 +68,27 @@ def by_pack(
     return Launch(
         source,
         function,
-        (max(1, min(rows, GRID_MAX)), 1, 1),
+        (max(1, min(rows, INT_MAX)), 1, 1),
         (warps * WARP_THREADS, 1, 1),
         (*args, np.int64(rows), np.int64(columns)),
     )
 
 
-def by_row(source: str, function: str, shard: Shard, *args: Operand | Scalar) -> Launch:
-    """Launch a kernel of whole and cut packs over the rows of `shard`."""
-    return by_pack(source, function, *rows_of(shard), PACK_BYTES // shard.itemsize, *args)
+def over_rows(source: str, function: str, shard: Shard, *args: Operand | Scalar) -> Launch:
+    """Launch a kernel of whole and cut packs over the rows of `shard`.
+
+    Raises
+    ------
+    ExecutorError
+        A row has more columns than an int counts.
+    """
+    rows, columns = rows_of(shard)
+    if columns > INT_MAX:
+        raise ExecutorError(
+            f"`{function}` goes over rows of at most {INT_MAX} columns, found {columns}; split "
+            f"the last dim"
+        )
+    return by_pack(source, function, rows, columns, PACK_BYTES // ITEMSIZE[shard.dtype], *args)
 
 
 def summed_over_rows(
@@ -104,7 +117,7 @@ def summed_over_rows(
         block,
         (workspace(), write(0), write(outputs - 1), np.int64(slabs), np.int64(columns)),
     )
-    return always(partial, total, workspace_bytes=outputs * slabs * columns * last.itemsize)
+    return always(partial, total, workspace_bytes=outputs * slabs * columns * ITEMSIZE[last.dtype])
 
 
 def require_one_dtype(context: KernelContext, *shards: Shard) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from executor.cuda.calls import Calls, always, read, write
-from executor.cuda.kernels.rows.packs import by_row, require_one_dtype, templated
+from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
 from executor.kernels.context import KernelContext
 
 SOURCE = "softmax"
@@ -13,7 +13,7 @@ def softmax(context: KernelContext) -> Calls:
     """Return exp(x − max) / Σ exp(x − max) of every row."""
     (x,) = context.inputs
     require_one_dtype(context, x, *context.outputs)
-    return always(by_row(SOURCE, templated("softmax", (x,)), x, read(0), write(0)))
+    return always(over_rows(SOURCE, templated("softmax", (x,)), x, read(0), write(0)))
 
 
 def softmax_grad(context: KernelContext) -> Calls:
@@ -26,7 +26,7 @@ def scaled_grad(context: KernelContext, scale: float) -> Calls:
     y, dy = context.inputs
     require_one_dtype(context, y, dy, *context.outputs)
     return always(
-        by_row(
+        over_rows(
             SOURCE, templated("softmax_grad", (y,)), y,
             read(0), read(1), write(0), np.float64(scale),
         )
