@@ -1,6 +1,7 @@
 // Layer norm over the last dim and its gradients: R rows, D features of a row, in packs of N.
 //
-// x is T, gamma and beta are G, the mean and rstd of a row S; arithmetic is that of S.
+// x is T, gamma and beta are G, the mean and rstd of a row S, dy and dx are D (float where gradients
+// of microbatches were added up before); arithmetic is that of S.
 #include "slabs.cuh"
 
 // y, mean and rstd of (x, gamma, beta); one block per row.
@@ -38,9 +39,9 @@ __global__ void layer_norm(const T* x, const G* gamma, const G* beta, T* y, S* m
 }
 
 // dx = rstd (g - mean(g) - normal mean(g normal)) with g = dy gamma, normal = (x - mean) rstd.
-template <typename T, typename G, typename S, int N>
-__global__ void layer_norm_grad_input(const T* dy, const T* x, const G* gamma, const S* mean,
-                                      const S* rstd, T* dx, i64 rows, i64 columns) {
+template <typename D, typename T, typename G, typename S, int N>
+__global__ void layer_norm_grad_input(const D* dy, const T* x, const G* gamma, const S* mean,
+                                      const S* rstd, D* dx, i64 rows, i64 columns) {
   typedef Wide<S> W;
   W slope[N], here[N], factor[N];
   i64 first = (i64)threadIdx.x * N, stride = (i64)blockDim.x * N;
@@ -72,8 +73,8 @@ __global__ void layer_norm_grad_input(const T* dy, const T* x, const G* gamma, c
 }
 
 // Sums over the rows of a slab: of dy normal, then of dy, each [slabs, columns]; gridDim.y slabs.
-template <typename T, typename S, int N>
-__global__ void layer_norm_grad_weight(const T* dy, const T* x, const S* mean, const S* rstd,
+template <typename D, typename T, typename S, int N>
+__global__ void layer_norm_grad_weight(const D* dy, const T* x, const S* mean, const S* rstd,
                                        Wide<S>* slab_sums, i64 slab_rows, i64 rows, i64 columns) {
   typedef Wide<S> W;
   W dgamma[N] = {}, dbeta[N] = {}, slope[N], here[N];

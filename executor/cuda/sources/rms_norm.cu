@@ -1,6 +1,7 @@
 // RMS norm with its gradients, and rows brought to length one: R rows, D features, packs of N.
 //
-// x is T, gamma G, what is kept of a row S; arithmetic is that of S.
+// x is T, gamma G, what is kept of a row S, dy and dx are D (float where gradients of microbatches
+// were added up before); arithmetic is that of S.
 #include "slabs.cuh"
 
 // y and rstd = 1 / sqrt(mean(x^2) + epsilon) of (x, gamma); one block per row.
@@ -29,8 +30,8 @@ __global__ void rms_norm(const T* x, const G* gamma, T* y, S* rstd, double epsil
 }
 
 // dx = rstd (g - x rstd^2 mean(g x)) with g = dy gamma.
-template <typename T, typename G, typename S, int N>
-__global__ void rms_norm_grad_input(const T* dy, const T* x, const G* gamma, const S* rstd, T* dx,
+template <typename D, typename T, typename G, typename S, int N>
+__global__ void rms_norm_grad_input(const D* dy, const T* x, const G* gamma, const S* rstd, D* dx,
                                     i64 rows, i64 columns) {
   typedef Wide<S> W;
   W slope[N], here[N], factor[N];
@@ -56,8 +57,8 @@ __global__ void rms_norm_grad_input(const T* dy, const T* x, const G* gamma, con
 }
 
 // Sums over the rows of a slab of dy x rstd, [slabs, columns]; gridDim.y slabs.
-template <typename T, typename S, int N>
-__global__ void rms_norm_grad_weight(const T* dy, const T* x, const S* rstd, Wide<S>* slab_sums,
+template <typename D, typename T, typename S, int N>
+__global__ void rms_norm_grad_weight(const D* dy, const T* x, const S* rstd, Wide<S>* slab_sums,
                                      i64 slab_rows, i64 rows, i64 columns) {
   typedef Wide<S> W;
   W dgamma[N] = {}, slope[N], here[N];
@@ -98,8 +99,8 @@ __global__ void l2_normalize(const T* x, T* y, S* rnorm, double epsilon, i64 row
 }
 
 // dx = rnorm (dy - y sum(dy y)).
-template <typename T, typename S, int N>
-__global__ void l2_normalize_grad(const T* dy, const T* y, const S* rnorm, T* dx, i64 rows,
+template <typename D, typename T, typename S, int N>
+__global__ void l2_normalize_grad(const D* dy, const T* y, const S* rnorm, D* dx, i64 rows,
                                   i64 columns) {
   typedef Wide<S> W;
   W slope[N], here[N];

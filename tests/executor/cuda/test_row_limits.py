@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++
 
 LOSS_SCALE_AT = 32  # bytes of four counters before it in `sources/control.cuh`
 FUNCTIONS = {
+    "rms_norm": ["l2_normalize_grad<float, bf16, float, 4>"],
     "softmax": ["softmax<float>", "masked_softmax<float>"],
     "loss": [
         "cross_entropy<float, int, float>",
@@ -181,10 +182,29 @@ def test_only_an_op_so_marked_multiplies_by_the_loss_scale(
     np.testing.assert_allclose(found, 1024 * plain, rtol=2e-3 if dtype == "float16" else 1e-6)
 
 
-def test_a_gradient_in_another_dtype_than_its_tensor_is_refused():
+def test_a_gradient_added_up_in_float_goes_through_a_norm_of_16_bits(emulator: Emulator):
+    rng = np.random.default_rng(0)
+    dy, x = rng.standard_normal((2, 5, 12)).astype(np.float32)
+    rnorm = 1 / np.linalg.norm(x, axis=1)
+    y = loaded(stored(x * rnorm[:, None], "bfloat16"), "bfloat16")
+    (dx,) = call(
+        "l2_normalize_grad", "b d!, b d!, b -> b d!", [dy, y, rnorm], [floats(5, 12)],
+        input_shards=[floats(5, 12), whole((5, 12), "bfloat16"), floats(5)], emulator=emulator,
+    )  # fmt: skip
+    expected = rnorm[:, None] * (dy - y * (dy * y).sum(1, keepdims=True))
+    np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_operands_of_two_dtypes_are_refused_where_a_kernel_has_one():
     shards = [whole((2, 3), "bfloat16"), whole((2, 3), "float32")]
     with pytest.raises(ExecutorError, match="found bfloat16 and float32; put a `cast` before it"):
         make_calls(context_of("softmax_grad", "b n!, b n! -> b n!", shards, shards[:1]))
+
+
+def test_a_row_of_more_columns_than_an_int_counts_is_refused():
+    x = whole((1, 2**31), "bfloat16")
+    with pytest.raises(ExecutorError, match="at most 2147483647 columns, found 2147483648"):
+        make_calls(context_of("softmax", "b n! -> b n!", [x], [x]))
 
 
 def test_the_slabs_of_a_sum_over_rows_fill_a_device_and_its_workspace():

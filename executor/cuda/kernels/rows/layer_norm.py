@@ -36,13 +36,13 @@ def layer_norm(context: KernelContext) -> Calls:
 def layer_norm_grad_input(context: KernelContext) -> Calls:
     """Return dx of (dy, x, gamma, mean, rstd)."""
     dy, x, gamma, mean, rstd = context.inputs
-    require_one_dtype(context, dy, x, context.outputs[0])
+    require_one_dtype(context, dy, context.outputs[0])
     require_one_dtype(context, mean, rstd)
-    pack = pack_of(x, gamma)
+    pack = pack_of(dy, x, gamma)
     return always(
         by_pack(
-            SOURCE, templated("layer_norm_grad_input", (x, gamma, mean), pack), *rows_of(x), pack,
-            read(0), read(1), read(2), read(3), read(4), write(0),
+            SOURCE, templated("layer_norm_grad_input", (dy, x, gamma, mean), pack), *rows_of(x),
+            pack, read(0), read(1), read(2), read(3), read(4), write(0),
         )
     )  # fmt: skip
 
@@ -50,11 +50,10 @@ def layer_norm_grad_input(context: KernelContext) -> Calls:
 def layer_norm_grad_weight(context: KernelContext) -> Calls:
     """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
     dy, x, mean, rstd = context.inputs
-    require_one_dtype(context, dy, x)
     require_one_dtype(context, mean, rstd)
     require_one_dtype(context, *context.outputs)
-    pack = pack_of(x)
+    pack = pack_of(dy, x)
     return summed_over_rows(
-        SOURCE, templated("layer_norm_grad_weight", (x, rstd), pack), context, pack,
+        SOURCE, templated("layer_norm_grad_weight", (dy, x, rstd), pack), context, pack,
         read(0), read(1), read(2), read(3),
     )  # fmt: skip

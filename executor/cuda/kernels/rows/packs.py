@@ -131,7 +131,7 @@ def require_one_dtype(context: KernelContext, *shards: Shard) -> None:
     found = {shard.dtype for shard in shards}
     if len(found) > 1:
         raise ExecutorError(
-            f"op `{context.kind}` needs its wide operands in one dtype, found "
+            f"op `{context.kind}` needs these operands in one dtype, found "
             f"{' and '.join(sorted(found))}; put a `cast` before it",
             actor=context.name,
         )

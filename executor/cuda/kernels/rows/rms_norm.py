@@ -33,12 +33,12 @@ def rms_norm(context: KernelContext) -> Calls:
 def rms_norm_grad_input(context: KernelContext) -> Calls:
     """Return dx of (dy, x, gamma, rstd)."""
     dy, x, gamma, rstd = context.inputs
-    require_one_dtype(context, dy, x, context.outputs[0])
-    pack = pack_of(x, gamma)
+    require_one_dtype(context, dy, context.outputs[0])
+    pack = pack_of(dy, x, gamma)
     return always(
         by_pack(
-            SOURCE, templated("rms_norm_grad_input", (x, gamma, rstd), pack), *rows_of(x), pack,
-            read(0), read(1), read(2), read(3), write(0),
+            SOURCE, templated("rms_norm_grad_input", (dy, x, gamma, rstd), pack), *rows_of(x),
+            pack, read(0), read(1), read(2), read(3), write(0),
         )
     )  # fmt: skip
 
@@ -46,10 +46,9 @@ def rms_norm_grad_input(context: KernelContext) -> Calls:
 def rms_norm_grad_weight(context: KernelContext) -> Calls:
     """Return dgamma = Σ dy · x · rstd of (dy, x, rstd), a sum over rows."""
     dy, x, rstd = context.inputs
-    require_one_dtype(context, dy, x)
-    pack = pack_of(x)
+    pack = pack_of(dy, x)
     return summed_over_rows(
-        SOURCE, templated("rms_norm_grad_weight", (x, rstd), pack), context, pack,
+        SOURCE, templated("rms_norm_grad_weight", (dy, x, rstd), pack), context, pack,
         read(0), read(1), read(2),
     )  # fmt: skip
 
@@ -70,11 +69,11 @@ def l2_normalize(context: KernelContext) -> Calls:
 def l2_normalize_grad(context: KernelContext) -> Calls:
     """Return dx = rnorm · (dy − y · Σ dy · y) of (dy, y, rnorm)."""
     dy, y, rnorm = context.inputs
-    require_one_dtype(context, dy, y, context.outputs[0])
-    pack = pack_of(y)
+    require_one_dtype(context, dy, context.outputs[0])
+    pack = pack_of(dy, y)
     return always(
         by_pack(
-            SOURCE, templated("l2_normalize_grad", (y, rnorm), pack), *rows_of(y), pack,
+            SOURCE, templated("l2_normalize_grad", (dy, y, rnorm), pack), *rows_of(y), pack,
             read(0), read(1), read(2), write(0),
         )
     )  # fmt: skip
