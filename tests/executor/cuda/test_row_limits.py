@@ -140,7 +140,9 @@ def test_a_cosine_of_one_has_a_finite_slope(dtype: str, emulator: Emulator):
     np.testing.assert_allclose(slope, [[2, at_target, 2]], rtol=2e-2)
 
 
-def scaled(kind: str, labels: str, inputs: list[Array], dtype: str, flag: bool, scale: float):
+def scaled(
+    kind: str, labels: str, inputs: list[Array], dtype: str, flag: bool, scale: float
+) -> Array:
     """An op's output with a loss scale in `Control`, called with and without `loss_scaled`."""
     shards = [
         whole(array.shape, "int32" if array.dtype == np.int32 else "float32") for array in inputs
