@@ -1,6 +1,6 @@
 """The table of factories: one per op kind; a test holds its keys to those of the op table."""
 
-from executor.cuda.calls import Calls
+from executor.cuda.calls import TYPES, Calls
 from executor.cuda.kernels.context import CallsFactory
 from executor.cuda.kernels.rows.table import ROWS
 from executor.errors import ExecutorError
@@ -21,4 +21,10 @@ def make_calls(context: KernelContext) -> Calls:
     """
     if context.kind not in CALLS:
         raise ExecutorError(f"no CUDA kernel for op kind `{context.kind}`", actor=context.name)
+    for shard in (*context.inputs, *context.outputs):
+        if shard.dtype not in TYPES:
+            raise ExecutorError(
+                f"the GPU backend computes nothing in {shard.dtype}: plan with --precision bf16",
+                actor=context.name,
+            )
     return CALLS[context.kind](context)
