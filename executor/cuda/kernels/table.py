@@ -2,12 +2,27 @@
 
 from executor.cuda.calls import TYPES, Calls
 from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.elementwise.table import ELEMENTWISE
+from executor.cuda.kernels.movement import concat, narrow, pad, rearrange, slice_, sum_, widen
 from executor.cuda.kernels.rows.table import ROWS
+from executor.cuda.kernels.source import constant, fill, input_
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
+    **ELEMENTWISE,
     **ROWS,
+    "broadcast": rearrange,
+    "concat": concat,
+    "constant": constant,
+    "fill": fill,
+    "input": input_,
+    "narrow": narrow,
+    "pad": pad,
+    "rearrange": rearrange,
+    "slice": slice_,
+    "sum": sum_,
+    "widen": widen,
 }
 
 
