@@ -60,7 +60,19 @@ class Move(NamedTuple):
 
 
 def move(actor: str, source: Place, target: Place, sizes: tuple[int, ...], number: int = 0) -> Move:
-    """Return the call that writes `target` with what `source` holds; tables from `number` on."""
+    """Return the call that writes what one place holds to another.
+
+    Parameters
+    ----------
+    actor
+        Its name, for messages.
+    source, target
+        Where the values are and where they go.
+    sizes
+        Of the dims that are gone through, from the outermost to the innermost in the target.
+    number
+        Tables that the actor's calls have already.
+    """
     path = merged(sizes, source.strides, target.strides)
     if source.dtype != target.dtype:
         return _strided(

@@ -113,7 +113,19 @@ class _Pass:
 def sums(
     actor: str, terms: Terms, result: Dims, sizes: Mapping[str, int], number: int, dtype: str
 ) -> Calls:
-    """Return the calls that write output `number`, of labels `result`: the sums of the terms."""
+    """Return the calls that write the sums of terms over every label that the result lacks.
+
+    Parameters
+    ----------
+    actor
+        Its name, for messages.
+    terms
+        What is added up.
+    result, sizes
+        Labels of the output, and the size of every label.
+    number, dtype
+        Which output of the actor it is, and its dtype.
+    """
     first = _first_pass(terms, result, sizes)
     outputs, wide = first.kept.count, terms.sum_dtype
     types = tuple(TYPES[one] for one in terms.dtypes)

@@ -49,7 +49,18 @@ def join(
 ) -> tuple[Launch, tuple[Array, ...]]:
     """Return the launch of y = F(a, b), broadcast by label, and the tables it reads.
 
-    `name` is a functor of `sources/elementwise.cu`; tables are numbered from `number` on.
+    Parameters
+    ----------
+    actor
+        Its name, for messages.
+    name
+        F, a functor of `sources/elementwise.cu`.
+    a, b, result
+        Both sides and y; a lies as y does where one of them does.
+    sizes
+        Size of every label.
+    number
+        Tables that the actor's calls have already.
     """
     path = walk(result.dims, a.dims, b.dims, sizes)
     count, pointers = path.count, (a.operand, b.operand, result.operand)
