@@ -30,7 +30,9 @@ class Operand(NamedTuple):
     * `workspace`: scratch of the stream, which holds nothing between two firings;
     * `table`: array `number` of the actor's `Calls.tables`, written once before the first step;
     * `control`: the `Control` of the rank (`sources/control.cuh`): step, seed, loss scale;
-    * `stage`: where the samples of an `input` actor's firing were copied to;
+    * `stage`: where the samples of an `input` actor's firing were copied to, in half `number` of
+      the stage: steps take the halves in turn (`Control.run_step`), so that those of the next step
+      are copied while this one runs;
     * `peer`: what member `number` of a meeting sends, where that lies on the same device.
     """
 
@@ -64,13 +66,20 @@ def table(number: int) -> Operand:
     return Operand("table", number)
 
 
+def stage(half: int) -> Operand:
+    """Samples of the firing in one half of the stage: 0 in the first step of a run, 1 in the next.
+
+    A captured step serves both, so a kernel is given both places and takes that of its step.
+    """
+    return Operand("stage", half)
+
+
 def peer(number: int) -> Operand:
     """What a member of the meeting sends."""
     return Operand("peer", number)
 
 
 CONTROL = Operand("control")
-STAGE = Operand("stage")
 BUFFER = Operand("buffer")
 
 Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
@@ -195,6 +204,12 @@ def elementwise(source: str, function: str, count: int, *args: Operand | Scalar)
     """Launch a kernel whose threads stride over `count` elements; `count` is its last argument."""
     blocks = max(1, min(ceil(count / BLOCK_THREADS), BLOCKS_MAX))
     return Launch(source, function, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), (*args, np.int64(count)))
+
+
+def by_fours(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:
+    """Launch a kernel whose threads take four neighbours at once; `count` is its last argument."""
+    launch = elementwise(source, function, ceil(count / 4), *args)
+    return launch._replace(args=(*args, np.int64(count)))
 
 
 def by_row(source: str, function: str, rows: int, columns: int, *args: Operand | Scalar) -> Launch:

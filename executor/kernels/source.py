@@ -10,6 +10,7 @@ import numpy as np
 
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, Kernel, KernelContext, Source
+from models.graph import ITEMSIZE
 
 
 def input_(context: KernelContext) -> Kernel:
@@ -65,7 +66,7 @@ def constant(context: KernelContext) -> Kernel:
     """
     if not context.attributes["data"]:
         return fill(context)
-    values = _decoded(context)
+    values = constant_bits(context).view(context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.copyto(outputs[0], values)
@@ -73,8 +74,16 @@ def constant(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _decoded(context: KernelContext) -> Array:
-    """Return this rank's shard of a constant: base64 of zlib of little-endian values, by row."""
+def constant_bits(context: KernelContext) -> Array:
+    """Return this rank's shard of a constant's `data`, as unsigned integers of its width.
+
+    The text is base64 of zlib of little-endian values, row by row.
+
+    Raises
+    ------
+    ExecutorError
+        `data` is not the text of as many values as the tensor has.
+    """
     shard = context.outputs[0]
     try:
         content = zlib.decompress(b64decode(str(context.attributes["data"]), validate=True))
@@ -82,15 +91,16 @@ def _decoded(context: KernelContext) -> Array:
         raise ExecutorError(
             f"`data` is not base64 of a zlib stream: {error}", actor=context.name
         ) from None
-    expected = prod(shard.global_shape) * shard.itemsize
+    width = ITEMSIZE[shard.dtype]
+    expected = prod(shard.global_shape) * width
     if len(content) != expected:
         raise ExecutorError(
             f"`data` holds {len(content)} bytes, a tensor {shard.global_shape} of {shard.dtype} "
             f"takes {expected}",
             actor=context.name,
         )
-    values = np.frombuffer(content, np.dtype(shard.dtype).newbyteorder("<"))
+    values = np.frombuffer(content, f"<u{width}")
     region = tuple(
         slice(start, start + size) for start, size in zip(shard.offsets, shard.shape, strict=True)
     )
-    return values.reshape(shard.global_shape)[region].astype(shard.dtype)
+    return np.array(values.reshape(shard.global_shape)[region], f"u{width}", order="C")

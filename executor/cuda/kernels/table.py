@@ -1,13 +1,28 @@
 """The table of factories: one per op kind; a test holds its keys to those of the op table."""
 
-from executor.cuda.calls import Calls
+from executor.cuda.calls import TYPES, Calls
 from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.elementwise.table import ELEMENTWISE
+from executor.cuda.kernels.movement import concat, narrow, pad, rearrange, slice_, sum_, widen
 from executor.cuda.kernels.rows.table import ROWS
+from executor.cuda.kernels.source import constant, fill, input_
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
+    **ELEMENTWISE,
     **ROWS,
+    "broadcast": rearrange,
+    "concat": concat,
+    "constant": constant,
+    "fill": fill,
+    "input": input_,
+    "narrow": narrow,
+    "pad": pad,
+    "rearrange": rearrange,
+    "slice": slice_,
+    "sum": sum_,
+    "widen": widen,
 }
 
 
@@ -21,4 +36,10 @@ def make_calls(context: KernelContext) -> Calls:
     """
     if context.kind not in CALLS:
         raise ExecutorError(f"no CUDA kernel for op kind `{context.kind}`", actor=context.name)
+    for shard in (*context.inputs, *context.outputs):
+        if shard.dtype not in TYPES:
+            raise ExecutorError(
+                f"the GPU backend computes nothing in {shard.dtype}: plan with --precision bf16",
+                actor=context.name,
+            )
     return CALLS[context.kind](context)

@@ -61,7 +61,7 @@ class Operands:
         self.state: Sequence[Array] = ()
         self.buffer: Array | None = None
         self.control = np.zeros(128, np.uint8)
-        self.stage: Array | None = None
+        self.stage: Sequence[Array] = ()
         self._reads, self._writes = reads, writes
 
     def address(self, operand: Operand) -> int:
@@ -74,7 +74,7 @@ class Operands:
             "workspace": [self._workspace],
             "control": [self.control],
             "buffer": [self.buffer],
-            "stage": [self.stage],
+            "stage": self.stage,
         }[operand.role]
         array = arrays[operand.number]
         assert array is not None, operand

@@ -1,0 +1,187 @@
+"""Calls of sums, products and casts: one pass over memory each, broadcast by label."""
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from executor.cuda.calls import (
+    TYPES,
+    Calls,
+    Copy,
+    Launch,
+    Operand,
+    always,
+    by_fours,
+    elementwise,
+    read,
+    table,
+    types,
+    write,
+)
+from executor.cuda.kernels.elementwise.pointwise import function
+from executor.cuda.kernels.strides import Walk, contiguous, index_type, walk
+from executor.cuda.kernels.sums import Terms, sums
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, KernelContext, Shard
+from executor.kernels.dims import Dims, layout
+from models.graph import ITEMSIZE
+
+SOURCE = "elementwise"
+
+
+class Factor(NamedTuple):
+    """One side of a sum or product: where it lies, its labels and dtype."""
+
+    operand: Operand
+    dims: Dims
+    dtype: str
+
+
+def join(
+    actor: str,
+    name: str,
+    a: Factor,
+    b: Factor,
+    result: Factor,
+    sizes: dict[str, int],
+    number: int = 0,
+) -> tuple[Launch, tuple[Array, ...]]:
+    """Return the launch of y = F(a, b), broadcast by label, and the tables it reads.
+
+    Parameters
+    ----------
+    actor
+        Its name, for messages.
+    name
+        F, a functor of `sources/elementwise.cu`.
+    a, b, result
+        Both sides and y; a lies as y does where one of them does.
+    sizes
+        Size of every label.
+    number
+        Tables that the actor's calls have already.
+    """
+    path = walk(result.dims, a.dims, b.dims, sizes)
+    count, pointers = path.count, (a.operand, b.operand, result.operand)
+    given = f"{name}, {TYPES[a.dtype]}, {TYPES[b.dtype]}, {TYPES[result.dtype]}"
+    if path.is_flat:
+        return by_fours(SOURCE, f"join_flat<{given}>", count, *pointers), ()
+    index = index_type(count)
+    period = repeats(path)
+    if period is not None:
+        return by_fours(
+            SOURCE, f"join_repeated<{given}, {index}>", count,
+            *pointers, np.int64(period[0]), np.int64(period[1]),
+        ), ()  # fmt: skip
+    return elementwise(
+        SOURCE, f"join_strided<{given}, {index}>", count, *pointers, table(number), path.dims
+    ), (path.table(actor),)
+
+
+def repeats(path: Walk) -> tuple[int, int] | None:
+    """Return how the second operand comes again and again while the first lies in order.
+
+    Its values follow each other along one merged dim at most: (neighbours that share a value,
+    number of values). None: it is otherwise.
+    """
+    moved = [at for at, step in enumerate(path.second) if step]
+    if path.first != contiguous(path.sizes) or len(moved) > 1:
+        return None
+    if not moved:
+        return path.count, 1
+    (at,) = moved
+    if path.second[at] != 1:
+        return None
+    return prod(path.sizes[at + 1 :]), path.sizes[at]
+
+
+def _factors(context: KernelContext, shards: tuple[Shard, ...]) -> list[Factor]:
+    dims = layout(context).inputs
+    return [Factor(read(at), dims[at], shard.dtype) for at, shard in enumerate(shards)]
+
+
+def add(context: KernelContext) -> Calls:
+    """Return the sum of two or more tensors, broadcast by label; each further one is added to y."""
+    found = layout(context)
+    (output,) = found.outputs
+    result = Factor(write(0), output, context.outputs[0].dtype)
+    total, *rest = _factors(context, context.inputs)
+    launches: list[Launch] = []
+    tables: tuple[Array, ...] = ()
+    for one in rest:
+        # a sum is the same either way round: the one that lies as the output does comes first
+        a, b = (one, total) if len(one.dims) > len(total.dims) else (total, one)
+        launch, more = join(context.name, "Sum", a, b, result, found.sizes, len(tables))
+        launches.append(launch)
+        tables += more
+        total = result
+    return always(*launches, tables=tables)
+
+
+def mul(context: KernelContext) -> Calls:
+    """Return the product of two tensors, broadcast by label and summed over what is missing."""
+    found = layout(context)
+    (output,) = found.outputs
+    a, b = _factors(context, context.inputs)
+    if any(label not in output for dims in found.inputs for label in dims):
+        terms = Terms(
+            function="Product",
+            operands=(a.operand, b.operand),
+            dims=(a.dims, b.dims),
+            dtypes=(a.dtype, b.dtype),
+        )
+        return sums(context.name, terms, output, found.sizes, 0, context.outputs[0].dtype)
+    if len(b.dims) > len(a.dims):
+        a, b = b, a
+    result = Factor(write(0), output, context.outputs[0].dtype)
+    launch, tables = join(context.name, "Times", a, b, result, found.sizes)
+    return always(launch, tables=tables)
+
+
+def scale(context: KernelContext) -> Calls:
+    """Return x times the attribute `factor`."""
+    return always(function(context, "Scaled", float(context.attributes["factor"])))
+
+
+def shift(context: KernelContext) -> Calls:
+    """Return x plus the attribute `value`."""
+    return always(function(context, "Shifted", float(context.attributes["value"])))
+
+
+def cast(context: KernelContext) -> Calls:
+    """Return the same values in another dtype.
+
+    Raises
+    ------
+    ExecutorError
+        Floats would become integers.
+    """
+    return always(_as(context))
+
+
+def accumulate(context: KernelContext) -> Calls:
+    """Return the sum over the firings that share one version of the output."""
+    hold, count = context.output_hold, context.outputs[0].size
+    x, y = context.inputs[0].dtype, context.outputs[0].dtype
+    first = _as(context)
+    name = f"join_flat<Sum, {TYPES[y]}, {TYPES[x]}, {TYPES[y]}>"
+    later = by_fours(SOURCE, name, count, write(0), read(0), write(0))
+    return Calls(of=lambda firing: (later,) if firing % hold else (first,))
+
+
+def _as(context: KernelContext) -> Launch | Copy:
+    """The input's values in the dtype of the output."""
+    x, y = context.inputs[0], context.outputs[0]
+    if x.dtype == y.dtype:
+        return Copy(read(0), write(0), x.size * ITEMSIZE[x.dtype])
+    if y.dtype.startswith("int") and not x.dtype.startswith("int"):
+        raise ExecutorError(
+            f"{context.kind} from {x.dtype} to {y.dtype} would lose fractions: give the output a "
+            "floating dtype",
+            actor=context.name,
+        )
+    return by_fours(
+        "pointwise", f"value<Same, {types(x.dtype, y.dtype)[1:]}", x.size,
+        read(0), write(0), np.float64(0), np.float64(0),
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Calls of dropout: the bits of `executor.kernels.elementwise.dropout`, on a GPU.
+
+Element i of sample n of the run is kept by word i mod 4 of the Philox counter (i div 4, n) under a
+key of seed and op. The step comes from the rank's `Control`, so that a captured step draws anew
+each time; all else is known when the calls are made.
+"""
+
+from math import prod
+
+import numpy as np
+
+from executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_fours, read, table, write
+from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged
+from executor.errors import ExecutorError
+from executor.kernels.context import KernelContext
+from executor.kernels.random_bits import key_of
+from models.labels import BATCH, bind, parse
+
+WORDS = 4  # that a counter gives
+
+
+def dropout(context: KernelContext) -> Calls:
+    """Return x / (1 − rate), or 0 with probability `rate`.
+
+    Raises
+    ------
+    ExecutorError
+        The rate is not from 0 up to, but less than, 1.
+    """
+    rate = float(context.attributes["rate"])
+    if not 0 <= rate < 1:
+        raise ExecutorError(
+            f"dropout rate is {rate}: give one of 0 or more, below 1", actor=context.name
+        )
+    path, first_sample, first_index = _places(context)
+    run, count = context.run, context.inputs[0].size
+    keys = key_of(run.seed, str(context.attributes["op"]))
+    per_step = run.microbatches if first_sample is None else run.global_batch
+    name = f"dropout<{TYPES[context.inputs[0].dtype]}, {index_type(count)}>"
+
+    def launch(firing: int) -> Launch:
+        in_step = firing if first_sample is None else firing * run.batch + first_sample
+        return by_fours(
+            "dropout",
+            name,
+            count,
+            read(0),
+            write(0),
+            CONTROL,
+            table(0),
+            path.dims,
+            np.int64(first_index),
+            np.int64(in_step),
+            np.int64(per_step),
+            np.uint32(keys[0]),
+            np.uint32(keys[1]),
+            np.int64(round(rate * 2**32)),
+            np.int32(_is_by_counter(path, first_index)),
+            np.float64(1 / (1 - rate)),
+        )
+
+    return Calls(of=lambda firing: (launch(firing),), tables=(path.table(context.name),))
+
+
+def _places(context: KernelContext) -> tuple[Walk, int | None, int]:
+    """Return the walk over samples and indexes in them, the first sample and the first index.
+
+    Samples are those of the microbatch; None: no dim numbers them.
+    """
+    shard = context.inputs[0]
+    expression = parse(context.labels)
+    (dims,) = expression.inputs
+    local = bind(expression, [shard.shape], [shard.shape], op=context.name)
+    whole = bind(expression, [shard.global_shape], [shard.global_shape], op=context.name)
+    offsets = {
+        dim[0]: offset // prod(local[label] for label in dim[1:])
+        for dim, offset in zip(dims, shard.offsets, strict=True)
+    }
+    labels = [label for dim in dims for label in dim]
+    inside = [label for label in labels if label != BATCH]
+    steps = dict(zip(inside, contiguous([whole[label] for label in inside]), strict=True))
+    path = merged(
+        [local[label] for label in labels],
+        [int(label == BATCH) for label in labels],
+        [steps.get(label, 0) for label in labels],
+    )
+    first_index = sum(offsets.get(label, 0) * step for label, step in steps.items())
+    return path, offsets.get(BATCH, 0) if BATCH in labels else None, first_index
+
+
+def _is_by_counter(path: Walk, first_index: int) -> bool:
+    """Return whether four neighbours, from a multiple of four on, are one counter's words."""
+    if path.first[-1] or path.second[-1] != 1:
+        return False
+    return not any(number % WORDS for number in (first_index, path.sizes[-1], *path.second[:-1]))

@@ -1,0 +1,184 @@
+"""Calls of the pointwise functions and of the gates made of them: swiglu and prelu."""
+
+from math import prod
+
+import numpy as np
+
+from executor.cuda.calls import (
+    Calls,
+    Launch,
+    always,
+    by_fours,
+    elementwise,
+    read,
+    types,
+    write,
+)
+from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.strides import index_type
+from executor.cuda.kernels.sums import Terms, sums
+from executor.errors import ExecutorError
+from executor.kernels.context import KernelContext
+from executor.kernels.dims import Layout, layout
+from models.ops import FUNCTIONS
+
+SOURCE = "pointwise"
+
+
+def function(context: KernelContext, functor: str, *numbers: float) -> Launch:
+    """Return the launch of y = F(x), F a functor of `sources/pointwise.cu`.
+
+    Raises
+    ------
+    ExecutorError
+        x holds integers.
+    """
+    x, y = context.inputs[0], context.outputs[0]
+    _check_floating(context)
+    name = f"value<{functor}, {types(x.dtype, y.dtype)[1:]}"
+    return by_fours(SOURCE, name, y.size, read(0), write(0), *_two(numbers))
+
+
+def _two(numbers: tuple[float, ...]) -> tuple[np.float64, np.float64]:
+    """Return a function's attributes as kernels take them: two, whether it has them or not."""
+    first, second = (*numbers, 0.0, 0.0)[:2]
+    return np.float64(first), np.float64(second)
+
+
+def _check_floating(context: KernelContext) -> None:
+    for shard in (*context.inputs, *context.outputs):
+        if shard.dtype.startswith("int"):
+            raise ExecutorError(
+                f"{context.kind} computes in floating dtypes, found {shard.dtype}: cast it first",
+                actor=context.name,
+            )
+
+
+def _functor(name: str) -> str:
+    """Return a function's name as C++ has it: `GeluErf`."""
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def _value(name: str) -> CallsFactory:
+    """Return the factory of a function of x."""
+    _, attributes = FUNCTIONS[name]
+
+    def factory(context: KernelContext) -> Calls:
+        numbers = [float(context.attributes[attribute]) for attribute in attributes]
+        return always(function(context, _functor(name), *numbers))
+
+    return factory
+
+
+def _gradient(name: str) -> CallsFactory:
+    """Return the factory of dy times the slope at x, of (x, dy)."""
+    _, attributes = FUNCTIONS[name]
+
+    def factory(context: KernelContext) -> Calls:
+        _check_floating(context)
+        (x, dy), (dx,) = context.inputs, context.outputs
+        numbers = tuple(float(context.attributes[attribute]) for attribute in attributes)
+        kernel = f"gradient<{_functor(name)}, {types(x.dtype, dy.dtype, dx.dtype)[1:]}"
+        return always(by_fours(SOURCE, kernel, dx.size, read(0), read(1), write(0), *_two(numbers)))
+
+    return factory
+
+
+POINTWISE: dict[str, CallsFactory] = {name: _value(name) for name in FUNCTIONS} | {
+    f"{name}_grad": _gradient(name) for name in FUNCTIONS
+}
+
+
+def _check_same_dtype(context: KernelContext) -> str:
+    """Return the dtype that all operands have."""
+    _check_floating(context)
+    dtypes = {shard.dtype for shard in (*context.inputs, *context.outputs)}
+    if len(dtypes) > 1:
+        raise ExecutorError(
+            f"{context.kind} takes and makes one dtype, found {', '.join(sorted(dtypes))}: cast "
+            "the operands to one",
+            actor=context.name,
+        )
+    return dtypes.pop()
+
+
+def swiglu(context: KernelContext) -> Calls:
+    """Return silu(gate) · up of (gate, up)."""
+    kernel = "swiglu" + types(_check_same_dtype(context))
+    return always(by_fours(SOURCE, kernel, context.outputs[0].size, read(0), read(1), write(0)))
+
+
+def swiglu_grad(context: KernelContext) -> Calls:
+    """Return dgate and dup of (gate, up, dy)."""
+    kernel = "swiglu_grad" + types(_check_same_dtype(context))
+    return always(
+        by_fours(
+            SOURCE, kernel, context.outputs[0].size,
+            read(0), read(1), read(2), write(0), write(1),
+        )
+    )  # fmt: skip
+
+
+def _channels(context: KernelContext, found: Layout) -> tuple[np.int64, np.int64]:
+    """Return how many neighbours share a slope, and how many slopes there are.
+
+    Raises
+    ------
+    ExecutorError
+        Slopes do not follow one dim of x.
+    """
+    x, slope = found.inputs[:2]
+    named = [label for label in slope if label in x]
+    if len(named) > 1 or any(found.sizes[label] > 1 for label in slope if label not in x):
+        raise ExecutorError(
+            f"prelu takes one slope or one per index of a dim of x, found `{context.labels}`",
+            actor=context.name,
+        )
+    if not named:
+        return np.int64(context.inputs[0].size), np.int64(1)
+    behind = x[x.index(named[0]) + 1 :]
+    return np.int64(prod(found.sizes[label] for label in behind)), np.int64(found.sizes[named[0]])
+
+
+def prelu(context: KernelContext) -> Calls:
+    """Return x where it is positive, elsewhere slope · x, of (x, slope)."""
+    _check_floating(context)
+    inner, channels = _channels(context, layout(context))
+    (x, slope), (y,) = context.inputs, context.outputs
+    given = types(x.dtype, slope.dtype, y.dtype)[1:-1]
+    kernel = f"join_repeated<Prelu, {given}, {index_type(y.size)}>"
+    return always(
+        by_fours("elementwise", kernel, y.size, read(0), read(1), write(0), inner, channels)
+    )
+
+
+def prelu_grad(context: KernelContext) -> Calls:
+    """Return dx and dslope = Σ dy · min(x, 0) of (x, slope, dy)."""
+    _check_floating(context)
+    found = layout(context)
+    inner, channels = _channels(context, found)
+    x, slope, dy = context.inputs
+    given = types(x.dtype, slope.dtype, dy.dtype, context.outputs[0].dtype)[1:-1]
+    kernel = f"prelu_grad_input<{given}, {index_type(x.size)}>"
+    of_input = elementwise(
+        SOURCE, kernel, x.size, read(0), read(1), read(2), write(0), inner, channels
+    )
+    of_slope = sums(
+        context.name,
+        Terms(
+            function="Below",
+            operands=(read(0), read(2)),
+            dims=(found.inputs[0], found.inputs[2]),
+            dtypes=(x.dtype, dy.dtype),
+        ),
+        found.outputs[1],
+        found.sizes,
+        1,
+        context.outputs[1].dtype,
+    )
+    return always(
+        of_input,
+        *of_slope.of(0),
+        tables=of_slope.tables,
+        workspace_bytes=of_slope.workspace_bytes,
+    )

@@ -1,0 +1,19 @@
+"""The factories of what is computed element by element, by op kind."""
+
+from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.elementwise import arithmetic, dropout, pointwise
+
+ELEMENTWISE: dict[str, CallsFactory] = pointwise.POINTWISE | {
+    "accumulate": arithmetic.accumulate,
+    "add": arithmetic.add,
+    "cast": arithmetic.cast,
+    "dropout": dropout.dropout,
+    "mul": arithmetic.mul,
+    "prelu": pointwise.prelu,
+    "prelu_grad": pointwise.prelu_grad,
+    "quantise": arithmetic.cast,
+    "scale": arithmetic.scale,
+    "shift": arithmetic.shift,
+    "swiglu": pointwise.swiglu,
+    "swiglu_grad": pointwise.swiglu_grad,
+}

@@ -1,0 +1,367 @@
+"""Calls that move values and compute none, and plain sums.
+
+What lies in one piece is copied as bytes. Else a kernel goes through the dims of input and output
+(`strides.py`), moving up to 16 bytes at once where the places of both allow it; where neighbours of
+the one lie apart in the other, a tile at a time goes through shared memory.
+"""
+
+from itertools import accumulate
+from math import gcd, inf, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from executor.cuda.calls import (
+    BLOCK_THREADS,
+    BLOCKS_MAX,
+    TYPES,
+    Call,
+    Calls,
+    Clear,
+    Copy,
+    Launch,
+    Operand,
+    always,
+    elementwise,
+    read,
+    table,
+    write,
+)
+from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged, strides_of
+from executor.cuda.kernels.sums import Terms, sums
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, KernelContext
+from executor.kernels.dims import layout
+from models.graph import ITEMSIZE
+from models.labels import parse
+
+SOURCE = "movement"
+UNITS = {16: "Bytes16", 8: "double", 4: "float", 2: "bf16"}
+"""C++ type that is moved as so many bytes, whatever they mean."""
+
+TILE = 32  # rows and columns that a block turns over at once (sources/movement.cu)
+TILED_SIZE_MIN = 8  # dims of fewer elements fill too little of a tile
+
+
+class Place(NamedTuple):
+    """Where one side of a move begins, in elements, and its stride for every dim."""
+
+    operand: Operand
+    dtype: str
+    start: int
+    strides: tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """One call and the tables that it reads."""
+
+    call: Call
+    tables: tuple[Array, ...] = ()
+
+
+def move(actor: str, source: Place, target: Place, sizes: tuple[int, ...], number: int = 0) -> Move:
+    """Return the call that writes what one place holds to another.
+
+    Parameters
+    ----------
+    actor
+        Its name, for messages.
+    source, target
+        Where the values are and where they go.
+    sizes
+        Of the dims that are gone through, from the outermost to the innermost in the target.
+    number
+        Tables that the actor's calls have already.
+    """
+    path = merged(sizes, source.strides, target.strides)
+    if source.dtype != target.dtype:
+        return _strided(
+            actor, path, source, target, (TYPES[source.dtype], TYPES[target.dtype]), number
+        )
+    width = ITEMSIZE[source.dtype]
+    if path.is_flat:
+        return Move(
+            Copy(
+                source.operand._replace(offset_bytes=source.start * width),
+                target.operand._replace(offset_bytes=target.start * width),
+                path.count * width,
+            )
+        )
+    turned = _turned(path)
+    if turned is not None:
+        return _transposed(actor, path, turned, source, target, number)
+    together = _together(path, source.start, target.start, width)
+    return _strided(
+        actor,
+        _in_units(path, together),
+        source._replace(start=source.start // together),
+        target._replace(start=target.start // together),
+        (UNITS[width * together],) * 2,
+        number,
+    )
+
+
+def _strided(
+    actor: str, path: Walk, source: Place, target: Place, units: tuple[str, str], number: int
+) -> Move:
+    name = f"copy_strided<{', '.join(units)}, {index_type(path.count)}>"
+    launch = elementwise(
+        SOURCE,
+        name,
+        path.count,
+        source.operand,
+        target.operand,
+        table(number),
+        path.dims,
+        np.int64(source.start),
+        np.int64(target.start),
+    )
+    return Move(launch, (path.table(actor),))
+
+
+def _together(path: Walk, source_start: int, target_start: int, width: int) -> int:
+    """Return how many neighbours can be moved at once: a power of two, of 16 bytes at most."""
+    if path.first[-1] != 1 or path.second[-1] != 1:
+        return 1
+    apart = (path.sizes[-1], *path.first[:-1], *path.second[:-1], source_start, target_start)
+    return gcd(16 // width, *apart)
+
+
+def _in_units(path: Walk, together: int) -> Walk:
+    """Return the walk over units of so many neighbours."""
+    return Walk(
+        sizes=(*path.sizes[:-1], path.sizes[-1] // together),
+        first=(*(step // together for step in path.first[:-1]), path.first[-1]),
+        second=(*(step // together for step in path.second[:-1]), path.second[-1]),
+    )
+
+
+def _turned(path: Walk) -> tuple[int, int] | None:
+    """Return the dims along which input and output lie side by side, where these are two."""
+    if 1 not in path.first or 1 not in path.second:
+        return None
+    near, far = path.first.index(1), path.second.index(1)
+    if near == far or min(path.sizes[near], path.sizes[far]) < TILED_SIZE_MIN:
+        return None
+    return near, far
+
+
+def _transposed(
+    actor: str, path: Walk, turned: tuple[int, int], source: Place, target: Place, number: int
+) -> Move:
+    near, far = turned
+    others = [at for at in range(len(path.sizes)) if at not in turned]
+    outer = merged(
+        [path.sizes[at] for at in others],
+        [path.first[at] for at in others],
+        [path.second[at] for at in others],
+    )
+    rows, columns = path.sizes[far], path.sizes[near]
+    tiles = outer.count * -(-rows // TILE) * -(-columns // TILE)
+    launch = Launch(
+        SOURCE,
+        f"transpose<{UNITS[ITEMSIZE[source.dtype]]}>",
+        (max(1, min(tiles, BLOCKS_MAX)), 1, 1),
+        (BLOCK_THREADS, 1, 1),
+        (
+            source.operand,
+            target.operand,
+            table(number),
+            outer.dims,
+            np.int64(source.start),
+            np.int64(target.start),
+            np.int64(path.first[far]),
+            np.int64(path.second[near]),
+            np.int64(rows),
+            np.int64(columns),
+            np.int64(outer.count),
+        ),
+    )
+    return Move(launch, (outer.table(actor),))
+
+
+def rearrange(context: KernelContext) -> Calls:
+    """Return the same values with dims reordered, grouped, taken apart or repeated."""
+    found = layout(context)
+    (given,), (made,) = found.inputs, found.outputs
+    sizes = tuple(found.sizes[label] for label in made)
+    one = move(
+        context.name,
+        Place(read(0), context.inputs[0].dtype, 0, strides_of(made, given, found.sizes)),
+        Place(write(0), context.outputs[0].dtype, 0, contiguous(sizes)),
+        sizes,
+    )
+    return always(one.call, tables=one.tables)
+
+
+def sum_(context: KernelContext) -> Calls:
+    """Return the sum over the labels that the output does not hold."""
+    found = layout(context)
+    (given,), (made,) = found.inputs, found.outputs
+    if prod(found.sizes[label] for label in given if label not in made) == 1:
+        return rearrange(context)
+    dtype = context.inputs[0].dtype
+    terms = Terms(
+        function="Single", operands=(read(0),) * 2, dims=(given,) * 2, dtypes=(dtype,) * 2
+    )
+    return sums(context.name, terms, made, found.sizes, 0, context.outputs[0].dtype)
+
+
+def _differing_dim(context: KernelContext) -> int:
+    """Return the dim whose label differs between the first input and the output (0 if none)."""
+    expression = parse(context.labels)
+    pairs = zip(expression.inputs[0], expression.outputs[0], strict=True)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+
+
+def narrow(context: KernelContext) -> Calls:
+    """Return what the output holds of the input, from `start` on along the dim that differs."""
+    at = _differing_dim(context)
+    (x,), (y,) = context.inputs, context.outputs
+    strides = contiguous(x.shape)
+    start = int(context.attributes["start"]) * strides[at]
+    one = move(
+        context.name,
+        Place(read(0), x.dtype, start, strides),
+        Place(write(0), y.dtype, 0, contiguous(y.shape)),
+        y.shape,
+    )
+    return always(one.call, tables=one.tables)
+
+
+def widen(context: KernelContext) -> Calls:
+    """Return the input at `start`, zeros around it: the gradient of `narrow`."""
+    at = _differing_dim(context)
+    (x,), (y,) = context.inputs, context.outputs
+    if x.dtype != y.dtype:
+        raise ExecutorError(
+            f"widen keeps its dtype, found {x.dtype} and {y.dtype}: cast the input first",
+            actor=context.name,
+        )
+    width, inner = ITEMSIZE[x.dtype], prod(x.shape[at + 1 :])
+    together = gcd(16 // width, inner)
+    count = y.size // together
+    return always(
+        elementwise(
+            SOURCE,
+            f"widen<{UNITS[width * together]}, {index_type(count)}>",
+            count,
+            read(0),
+            write(0),
+            np.int64(context.attributes["start"]),
+            np.int64(x.shape[at]),
+            np.int64(y.shape[at]),
+            np.int64(inner // together),
+        )
+    )
+
+
+def concat(context: KernelContext) -> Calls:
+    """Return two or more tensors one behind the other along the dim whose labels differ."""
+    at = _differing_dim(context)
+    y = context.outputs[0]
+    strides = contiguous(y.shape)
+    stops = list(accumulate(shard.shape[at] for shard in context.inputs))
+    calls: list[Call] = []
+    tables: tuple[Array, ...] = ()
+    for number, (x, stop) in enumerate(zip(context.inputs, stops, strict=True)):
+        one = move(
+            context.name,
+            Place(read(number), x.dtype, 0, contiguous(x.shape)),
+            Place(write(0), y.dtype, (stop - x.shape[at]) * strides[at], strides),
+            x.shape,
+            len(tables),
+        )
+        calls.append(one.call)
+        tables += one.tables
+    return always(*calls, tables=tables)
+
+
+class _Overlap(NamedTuple):
+    """Where input and output shards meet: the first index in either, and the sizes."""
+
+    given: tuple[int, ...]
+    wanted: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def _overlap(context: KernelContext) -> _Overlap:
+    x, y = context.inputs[0], context.outputs[0]
+    starts = [max(pair) for pair in zip(x.offsets, y.offsets, strict=True)]
+    stops = [
+        min(a + n, b + m) for a, n, b, m in zip(x.offsets, x.shape, y.offsets, y.shape, strict=True)
+    ]
+    return _Overlap(
+        given=tuple(start - at for start, at in zip(starts, x.offsets, strict=True)),
+        wanted=tuple(start - at for start, at in zip(starts, y.offsets, strict=True)),
+        sizes=tuple(max(0, stop - start) for start, stop in zip(starts, stops, strict=True)),
+    )
+
+
+def _shared(context: KernelContext, overlap: _Overlap) -> Move:
+    """The move of what input and output shards have in common."""
+    x, y = context.inputs[0], context.outputs[0]
+    from_strides, to_strides = contiguous(x.shape), contiguous(y.shape)
+    start, stop = (
+        sum(at * step for at, step in zip(place, strides, strict=True))
+        for place, strides in ((overlap.given, from_strides), (overlap.wanted, to_strides))
+    )
+    return move(
+        context.name,
+        Place(read(0), x.dtype, start, from_strides),
+        Place(write(0), y.dtype, stop, to_strides),
+        overlap.sizes,
+    )
+
+
+def slice_(context: KernelContext) -> Calls:
+    """Return the part of the input that is this rank's shard of the output (B to S).
+
+    Raises
+    ------
+    ExecutorError
+        The output's shard does not lie inside the input's.
+    """
+    overlap = _overlap(context)
+    if overlap.sizes != context.outputs[0].shape:
+        raise ExecutorError(
+            f"slice: output {context.outputs[0]} is not inside input {context.inputs[0]}",
+            actor=context.name,
+        )
+    one = _shared(context, overlap)
+    return always(one.call, tables=one.tables)
+
+
+def pad(context: KernelContext) -> Calls:
+    """Return the input at its place among values that change nothing (B or S to P).
+
+    On an axis that goes from B to P(sum) only the rank at coordinate 0 keeps its values. The
+    filling is 0 for P(sum) and minus infinity for P(max), where every rank may keep its values.
+    """
+    overlap = _overlap(context)
+    (before,), (after,) = context.input_sbp, context.output_sbp
+    keeps, neutral = True, 0.0
+    for old, new, at in zip(before, after, context.coordinate, strict=True):
+        if new.reduction == "max":
+            neutral = -inf
+        elif new.is_partial and not old.is_partial and not old.is_split:
+            keeps = keeps and at == 0
+    keeps = keeps and prod(overlap.sizes) > 0
+    calls: list[Call] = []
+    tables: tuple[Array, ...] = ()
+    if not keeps or overlap.sizes != context.outputs[0].shape:
+        calls.append(filling(context, neutral))
+    if keeps:
+        one = _shared(context, overlap)
+        calls.append(one.call)
+        tables = one.tables
+    return always(*calls, tables=tables)
+
+
+def filling(context: KernelContext, value: float) -> Call:
+    """Return the call that writes `value` everywhere in the output."""
+    y = context.outputs[0]
+    if value == 0:
+        return Clear(write(0), y.size * ITEMSIZE[y.dtype])
+    name = f"fill<{TYPES[y.dtype]}>"
+    return elementwise(SOURCE, name, y.size, write(0), np.float64(value))

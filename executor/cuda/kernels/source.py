@@ -1,0 +1,57 @@
+"""Calls of what has no inputs: samples of the dataset, constants of the model, fills."""
+
+from executor.cuda.calls import (
+    CONTROL,
+    Calls,
+    Copy,
+    always,
+    elementwise,
+    stage,
+    table,
+    types,
+    write,
+)
+from executor.cuda.kernels.movement import SOURCE, filling
+from executor.kernels.context import KernelContext
+from executor.kernels.source import constant_bits
+
+
+def stage_dtype(dtype: str) -> str:
+    """Return the dtype in which the host stages samples of a register of `dtype`.
+
+    Its own, but float32 for one of 16 bits, whose narrowing is left to the device.
+
+    Examples
+    --------
+    >>> stage_dtype("bfloat16"), stage_dtype("int32")
+    ('float32', 'int32')
+    """
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
+def input_(context: KernelContext) -> Calls:
+    """Return the samples that were copied to this step's half of the stage."""
+    shard = context.outputs[0]
+    name = f"from_stage{types(stage_dtype(shard.dtype), shard.dtype)}"
+    return always(
+        elementwise(SOURCE, name, shard.size, CONTROL, stage(0), stage(1), write(0))
+    )  # fmt: skip
+
+
+def fill(context: KernelContext) -> Calls:
+    """Return the attribute `value` everywhere."""
+    return always(filling(context, float(context.attributes["value"])))
+
+
+def constant(context: KernelContext) -> Calls:
+    """Return the shard of the values in `data`, or `value` everywhere where `data` is empty.
+
+    Raises
+    ------
+    ExecutorError
+        `data` is not the text of as many values as the tensor has.
+    """
+    if not context.attributes["data"]:
+        return fill(context)
+    values = constant_bits(context)
+    return always(Copy(table(0), write(0), values.nbytes), tables=(values,))

@@ -1,0 +1,176 @@
+"""Sums over the labels that an output lacks, of one tensor or of a product of two.
+
+Where neighbouring terms lie side by side, a block of threads adds up those of one output; where
+neighbouring outputs do, a thread has an output and goes down its terms. Few outputs of many terms
+are cut into parts, whose sums a second launch adds up: sums have one order and nothing is atomic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+
+from executor.cuda.calls import (
+    BLOCK_THREADS,
+    BLOCKS_MAX,
+    TYPES,
+    WARP_THREADS,
+    Calls,
+    Launch,
+    Operand,
+    always,
+    table,
+    workspace,
+    write,
+)
+from executor.cuda.kernels.strides import DIMS_MAX, Walk, index_type, walk
+from executor.kernels.context import Array
+from executor.kernels.dims import Dims
+
+SOURCE = "sums"
+TABLE_BYTES = 3 * DIMS_MAX * 8
+
+# What keeps every multiprocessor of a large GPU busy (132 of up to 2048 threads: NVIDIA H100
+# data sheet and Hopper tuning guide, 2022), and how few terms are still worth a part.
+THREADS_WANTED = 2**17
+BLOCKS_WANTED = 2**10
+PARTS_MAX = 2**10
+PART_TERMS = 32  # of a thread
+ROW_TERMS = 32  # up to so many terms a thread adds up alone, wherever they lie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is added up.
+
+    Parameters
+    ----------
+    function
+        `Single`, `Product` or `Below` of `sources/sums.cu`.
+    operands, dims, dtypes
+        Both tensors of a term; of a `Single` twice the same.
+    """
+
+    function: str
+    operands: tuple[Operand, Operand]
+    dims: tuple[Dims, Dims]
+    dtypes: tuple[str, str]
+
+    @property
+    def sum_dtype(self) -> str:
+        """What terms are added up in."""
+        if "float64" in self.dtypes:
+            return "float64"
+        return self.dtypes[0] if set(self.dtypes) <= {"int32", "int64"} else "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """One launch: outputs, their terms, and in how many parts these are summed."""
+
+    kept: Walk
+    summed: Walk
+    by_block: bool
+    parts: int
+
+    def launch(
+        self,
+        template: tuple[str, ...],
+        operands: tuple[Operand, Operand],
+        target: Operand,
+        number: int,
+    ) -> Launch:
+        """Return the launch, whose tables lie behind `number` others."""
+        outputs, terms = self.kept.count, self.summed.count
+        part = ceil(terms / self.parts)
+        if self.by_block:
+            warps = min(ceil(part / WARP_THREADS), BLOCK_THREADS // WARP_THREADS)
+            blocks, threads = min(outputs, 2**31 - 1), warps * WARP_THREADS
+        else:
+            threads = min(ceil(outputs / WARP_THREADS) * WARP_THREADS, BLOCK_THREADS)
+            blocks = min(ceil(outputs / threads), BLOCKS_MAX)
+        arguments = ", ".join((*template, index_type(outputs, terms)))
+        return Launch(
+            SOURCE,
+            f"sum_by_{'block' if self.by_block else 'thread'}<{arguments}>",
+            (max(blocks, 1), self.parts, 1),
+            (max(threads, WARP_THREADS), 1, 1),
+            (
+                *operands,
+                target,
+                table(0)._replace(offset_bytes=number * TABLE_BYTES),
+                table(0)._replace(offset_bytes=(number + 1) * TABLE_BYTES),
+                self.kept.dims,
+                self.summed.dims,
+                np.int64(outputs),
+                np.int64(terms),
+                np.int64(part),
+            ),
+        )
+
+
+def sums(
+    actor: str, terms: Terms, result: Dims, sizes: Mapping[str, int], number: int, dtype: str
+) -> Calls:
+    """Return the calls that write the sums of terms over every label that the result lacks.
+
+    Parameters
+    ----------
+    actor
+        Its name, for messages.
+    terms
+        What is added up.
+    result, sizes
+        Labels of the output, and the size of every label.
+    number, dtype
+        Which output of the actor it is, and its dtype.
+    """
+    first = _first_pass(terms, result, sizes)
+    outputs, wide = first.kept.count, terms.sum_dtype
+    types = tuple(TYPES[one] for one in terms.dtypes)
+    last = write(number)
+    tables: list[Array] = [first.kept.table(actor), first.summed.table(actor)]
+    if first.parts == 1:
+        launch = first.launch((terms.function, *types, TYPES[dtype]), terms.operands, last, 0)
+        return always(launch, tables=(np.stack(tables),))
+    middle = (terms.function, *types, TYPES[wide])
+    second = _second_pass(outputs, first.parts, rows=not first.by_block)
+    tables += [second.kept.table(actor), second.summed.table(actor)]
+    return always(
+        first.launch(middle, terms.operands, workspace(), 0),
+        second.launch(
+            ("Single", TYPES[wide], TYPES[wide], TYPES[dtype]), (workspace(),) * 2, last, 2
+        ),
+        tables=(np.stack(tables),),
+        workspace_bytes=outputs * first.parts * np.dtype(wide).itemsize,
+    )
+
+
+def _first_pass(terms: Terms, result: Dims, sizes: Mapping[str, int]) -> _Pass:
+    """Choose who adds up the terms, and in how many parts."""
+    one, other = terms.dims
+    largest = max(terms.dims, key=lambda dims: prod(sizes[label] for label in dims))
+    gone = [label for label in (*largest, *one, *other) if label not in result]
+    kept = walk(result, one, other, sizes)
+    summed = walk(tuple(dict.fromkeys(gone)), one, other, sizes)
+    outputs, count = kept.count, summed.count
+    innermost = next((label for label in reversed(largest) if sizes[label] > 1), None)
+    by_block = count > ROW_TERMS and (innermost in gone or outputs < WARP_THREADS)
+    if by_block:
+        wanted, least = BLOCKS_WANTED // max(outputs, 1), PART_TERMS * BLOCK_THREADS
+    else:
+        wanted, least = THREADS_WANTED // max(outputs, 1), PART_TERMS
+    parts = max(1, min(wanted, count // least, PARTS_MAX))
+    return _Pass(kept=kept, summed=summed, by_block=by_block, parts=parts)
+
+
+def _second_pass(outputs: int, parts: int, *, rows: bool) -> _Pass:
+    """Add up the sums of parts; `rows`: those of one part lie side by side, not of one output."""
+    near, down = (1, outputs) if rows else (parts, 1)
+    return _Pass(
+        kept=Walk(sizes=(outputs,), first=(near,), second=(near,)),
+        summed=Walk(sizes=(parts,), first=(down,), second=(down,)),
+        by_block=parts > ROW_TERMS,
+        parts=1,
+    )

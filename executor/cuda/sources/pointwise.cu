@@ -1,0 +1,151 @@
+// Functions of one tensor, their gradients, and the gates made of them.
+//
+// A function has `value(x, first, second)` and `slope(x, first, second)`; the numbers are the op's
+// attributes. Comparisons are written so that a NaN stays one.
+#include "fours.cuh"
+#include "strides.cuh"
+
+#define FUNCTION(name, of_value, of_slope)                                                   \
+  struct name {                                                                              \
+    template <typename W> __device__ static inline W value(W x, W first, W second) {         \
+      of_value;                                                                              \
+    }                                                                                        \
+    template <typename W> __device__ static inline W slope(W x, W first, W second) {         \
+      of_slope;                                                                              \
+    }                                                                                        \
+  };
+
+template <typename W> __device__ inline W sigmoid_of(W x) { return (W)1 / ((W)1 + exp_of(-x)); }
+
+// tanh form of GELU: Hendrycks and Gimpel 2016, section 2; u' is the slope of what tanh is taken of.
+const double GELU_SCALE = 0.79788456080286535588;  // sqrt(2 / pi)
+const double GELU_CUBIC = 0.044715;
+template <typename W> __device__ inline W tanh_of_gelu(W x) {
+  return tanh_of(x * ((W)GELU_SCALE + (W)(GELU_SCALE * GELU_CUBIC) * x * x));
+}
+template <typename W> __device__ inline W gelu_slope(W x) {
+  W t = tanh_of_gelu(x);
+  W u_slope = (W)GELU_SCALE + (W)(3 * GELU_SCALE * GELU_CUBIC) * x * x;
+  return (W)0.5 * ((W)1 + t) * ((W)1 + x * ((W)1 - t) * u_slope);
+}
+
+// Phi(x), the normal distribution, and its density; exact in the lower tail too.
+template <typename W> __device__ inline W normal_of(W x) {
+  return (W)0.5 * erfc_of(x * (W)-0.70710678118654752440);  // 1 / sqrt(2)
+}
+template <typename W> __device__ inline W density_of(W x) {
+  return (W)0.39894228040143267794 * exp_of((W)-0.5 * x * x);  // 1 / sqrt(2 pi)
+}
+template <typename W> __device__ inline W silu_slope(W x) {
+  W s = sigmoid_of(x);
+  return s * ((W)1 + x * ((W)1 - s));
+}
+template <typename W> __device__ inline W sigmoid_slope(W x) {
+  W s = sigmoid_of(x);
+  return s * ((W)1 - s);
+}
+template <typename W> __device__ inline W tanh_slope(W x) {
+  W t = tanh_of(x);
+  return (W)1 - t * t;
+}
+template <typename W> __device__ inline W power_of(W x, W exponent) {
+  return exponent == (W)2 ? x * x : pow_of(x, exponent);
+}
+template <typename W> __device__ inline W power_slope(W x, W exponent) {
+  return exponent == (W)2 ? (W)2 * x : exponent * pow_of(x, exponent - (W)1);
+}
+
+FUNCTION(Relu, return x < (W)0 ? (W)0 : x, return x > (W)0 ? (W)1 : (W)0)
+FUNCTION(LeakyRelu, return x < (W)0 ? x * first : x, return x > (W)0 ? (W)1 : first)
+FUNCTION(Gelu, return (W)0.5 * ((W)1 + tanh_of_gelu(x)) * x, return gelu_slope(x))
+FUNCTION(GeluErf, return x * normal_of(x), return normal_of(x) + x * density_of(x))
+FUNCTION(Silu, return x / ((W)1 + exp_of(-x)), return silu_slope(x))
+FUNCTION(Sigmoid, return sigmoid_of(x), return sigmoid_slope(x))
+FUNCTION(Tanh, return tanh_of(x), return tanh_slope(x))
+FUNCTION(Softplus, return larger(x, (W)0) + log1p_of(exp_of(-abs_of(x))), return sigmoid_of(x))
+FUNCTION(Exp, return exp_of(x), return exp_of(x))
+FUNCTION(Log, return log_of(x), return (W)1 / x)
+FUNCTION(Sqrt, return sqrt_of(x), return (W)0.5 / sqrt_of(x))
+FUNCTION(Rsqrt, return (W)1 / sqrt_of(x), return (W)-0.5 / (x * sqrt_of(x)))
+FUNCTION(Reciprocal, return (W)1 / x, return (W)-1 / (x * x))
+FUNCTION(Power, return power_of(x, first), return power_slope(x, first))
+FUNCTION(Sin, return sin_of(x), return cos_of(x))
+FUNCTION(Cos, return cos_of(x), return -sin_of(x))
+FUNCTION(Clip, return x < first ? first : x > second ? second : x,
+         return x >= first && x <= second ? (W)1 : (W)0)
+FUNCTION(Same, return x, return (W)1)
+FUNCTION(Scaled, return x * first, return first)
+FUNCTION(Shifted, return x + first, return (W)1)
+
+// y = F(x)
+template <typename F, typename X, typename Y>
+__global__ void value(const X* x, Y* y, double first, double second, i64 count) {
+  typedef Joined<X, Y> W;
+  for (i64 start = first_four(); start < count; start += four_stride()) {
+    Four<X> given = load_four(x, start, count);
+    Four<Y> made;
+    for (int i = 0; i < 4; i++) {
+      made.at[i] = narrow<Y>(F::value((W)wide(given.at[i]), (W)first, (W)second));
+    }
+    store_four(y, start, count, made);
+  }
+}
+
+// dx = dy F'(x)
+template <typename F, typename X, typename D, typename Y>
+__global__ void gradient(const X* x, const D* dy, Y* dx, double first, double second, i64 count) {
+  typedef Joined<X, D> W;
+  for (i64 start = first_four(); start < count; start += four_stride()) {
+    Four<X> given = load_four(x, start, count);
+    Four<D> back = load_four(dy, start, count);
+    Four<Y> made;
+    for (int i = 0; i < 4; i++) {
+      W slope = F::slope((W)wide(given.at[i]), (W)first, (W)second);
+      made.at[i] = narrow<Y>(slope * (W)wide(back.at[i]));
+    }
+    store_four(dx, start, count, made);
+  }
+}
+
+// y = silu(gate) up
+template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i64 count) {
+  typedef Wide<T> W;
+  for (i64 start = first_four(); start < count; start += four_stride()) {
+    Four<T> gates = load_four(gate, start, count), ups = load_four(up, start, count), made;
+    for (int i = 0; i < 4; i++) {
+      W g = wide(gates.at[i]);
+      made.at[i] = narrow<T>(g * sigmoid_of(g) * wide(ups.at[i]));
+    }
+    store_four(y, start, count, made);
+  }
+}
+
+// With s = sigmoid(gate): dup = dy gate s, and dgate = dy up (s + gate s (1 - s)).
+template <typename T>
+__global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T* dup, i64 count) {
+  typedef Wide<T> W;
+  for (i64 start = first_four(); start < count; start += four_stride()) {
+    Four<T> gates = load_four(gate, start, count), ups = load_four(up, start, count);
+    Four<T> back = load_four(dy, start, count), of_gate, of_up;
+    for (int i = 0; i < 4; i++) {
+      W g = wide(gates.at[i]), d = wide(back.at[i]);
+      of_gate.at[i] = narrow<T>(d * wide(ups.at[i]) * silu_slope(g));
+      of_up.at[i] = narrow<T>(d * g * sigmoid_of(g));
+    }
+    store_four(dgate, start, count, of_gate);
+    store_four(dup, start, count, of_up);
+  }
+}
+
+// dx = dy where x is positive, elsewhere dy times the slope of the channel: `channels` values, each
+// for `inner` neighbours, again and again.
+template <typename X, typename S, typename D, typename Y, typename I>
+__global__ void prelu_grad_input(const X* x, const S* slope, const D* dy, Y* dx, i64 inner,
+                                 i64 channels, i64 count) {
+  typedef Joined<S, D> W;
+  for (i64 at = first_element(); at < count; at += element_stride()) {
+    W d = (W)wide(dy[at]);
+    W s = (W)wide(slope[(I)at / (I)inner % (I)channels]);
+    dx[at] = narrow<Y>(wide(x[at]) > 0 ? d : d * s);
+  }
+}

@@ -1,0 +1,125 @@
+"""Dropout on a GPU draws the bits of the NumPy kernel, on the emulator."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Calls
+from executor.cuda.kernels.table import make_calls
+from executor.errors import ExecutorError
+from executor.kernels import KernelContext, make_kernel
+from executor.kernels.context import Array, Shard, whole
+from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
+from tests.executor.cuda.calling import FLOATS, Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.examples.dropout import EXAMPLES
+from tests.executor.examples.example import Example
+from tests.executor.kernel_calls import run_state, shard_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++")
+
+ATTRIBUTES = {"rate": 0.3, "op": "block.dropout"}
+every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.labels)
+
+
+def context(shard: Shard, labels: str = "b t n", **run: int) -> KernelContext:
+    return context_of(
+        "dropout", f"{labels} -> {labels}", [shard], [shard], ATTRIBUTES, run=run_state(**run)
+    )
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    shards = [whole((2, 3, 4), dtype) for dtype in FLOATS]
+    return emulator_of(EXAMPLES, [one for s in shards for one in make_calls(context(s)).of(0)])
+
+
+def dropped(
+    emulator: Emulator, calls: Calls, x: Array, shard: Shard, firing: int, step: int
+) -> Array:
+    """One firing in a step."""
+    y = empty(shard)
+    operands = Operands(calls, [stored(x, shard.dtype)], [y])
+    operands.control.view(np.int64)[0] = step
+    for one in calls.of(firing):
+        emulator.run(one, operands.address)
+    return loaded(y, shard.dtype)
+
+
+def by_numpy(context: KernelContext, x: Array, firings: Iterable[int]) -> list[Array]:
+    kernel = make_kernel(context)
+    found = []
+    for firing in firings:
+        y = np.full_like(x, 77)
+        kernel(firing, [x], [y])
+        found.append(y)
+    return found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@every_example
+def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
+    check_whole(example, dtype, emulator)
+
+
+@every_example
+def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulator):
+    check_sharded(example, emulator)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shape"),
+    [("b t n", (4, 3, 8)), ("b t n", (4, 3, 7)), ("t b n", (3, 4, 12)), ("k n", (6, 5))],
+)
+def test_every_firing_of_every_step_drops_what_numpy_drops(
+    labels: str, shape: tuple[int, ...], emulator: Emulator
+):
+    x = np.ones(shape)
+    settings = {"global_batch": 8, "microbatches": 2, "batch": 4, "seed": 3}
+    one = context(whole(shape, "float64"), labels, first_step=5, **settings)
+    expected = by_numpy(one, x, range(6))
+    calls = make_calls(one)
+    found = [
+        dropped(emulator, calls, x, one.inputs[0], firing, 5 + step)
+        for step in range(3)
+        for firing in range(2)
+    ]
+    np.testing.assert_array_equal(np.stack(found), np.stack(expected))
+    assert not np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    "splits", [{"b": 2}, {"t": 3}, {"n": 2}, {"t": 2, "n": 4}, {"b": 4, "n": 8}]
+)
+def test_a_shard_drops_what_numpy_drops_there(splits: dict[str, int], emulator: Emulator):
+    shape = (4, 6, 24)
+    x = np.ones(shape, np.float32)
+    for at in (dict.fromkeys(splits, 0), {label: n - 1 for label, n in splits.items()}):
+        shard, region = shard_of((("b",), ("t",), ("n",)), shape, "float32", splits, at)
+        one = context(shard, microbatches=2, batch=4)
+        (expected,) = by_numpy(one, np.ascontiguousarray(x[region]), [3])
+        found = dropped(emulator, make_calls(one), x[region], shard, 1, 1)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_masks_are_the_same_in_every_dtype(dtype: str, emulator: Emulator):
+    shape = (3, 5, 8)
+    (expected,) = by_numpy(context(whole(shape, "float64")), np.ones(shape), [0])
+    one = context(whole(shape, dtype))
+    found = dropped(emulator, make_calls(one), np.ones(shape), one.inputs[0], 0, 0)
+    np.testing.assert_array_equal(found > 0, expected > 0)
+
+
+def test_one_kernel_serves_every_shape_of_a_dtype():
+    calls = [make_calls(context(whole((b, 3, 8), "float32"))).of(0) for b in (1, 2)]
+    assert len({name for one in calls for name in functions_of(one)["dropout"]}) == 1
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_a_rate_that_is_no_share_is_refused(rate: float):
+    shard = whole((2, 3), "float32")
+    attributes = {"rate": rate, "op": "a"}
+    with pytest.raises(ExecutorError, match="dropout rate is"):
+        make_calls(context_of("dropout", "b n -> b n", [shard], [shard], attributes))

@@ -1,0 +1,264 @@
+"""Values moved on a GPU, and what comes from no input, on the emulator."""
+
+import zlib
+from base64 import b64encode
+from itertools import product
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Calls, Copy, Launch
+from executor.cuda.kernels.source import stage_dtype
+from executor.cuda.kernels.table import make_calls
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, Shard, whole
+from planner.sbp import (
+    BROADCAST,
+    PARTIAL_MAX,
+    PARTIAL_SUM,
+    NdSbp,
+    local_shape,
+    shard_offsets,
+    split,
+)
+from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
+from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.examples.example import Example
+from tests.executor.examples.table import EXAMPLES
+from tests.executor.kernel_calls import shard_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++")
+
+KINDS = {"broadcast", "concat", "constant", "fill", "narrow", "rearrange", "widen"}
+# Permutations by tile, by table, in units of 16 bytes, and with a group between two matrices.
+PERMUTED = [
+    ("b t -> t b", (40, 70)),
+    ("b t n -> b n t", (3, 33, 35)),
+    ("b t n -> n b t", (3, 9, 40)),
+    ("b t h d -> b h t d", (2, 5, 3, 16)),
+    ("b t h d -> t d b h", (2, 9, 3, 16)),
+    ("b c y x -> b y x c", (2, 3, 8, 8)),
+    ("b t n -> t b n", (2, 3, 5)),
+]
+
+
+def permuted(labels: str, shape: tuple[int, ...]) -> Example:
+    given, made = (side.split() for side in labels.split("->"))
+    order = [given.index(label) for label in made]
+    return Example(
+        kind="rearrange",
+        labels=labels,
+        formula=lambda x: x.transpose(order),
+        sizes=dict(zip(given, shape, strict=True)),
+    )
+
+
+EXTRA = [
+    *(permuted(labels, shape) for labels, shape in PERMUTED),
+    Example(
+        kind="broadcast",
+        labels="n b -> t b n",
+        formula=lambda x: np.stack([x.T] * 5),
+        sizes={"n": 40, "b": 36, "t": 5},
+    ),
+    Example(
+        kind="broadcast",
+        labels="b n -> b n t",
+        formula=lambda x: np.repeat(x[..., None], 12, 2),
+        sizes={"b": 3, "n": 16, "t": 12},
+    ),
+    Example(
+        kind="narrow",
+        labels="b p! d -> b t! d",
+        formula=lambda x: x[:, 2:6],
+        attributes={"start": 2},
+        sizes={"b": 3, "p": 9, "t": 4, "d": 16},
+    ),
+    Example(
+        kind="widen",
+        labels="b t! d -> b p! d",
+        formula=lambda x: np.pad(x, ((0, 0), (2, 3), (0, 0))),
+        attributes={"start": 2},
+        sizes={"b": 3, "p": 9, "t": 4, "d": 16},
+    ),
+    Example(
+        kind="fill", labels=" -> b t", formula=lambda: np.zeros((4, 6)), attributes={"value": 0}
+    ),
+]
+ALL = [example for example in EXAMPLES if example.kind in KINDS] + EXTRA
+every_example = pytest.mark.parametrize("example", ALL, ids=lambda e: f"{e.kind}: {e.labels}")
+STAGED = (*FLOATS, "int32")
+
+
+def staged(dtype: str) -> Calls:
+    attributes = {"source": "tokens", "values": 9}
+    return make_calls(context_of("input", "-> b t", [], [whole((3, 5), dtype)], attributes))
+
+
+# ---- boxing: as tests/executor/test_boxing_kernels.py has it for NumPy
+
+SHAPE, AXES = (4, 8), (2, 2)
+
+
+def shard(sbp: NdSbp, coordinate: tuple[int, ...]) -> Shard:
+    return Shard(
+        global_shape=SHAPE,
+        offsets=shard_offsets(SHAPE, sbp, AXES, coordinate),
+        shape=local_shape(SHAPE, sbp, AXES),
+        dtype="float64",
+    )
+
+
+SBPS = (BROADCAST, split(0), split(1))
+COORDINATES = tuple(product(range(2), range(2)))
+SLICED = [("slice", (BROADCAST, BROADCAST), after) for after in product(SBPS, SBPS)]
+PADDED = [
+    ("pad", before, tuple(PARTIAL_SUM if at in which else s for at, s in enumerate(before)))
+    for before in product(SBPS, SBPS)
+    for which in ((0,), (1,), (0, 1))
+    if not (which == (0,) and before[0].is_split and before[0] == before[1])
+]
+FOR_MAXIMUM = ("pad", (split(0), BROADCAST), (PARTIAL_MAX, BROADCAST))
+
+
+def boxing(
+    kind: str, before: NdSbp, after: NdSbp, coordinate: tuple[int, ...]
+) -> dict[str, object]:
+    return {
+        "input_sbp": (before,),
+        "output_sbp": (after,),
+        "coordinate": coordinate,
+        "axis_sizes": AXES,
+    }
+
+
+def part(x: Array, where: Shard) -> Array:
+    return x[tuple(slice(o, o + n) for o, n in zip(where.offsets, where.shape, strict=True))].copy()
+
+
+def box(
+    emulator: Emulator, x: Array, kind: str, before: NdSbp, after: NdSbp
+) -> dict[tuple[int, ...], Array]:
+    found = {}
+    for coordinate in COORDINATES:
+        given, made = shard(before, coordinate), shard(after, coordinate)
+        found[coordinate] = call(
+            kind, "", [part(x, given)], [made], input_shards=[given], emulator=emulator,
+            **boxing(kind, before, after, coordinate),
+        )[0]  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    more = [one for dtype in STAGED for one in staged(dtype).of(0)]
+    for (kind, before, after), coordinate in product((*SLICED, *PADDED, FOR_MAXIMUM), COORDINATES):
+        shards = [shard(before, coordinate)], [shard(after, coordinate)]
+        context = context_of(kind, "", *shards, **boxing(kind, before, after, coordinate))
+        more += make_calls(context).of(0)
+    return emulator_of(ALL, more)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@every_example
+def test_a_kernel_computes_what_its_formula_says(example: Example, dtype: str, emulator: Emulator):
+    check_whole(example, dtype, emulator)
+
+
+@every_example
+def test_shards_put_together_equal_the_whole(example: Example, emulator: Emulator):
+    check_sharded(example, emulator)
+
+
+@pytest.mark.parametrize("boxed", SLICED, ids=str)
+def test_slice_keeps_each_ranks_shard(boxed: tuple[str, NdSbp, NdSbp], emulator: Emulator):
+    x = np.arange(32.0).reshape(SHAPE)
+    for coordinate, array in box(emulator, x, *boxed).items():
+        np.testing.assert_array_equal(array, part(x, shard(boxed[2], coordinate)))
+
+
+@pytest.mark.parametrize("boxed", PADDED, ids=str)
+def test_padded_parts_add_up_to_the_whole(boxed: tuple[str, NdSbp, NdSbp], emulator: Emulator):
+    x = np.random.default_rng(0).standard_normal(SHAPE)
+    after = boxed[2]
+    total = np.zeros(SHAPE)
+    for coordinate, array in box(emulator, x, *boxed).items():
+        where = shard(after, coordinate)
+        region = tuple(slice(o, o + n) for o, n in zip(where.offsets, where.shape, strict=True))
+        total[region] += array / 2 ** sum(sbp == BROADCAST for sbp in after)
+    np.testing.assert_allclose(total, x)
+
+
+def test_padding_for_a_maximum_uses_minus_infinity(emulator: Emulator):
+    x = -np.arange(1.0, 33).reshape(SHAPE)
+    found = box(emulator, x, *FOR_MAXIMUM)
+    np.testing.assert_array_equal(np.max(list(found.values()), axis=0), x)
+
+
+def test_slice_refuses_a_shard_outside_its_input():
+    inner = Shard(global_shape=(8,), offsets=(0,), shape=(4,), dtype="float64")
+    outer = Shard(global_shape=(8,), offsets=(4,), shape=(4,), dtype="float64")
+    with pytest.raises(ExecutorError, match="not inside"):
+        make_calls(context_of("slice", "", [inner], [outer]))
+
+
+@pytest.mark.parametrize("dtype", STAGED)
+def test_steps_read_the_halves_of_the_stage_in_turn(dtype: str, emulator: Emulator):
+    calls = staged(dtype)
+    halves = [np.arange(15).reshape(3, 5) + 100 * half for half in (0, 1)]
+    y = empty(whole((3, 5), dtype))
+    operands = Operands(calls, [], [y])
+    operands.stage = [stored(half, stage_dtype(dtype)) for half in halves]
+    for run_step in (0, 1, 2):
+        operands.control.view(np.int64)[:2] = 7 + run_step, run_step
+        for one in calls.of(0):
+            emulator.run(one, operands.address)
+        np.testing.assert_array_equal(loaded(y, dtype), halves[run_step % 2])
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int32"])
+def test_a_constant_is_read_from_its_data_wherever_it_is_cut(dtype: str):
+    values = np.arange(24).reshape(4, 6)
+    bits = stored(values, dtype)
+    data = b64encode(zlib.compress(bits.astype(bits.dtype.newbyteorder("<")).tobytes())).decode()
+    for splits in ({}, {"t": 2}, {"t": 2, "d": 3}):
+        for place in product(*(range(parts) for parts in splits.values())):
+            at = dict(zip(splits, place, strict=True))
+            where, region = shard_of((("t",), ("d",)), (4, 6), dtype, splits, at)
+            (found,) = call(
+                "constant", " -> t d", [], [where],
+                attributes={"value": 0, "data": data}, emulator=Emulator({}),
+            )  # fmt: skip
+            np.testing.assert_array_equal(found, values[region])
+
+
+def one_call(
+    kind: str, labels: str, given: tuple[int, ...], made: tuple[int, ...], **attributes: int
+):
+    shards = [whole(given, "bfloat16")], [whole(made, "bfloat16")]
+    (found,) = make_calls(context_of(kind, labels, *shards, attributes)).of(0)
+    return found
+
+
+def test_what_lies_in_one_piece_is_copied_as_bytes():
+    assert isinstance(one_call("rearrange", "b i j -> b (i j)", (4, 3, 5), (4, 15)), Copy)
+    found = one_call("narrow", "p! d -> t! d", (9, 4), (6, 4), start=2)
+    assert isinstance(found, Copy)
+    assert (found.source.offset_bytes, found.size_bytes) == (16, 48)
+
+
+def test_heads_move_sixteen_bytes_at_once_and_matrices_are_turned_over_by_tiles():
+    heads = one_call("rearrange", "b t h d -> b h t d", (2, 8, 4, 64), (2, 4, 8, 64))
+    assert isinstance(heads, Launch)
+    assert heads.function == "copy_strided<Bytes16, Bytes16, unsigned>"
+    assert heads.args[-1] == 2 * 8 * 4 * 64 // 8
+    turned = one_call("rearrange", "b t n -> b n t", (2, 64, 64), (2, 64, 64))
+    assert isinstance(turned, Launch)
+    assert turned.function == "transpose<bf16>"
+
+
+def test_a_widening_that_casts_is_refused():
+    shards = [whole((4, 2), "bfloat16")], [whole((6, 2), "float32")]
+    with pytest.raises(ExecutorError, match="widen keeps its dtype"):
+        make_calls(context_of("widen", "t! d -> p! d", *shards, {"start": 0}))
