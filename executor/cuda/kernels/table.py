@@ -2,12 +2,14 @@
 
 from executor.cuda.calls import Calls
 from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.experts.table import EXPERTS
 from executor.cuda.kernels.images.table import IMAGES
 from executor.cuda.kernels.rows.table import ROWS
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
+    **EXPERTS,
     **IMAGES,
     **ROWS,
 }

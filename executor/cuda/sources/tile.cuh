@@ -34,6 +34,7 @@ template <typename W, int DEPTH_, int ROWS, int LANES, int QUADS> struct Tile {
   }
 
   __device__ void add_to(W (&sums)[4][QUADS][4]) const {
+#pragma unroll
     for (int depth = 0; depth < DEPTH; depth++) {
       Quad<W> channels = left[depth][threadIdx.x / LANES];
 #pragma unroll

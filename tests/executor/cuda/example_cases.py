@@ -105,7 +105,7 @@ class Case:
         for part in self.parts():
             made = call(
                 example.kind, example.labels,
-                [np.ascontiguousarray(a[region]) for a, region in zip(given, part.read, strict=True)],
+                [np.ascontiguousarray(a[at]) for a, at in zip(given, part.read, strict=True)],
                 part.outputs, input_shards=part.inputs, attributes=example.attributes,
                 emulator=emulator,
             )  # fmt: skip
@@ -141,7 +141,7 @@ def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> l
             label for label in splittable(example) if example.label_sizes[label] % 2 == 0
         ]  # fmt: skip
         cuts = [{label: 2} for label in labels]
-        cuts += [{label: 2 for label in labels}] if len(labels) > 1 else []
+        cuts += [dict.fromkeys(labels, 2)] if len(labels) > 1 else []
         found += [Case(example=example, dtype="float64", splits=cut, wide=kept) for cut in cuts]
     return found
 
