@@ -8,12 +8,19 @@
 #include "tile.cuh"
 #include "windows.cuh"
 
+// Blocks that a multiprocessor should hold at once: 512 threads, which leaves 128 registers each;
+// half of them where sums are double.
+template <typename T, int THREADS> struct Resident {
+  static const int BLOCKS = 2048 / THREADS / (int)sizeof(Wide<T>);
+};
+
 // made [channels, places] = weight [channels, taps] · image [taps, places], by group and class.
-template <typename T, int ROWS, int LANES, int QUADS>
-__global__ void conv(const T* image, const T* weight, T* made, const Windows* classes,
-                     i64 channel_tiles, i64 place_tiles) {
+template <typename T, int DEPTH, int ROWS, int LANES, int QUADS>
+__global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCKS)
+    conv(const T* image, const T* weight, T* made, const Windows* classes, i64 channel_tiles,
+         i64 place_tiles) {
   typedef Wide<T> W;
-  typedef Tile<W, 8, ROWS, LANES, QUADS> Here;
+  typedef Tile<W, DEPTH, ROWS, LANES, QUADS> Here;
   __shared__ Here tile;
   __shared__ Tap step[Here::DEPTH];
   __shared__ Place columns[Here::COLUMNS];
@@ -85,11 +92,12 @@ __global__ void conv(const T* image, const T* weight, T* made, const Windows* cl
 
 // slabs [slab, channels, taps] = dy [channels, places] · image [taps, places]ᵀ, by group; a slab
 // has `slab_places` places.
-template <typename T, typename O, int ROWS, int LANES, int QUADS>
-__global__ void conv_grad_weight(const T* image, const T* dy, O* slabs, const Windows* windows,
-                                 i64 channel_tiles, i64 tap_tiles, i64 slab_places) {
+template <typename T, typename O, int DEPTH, int ROWS, int LANES, int QUADS>
+__global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCKS)
+    conv_grad_weight(const T* image, const T* dy, O* slabs, const Windows* windows,
+                     i64 channel_tiles, i64 tap_tiles, i64 slab_places) {
   typedef Wide<T> W;
-  typedef Tile<W, 16, ROWS, LANES, QUADS> Here;
+  typedef Tile<W, DEPTH, ROWS, LANES, QUADS> Here;
   __shared__ Here tile;
   __shared__ Place step[Here::DEPTH];
   __shared__ Tap columns[Here::COLUMNS];

@@ -39,7 +39,7 @@ def convolutions(attributes: dict[str, int], sizes: dict[str, int]) -> Iterator[
         )  # fmt: skip
 
 
-def dilated(*inputs: Array) -> tuple[Array, ...]:
+def rounded(*inputs: Array) -> tuple[Array, ...]:
     """Few different values, so that windows hold equal ones."""
     return np.round(inputs[0]), *inputs[1:]
 
@@ -54,7 +54,7 @@ def dilated_poolings() -> Iterator[Example]:
     for (kind, labels), formula in zip(forms, pooling(attributes, sizes), strict=True):
         yield Example(
             kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes,
-            derive=dilated,
+            derive=rounded,
         )  # fmt: skip
 
 
@@ -87,10 +87,12 @@ LARGER = (
         {"b": 2, "c": 16, "n": 16, "y": 10, "x": 9, "q": 2, "p": 1, "j": 3, "i": 3},
     ),
     # three samples of which two have partial gradients at a time
-    *convolutions(
-        window((1, 1), (0, 0)),
-        {"b": 3, "c": 1400, "n": 1400, "y": 1, "x": 2, "q": 1, "p": 1, "j": 1, "i": 2},
-    ),
+    tuple(
+        convolutions(
+            window((1, 1), (0, 0)),
+            {"b": 3, "c": 1400, "n": 1400, "y": 1, "x": 2, "q": 1, "p": 1, "j": 1, "i": 2},
+        )
+    )[2],
     *norms_in_slabs(),
 )
 CASES = [

@@ -34,7 +34,7 @@ from executor.kernels.context import KernelContext
 
 SOURCE = "convolution"
 FEW_CHANNELS = 8
-"""Output channels of a group up to which tiles are four channels high."""
+"""Output channels of a group up to which tiles are low and wide."""
 FEW_WEIGHTS = 128
 """Weights of a group up to which each has blocks of its own: a tile would be mostly empty."""
 BLOCKS = 528
@@ -44,8 +44,9 @@ SLAB_PLACES = 1024
 PARTIALS_BYTES = 16 << 20
 """Most bytes of partial gradients of pointwise weights, at least one sample's; a third of L2."""
 
-_WIDE = "16, 16, 2"  # threads over channels, threads over places, quads of places
-_NARROW = "1, 64, 1"
+# depth of a step, threads over channels, threads over places (or taps), quads of these per thread
+_WIDE = "8, 16, 16, 2"
+_NARROW = "4, 2, 64, 1"
 _SUMS = {"float64": "float64"}  # what partial sums are kept in; float32 for all others
 
 
@@ -112,7 +113,7 @@ def _windows(sizes: Sizes, windows: tuple[Windows, ...]) -> Calls:
     """Return the sum over windows by weight of the image `read(0)`."""
     made = windows[0].made
     narrow = made <= FEW_CHANNELS
-    channels, places, threads = (4, 256, 64) if narrow else (64, 128, 256)
+    channels, places, threads = (8, 256, 128) if narrow else (64, 128, 256)
     channel_tiles = ceil(made / channels)
     place_tiles = ceil(max(one.places for one in windows) / places)
     blocks = channel_tiles * place_tiles * sizes.g * len(windows)
