@@ -1,22 +1,34 @@
 """The table of factories: one per op kind; a test holds its keys to those of the op table."""
 
 from executor.cuda.calls import TYPES, Calls
+from executor.cuda.kernels.attention.table import ATTENTION
 from executor.cuda.kernels.context import CallsFactory
 from executor.cuda.kernels.elementwise.table import ELEMENTWISE
+from executor.cuda.kernels.experts.table import EXPERTS
+from executor.cuda.kernels.images.table import IMAGES
+from executor.cuda.kernels.matmul import matmul
 from executor.cuda.kernels.movement import concat, narrow, pad, rearrange, slice_, sum_, widen
+from executor.cuda.kernels.optimizer import OPTIMIZER
 from executor.cuda.kernels.rows.table import ROWS
+from executor.cuda.kernels.sequence.table import SEQUENCE
 from executor.cuda.kernels.source import constant, fill, input_
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
+    **ATTENTION,
     **ELEMENTWISE,
+    **EXPERTS,
+    **IMAGES,
+    **OPTIMIZER,
     **ROWS,
+    **SEQUENCE,
     "broadcast": rearrange,
     "concat": concat,
     "constant": constant,
     "fill": fill,
     "input": input_,
+    "matmul": matmul,
     "narrow": narrow,
     "pad": pad,
     "rearrange": rearrange,

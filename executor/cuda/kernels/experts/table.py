@@ -1,0 +1,15 @@
+"""The factories of experts, by op kind."""
+
+from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.experts import dispatch, routing
+
+EXPERTS: dict[str, CallsFactory] = {
+    "combine": dispatch.combine,
+    "combine_grad_input": dispatch.combine_grad_input,
+    "combine_grad_weight": dispatch.combine_grad_weight,
+    "dispatch": dispatch.dispatch,
+    "dispatch_grad": dispatch.dispatch_grad,
+    "expert_load": routing.expert_load,
+    "top_k": routing.top_k,
+    "top_k_grad": routing.top_k_grad,
+}

@@ -1,0 +1,173 @@
+"""Calls of batch norm by the statistics of a whole microbatch, and of the gradients.
+
+`sums` and `squares` arrive added up over all ranks, and a channel's count is that of the whole
+microbatch. Any dims may lie around the channel's: an array is [outer, channels, inner].
+"""
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+
+from executor.cuda.calls import (
+    TYPES,
+    Calls,
+    Launch,
+    Operand,
+    always,
+    elementwise,
+    read,
+    types,
+    workspace,
+    write,
+)
+from executor.kernels.context import KernelContext
+from executor.kernels.dims import layout
+
+SOURCE = "batch_norm"
+BLOCKS = 528
+"""Blocks that fill a device: four on each of 132 multiprocessors (H100 SXM data sheet, 2022)."""
+SLAB_POINTS = 2048
+"""Least points of a channel's slab: eight for each thread of its block."""
+SHORT = 32
+"""Consecutive points of a channel under which neighbouring threads take neighbouring channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Channels:
+    """An array's form, and the points of a channel in the whole microbatch."""
+
+    outer: int
+    channels: int
+    inner: int
+    points: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.outer * self.channels * self.inner
+
+
+def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
+    """Read the form off input `x_at` and operand `sums_at` (inputs, then outputs)."""
+    found = layout(context)
+    (channel,) = (*found.inputs, *found.outputs)[sums_at]
+    shards = (*context.inputs, *context.outputs)
+    dims = found.inputs[x_at]
+    at = dims.index(channel)
+    sizes = [found.sizes[label] for label in dims]
+    return _Channels(
+        outer=prod(sizes[:at]),
+        channels=sizes[at],
+        inner=prod(sizes[at + 1 :]),
+        points=prod(shards[x_at].global_shape) // prod(shards[sums_at].global_shape),
+    )
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of what sums of this dtype are kept in."""
+    return 8 if dtype == "float64" else 4
+
+
+def _sums(
+    form: _Channels, terms: str, dtypes: tuple[str, str], operands: tuple[Operand, Operand, Operand]
+) -> tuple[Launch, int]:
+    """Return the launch that leaves a channel's sums slab by slab, and how many slabs there are.
+
+    Parameters
+    ----------
+    terms
+        What is added up: a struct of the source.
+    dtypes
+        Of x, and of the channels' sums.
+    operands
+        x, dy, and the channels' sums of x; where the terms do not ask for one, any.
+    """
+    short = form.inner < SHORT
+    tiles = ceil(form.channels / 32) if short else form.channels
+    length = form.outer if short else form.outer * form.inner
+    most = form.outer * form.inner // SLAB_POINTS
+    step = ceil(length / max(1, min(ceil(BLOCKS / tiles), most)))
+    slabs = ceil(length / step)
+    chosen = ", ".join((terms, *(TYPES[dtype] for dtype in dtypes)))
+    launch = Launch(
+        SOURCE,
+        f"{'sums_across' if short else 'sums_along'}<{chosen}>",
+        (tiles * slabs, 1, 1),
+        (256, 1, 1),
+        (
+            *operands, workspace(), np.float64(form.points), np.int64(form.outer),
+            np.int64(form.channels), np.int64(form.inner), np.int64(step),
+        ),
+    )  # fmt: skip
+    return launch, slabs
+
+
+def channel_sums(context: KernelContext) -> Calls:
+    """Return every channel's sum."""
+    return _channel_totals(context, "Value", read(0))
+
+
+def channel_squares(context: KernelContext) -> Calls:
+    """Return every channel's sum of squared distances from its mean, of (x, sums)."""
+    return _channel_totals(context, "SquaredDistance", read(1))
+
+
+def _channel_totals(context: KernelContext, terms: str, sums: Operand) -> Calls:
+    form, made = _channels(context, 1), context.outputs[0].dtype
+    dtypes = context.inputs[0].dtype, made if terms == "Value" else context.inputs[1].dtype
+    add, slabs = _sums(form, terms, dtypes, (read(0), read(0), sums))
+    join = elementwise(
+        SOURCE, "join_sums" + types(made), form.channels,
+        workspace(), write(0), np.int64(slabs),
+    )  # fmt: skip
+    return always(add, join, workspace_bytes=slabs * form.channels * _itemsize(made))
+
+
+def batch_norm(context: KernelContext) -> Calls:
+    """Return y of (x, sums, squares, gamma, beta)."""
+    form, epsilon = _channels(context, 1), context.number("epsilon", 1e-5)
+    x, sums, _, gamma, _ = context.inputs
+    factors = elementwise(
+        SOURCE, "forward_factors" + types(sums.dtype, gamma.dtype), form.channels,
+        read(1), read(2), read(3), read(4), workspace(), np.float64(form.points),
+        np.float64(epsilon),
+    )  # fmt: skip
+    apply = elementwise(
+        SOURCE, "batch_norm" + types(x.dtype, sums.dtype), form.size,
+        read(0), workspace(), write(0), np.int64(form.channels), np.int64(form.inner),
+    )  # fmt: skip
+    return always(factors, apply, workspace_bytes=3 * form.channels * _itemsize(sums.dtype))
+
+
+def batch_norm_grad_sums(context: KernelContext) -> Calls:
+    """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, sums, squares)."""
+    form, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
+    x, sums = context.inputs[1:3]
+    add, slabs = _sums(form, "Slopes", (x.dtype, sums.dtype), (read(1), read(0), read(2)))
+    join = elementwise(
+        SOURCE, "join_slopes" + types(sums.dtype, context.outputs[0].dtype), form.channels,
+        workspace(), read(3), write(0), write(1), np.float64(form.points), np.float64(epsilon),
+        np.int64(slabs),
+    )  # fmt: skip
+    return always(add, join, workspace_bytes=2 * slabs * form.channels * _itemsize(sums.dtype))
+
+
+def batch_norm_grad_input(context: KernelContext) -> Calls:
+    """Return dx of (dy, x, sums, squares, gamma, dgamma, dbeta).
+
+    dx = gamma · rstd · (dy − dbeta / count − x̂ · dgamma / count): the statistics move with x
+    (Ioffe and Szegedy 2015, section 3).
+    """
+    form, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
+    x, sums, _, gamma, dgamma, _ = context.inputs[1:]
+    factors = elementwise(
+        SOURCE, "backward_factors" + types(sums.dtype, gamma.dtype, dgamma.dtype), form.channels,
+        read(2), read(3), read(4), read(5), read(6), workspace(), np.float64(form.points),
+        np.float64(epsilon),
+    )  # fmt: skip
+    apply = elementwise(
+        SOURCE, "batch_norm_grad_input" + types(x.dtype, sums.dtype), form.size,
+        read(0), read(1), workspace(), write(0), np.int64(form.channels), np.int64(form.inner),
+    )  # fmt: skip
+    return always(factors, apply, workspace_bytes=4 * form.channels * _itemsize(sums.dtype))

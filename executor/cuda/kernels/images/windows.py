@@ -1,0 +1,208 @@
+"""Windows over images in numbers, as `sources/windows.cuh` reads them.
+
+Shape legend: b samples, g groups, c input and n output channels of a group, y x rows and columns of
+the input, j i of the output, q p of a window.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, KernelContext, Shard
+
+
+class Windows(NamedTuple):
+    """The struct of that name, field by field."""
+
+    groups: int
+    depth: int
+    made: int
+    rows: int
+    columns: int
+    target_rows: int
+    target_columns: int
+    samples: int
+    places_y: int
+    places_x: int
+    window_y: int
+    window_x: int
+    first_y: int
+    first_x: int
+    place_y: int
+    place_x: int
+    tap_y: int
+    tap_x: int
+    target_first_y: int
+    target_first_x: int
+    target_y: int
+    target_x: int
+    weight_group: int
+    weight_made: int
+    weight_depth: int
+    weight_first: int
+    weight_y: int
+    weight_x: int
+
+    @property
+    def places(self) -> int:
+        """Places of all samples."""
+        return self.samples * self.places_y * self.places_x
+
+    @property
+    def taps(self) -> int:
+        """Values that a window reads."""
+        return self.depth * self.window_y * self.window_x
+
+
+class Dim(NamedTuple):
+    """One dim of windows: sizes of input, output and window, and how the window moves."""
+
+    given: int
+    made: int
+    size: int
+    stride: int
+    pad: int
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of a convolution, by the letters of the shape legend."""
+
+    b: int
+    g: int
+    c: int
+    n: int
+    y: Dim
+    x: Dim
+    dtype: str
+
+    @property
+    def is_pointwise(self) -> bool:
+        """True where every output place reads its own input place, in one group."""
+        return self.g == 1 and all(
+            (dim.size, dim.stride, dim.pad) == (1, 1, 0) for dim in (self.y, self.x)
+        )
+
+    @property
+    def places(self) -> int:
+        """Places of a sample's output."""
+        return self.y.made * self.x.made
+
+
+def dim_of_windows(context: KernelContext, dim: str, given: int, made: int, size: int) -> Dim:
+    """Return one dim, `y` or `x`, by the op's attributes."""
+    stride, pad = (int(context.attributes[f"{name}_{dim}"]) for name in ("stride", "pad"))
+    dilation = int(context.attributes.get(f"dilation_{dim}", 1))
+    return Dim(given, made, size, stride, pad, dilation)
+
+
+def sizes_of(context: KernelContext, image: Shard, weight: Shard, made: Shard) -> Sizes:
+    """Read the sizes off the shards.
+
+    Raises
+    ------
+    ExecutorError
+        The three have different dtypes.
+    """
+    dtypes = [shard.dtype for shard in (image, weight, made)]
+    if len(set(dtypes)) > 1:
+        raise ExecutorError(
+            f"{context.kind} computes in one dtype; image, weight and output have "
+            f"{', '.join(dtypes)}: cast them to one",
+            actor=context.name,
+        )
+    b, channels, rows, columns = image.shape
+    n, c, window_y, window_x = weight.shape
+    groups = channels // c
+    return Sizes(
+        b=b,
+        g=groups,
+        c=c,
+        n=n // groups,
+        y=dim_of_windows(context, "y", rows, made.shape[2], window_y),
+        x=dim_of_windows(context, "x", columns, made.shape[3], window_x),
+        dtype=image.dtype,
+    )
+
+
+def forward_windows(sizes: Sizes) -> Windows:
+    """Windows over the input, which make the output."""
+    y, x, window = sizes.y, sizes.x, sizes.y.size * sizes.x.size
+    return Windows(
+        groups=sizes.g, depth=sizes.c, made=sizes.n,
+        rows=y.given, columns=x.given, target_rows=y.made, target_columns=x.made,
+        samples=sizes.b, places_y=y.made, places_x=x.made, window_y=y.size, window_x=x.size,
+        first_y=-y.pad, first_x=-x.pad, place_y=y.stride, place_x=x.stride,
+        tap_y=y.dilation, tap_x=x.dilation,
+        target_first_y=0, target_first_x=0, target_y=1, target_x=1,
+        weight_group=sizes.n * sizes.c * window, weight_made=sizes.c * window,
+        weight_depth=window, weight_first=0, weight_y=x.size, weight_x=1,
+    )  # fmt: skip
+
+
+def backward_windows(sizes: Sizes) -> tuple[Windows, ...]:
+    """Windows over the output's gradient, which make the input's, by class of inputs."""
+    window = sizes.y.size * sizes.x.size
+    return tuple(
+        Windows(
+            groups=sizes.g, depth=sizes.n, made=sizes.c,
+            rows=sizes.y.made, columns=sizes.x.made,
+            target_rows=sizes.y.given, target_columns=sizes.x.given,
+            samples=sizes.b, places_y=y.places, places_x=x.places,
+            window_y=y.taps, window_x=x.taps,
+            first_y=y.first, first_x=x.first, place_y=1, place_x=1, tap_y=y.step, tap_x=x.step,
+            target_first_y=y.rest, target_first_x=x.rest,
+            target_y=sizes.y.stride, target_x=sizes.x.stride,
+            weight_group=sizes.n * sizes.c * window, weight_made=window,
+            weight_depth=sizes.c * window, weight_first=y.tap * sizes.x.size + x.tap,
+            weight_y=y.tap_step * sizes.x.size, weight_x=x.tap_step,
+        )
+        for y in _classes(sizes.y)
+        for x in _classes(sizes.x)
+    )  # fmt: skip
+
+
+class _Class(NamedTuple):
+    """Inputs `rest`, `rest` + stride, …: the first reads output `first` by the first tap.
+
+    `tap`, `tap_step` and `taps` say which taps these inputs meet; a tap later means `step` outputs
+    on.
+    """
+
+    rest: int
+    places: int
+    tap: int
+    tap_step: int
+    taps: int
+    first: int
+    step: int
+
+
+def _classes(dim: Dim) -> Iterator[_Class]:
+    for rest in range(min(dim.stride, dim.given)):
+        places = -((rest - dim.given) // dim.stride)
+        met = [
+            tap
+            for tap in range(dim.size)
+            if (rest + dim.pad - tap * dim.dilation) % dim.stride == 0
+        ]
+        tap = met[0] if met else 0
+        tap_step = met[1] - tap if len(met) > 1 else 0
+        yield _Class(
+            rest=rest,
+            places=places,
+            tap=tap,
+            tap_step=tap_step,
+            taps=len(met),
+            first=(rest + dim.pad - tap * dim.dilation) // dim.stride,
+            step=-tap_step * dim.dilation // dim.stride,
+        )
+
+
+def windows_table(*windows: Windows) -> Array:
+    """Return windows as an array of structs."""
+    return np.array(windows, np.int64)

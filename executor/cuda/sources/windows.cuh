@@ -1,0 +1,79 @@
+// Windows over images: which element of the image a tap of the window at a place reads.
+//
+// b samples, g groups of channels, y x rows and columns of the image. Rows: a tap reads
+// `first_y` + place · `place_y` + tap · `tap_y`, and what that place makes is row
+// `target_first_y` + place · `target_y` of the target; columns likewise.
+#pragma once
+#include "scalar.cuh"
+
+struct Windows {
+  i64 groups;
+  i64 depth, made;                    // channels of a group: read by a window, and made
+  i64 rows, columns;                  // of the image
+  i64 target_rows, target_columns;    // of what is made
+  i64 samples, places_y, places_x;    // places of a sample
+  i64 window_y, window_x;             // taps of a window
+  i64 first_y, first_x, place_y, place_x, tap_y, tap_x;
+  i64 target_first_y, target_first_x, target_y, target_x;
+  // where the weights of a tap lie: strides in elements
+  i64 weight_group, weight_made, weight_depth, weight_first, weight_y, weight_x;
+};
+
+// A channel's tap: what it adds to a place, and its weight.
+struct Tap {
+  i64 source;  // -1: there is none
+  i64 weight;
+  int y, x;
+};
+
+// A place of a group's windows: where its sample begins in the image, where what it makes lies.
+struct Place {
+  i64 source;  // -1: there is none
+  i64 target;
+  int y, x;
+};
+
+__device__ inline i64 taps(const Windows& of) { return of.depth * of.window_y * of.window_x; }
+
+__device__ inline i64 places(const Windows& of) { return of.samples * of.places_y * of.places_x; }
+
+// Taps go column by column, row by row, channel by channel.
+__device__ inline Tap tap_of(const Windows& of, i64 number) {
+  Tap found = {-1, 0, 0, 0};
+  if (number >= taps(of)) return found;
+  i64 column = number % of.window_x;
+  i64 row = number / of.window_x % of.window_y;
+  i64 channel = number / (of.window_x * of.window_y);
+  found.source = channel * of.rows * of.columns;
+  found.weight =
+      channel * of.weight_depth + of.weight_first + row * of.weight_y + column * of.weight_x;
+  found.y = (int)(row * of.tap_y);
+  found.x = (int)(column * of.tap_x);
+  return found;
+}
+
+// Places go column by column, row by row, sample by sample; those from `end` on are none.
+__device__ inline Place place_of(const Windows& of, i64 group, i64 number, i64 end) {
+  Place found = {-1, -1, 0, 0};
+  if (number >= end) return found;
+  i64 column = number % of.places_x;
+  i64 row = number / of.places_x % of.places_y;
+  i64 part = number / (of.places_x * of.places_y) * of.groups + group;
+  found.source = part * of.depth * of.rows * of.columns;
+  found.target = part * of.made * of.target_rows * of.target_columns +
+                 (of.target_first_y + row * of.target_y) * of.target_columns +
+                 of.target_first_x + column * of.target_x;
+  found.y = (int)(of.first_y + row * of.place_y);
+  found.x = (int)(of.first_x + column * of.place_x);
+  return found;
+}
+
+// What a tap reads at a place: zero in the padding, and where there is no such tap or place.
+template <typename T>
+__device__ inline Wide<T> value_at(const T* image, const Windows& of, const Tap& tap,
+                                   const Place& place) {
+  int y = place.y + tap.y, x = place.x + tap.x;
+  bool inside = tap.source >= 0 && place.source >= 0 && (unsigned)y < (unsigned)of.rows &&
+                (unsigned)x < (unsigned)of.columns;
+  return inside ? wide(image[place.source + tap.source + y * of.columns + x]) : (Wide<T>)0;
+}

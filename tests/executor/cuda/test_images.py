@@ -1,0 +1,169 @@
+"""Convolution, pooling and batch norm on a device, against their formulas."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Launch, Product
+from executor.cuda.kernels.table import make_calls
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, whole
+from tests.executor.cuda.calling import call, context_of
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
+from tests.executor.examples.example import Example
+from tests.executor.examples.images import EXAMPLES, convolution, pooling, window
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
+
+STATISTICS = {
+    "channel_squares": (1,),
+    "batch_norm": (1, 2),
+    "batch_norm_grad_sums": (2, 3),
+    "batch_norm_grad_input": (2, 3, 5, 6),
+}  # inputs that are float32 in a plan of 16 bits
+
+IMAGE, WEIGHT, MADE = "b c y! x!", "n c q! p!", "b n j! i!"
+IMAGES, WEIGHTS, ALL_MADE = "b (g c) y! x!", "(g n) c q! p!", "b (g n) j! i!"
+
+
+def convolutions(attributes: dict[str, int], sizes: dict[str, int]) -> Iterator[Example]:
+    """Conv and its gradients on other sizes than the common examples."""
+    x, w, y = (IMAGES, WEIGHTS, ALL_MADE) if "g" in sizes else (IMAGE, WEIGHT, MADE)
+    forms = (("conv", f"{x}, {w} -> {y}"), ("conv_grad_input", f"{y}, {w} -> {x}"),
+             ("conv_grad_weight", f"{x}, {y} -> {w}"))  # fmt: skip
+    for (kind, labels), formula in zip(forms, convolution(attributes, sizes), strict=True):
+        yield Example(
+            kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes
+        )  # fmt: skip
+
+
+def rounded(*inputs: Array) -> tuple[Array, ...]:
+    """Few different values, so that windows hold equal ones."""
+    return np.round(inputs[0]), *inputs[1:]
+
+
+def dilated_poolings() -> Iterator[Example]:
+    """Windows with gaps, which the builders make none of but kernels know."""
+    attributes = window((2, 1), (1, 1), (2, 3)) | {"size_y": 3, "size_x": 2}
+    sizes = {"y": 9, "x": 6, "j": 4, "i": 5}
+    x, y = "b c y! x!", "b c j! i!"
+    forms = (("max_pool", f"{x} -> {y}"), ("max_pool_grad", f"{x}, {y} -> {x}"),
+             ("avg_pool", f"{x} -> {y}"), ("avg_pool_grad", f"{y} -> {x}"))  # fmt: skip
+    for (kind, labels), formula in zip(forms, pooling(attributes, sizes), strict=True):
+        yield Example(
+            kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes,
+            derive=rounded,
+        )  # fmt: skip
+
+
+def norms_in_slabs() -> Iterator[Example]:
+    """Batch norms whose channels have more points than one slab."""
+    for example in EXAMPLES:
+        if not example.kind.startswith(("channel", "batch_norm")) or "grad_input" in example.kind:
+            continue
+        rows = "b c y x" in example.labels
+        sizes = {"b": 5, "c": 3, "y": 33, "x": 47} if rows else {"b": 6000, "c": 35}
+        yield Example(
+            kind=example.kind, labels=example.labels, formula=example.formula,
+            attributes=example.attributes, sizes=sizes, derive=example.derive,
+        )  # fmt: skip
+
+
+LARGER = (
+    # several tiles of channels, of places and of taps, in two slabs of places
+    *convolutions(
+        window((1, 1), (1, 1)),
+        {"b": 2, "c": 18, "n": 70, "y": 33, "x": 32, "q": 3, "p": 3, "j": 33, "i": 32},
+    ),
+    *convolutions(
+        window((3, 2), (2, 1)),
+        {"b": 3, "g": 2, "c": 10, "n": 12, "y": 13, "x": 12, "q": 4, "p": 3, "j": 5, "i": 6},
+    ),
+    # strides beyond the window: some inputs are read by no tap
+    *convolutions(
+        window((3, 3), (0, 0), (2, 1)),
+        {"b": 2, "c": 16, "n": 16, "y": 10, "x": 9, "q": 2, "p": 1, "j": 3, "i": 3},
+    ),
+    # three samples of which two have partial gradients at a time
+    tuple(
+        convolutions(
+            window((1, 1), (0, 0)),
+            {"b": 3, "c": 1400, "n": 1400, "y": 1, "x": 2, "q": 1, "p": 1, "j": 1, "i": 2},
+        )
+    )[2],
+    *norms_in_slabs(),
+)
+CASES = [
+    *cases_of((*EXAMPLES, *dilated_poolings()), STATISTICS),
+    *(
+        Case(example=example, dtype=dtype, wide=STATISTICS.get(example.kind, ()))
+        for example in LARGER
+        for dtype in ("float32", "bfloat16")
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    return emulator_of(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_compute_what_their_formulas_say(case: Case, emulator: Emulator):
+    case.check(emulator)
+
+
+def calls_of(sizes: dict[str, int], kind: str = "conv_grad_weight") -> list[object]:
+    """The calls of a convolution of float32."""
+    attributes = window((1, 1), (sizes["q"] // 2, sizes["p"] // 2))
+    (example,) = (e for e in convolutions(attributes, sizes) if e.kind == kind)
+    (part,) = Case(example=example, dtype="float32").parts()
+    context = context_of(kind, example.labels, part.inputs, part.outputs, example.attributes)
+    return list(make_calls(context).of(0))
+
+
+def test_a_window_of_one_place_is_a_product_of_matrices():
+    sizes = {"b": 4, "c": 6, "n": 8, "y": 7, "x": 7, "q": 1, "p": 1, "j": 7, "i": 7}
+    for kind in ("conv", "conv_grad_input"):
+        (product,) = calls_of(sizes, kind)
+        assert isinstance(product, Product)
+        assert product.batch == 4
+    *products, last = calls_of(sizes)
+    assert all(isinstance(one, Product) for one in products)
+    assert isinstance(last, Launch)
+    (alone,) = calls_of(sizes | {"b": 1})
+    assert isinstance(alone, Product)
+
+
+def test_places_go_in_slabs_where_weights_fill_no_device():
+    sizes = {"b": 2, "c": 18, "n": 70, "y": 33, "x": 32, "q": 3, "p": 3, "j": 33, "i": 32}
+    assert len(calls_of(sizes)) == 2
+    assert len(calls_of(sizes | {"b": 1})) == 1
+
+
+def test_a_window_that_holds_a_nan_has_no_largest_value(emulator: Emulator):
+    attributes = window((2, 2), (0, 0)) | {"size_y": 2, "size_x": 2}
+    x = np.array([[[[1, np.nan, 3, 4], [5, 6, 7, 8]]]])
+    (largest,) = call(
+        "max_pool", "b c y! x! -> b c j! i!", [x], [whole((1, 1, 1, 2), "float64")],
+        attributes=attributes, emulator=emulator,
+    )  # fmt: skip
+    np.testing.assert_array_equal(largest[0, 0], [[np.nan, 8]])
+    (dx,) = call(
+        "max_pool_grad", "b c y! x!, b c j! i! -> b c y! x!", [x, np.full((1, 1, 1, 2), 2.0)],
+        [whole(x.shape, "float64")], attributes=attributes, emulator=emulator,
+    )  # fmt: skip
+    np.testing.assert_array_equal(dx[0, 0], [[0, 0, 0, 0], [0, 0, 0, 2]])
+
+
+def test_convolution_of_two_dtypes_is_refused():
+    shards = whole((1, 2, 3, 3), "float32"), whole((2, 2, 1, 1), "bfloat16")
+    with pytest.raises(ExecutorError, match=r"computes in one dtype.*float32, bfloat16, float32"):
+        make_calls(
+            context_of(
+                "conv", f"{IMAGE}, {WEIGHT} -> {MADE}", shards, [shards[0]],
+                window((1, 1), (0, 0)),
+            )
+        )  # fmt: skip
