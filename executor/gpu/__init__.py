@@ -1,8 +1,8 @@
-"""The runtime: CuPy, NCCL, CUDA graphs.
+"""The runtime: CuPy, NCCL, CUDA graphs and the vendor's library of products.
 
-Comes in: calls whose operands are addresses, in the order of each stream. Goes out: work on a GPU.
-Nothing outside this package imports CuPy, and no module of it does so before it is asked to work,
-so that all of them can be read, checked and imported where there is no GPU.
+Comes in: `Calls` (`executor.cuda`), which name their operands, and where those lie on a device.
+Goes out: what a rank's stream does. A library is opened when something is made with it, so that
+every module imports where there is no GPU.
 
-Read `device.py` first: what a driver asks of a device. `cupy_device.py` asks it of a real one.
+Read `column_major.py` first: how a product is told to a library whose matrices are column-major.
 """

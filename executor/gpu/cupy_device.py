@@ -12,27 +12,30 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Clear, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.calls import Call, Clear, Copy, Launch, Operand, Product
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
-from executor.gpu.device import ADDRESS, Bytes, address_of
+from executor.gpu.device import Bytes, address_of
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 OPTIONS = ("-std=c++17",)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
-ALIGNMENT_BYTES = 256  # of an address; cublasLt's algorithms ask for no more (cuBLAS 13 guide)
 LOG_LINES = 20  # of what the compiler says
 
 
 class Products(Protocol):
     """A library of matrix products (`executor.gpu.cublaslt.ProductLibrary`)."""
 
-    def plan(self, product: Product, workspace_bytes: int) -> Any:
-        """Choose how to carry out a product."""
+    def plan(self, product: Product, addresses: tuple[int, int, int], workspace_bytes: int) -> Any:
+        """Choose how to carry out a product whose a, b and d lie there."""
         ...
 
     def run(self, planned: Any, a: int, b: int, d: int, workspace: int, stream: int) -> None:
         """Carry it out in the order of a stream."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
         ...
 
 
@@ -69,6 +72,7 @@ class CupyDevice:
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
+        self._capturing: int | None = None
         self._own = self.stream()
 
     def use(self) -> None:
@@ -191,9 +195,8 @@ class CupyDevice:
             return
         if self._products is None:
             self._products = self._make_products()
-        key = _planned_alike(call)
-        if key not in self._planned:
-            self._planned[key] = self._products.plan(call, WORKSPACE_BYTES)
+        if call not in self._planned:
+            self._planned[call] = self._products.plan(call, _addresses(call), WORKSPACE_BYTES)
         if stream not in self._workspaces:
             self._workspaces[stream] = self.allocate(WORKSPACE_BYTES)
 
@@ -223,19 +226,16 @@ class CupyDevice:
         function(call.grid, call.block, args, stream=self._streams[stream])
 
     def _multiply(self, call: Product, stream: int) -> None:
-        planned = self._planned.get(_planned_alike(call))
+        if self._capturing is None:
+            self.prepare(call, stream)
+        planned = self._planned.get(call)
         if planned is None or stream not in self._workspaces or self._products is None:
             raise ExecutorError(
-                f"a product of {call.m} x {call.k} and {call.k} x {call.n} was not prepared"
+                f"a product of [{call.m}, {call.k}] and [{call.k}, {call.n}] was captured before "
+                f"it was prepared on its stream"
             )
-        self._products.run(
-            planned,
-            address_of(call.a.operand),
-            address_of(call.b.operand),
-            address_of(call.d.operand),
-            self._workspaces[stream],
-            stream,
-        )
+        a, b, d = _addresses(call)
+        self._products.run(planned, a, b, d, self._workspaces[stream], stream)
 
     def begin_capture(self, stream: int) -> None:
         """Record what is issued from now on.
@@ -245,9 +245,11 @@ class CupyDevice:
         and such memory would be given away again before the graph is replayed.
         """
         self._streams[stream].begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        self._capturing = stream
 
     def end_capture(self, stream: int) -> Any:
         """Return the graph, already sent to the device."""
+        self._capturing = None
         graph = self._streams[stream].end_capture()
         graph.upload(self._streams[stream])
         return graph
@@ -273,6 +275,10 @@ class CupyDevice:
     def close(self) -> None:
         """Wait for all work and give back all memory, streams and events."""
         self._runtime.deviceSynchronize()
+        if self._products is not None:
+            self._products.close()
+            self._products = None
+        self._planned.clear()
         self._events.clear()
         self._streams.clear()
         for address in self._memory:
@@ -305,11 +311,7 @@ class CupyDevice:
         )
 
 
-def _planned_alike(call: Product) -> Product:
-    """A product with nothing of its addresses but how they are aligned."""
-    return call._replace(a=_aligned(call.a), b=_aligned(call.b), d=_aligned(call.d))
-
-
-def _aligned(matrices: Matrices) -> Matrices:
-    where = address_of(matrices.operand) % ALIGNMENT_BYTES
-    return matrices._replace(operand=Operand(ADDRESS, 0, where))
+def _addresses(call: Product) -> tuple[int, int, int]:
+    """Where the operands of a bound product lie."""
+    a, b, d = (address_of(one.operand) for one in (call.a, call.b, call.d))
+    return a, b, d
