@@ -5,7 +5,7 @@ repository. Every item of `benchmarks/gpu_versions.py`, `gpu_items.py` and `gpu_
 process of its own with a limit of time, so that one that crashes, hangs or breaks its context
 spoils no other. Prints a row per item; the file holds `device`, `versions` and `rows`, each with
 `name`, `ok`, `seconds`, `figures` and `error`. `ok` is null where a library that we can do without
-is not installed. The exit code is 1 if an item failed that does not only compare.
+is not installed. The exit code is 1 if an item failed that is not of such a library.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from pathlib import Path
 
 Figures = dict[str, object]
 MARK = "FIGURES "  # begins the line in which an item's process hands over what it found
-PEERS = "torch_"  # begins the names of items that only compare
-OPTIONAL = {"torch", "triton", "cudnn", "cuda"}  # modules whose absence is no failure of ours
+PEERS = ("torch_", "cudnn_", "triton_", "external_")  # begin items of what we do not depend on
+OPTIONAL = {"torch", "triton", "cudnn", "cuda"}  # modules of theirs
 ITEM_S_MAX = 60
 PEER_S_MAX = 90  # torch.compile alone takes half a minute
 
@@ -51,7 +51,7 @@ def items() -> dict[str, Callable[[], Figures]]:
 
 
 def is_peer(row: Figures) -> bool:
-    """True for an item that compares with another library, whose absence is no failure of ours."""
+    """True for an item of another library, whose failure is none of ours."""
     return str(row["name"]).startswith(PEERS)
 
 

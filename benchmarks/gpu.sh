@@ -2,7 +2,7 @@
 # Everything that a machine with a GPU can show, by one command: under ten minutes, no network.
 # Usage: bash benchmarks/gpu.sh (PYTHON names the interpreter). Writes benchmarks/results/gpu.json
 # whatever happens; the exit code is not 0 if a part that checks for correctness failed or did not
-# run. What only compares with other libraries is written down and decides nothing.
+# run. How libraries fare that we can do without is written down and decides nothing.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
