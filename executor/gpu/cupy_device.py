@@ -56,6 +56,7 @@ class CupyDevice:
         self.index = index
         self._cupy = cupy
         self._runtime = runtime = cupy.cuda.runtime
+        self._refusals = (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
         runtime.setDevice(index)
         free, total = runtime.memGetInfo()  # makes the context
         self.total_bytes = int(total)
@@ -92,7 +93,7 @@ class CupyDevice:
             raise self._short(size_bytes, error) from error
         self._memory.append(address)
         self._runtime.memsetAsync(address, 0, size_bytes, self._own)
-        self._runtime.streamSynchronize(self._own)
+        self._finish()
         return address
 
     def allocate_host(self, size_bytes: int) -> tuple[int, Bytes]:
@@ -117,14 +118,14 @@ class CupyDevice:
         """
         held = np.ascontiguousarray(array)
         self.copy_async(address, held.ctypes.data, held.nbytes, self._own)
-        self._runtime.streamSynchronize(self._own)
+        self._finish()
 
     def to_host(self, array: NDArray[Any], address: int) -> None:
         """Fill a contiguous array from device memory."""
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise ExecutorError("to_host fills contiguous arrays: give it a copy")
         self.copy_async(array.ctypes.data, address, array.nbytes, self._own)
-        self._runtime.streamSynchronize(self._own)
+        self._finish()
 
     def copy_async(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Copy bytes in the order of a stream, whatever memories they lie in."""
@@ -202,6 +203,12 @@ class CupyDevice:
 
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call in the order of a stream."""
+        try:
+            self._carry_out(call, stream)
+        except self._refusals as error:
+            raise self._failed(error) from error
+
+    def _carry_out(self, call: Call, stream: int) -> None:
         match call:
             case Launch():
                 self._launch(call, stream)
@@ -250,13 +257,22 @@ class CupyDevice:
     def end_capture(self, stream: int) -> Any:
         """Return the graph, already sent to the device."""
         self._capturing = None
-        graph = self._streams[stream].end_capture()
-        graph.upload(self._streams[stream])
+        try:
+            graph = self._streams[stream].end_capture()
+            graph.upload(self._streams[stream])
+        except self._refusals as error:
+            raise ExecutorError(
+                f"a step could not be captured on GPU {self.index} ({self.name}): {error}; --eager "
+                f"runs it without a graph"
+            ) from error
         return graph
 
     def replay(self, graph: Any, stream: int) -> None:
         """Carry out a graph in the order of a stream."""
-        graph.launch(self._streams[stream])
+        try:
+            graph.launch(self._streams[stream])
+        except self._refusals as error:
+            raise self._failed(error) from error
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
@@ -286,6 +302,13 @@ class CupyDevice:
         for address in self._host_memory:
             self._runtime.freeHost(address)
         self._memory, self._host_memory = [], []
+
+    def _finish(self) -> None:
+        """Wait for the device's own stream."""
+        try:
+            self._runtime.streamSynchronize(self._own)
+        except self._refusals as error:
+            raise self._failed(error) from error
 
     def _ready(self, status: int) -> bool:
         """Read the status of a query, which CuPy hands on unchecked."""

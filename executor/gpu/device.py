@@ -130,8 +130,10 @@ class Device(Protocol):
     def begin_capture(self, stream: int) -> None:
         """Record what is issued from now on instead of carrying it out.
 
-        Streams that wait for an event recorded on this one are captured too, and must have been
-        waited for by it at the end.
+        All of it has been carried out once before: kernels and libraries take memory at their first
+        call, which a capture does not allow. Streams that wait for an event recorded on this one
+        are captured too, and must have been waited for by it at the end. Events that were recorded
+        meanwhile are only edges of the graph: nobody can ask for them.
         """
         ...
 

@@ -110,26 +110,30 @@ def channels_max(lanes: int, multiprocessors: int) -> int:
     A block of NCCL waits on its multiprocessor for blocks of other GPUs. If those of one lane fill
     the device here, and those of another lane fill the device there, both wait for ever for blocks
     that find no room. A block may need most of a multiprocessor's shared memory, so one block per
-    multiprocessor is counted on: lanes * channels <= multiprocessors. Kernels that compute end by
-    themselves and give their room back. Collectives of one lane are in one stream and follow each
-    other, however many groups meet there.
+    multiprocessor is counted on, and of these 8 in 9: on Hopper, blocks come in clusters of four
+    that must lie in one of the groups of at most 18 that its 132 multiprocessors form (NVIDIA H100
+    white paper, 2022). Kernels that compute end by themselves and give their room back. Collectives
+    of one lane are in one stream and follow each other, however many groups meet there. So::
+
+        lanes * channels <= multiprocessors * 8 / 9
 
     Raises
     ------
     InfeasibleError
-        There are more lanes than multiprocessors.
+        There are more lanes than that.
 
     Examples
     --------
     >>> channels_max(6, 132)
-    22
+    19
     """
-    if lanes > multiprocessors:
+    room = multiprocessors * 8 // 9
+    if lanes > room:
         raise InfeasibleError(
-            f"collectives on {lanes} lanes at once need {lanes} multiprocessors, found "
-            f"{multiprocessors}: use fewer mesh axes"
+            f"collectives on {lanes} lanes at once do not fit on {multiprocessors} multiprocessors "
+            f"(at most {room}): use fewer mesh axes"
         )
-    return min(CTAS_MAX, multiprocessors // max(lanes, 1))
+    return min(CTAS_MAX, room // max(lanes, 1))
 
 
 def set_environment(world: World, lanes: int, multiprocessors: int) -> None:

@@ -22,6 +22,10 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
 
 
+class CUDADriverError(RuntimeError):
+    """An error of a launch."""
+
+
 class CompileException(Exception):  # noqa: N818 - as CuPy has it
     """What the compiler says."""
 
@@ -33,6 +37,7 @@ class Work:
         self.recorded: list | None = None
         self.captured: set[int] = set()
         self.recorded_events: set[int] = set()
+        self.spoilt = False
 
     def do(self, stream: int, work) -> None:
         if stream in self.captured:
@@ -125,6 +130,7 @@ class Cupy:
         self.handles = 16
         self.cuda = SimpleNamespace(
             runtime=Runtime(work),
+            driver=SimpleNamespace(CUDADriverError=CUDADriverError),
             Stream=lambda non_blocking, priority: Stream(self),
             Event=lambda block, disable_timing: SimpleNamespace(ptr=self.handle()),
             compiler=SimpleNamespace(CompileException=CompileException),
@@ -164,10 +170,13 @@ class Stream:
         self._work, self.ptr = cupy.work, cupy.handle()
 
     def begin_capture(self, mode: int) -> None:
+        assert mode == Runtime.streamCaptureModeThreadLocal
         self._work.captured, self._work.recorded = {self.ptr}, []
 
     def end_capture(self) -> "Graph":
         self._work.captured = set()
+        if self._work.spoilt:
+            raise CUDARuntimeError(901)
         return Graph(self._work.recorded)
 
 

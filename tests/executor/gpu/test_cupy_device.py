@@ -230,6 +230,32 @@ def test_a_failure_on_the_device_is_told_by_every_question(device: CupyDevice, c
             ask()
 
 
+def test_a_copy_that_meets_an_earlier_failure_says_so(device: CupyDevice, cupy: Cupy) -> None:
+    address = device.allocate(1)
+    cupy.cuda.runtime.status = 700
+    with pytest.raises(ExecutorError, match=r"failed on GPU 1 .* CUDA_LAUNCH_BLOCKING=1"):
+        device.to_device(address, np.zeros(1, np.uint8))
+
+
+def test_a_refused_call_is_a_failure_of_the_device(
+    device: CupyDevice, cupy: Cupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise cupy_in_memory.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
+
+    monkeypatch.setattr(cupy.cuda.runtime, "memsetAsync", refuse)
+    with pytest.raises(ExecutorError, match="CUDA_ERROR_INVALID_VALUE"):
+        device.issue(Clear(at(64), 4), device.stream())
+
+
+def test_a_spoilt_capture_names_the_way_without_graphs(device: CupyDevice, cupy: Cupy) -> None:
+    stream = device.stream()
+    device.begin_capture(stream)
+    cupy.work.spoilt = True
+    with pytest.raises(ExecutorError, match=r"could not be captured on GPU 1 .* --eager"):
+        device.end_capture(stream)
+
+
 def test_times_are_whole_nanoseconds(device: CupyDevice) -> None:
     start, end = device.event(timed=True), device.event(timed=True)
     assert device.elapsed_ns(start, end) == 4_000_000
@@ -261,6 +287,7 @@ def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     assert len(asked) > 15
     assert not [name for name in sorted(asked) if not hasattr(cupy.cuda.runtime, name)]
     assert cupy.cuda.compiler.CompileException
+    assert issubclass(cupy.cuda.driver.CUDADriverError, RuntimeError)
     assert {"begin_capture", "end_capture"} <= set(dir(cupy.cuda.Stream))
     assert {"launch", "upload"} <= set(dir(cupy.cuda.Graph))
     for value in ("memcpyDefault", "hostAllocPortable", "hostAllocMapped"):
