@@ -100,12 +100,12 @@ def run_apart(name: str, limit_s: float) -> Figures:
         said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
         row: Figures = {"error": f"not done after {limit_s:.0f} s", "details": said[-2000:]}
     else:
-        row = _row(done)
+        row = row_of(done)
     seconds = round(time.monotonic() - begun, 2)
     return {"name": name, "ok": False, "seconds": seconds, **row}
 
 
-def _row(done: subprocess.CompletedProcess[str]) -> Figures:
+def row_of(done: subprocess.CompletedProcess[str]) -> Figures:
     """What a process handed over, or how it ended."""
     for line in reversed(done.stdout.splitlines()):
         if line.startswith(MARK):
@@ -114,7 +114,7 @@ def _row(done: subprocess.CompletedProcess[str]) -> Figures:
     ended = f"exit code {done.returncode}"
     if done.returncode < 0:
         ended = signal.Signals(-done.returncode).name
-    return {"error": f"the process ended: {ended}", "details": done.stderr[-2000:]}
+    return {"ok": False, "error": f"the process ended: {ended}", "details": done.stderr[-2000:]}
 
 
 if __name__ == "__main__":
