@@ -117,6 +117,8 @@ def channels_max(lanes: int, multiprocessors: int) -> int:
 
         lanes * channels <= multiprocessors * 8 / 9
 
+    with a power of two, since NCCL rounds the channels of transfers up to one (src/graph/paths.cc).
+
     Raises
     ------
     InfeasibleError
@@ -125,7 +127,7 @@ def channels_max(lanes: int, multiprocessors: int) -> int:
     Examples
     --------
     >>> channels_max(6, 132)
-    19
+    16
     """
     room = multiprocessors * 8 // 9
     if lanes > room:
@@ -133,7 +135,7 @@ def channels_max(lanes: int, multiprocessors: int) -> int:
             f"collectives on {lanes} lanes at once do not fit on {multiprocessors} multiprocessors "
             f"(at most {room}): use fewer mesh axes"
         )
-    return min(CTAS_MAX, room // max(lanes, 1))
+    return min(CTAS_MAX, 1 << (room // max(lanes, 1)).bit_length() - 1)
 
 
 def set_environment(world: World, lanes: int, multiprocessors: int) -> None:

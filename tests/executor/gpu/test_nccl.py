@@ -248,6 +248,7 @@ def test_channels_of_all_lanes_fit_on_the_device() -> None:
     for lanes in range(1, 118):
         assert 1 <= channels_max(lanes, 132) <= 32
         assert lanes * channels_max(lanes, 132) <= 117
+        assert channels_max(lanes, 132).bit_count() == 1
     with pytest.raises(InfeasibleError, match="118 lanes at once do not fit on 132"):
         channels_max(118, 132)
 
@@ -257,4 +258,4 @@ def test_all_ranks_take_the_same_channels_and_what_the_user_set_stays(
 ) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_RUNTIME_CONNECT": "1"})
     on_ranks(2, lambda world: set_environment(world, 2 + 4 * world.rank, 132 + world.rank))
-    assert os.environ == {"NCCL_RUNTIME_CONNECT": "1", "NCCL_MAX_CTAS": "19"}
+    assert os.environ == {"NCCL_RUNTIME_CONNECT": "1", "NCCL_MAX_CTAS": "16"}
