@@ -27,7 +27,7 @@ DOORS = {
     "typer": ("millrace/",),
     "rich": ("millrace/",),
     "matplotlib": ("millrace/plot.py",),
-    "cupy": (),
+    "cupy": ("executor/gpu/",),
     "torch": ("models/importers/torch_export/",),
     "onnx": ("models/importers/onnx/",),
     "transformers": (),
@@ -49,9 +49,22 @@ LIGHT = (
     "planner.actors.graph",
     "planner.actors.trace",
     "executor",
+    "executor.gpu.cupy_device",
+    "executor.gpu.nccl",
     "millrace",
 )
-HEAVY = ("ortools", "simpy", "mpi4py", "rich", "typer", "matplotlib", "torch", "onnx", "sklearn")
+HEAVY = (
+    "ortools",
+    "simpy",
+    "mpi4py",
+    "rich",
+    "typer",
+    "matplotlib",
+    "torch",
+    "onnx",
+    "sklearn",
+    "cupy",
+)
 
 FILES = sorted(path for package in ALLOWED for path in (ROOT / package).rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in FILES]

@@ -1,0 +1,424 @@
+"""The items of `benchmarks/first_gpu.py` that check our own device, library by library.
+
+Legend: M N K of products, B batch, H heads, T tokens, D head dim, R rows of layer norm.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product, by_row
+from executor.cuda.source_text import source_text
+from executor.gpu.cupy_device import OPTIONS, CupyDevice
+
+Figures = dict[str, object]
+REPEATS = 7  # of a timing; the median is given
+AT_ONCE = 10  # calls of one timing, in one graph
+PRODUCT = 8192  # M = N = K, as published rates have it
+ATTENTION = (4, 16, 2048, 128)  # B, H, T, D
+ROWS = (8192, 4096)  # R and features
+
+
+def device() -> CupyDevice:
+    """Return the first GPU, with cuBLASLt's products where they are asked for."""
+    from executor.gpu.cublaslt import ProductLibrary
+
+    return CupyDevice(0, ProductLibrary)
+
+
+def bound(address: int) -> Operand:
+    """Return a bound operand."""
+    return Operand("address", 0, address)
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return values rounded to bfloat16, as uint16."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """Return what bfloat16 bits mean."""
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def put(on: CupyDevice, array: np.ndarray) -> int:
+    """Return the address of a copy in device memory."""
+    address = on.allocate(array.nbytes)
+    on.to_device(address, array)
+    return address
+
+
+def taken(on: CupyDevice, address: int, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Return a copy of device memory."""
+    found = np.empty(shape, dtype)
+    on.to_host(found, address)
+    return found
+
+
+def settle(on: CupyDevice, stream: int) -> None:
+    """Wait for a stream."""
+    event = on.event()
+    on.record(event, stream)
+    on.synchronize(event)
+
+
+def captured(on: CupyDevice, stream: int, work: Callable[[], None]) -> object:
+    """Do work once, then capture it."""
+    work()
+    settle(on, stream)
+    on.begin_capture(stream)
+    work()
+    return on.end_capture(stream)
+
+
+def milliseconds(on: CupyDevice, stream: int, work: Callable[[], None]) -> float:
+    """Return the median time of `work` inside a replayed graph."""
+
+    def several() -> None:
+        for _ in range(AT_ONCE):
+            work()
+
+    graph = captured(on, stream, several)
+    start, end = on.event(timed=True), on.event(timed=True)
+    found = []
+    for _ in range(REPEATS):
+        on.record(start, stream)
+        on.replay(graph, stream)
+        on.record(end, stream)
+        on.synchronize(end)
+        found.append(on.elapsed_ns(start, end) / 1e6 / AT_ONCE)
+    return statistics.median(found)
+
+
+def memory() -> Figures:
+    """Zeros, blocking and asynchronous copies, pinned memory that kernels see."""
+    on = device()
+    stream, size = on.stream(), 256 * 2**20
+    first, second = on.allocate(size), on.allocate(size)
+    address, view = on.allocate_host(size)
+    assert not taken(on, first, (4096,), np.uint8).any(), "memory is not zero"
+    view[:] = np.arange(size, dtype=np.uint32).astype(np.uint8)
+    on.copy_async(first, address, size, stream)
+    on.issue(Copy(bound(first), bound(second), size), stream)
+    on.issue(Clear(bound(first), size), stream)
+    settle(on, stream)
+    assert np.array_equal(taken(on, second, (size,), np.uint8), view), "a copy is not the same"
+    assert not taken(on, first, (size,), np.uint8).any(), "cleared memory is not zero"
+    rates: Figures = {"pinned_address_is_the_hosts": address == view.ctypes.data}
+    for name, target, source in (
+        ("to_device", first, address),
+        ("to_host", address, first),
+        ("on_device", second, first),
+    ):
+
+        def copy(target: int = target, source: int = source) -> None:
+            on.copy_async(target, source, size, stream)
+
+        rates[f"{name}_bytes_per_s"] = round(size / milliseconds(on, stream, copy) * 1e3)
+    on.close()
+    return rates
+
+
+def kernel() -> Figures:
+    """Layer norm of ours: eager and replayed, equal bits, against NumPy; launches of both kinds."""
+    on = device()
+    stream, generator = on.stream(), np.random.default_rng(0)
+    x, gamma, beta = (
+        generator.standard_normal(shape, np.float32) for shape in (ROWS, ROWS[1:], ROWS[1:])
+    )
+    call, y = layer_norm(on, x, gamma, beta)
+    began = time.perf_counter()
+    on.load({call.source: [call.function]})
+    compiled_s = time.perf_counter() - began
+    on.issue(call, stream)
+    settle(on, stream)
+    eager = taken(on, y, ROWS, np.float32)
+    centred = x - x.mean(-1, keepdims=True)
+    right = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
+    worst = float(np.abs(eager - right).max())
+    assert worst < 1e-4, f"layer norm is off by {worst}"
+    graph = captured(on, stream, lambda: on.issue(call, stream))
+    on.issue(Clear(bound(y), eager.nbytes), stream)
+    on.replay(graph, stream)
+    settle(on, stream)
+    assert np.array_equal(taken(on, y, ROWS, np.float32), eager), "a replay gives other bits"
+    time_ms = milliseconds(on, stream, lambda: on.issue(call, stream))
+    small = call._replace(grid=(1, 1, 1), args=(*call.args[:-2], np.int64(1), np.int64(32)))
+    began = time.perf_counter()
+    for _ in range(1000):
+        on.issue(small, stream)
+    issued_us = (time.perf_counter() - began) * 1e3
+    settle(on, stream)
+    replayed_us = milliseconds(on, stream, lambda: on.issue(small, stream)) * 1e3
+    on.close()
+    return {
+        "compile_s": round(compiled_s, 3),
+        "error": worst,
+        "layer_norm_ms": time_ms,
+        "bytes_per_s": round(2 * eager.nbytes / time_ms * 1e3),
+        "eager_launch_us": round(issued_us, 2),
+        "kernel_of_a_graph_us": round(replayed_us, 2),
+    }
+
+
+def layer_norm(
+    on: CupyDevice, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
+) -> tuple[Launch, int]:
+    """Return a layer norm of float32 rows, and where its result will lie."""
+    rows, columns = x.shape
+    y, mean, rstd = on.allocate(x.nbytes), on.allocate(4 * rows), on.allocate(4 * rows)
+    addresses = (put(on, x), put(on, gamma), put(on, beta), y, mean, rstd)
+    operands = map(bound, addresses)
+    call = by_row(
+        "layer_norm", "layer_norm<float, float, float>", rows, columns, *operands, np.float64(1e-5)
+    )
+    return call, y
+
+
+def product() -> Figures:
+    """A bf16 product by cuBLASLt into memory that was there before, captured and replayed."""
+    on = device()
+    stream, generator = on.stream(), np.random.default_rng(1)
+    a, b = (bfloat16(generator.standard_normal((512, 512), np.float32)) for _ in range(2))
+    call, d = square_product(on, a, b)
+    graph = captured(on, stream, lambda: on.issue(call, stream))
+    on.issue(Clear(bound(d), a.nbytes), stream)
+    on.replay(graph, stream)
+    settle(on, stream)
+    found, right = widened(taken(on, d, a.shape, np.uint16)), widened(a) @ widened(b)
+    worst = float((np.abs(found - right) / np.abs(right).max()).max())
+    assert worst < 2**-8, f"the product is off by {worst} of its largest value"
+    a, b = (bfloat16(generator.standard_normal((PRODUCT,) * 2, np.float32)) for _ in range(2))
+    call, _ = square_product(on, a, b)
+    time_ms = milliseconds(on, stream, lambda: on.issue(call, stream))
+    on.check()
+    on.close()
+    return {
+        "error": worst,
+        "product_ms": time_ms,
+        "tflops_per_s": round(2 * PRODUCT**3 / time_ms / 1e9, 1),
+    }
+
+
+def square_product(on: CupyDevice, a: np.ndarray, b: np.ndarray) -> tuple[Product, int]:
+    """Return a product of bf16 squares in device memory, and where its result will lie."""
+    size, d = len(a), on.allocate(a.nbytes)
+    sides = (
+        Matrices(bound(address), "bfloat16", size, 1, size * size)
+        for address in (put(on, a), put(on, b), d)
+    )
+    return Product(*sides, size, size, size, 1, "bf16"), d
+
+
+def streams() -> Figures:
+    """Two streams forked and joined by events inside one capture; an event that is not done yet."""
+    on = device()
+    first, second, size = on.stream(), on.stream(-1), 64 * 2**20
+    one, two, three = (on.allocate(size) for _ in range(3))
+    on.to_device(one, np.full(size, 7, np.uint8))
+    forked, joined = on.event(), on.event()
+
+    def work() -> None:
+        on.record(forked, first)
+        on.wait(second, forked)
+        on.copy_async(two, one, size, second)
+        on.record(joined, second)
+        on.wait(first, joined)
+        on.copy_async(three, two, size, first)
+
+    graph = captured(on, first, work)
+    on.issue(Clear(bound(three), size), first)
+    on.replay(graph, first)
+    after = on.event()
+    on.record(after, first)
+    early = on.done(after)
+    on.synchronize(after)
+    assert on.done(after)
+    assert taken(on, three, (size,), np.uint8).min() == 7, "the branches did not wait"
+    on.check()
+    on.close()
+    return {"done_at_once": early}
+
+
+def cubin() -> Figures:
+    """A cubin of ours from a file, by the mangled name."""
+    import cupy
+    from cupy.cuda import compiler
+
+    on = device()
+    stream, generator = on.stream(), np.random.default_rng(2)
+    x = generator.standard_normal((64, 512), np.float32)
+    call, y = layer_norm(on, x, np.ones(512, np.float32), np.zeros(512, np.float32))
+    code, names = compiler.compile_using_nvrtc(
+        source_text(call.source), OPTIONS, name_expressions=(call.function,)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "layer_norm.cubin"
+        path.write_bytes(code)
+        function = cupy.RawModule(path=str(path)).get_function(names[call.function]).kernel
+    args = tuple(np.uint64(a.offset_bytes) if isinstance(a, Operand) else a for a in call.args)
+    function(call.grid, call.block, args, stream=SimpleNamespace(ptr=stream))
+    settle(on, stream)
+    found = taken(on, y, x.shape, np.float32)
+    assert np.allclose(found.mean(-1), 0, atol=1e-5), "its rows are not centred"
+    on.close()
+    return {"cubin_bytes": len(code)}
+
+
+def triton_cubin() -> Figures:
+    """A cubin of Triton's from a file: two pointers more than its source has, at the end."""
+    import cupy
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from benchmarks.triton_kernel import BLOCK, add
+
+    on = device()
+    stream, count = on.stream(), 100_000
+    capability = int(cupy.cuda.Device(0).compute_capability)
+    source = ASTSource(
+        add, {"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": BLOCK}
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "add.cubin"
+        path.write_bytes(made.asm["cubin"])
+        function = cupy.RawModule(path=str(path)).get_function(made.metadata.name).kernel
+    x = np.arange(count, dtype=np.float32)
+    from_, to = put(on, x), on.allocate(x.nbytes)
+    args = (np.uint64(from_), np.uint64(to), np.int32(count), np.uint64(0), np.uint64(0))
+    block = (32 * made.metadata.num_warps, 1, 1)
+    held = SimpleNamespace(ptr=stream)
+    grid = (-(-count // BLOCK), 1, 1)
+    function(grid, block, args, shared_mem=made.metadata.shared, stream=held)
+    settle(on, stream)
+    assert np.array_equal(taken(on, to, x.shape, np.float32), x + 1), "it gives something else"
+    on.close()
+    return {"shared_bytes": made.metadata.shared, "warps": made.metadata.num_warps}
+
+
+def external_events() -> Figures:
+    """Events that a replayed graph records for real, so that its parts can be timed."""
+    from cuda.bindings import runtime
+
+    on = device()
+    stream, size = on.stream(), 256 * 2**20
+    one, two = on.allocate(size), on.allocate(size)
+    start, end = on.event(timed=True), on.event(timed=True)
+
+    def mark(event: int) -> None:
+        (status,) = runtime.cudaEventRecordWithFlags(event, stream, runtime.cudaEventRecordExternal)
+        assert int(status) == 0, f"cudaEventRecordWithFlags: {status}"
+
+    on.begin_capture(stream)
+    mark(start)
+    on.copy_async(two, one, size, stream)
+    mark(end)
+    graph = on.end_capture(stream)
+    for _ in range(2):
+        on.replay(graph, stream)
+        settle(on, stream)
+    within_ms = on.elapsed_ns(start, end) / 1e6
+    assert within_ms > 0, "the events were not recorded"
+    on.close()
+    return {"copy_within_the_graph_ms": within_ms}
+
+
+def nccl() -> Figures:
+    """Every collective of one rank in a capture, each warmed up before."""
+    from executor.gpu.nccl import Group, NcclCommunicator, exchange_ids, set_environment
+
+    on = device()
+    world = SimpleNamespace(rank=0, communicator=SimpleNamespace(allgather=lambda value: [value]))
+    set_environment(world, 1, on.multiprocessors)
+    group, stream, count = Group((0,), "dp"), on.stream(), 1 << 20
+    failures: list[Exception] = []
+    began = time.perf_counter()
+    communicator = NcclCommunicator(
+        0, exchange_ids(world, [group]), use_device=on.use, failed=failures.append, timeout_s=45
+    )
+    init_s = time.perf_counter() - began
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "rotate")
+    communicator.warm_up({group: kinds}, on.allocate(64), stream)
+    settle(on, stream)
+    values = bfloat16(np.random.default_rng(3).standard_normal(count, np.float32))
+    send, recv, times = put(on, values), on.allocate(values.nbytes), {}
+    for kind in kinds:
+        call = Collective(kind, bound(send), bound(recv), count, "bfloat16")
+        on.begin_capture(stream)
+        communicator.issue(call, group, stream)
+        graph = on.end_capture(stream)
+        on.issue(Clear(bound(recv), values.nbytes), stream)
+        on.replay(graph, stream)
+        settle(on, stream)
+        assert np.array_equal(taken(on, recv, values.shape, np.uint16), values), kind
+        del graph
+        times[f"{kind}_ms"] = milliseconds(
+            on, stream, lambda call=call: communicator.issue(call, group, stream)
+        )
+    communicator.check()
+    assert not failures, failures
+    communicator.close()
+    on.close()
+    return {"init_s": round(init_s, 2), "max_ctas": os.environ["NCCL_MAX_CTAS"], **times}
+
+
+def asynchronous_error() -> Figures:
+    """A kernel that writes where nothing is: a wait, `done` and `check` all say so."""
+    from executor.errors import ExecutorError
+
+    on = device()
+    stream = on.stream()
+    call, _ = layer_norm(on, *(np.ones(s, np.float32) for s in ((4, 64), 64, 64)))
+    on.load({call.source: [call.function]})
+    nowhere = call._replace(args=(*call.args[:3], bound(64), *call.args[4:]))
+    on.issue(nowhere, stream)
+    event, heard = on.event(), {}
+    on.record(event, stream)
+    for name, ask in (
+        ("synchronize", lambda: on.synchronize(event)),
+        ("done", lambda: on.done(event)),
+        ("check", on.check),
+    ):
+        try:
+            ask()
+        except ExecutorError as error:
+            heard[name] = str(error)
+    assert {"synchronize", "done", "check"} <= set(heard), f"only {sorted(heard)} said so"
+    return heard
+
+
+def no_memory() -> Figures:
+    """More memory than there is: a sentence with figures, and the device goes on."""
+    from executor.errors import ExecutorError
+
+    on = device()
+    try:
+        on.allocate(2 * on.total_bytes)
+    except ExecutorError as error:
+        on.allocate(2**20)
+        on.check()
+        return {"said": str(error)}
+    raise AssertionError("twice the memory of the device was found on it")
+
+
+ITEMS: dict[str, Callable[[], Figures]] = {
+    "memory": memory,
+    "kernel": kernel,
+    "product": product,
+    "streams": streams,
+    "cubin": cubin,
+    "triton_cubin": triton_cubin,
+    "external_events": external_events,
+    "nccl": nccl,
+    "no_memory": no_memory,
+    "asynchronous_error": asynchronous_error,
+}

@@ -1,0 +1,340 @@
+"""A GPU through CuPy: its runtime bindings, its compiler and its kernels, and none of its arrays.
+
+CuPy's own allocator, arrays and `@` are not used: memory is laid out at compile time, and a
+captured step may neither allocate nor call cuBLAS through CuPy (it refuses that, version 14.2).
+"""
+
+import ctypes
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.cuda.calls import Call, Clear, Copy, Launch, Operand, Product
+from executor.cuda.source_text import source_text
+from executor.errors import ExecutorError
+from executor.gpu.device import Bytes, address_of
+
+WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
+OPTIONS = ("-std=c++17",)
+SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
+LOG_LINES = 20  # of what the compiler says
+
+
+class Products(Protocol):
+    """A library of matrix products (`executor.gpu.cublaslt.ProductLibrary`)."""
+
+    def plan(self, product: Product, addresses: tuple[int, int, int], workspace_bytes: int) -> Any:
+        """Choose how to carry out a product whose a, b and d lie there."""
+        ...
+
+    def run(self, planned: Any, a: int, b: int, d: int, workspace: int, stream: int) -> None:
+        """Carry it out in the order of a stream."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class CupyDevice:
+    """One GPU; `executor.gpu.device.Device` says what its methods do.
+
+    Parameters
+    ----------
+    index
+        Which of the GPUs that this process sees.
+    products
+        Makes the library of products, when the GPU is current.
+    """
+
+    def __init__(self, index: int, products: Callable[[], Products]) -> None:
+        import cupy
+
+        self.index = index
+        self._cupy = cupy
+        self._runtime = runtime = cupy.cuda.runtime
+        self._refusals = (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+        runtime.setDevice(index)
+        free, total = runtime.memGetInfo()  # makes the context
+        self.total_bytes = int(total)
+        self.context_bytes = int(total - free)
+        properties = runtime.getDeviceProperties(index)
+        self.name = str(properties["name"].decode())
+        self.multiprocessors = int(properties["multiProcessorCount"])
+        self._streams: dict[int, Any] = {}
+        self._events: dict[int, Any] = {}
+        self._memory: list[int] = []
+        self._host_memory: list[int] = []
+        self._functions: dict[tuple[str, str], Any] = {}
+        self._make_products = products
+        self._products: Products | None = None
+        self._planned: dict[Product, Any] = {}
+        self._workspaces: dict[int, int] = {}
+        self._capturing: int | None = None
+        self._own = self.stream()
+
+    def use(self) -> None:
+        """Make this GPU the one that the calling thread works on."""
+        self._runtime.setDevice(self.index)
+
+    def free_bytes(self) -> int:
+        """Return the memory that nobody holds now."""
+        return int(self._runtime.memGetInfo()[0])
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of zeros in device memory."""
+        size_bytes = max(size_bytes, 1)
+        try:
+            address = int(self._runtime.malloc(size_bytes))
+        except self._runtime.CUDARuntimeError as error:
+            raise self._short(size_bytes, error) from error
+        self._memory.append(address)
+        self._runtime.memsetAsync(address, 0, size_bytes, self._own)
+        self._finish()
+        return address
+
+    def allocate_host(self, size_bytes: int) -> tuple[int, Bytes]:
+        """Return zeros in pinned host memory: their address on the device, and a view of them."""
+        runtime, size_bytes = self._runtime, max(size_bytes, 1)
+        flags = runtime.hostAllocPortable | runtime.hostAllocMapped
+        try:
+            address = int(runtime.hostAlloc(size_bytes, flags))
+        except runtime.CUDARuntimeError as error:
+            raise ExecutorError(f"no {size_bytes} bytes of pinned host memory: {error}") from error
+        self._host_memory.append(address)
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
+        view[:] = 0
+        # With unified addressing, which every 64-bit Linux has, both sides know it by one address.
+        return int(runtime.pointerGetAttributes(address).devicePointer), view
+
+    def to_device(self, address: int, array: NDArray[Any]) -> None:
+        """Copy an array to device memory.
+
+        A plain `cudaMemcpy` may return while pageable memory is still on its way, and streams like
+        ours do not wait for it.
+        """
+        held = np.ascontiguousarray(array)
+        self.copy_async(address, held.ctypes.data, held.nbytes, self._own)
+        self._finish()
+
+    def to_host(self, array: NDArray[Any], address: int) -> None:
+        """Fill a contiguous array from device memory."""
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise ExecutorError("to_host fills contiguous arrays: give it a copy")
+        self.copy_async(array.ctypes.data, address, array.nbytes, self._own)
+        self._finish()
+
+    def copy_async(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Copy bytes in the order of a stream, whatever memories they lie in."""
+        runtime = self._runtime
+        runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, stream)
+
+    def stream(self, priority: int = 0) -> int:
+        """Make a stream that waits for no other; a lower number goes first."""
+        made = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
+        self._streams[int(made.ptr)] = made
+        return int(made.ptr)
+
+    def event(self, timed: bool = False) -> int:
+        """Make an event; who synchronizes with it sleeps, and leaves its core to other ranks."""
+        made = self._cupy.cuda.Event(block=True, disable_timing=not timed)
+        self._events[int(made.ptr)] = made
+        return int(made.ptr)
+
+    def record(self, event: int, stream: int) -> None:
+        """Let an event happen when all that the stream was given by now is done."""
+        self._runtime.eventRecord(event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let a stream go on only after what the event was last recorded for."""
+        self._runtime.streamWaitEvent(stream, event)
+
+    def done(self, event: int) -> bool:
+        """True when what the event was recorded for is done."""
+        # CuPy's own `Event.done` takes an error for "not yet".
+        return self._ready(self._runtime.eventQuery(event))
+
+    def synchronize(self, event: int) -> None:
+        """Wait until the event has happened."""
+        try:
+            self._runtime.eventSynchronize(event)
+        except self._runtime.CUDARuntimeError as error:
+            raise self._failed(error) from error
+
+    def elapsed_ns(self, start: int, end: int) -> int:
+        """Return the time between two events that have happened; ticks are half a microsecond."""
+        milliseconds: float = self._runtime.eventElapsedTime(start, end)
+        return round(milliseconds * 1e6)
+
+    def load(self, functions: Mapping[str, Collection[str]]) -> None:
+        """Compile kernels of ours, once; CuPy keeps the results on disk."""
+        for source, names in sorted(functions.items()):
+            missing = [name for name in sorted(names) if (source, name) not in self._functions]
+            if not missing:
+                continue
+            try:
+                module = self._cupy.RawModule(
+                    code=source_text(source),
+                    options=OPTIONS,
+                    backend="nvrtc",
+                    name_expressions=missing,
+                )
+                for name in missing:
+                    self._functions[source, name] = module.get_function(name).kernel
+            except self._cupy.cuda.compiler.CompileException as error:
+                said = "\n".join(str(error).splitlines()[:LOG_LINES])
+                raise ExecutorError(
+                    f"`sources/{source}.cu` does not compile for {self.name}:\n{said}"
+                ) from error
+
+    def prepare(self, call: Call, stream: int) -> None:
+        """Plan a product and reserve the workspace of its stream."""
+        if not isinstance(call, Product):
+            return
+        if self._products is None:
+            self._products = self._make_products()
+        if call not in self._planned:
+            self._planned[call] = self._products.plan(call, _addresses(call), WORKSPACE_BYTES)
+        if stream not in self._workspaces:
+            self._workspaces[stream] = self.allocate(WORKSPACE_BYTES)
+
+    def issue(self, call: Call, stream: int) -> None:
+        """Carry out one bound call in the order of a stream."""
+        try:
+            self._carry_out(call, stream)
+        except self._refusals as error:
+            raise self._failed(error) from error
+
+    def _carry_out(self, call: Call, stream: int) -> None:
+        match call:
+            case Launch():
+                self._launch(call, stream)
+            case Product():
+                self._multiply(call, stream)
+            case Clear():
+                self._runtime.memsetAsync(address_of(call.target), 0, call.size_bytes, stream)
+            case Copy():
+                source, target = address_of(call.source), address_of(call.target)
+                self.copy_async(target, source, call.size_bytes, stream)
+            case _:
+                raise ExecutorError(f"{call.kind} is for a communicator, not for the device")
+
+    def _launch(self, call: Launch, stream: int) -> None:
+        function = self._functions.get((call.source, call.function))
+        if function is None:
+            raise ExecutorError(f"kernel `{call.function}` of `{call.source}` was not loaded")
+        # A pointer goes by value as eight bytes, like any scalar of NumPy (CuPy's `_pointer`).
+        args = tuple(
+            np.uint64(address_of(arg)) if isinstance(arg, Operand) else arg for arg in call.args
+        )
+        function(call.grid, call.block, args, stream=self._streams[stream])
+
+    def _multiply(self, call: Product, stream: int) -> None:
+        if self._capturing is None:
+            self.prepare(call, stream)
+        planned = self._planned.get(call)
+        if planned is None or stream not in self._workspaces or self._products is None:
+            raise ExecutorError(
+                f"a product of [{call.m}, {call.k}] and [{call.k}, {call.n}] was captured before "
+                f"it was prepared on its stream"
+            )
+        a, b, d = _addresses(call)
+        self._products.run(planned, a, b, d, self._workspaces[stream], stream)
+
+    def begin_capture(self, stream: int) -> None:
+        """Record what is issued from now on.
+
+        The mode is thread-local: NCCL's threads and our watchdog make calls of their own meanwhile,
+        which would end a global capture; a relaxed one would let this thread allocate unnoticed,
+        and such memory would be given away again before the graph is replayed.
+        """
+        self._streams[stream].begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        self._capturing = stream
+
+    def end_capture(self, stream: int) -> Any:
+        """Return the graph, already sent to the device."""
+        self._capturing = None
+        try:
+            graph = self._streams[stream].end_capture()
+            graph.upload(self._streams[stream])
+        except self._refusals as error:
+            raise ExecutorError(
+                f"a step could not be captured on GPU {self.index} ({self.name}): {error}; --eager "
+                f"runs it without a graph"
+            ) from error
+        return graph
+
+    def replay(self, graph: Any, stream: int) -> None:
+        """Carry out a graph in the order of a stream."""
+        try:
+            graph.launch(self._streams[stream])
+        except self._refusals as error:
+            raise self._failed(error) from error
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """Name what is issued inside, as an NVTX range."""
+        nvtx = self._cupy.cuda.nvtx
+        nvtx.RangePush(name)
+        try:
+            yield
+        finally:
+            nvtx.RangePop()
+
+    def check(self) -> None:
+        """Raise if anything issued before has failed: such an error stays with the context."""
+        self._ready(self._runtime.streamQuery(self._own))
+
+    def close(self) -> None:
+        """Wait for all work and give back all memory, streams and events."""
+        self._runtime.deviceSynchronize()
+        if self._products is not None:
+            self._products.close()
+            self._products = None
+        self._planned.clear()
+        self._events.clear()
+        self._streams.clear()
+        for address in self._memory:
+            self._runtime.free(address)
+        for address in self._host_memory:
+            self._runtime.freeHost(address)
+        self._memory, self._host_memory = [], []
+
+    def _finish(self) -> None:
+        """Wait for the device's own stream."""
+        try:
+            self._runtime.streamSynchronize(self._own)
+        except self._refusals as error:
+            raise self._failed(error) from error
+
+    def _ready(self, status: int) -> bool:
+        """Read the status of a query, which CuPy hands on unchecked."""
+        if status in (SUCCESS, NOT_READY):
+            return bool(status == SUCCESS)
+        raise self._failed(self._runtime.CUDARuntimeError(status))
+
+    def _failed(self, error: BaseException) -> ExecutorError:
+        return ExecutorError(
+            f"a kernel or copy failed on GPU {self.index} ({self.name}): {error}; run with --eager "
+            f"and CUDA_LAUNCH_BLOCKING=1 to learn which"
+        )
+
+    def _short(self, size_bytes: int, error: Any) -> ExecutorError:
+        if error.status != OUT_OF_MEMORY:
+            return self._failed(error)
+        free, total, asked = (
+            f"{size / 2**30:.2f} GiB" for size in (self.free_bytes(), self.total_bytes, size_bytes)
+        )
+        return ExecutorError(
+            f"GPU {self.index} ({self.name}): {asked} are asked for, and {free} of its {total} are "
+            f"free: use more GPUs, smaller microbatches or --recompute full"
+        )
+
+
+def _addresses(call: Product) -> tuple[int, int, int]:
+    """Where the operands of a bound product lie."""
+    a, b, d = (address_of(one.operand) for one in (call.a, call.b, call.d))
+    return a, b, d

@@ -1,0 +1,195 @@
+"""What the device asks of CuPy (version 14.2, name for name), in memory of this host.
+
+Kernels run on the emulator. Work is done when it is issued, except while its stream is captured.
+"""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+
+from executor.cuda.calls import Launch, Operand
+from tests.executor.cuda.emulation.machine import Emulator
+
+TOTAL_BYTES, CONTEXT_BYTES = 1 << 26, 1 << 20
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error with the runtime's number."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}")
+        self.status = status
+
+
+class CUDADriverError(RuntimeError):
+    """An error of a launch."""
+
+
+class CompileException(Exception):  # noqa: N818 - as CuPy has it
+    """What the compiler says."""
+
+
+class Work:
+    """What streams do: at once, or recorded while they are captured."""
+
+    def __init__(self) -> None:
+        self.recorded: list | None = None
+        self.captured: set[int] = set()
+        self.recorded_events: set[int] = set()
+        self.spoilt = False
+
+    def do(self, stream: int, work) -> None:
+        if stream in self.captured:
+            self.recorded.append(work)
+        else:
+            work()
+
+
+class Runtime:
+    """The module `cupy.cuda.runtime`."""
+
+    CUDARuntimeError = CUDARuntimeError
+    memcpyDefault, hostAllocPortable, hostAllocMapped = 4, 1, 2  # noqa: N815 - as CuPy has them
+    streamCaptureModeThreadLocal = 1  # noqa: N815
+
+    def __init__(self, work: Work) -> None:
+        self._work, self.held, self.device, self.status = work, {}, None, 0
+        self.flags: list[int] = []
+
+    def setDevice(self, index):  # noqa: N802
+        self.device = index
+
+    def memGetInfo(self):  # noqa: N802
+        held = sum(buffer.nbytes for buffer in self.held.values())
+        return TOTAL_BYTES - CONTEXT_BYTES - held, TOTAL_BYTES
+
+    def getDeviceProperties(self, index):  # noqa: N802
+        return {"name": b"memory", "multiProcessorCount": 4}
+
+    def malloc(self, size):
+        if self._work.captured:
+            raise CUDARuntimeError(900)
+        if size > self.memGetInfo()[0]:
+            raise CUDARuntimeError(2)
+        buffer = np.full(size, 0x4D, np.uint8)
+        self.held[buffer.ctypes.data] = buffer
+        return buffer.ctypes.data
+
+    def free(self, address):
+        del self.held[address]
+
+    def hostAlloc(self, size, flags):  # noqa: N802
+        self.flags.append(flags)
+        return self.malloc(size)
+
+    freeHost = free  # noqa: N815
+
+    def pointerGetAttributes(self, address):  # noqa: N802
+        return SimpleNamespace(devicePointer=address)
+
+    def memsetAsync(self, address, value, size, stream):  # noqa: N802
+        self._work.do(stream, lambda: ctypes.memset(address, value, size))
+
+    def memcpyAsync(self, target, source, size, kind, stream):  # noqa: N802
+        assert kind == self.memcpyDefault
+        self._work.do(stream, lambda: ctypes.memmove(target, source, size))
+
+    def eventRecord(self, event, stream):  # noqa: N802
+        if stream in self._work.captured:
+            self._work.recorded_events.add(event)
+
+    def streamWaitEvent(self, stream, event):  # noqa: N802
+        if event in self._work.recorded_events:
+            self._work.captured.add(stream)
+
+    def eventQuery(self, event):  # noqa: N802
+        return self.status
+
+    streamQuery = eventQuery  # noqa: N815
+
+    def eventSynchronize(self, event):  # noqa: N802
+        if self.status:
+            raise CUDARuntimeError(self.status)
+
+    streamSynchronize = eventSynchronize  # noqa: N815
+
+    def deviceSynchronize(self):  # noqa: N802
+        pass
+
+    def eventElapsedTime(self, start, end):  # noqa: N802
+        return 0.25 * (end - start)
+
+
+class Cupy:
+    """The module `cupy`."""
+
+    def __init__(self) -> None:
+        self.work = work = Work()
+        self.names: list[str] = []
+        self.handles = 16
+        self.cuda = SimpleNamespace(
+            runtime=Runtime(work),
+            driver=SimpleNamespace(CUDADriverError=CUDADriverError),
+            Stream=lambda non_blocking, priority: Stream(self),
+            Event=lambda block, disable_timing: SimpleNamespace(ptr=self.handle()),
+            compiler=SimpleNamespace(CompileException=CompileException),
+            nvtx=SimpleNamespace(RangePush=self.names.append, RangePop=self.names.pop),
+        )
+
+    def handle(self) -> int:
+        self.handles += 16
+        return self.handles
+
+    def RawModule(self, *, code, options, backend, name_expressions):  # noqa: N802
+        if "broken" in code:
+            raise CompileException('error: identifier "broken" is undefined')
+        (source,) = (stem for stem in ("layer_norm",) if stem in code)
+        emulator = Emulator({source: name_expressions})
+
+        def function(name: str):
+            def launch(grid, block, args, stream) -> None:
+                bound = tuple(
+                    Operand("address", 0, int(arg)) if isinstance(arg, np.uint64) else arg
+                    for arg in args
+                )
+                call = Launch(source, name, grid, block, bound)
+                self.work.do(
+                    stream.ptr, lambda: emulator.run(call, lambda operand: operand.offset_bytes)
+                )
+
+            return SimpleNamespace(kernel=launch)
+
+        return SimpleNamespace(get_function=function)
+
+
+class Stream:
+    """A stream that can be captured."""
+
+    def __init__(self, cupy: Cupy) -> None:
+        self._work, self.ptr = cupy.work, cupy.handle()
+
+    def begin_capture(self, mode: int) -> None:
+        assert mode == Runtime.streamCaptureModeThreadLocal
+        self._work.captured, self._work.recorded = {self.ptr}, []
+
+    def end_capture(self) -> "Graph":
+        self._work.captured = set()
+        if self._work.spoilt:
+            raise CUDARuntimeError(901)
+        return Graph(self._work.recorded)
+
+
+class Graph:
+    """What was recorded."""
+
+    def __init__(self, recorded: list) -> None:
+        self._recorded, self.uploaded = recorded, False
+
+    def upload(self, stream: Stream) -> None:
+        self.uploaded = True
+
+    def launch(self, stream: Stream) -> None:
+        assert self.uploaded
+        for work in self._recorded:
+            work()
