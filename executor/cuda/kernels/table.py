@@ -2,11 +2,13 @@
 
 from executor.cuda.calls import Calls
 from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.optimizer import OPTIMIZER
 from executor.cuda.kernels.rows.table import ROWS
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
+    **OPTIMIZER,
     **ROWS,
 }
 
