@@ -78,9 +78,11 @@ def step_totals(context: KernelContext) -> Calls:
         for start in range(0, len(scalars), SCALARS):
             some = scalars[start : start + SCALARS]
             filled = some + some[:1] * (SCALARS - len(some))  # read by nothing
-            args = (*filled, workspace(8 * total), np.int32(len(some)))
+            operands = (*filled, workspace(8 * total))
             name = "add_scalars" + types(dtype)
-            calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, args))
+            calls.append(
+                Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (*operands, np.int32(len(some))))
+            )
     name = "store_totals" + types(context.outputs[0].dtype)
     calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (workspace(), write(0))))
     return always(*calls, workspace_bytes=size_bytes)
@@ -155,8 +157,8 @@ def _update(context: KernelContext, function: str, values: tuple[np.float64, ...
 
     def launch(start: int, count: int, before: Operand, after: Operand, *held: Operand) -> Launch:
         slope = further(read(1), start * gradient.itemsize)
-        args = (CONTROL, before, slope, read(2), read(3), after, *held, *values)
-        return elementwise(SOURCE, name, count, *args)
+        operands = (CONTROL, before, slope, read(2), read(3), after, *held)
+        return elementwise(SOURCE, name, count, *operands, *values)
 
     if not context.buffer_bytes:
         return always(launch(0, w.size, read(0), write(0), *kept))
