@@ -32,6 +32,7 @@ from executor.cuda.kernels.context import CallsFactory
 from executor.cuda.kernels.pieces import HostArray, further, in_pieces
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
+from models.graph import ITEMSIZE
 from models.ops import state_of
 
 SOURCE = "optimizer"
@@ -156,21 +157,21 @@ def _update(context: KernelContext, function: str, values: tuple[np.float64, ...
     name = function + types(w.dtype, gradient.dtype, totals.dtype, rate.dtype)
 
     def launch(start: int, count: int, before: Operand, after: Operand, *held: Operand) -> Launch:
-        slope = further(read(1), start * gradient.itemsize)
+        slope = further(read(1), start * ITEMSIZE[gradient.dtype])
         operands = (CONTROL, before, slope, read(2), read(3), after, *held)
         return elementwise(SOURCE, name, count, *operands, *values)
 
     if not context.buffer_bytes:
         return always(launch(0, w.size, read(0), write(0), *kept))
-    arrays = [HostArray(one, w.itemsize, one) for one in kept]
+    arrays = [HostArray(one, ITEMSIZE[w.dtype], one) for one in kept]
     if context.variable_in_host:
-        arrays.append(HostArray(read(0), w.itemsize, write(0)))
+        arrays.append(HostArray(read(0), ITEMSIZE[w.dtype], write(0)))
 
     def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[Call, ...]:
         held = places[: len(kept)]
         if context.variable_in_host:
             return (launch(start, count, places[-1], places[-1], *held),)
-        offset = start * w.itemsize
+        offset = start * ITEMSIZE[w.dtype]
         return (launch(start, count, further(read(0), offset), further(write(0), offset), *held),)
 
     return always(*in_pieces(context.name, w.size, arrays, context.buffer_bytes, work))
