@@ -1,6 +1,7 @@
 """Optimizers, totals, the learning rate and the end of a step, against the NumPy kernels."""
 
 from collections.abc import Sequence
+from functools import cache
 from math import inf, nan
 
 import numpy as np
@@ -18,11 +19,18 @@ from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
 from executor.kernels import KernelContext, make_kernel
 from executor.kernels.context import Array, Shard, whole
+from executor.shards import RankShards
+from models.spec import TrainingSpec
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.plan import plan_graph
 from planner.sbp import BROADCAST, PARTIAL_SUM, split
+from planner.search import Pins, SearchRequest, search
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.kernel_calls import call as call_on_cpu
 from tests.executor.kernel_calls import run_state
+from tests.small_models import small
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -401,3 +409,36 @@ def test_a_short_sum_is_one_launch() -> None:
     (one,) = make_calls(context).of(0)
     assert isinstance(one, Launch)
     assert one.grid == (1, 1, 1)
+
+
+@cache
+def offloaded(precision: str) -> RankShards:
+    """Rank 0 of a plan that keeps optimizer state in host memory."""
+    request = SearchRequest(
+        model=small("gpt", precision), training=TrainingSpec(),
+        cluster=parse_cluster("a100-sxm-80gb:2x1"), global_batch=16,
+        pins=Pins(dp=2, tp=1, pp=1, micro_batch=2, offload="optimizer"),
+    )  # fmt: skip
+    plan = search(request)
+    return RankShards(compile_plan(plan, plan_graph(plan)), 0)
+
+
+@pytest.mark.parametrize(("precision", "arrays"), [("fp32", 2), ("fp16", 3)])
+def test_an_offloaded_plan_passes_what_lies_on_the_host(precision: str, arrays: int) -> None:
+    shards = offloaded(precision)
+    for actor in shards.program.actors:
+        if actor.kind != "adamw":
+            continue
+        context = shards.context(actor, run_state())
+        calls = make_calls(context).of(0)
+        # the whole of a small variable is one piece
+        assert len(calls) == 2 * arrays + 1
+        operands = [call.source for call in calls[:arrays] if isinstance(call, Copy)]
+        assert operands == [Operand("state", 0), Operand("state", 1), Operand("read", 0)][:arrays]
+        (launch,) = (call for call in calls if isinstance(call, Launch))
+        assert launch.function == "adamw<float, float, float, float>"
+
+
+def test_an_actor_of_a_float16_plan_is_told_to_scale_the_loss() -> None:
+    marked = [a for a in offloaded("fp16").program.actors if a.attributes.get("loss_scaled")]
+    assert [actor.kind for actor in marked] == ["cross_entropy_grad"]
