@@ -44,6 +44,14 @@ SCALARS = 16  # that one launch of `add_scalars` takes
 TOTALS = 3
 
 
+def loss_scaled_fill(context: KernelContext) -> Calls:
+    """Return the attribute `value` times the loss scale, for a `fill` with `loss_scaled`."""
+    (y,) = context.outputs
+    value = np.float64(context.number("value", 1.0))
+    name = "loss_scaled_fill" + types(y.dtype)
+    return always(elementwise(SOURCE, name, y.size, CONTROL, write(0), value))
+
+
 def squared_sum(context: KernelContext) -> Calls:
     """Return the sum of squares, added up in double in a fixed order."""
     (x,), (y,) = context.inputs, context.outputs

@@ -11,6 +11,13 @@ __device__ inline bool is_finite(double x) {
   return (__double_as_longlong(x) & exponent) != exponent;
 }
 
+// The gradient with which a chain of gradients begins: `value` times the loss scale.
+template <typename T>
+__global__ void loss_scaled_fill(const Control* control, T* y, double value, i64 count) {
+  T same = narrow<T>((Wide<T>)(value * control->loss_scale));
+  for (i64 at = first_element(); at < count; at += element_stride()) y[at] = same;
+}
+
 // One block: y is the sum of squares of x.
 template <typename T, typename S> __global__ void squared_sum(const T* x, S* y, i64 count) {
   double sum = 0;

@@ -14,6 +14,7 @@ from executor.cuda.control import (
     control_bytes,
     finish_step_call,
 )
+from executor.cuda.kernels.optimizer import loss_scaled_fill
 from executor.cuda.kernels.pieces import HostArray, in_pieces
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
@@ -55,6 +56,7 @@ def emulator() -> Emulator:
         names += [f"squared_sum<{one}, {one}>", f"squared_parts<{one}>", f"sum_of_parts<{one}>"]
         for name in ("adamw", "sgd", "sgd_momentum"):
             names.append(f"{name}<{one}, {one}, {one}, {one}>")
+    names += ["loss_scaled_fill<float>", "loss_scaled_fill<f16>"]
     names += [
         "squared_sum<bf16, float>",
         "squared_sum<f16, float>",
@@ -351,6 +353,16 @@ def test_the_learning_rate_follows_the_step(
             run=run_state(first_step=step),
         )  # fmt: skip
         np.testing.assert_allclose(found, expected, rtol=1e-12 if dtype == "float64" else 1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", 131072.0), ("float16", inf)])
+def test_gradients_begin_at_the_loss_scale(emulator: Emulator, dtype: str, expected: float) -> None:
+    shard = whole((5,), dtype)
+    for scale, found_at in ((2.0, 4.0), (65536.0, expected)):
+        calls = loss_scaled_fill(context_of("fill", "", [], [shard], {"value": 2.0}))
+        y = empty(shard)
+        carry_out(emulator, calls, [], [y], control=control_of(loss_scale=scale))
+        np.testing.assert_array_equal(y, np.full(5, found_at))
 
 
 def finish(emulator: Emulator, control: Array, totals: Array | None, history: Array) -> None:
