@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, KernelContext, RunState, Shard
-from planner.actors.graph import Actor, ActorGraph, Program, Register
+from planner.actors.graph import HOST, Actor, ActorGraph, Program, Register
 from planner.sbp import parse_nd_sbp, shard_offsets
 
 
@@ -48,6 +48,7 @@ class RankShards:
         """What the kernel of a local actor is told; arrays where the backend has any."""
         inputs, outputs = self.program.operands(actor)
         passes = None if actor.buffer is None else self.program.registers[actor.buffer]
+        updated = self.program.registers[actor.outputs[0].register] if actor.in_place else None
         return KernelContext(
             kind=actor.kind,
             name=actor.name,
@@ -64,6 +65,7 @@ class RankShards:
             state=state,
             buffer=buffer,
             buffer_bytes=0 if passes is None else passes.slot_bytes,
+            variable_in_host=updated is not None and updated.memory_kind == HOST,
         )
 
 

@@ -157,6 +157,9 @@ class KernelContext:
         Where `state` lies in host memory: the device's bytes that it passes through.
     buffer_bytes
         How many these are; 0 without.
+    variable_in_host
+        The variable that an optimizer updates lies in host memory too (of a `cast` with a buffer
+        the one that it reads always does).
     run
         The run that the actor belongs to.
     """
@@ -176,6 +179,7 @@ class KernelContext:
     state: Sequence[Array] = ()
     buffer: Array | None = None
     buffer_bytes: int = 0
+    variable_in_host: bool = False
 
     def number(self, attribute: str, default: float) -> float:
         """Return an attribute as a float."""

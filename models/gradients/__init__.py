@@ -7,6 +7,6 @@ applies them from the loss back, `tape.py` is what a rule sees. Read `reverse.py
 
 from models.gradients.reverse import backward
 from models.gradients.table import RULES
-from models.gradients.tape import ONE, Rule, Tape
+from models.gradients.tape import LOSS_SCALED, ONE, Rule, Tape
 
-__all__ = ["ONE", "RULES", "Rule", "Tape", "backward"]
+__all__ = ["LOSS_SCALED", "ONE", "RULES", "Rule", "Tape", "backward"]

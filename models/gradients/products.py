@@ -146,7 +146,7 @@ def _of_losses(
 ) -> tuple[str, ...]:
     kind = f"{op.kind}_grad"
     if dy == ONE:
-        return tape.emit(op, 0, kind, inputs, labels)
+        return tape.emit(op, 0, kind, inputs, labels, attributes=tape.begun(op.attributes))
     (of_sum,) = tape.emit(op, 0, kind, inputs, labels, suffix="grad_sum_input")
     (logits,), (losses, *_) = parse(labels).outputs, parse(op.labels).outputs
     return tape.emit(op, 0, "mul", (of_sum, dy), write((logits, losses), (logits,)))

@@ -13,6 +13,13 @@ from models.ops import Attributes
 
 ONE = "<one>"  # the gradient of the loss by itself: a constant that no op makes
 
+LOSS_SCALED = "loss_scaled"
+"""Attribute of an op that takes ONE in a graph with float16: what it makes is multiplied by the
+loss scale of the step. Every gradient follows from one such op, hence is scaled once.
+
+Micikevicius et al., "Mixed precision training" (2018), section 3.2: else small gradients vanish.
+"""
+
 Gradients = tuple[str | None, ...]
 """One per input of the op; None where none is wanted."""
 
@@ -33,6 +40,7 @@ class Tape:
         self._producer = {name: op for op in ops for name in op.outputs}
         self._trained: set[str] = set()  # depends on a variable
         self._data: set[str] = set()  # depends on an input
+        self._scaled = any(one.dtype == "float16" for one in builder.tensors.values())
         for op in ops:
             if op.kind == "variable" or not self._trained.isdisjoint(op.inputs):
                 # What is counted or chosen (int32) has no slope.
@@ -137,10 +145,14 @@ class Tape:
             write((), (operand,)),
             shapes=(like.shape,),
             dtype=like.dtype,
-            attributes={"value": 1.0},
+            attributes=self.begun({"value": 1.0}),
             block=owner.block,
             phase=Phase.BACKWARD_INPUT,
         )[0]
+
+    def begun(self, attributes: Attributes) -> Attributes:
+        """Return the attributes of an op with which a chain of gradients begins."""
+        return {**attributes, LOSS_SCALED: True} if self._scaled else attributes
 
     def _suffix(self, op: Op, index: int) -> str:
         phase = self.phase(op.inputs[index])

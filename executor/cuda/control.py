@@ -1,0 +1,102 @@
+"""What changes from step to step on a device: its first values, and the launch that ends a step."""
+
+import numpy as np
+
+from executor.cuda.calls import CONTROL, WARP_THREADS, Launch, Operand, types
+from executor.errors import ExecutorError
+
+CONTROL_DTYPE = np.dtype(
+    [
+        ("step", np.int64),
+        ("run_step", np.int64),
+        ("updates", np.int64),
+        ("good_steps", np.int64),
+        ("loss_scale", np.float64),
+        ("scale_growth", np.float64),
+        ("growth_interval", np.int64),
+        ("margin_bits", np.int32),
+        ("skipped", np.int32),
+    ],
+    align=True,
+)
+"""`Control` of `sources/control.cuh`, field by field."""
+
+HISTORY_FIELDS = ("loss", "tokens", "squares", "loss_scale", "updated")
+"""Columns of a row of the history, all double: what `finish_step` keeps of a step.
+
+`squares` is the sum of squares of the gradients without the loss scale.
+"""
+
+# Scaling follows Micikevicius et al., "Mixed precision training" (ICLR 2018), section 3.2; the
+# values are what torch.amp.GradScaler documents as its defaults (init_scale, growth_factor,
+# growth_interval, and in `optimizer.cu` backoff_factor; stable documentation, read 2026-11).
+LOSS_SCALE = 65536.0
+SCALE_GROWTH = 2.0
+GROWTH_INTERVAL = 2000
+
+
+def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_SCALE) -> bytes:
+    """Return the `Control` of a rank before the first step of a run.
+
+    Parameters
+    ----------
+    first_step
+        Steps that earlier runs have made. All are taken for updates: how many of them were skipped
+        is not known.
+    precision
+        That of the plan: in fp16 gradients are scaled, in every other the scale is 1 and stays.
+    loss_scale
+        What the scale begins at in fp16, at least 1. Gradients here are those of sums over
+        tokens: what scale s is to a mean over n tokens of a microbatch, s / n is here.
+
+    Returns
+    -------
+    bytes
+        As a device reads them.
+
+    Raises
+    ------
+    ExecutorError
+        The loss scale is below 1, which it never gets to.
+
+    Examples
+    --------
+    >>> int(np.frombuffer(control_bytes(7, "bf16"), CONTROL_DTYPE)["step"][0])
+    7
+    """
+    if loss_scale < 1:
+        raise ExecutorError(f"a loss scale begins at 1 or more, found {loss_scale}; give 1")
+    control = np.zeros((), CONTROL_DTYPE)
+    control["step"] = control["updates"] = first_step
+    scaled = precision == "fp16"
+    control["loss_scale"] = loss_scale if scaled else 1.0
+    control["scale_growth"] = SCALE_GROWTH if scaled else 1.0
+    control["growth_interval"] = GROWTH_INTERVAL
+    # Nothing was chosen yet. Of floats that are not negative the bits have the order of the values.
+    control["margin_bits"] = np.float32(np.inf).view(np.int32)
+    return control.tobytes()
+
+
+def finish_step_call(totals: Operand | None, dtype: str, history: Operand, capacity: int) -> Launch:
+    """Return the launch that ends a step, after all that the rank does in it.
+
+    It keeps the step's row of the history and advances `Control`: the steps' counts, and the loss
+    scale, which halves (not below 1) where the step's gradients were not finite and is multiplied
+    by `scale_growth` after `growth_interval` steps in which they were.
+
+    Parameters
+    ----------
+    totals
+        The sum over the world of what `step_totals` made; None where the rank has no such actor,
+        then only `Control` advances, as of a step with finite gradients.
+    dtype
+        That of the totals.
+    history
+        Rows of `HISTORY_FIELDS`; step n of this run goes to row n mod `capacity`.
+    capacity
+        Rows of the history.
+    """
+    if totals is None:
+        return Launch("optimizer", "finish_step_alone", (1, 1, 1), (WARP_THREADS, 1, 1), (CONTROL,))
+    args = (CONTROL, totals, history, np.int64(capacity))
+    return Launch("optimizer", "finish_step" + types(dtype), (1, 1, 1), (WARP_THREADS, 1, 1), args)

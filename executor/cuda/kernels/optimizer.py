@@ -1,0 +1,194 @@
+"""Calls of the end of a step: norms, totals, learning rate, AdamW, SGD, and the step's own count.
+
+Gradients arrive as sums over the step's tokens times the loss scale of `Control`. The gradient that
+is used is sum / (tokens · loss scale) · min(1, clip_norm / norm), where norm is that of
+sum / (tokens · loss scale) over all variables. Where the totals' sum of squares is not finite no
+variable and no moment changes.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+
+from executor.cuda.calls import (
+    BLOCK_THREADS,
+    CONTROL,
+    WARP_THREADS,
+    Call,
+    Calls,
+    Clear,
+    Launch,
+    Operand,
+    always,
+    elementwise,
+    read,
+    state,
+    types,
+    workspace,
+    write,
+)
+from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.pieces import HostArray, further, in_pieces
+from executor.errors import ExecutorError
+from executor.kernels.context import KernelContext
+from models.graph import ITEMSIZE
+from models.ops import state_of
+
+SOURCE = "optimizer"
+ONE_BLOCK = (BLOCK_THREADS, 1, 1)
+ONE_WARP = (WARP_THREADS, 1, 1)
+ONE_BLOCK_MAX = 16 * BLOCK_THREADS  # elements that one block adds up alone
+PARTS_MAX = 1024  # blocks that share a longer sum
+SCALARS = 16  # that one launch of `add_scalars` takes
+TOTALS = 3
+
+
+def loss_scaled_fill(context: KernelContext) -> Calls:
+    """Return the attribute `value` times the loss scale, for a `fill` with `loss_scaled`."""
+    (y,) = context.outputs
+    value = np.float64(context.number("value", 1.0))
+    name = "loss_scaled_fill" + types(y.dtype)
+    return always(elementwise(SOURCE, name, y.size, CONTROL, write(0), value))
+
+
+def squared_sum(context: KernelContext) -> Calls:
+    """Return the sum of squares, added up in double in a fixed order."""
+    (x,), (y,) = context.inputs, context.outputs
+    size = np.int64(x.size)
+    if x.size <= ONE_BLOCK_MAX:
+        name = "squared_sum" + types(x.dtype, y.dtype)
+        return always(Launch(SOURCE, name, (1, 1, 1), ONE_BLOCK, (read(0), write(0), size)))
+    parts = min(-(-x.size // ONE_BLOCK_MAX), PARTS_MAX)
+    return always(
+        Launch(
+            SOURCE, "squared_parts" + types(x.dtype), (parts, 1, 1), ONE_BLOCK,
+            (read(0), workspace(), size),
+        ),
+        Launch(
+            SOURCE, "sum_of_parts" + types(y.dtype), (1, 1, 1), ONE_BLOCK,
+            (workspace(), write(0), np.int64(parts)),
+        ),
+        workspace_bytes=8 * parts,
+    )  # fmt: skip
+
+
+def step_totals(context: KernelContext) -> Calls:
+    """Return (loss sum, token count, sum of squares) as this rank's part of a sum over the world.
+
+    Inputs are as the NumPy kernel's: the loss and the count unless `has_loss` is false, then
+    squared sums. An input that is B on a mesh axis counts on the ranks at coordinate 0 of that axis
+    only; elsewhere nothing reads it. Sums are kept in double until they are stored.
+    """
+    size_bytes = 8 * TOTALS
+    calls: list[Call] = [Clear(workspace(), size_bytes)]
+    for (total, dtype), group in groupby(_counted(context), key=lambda found: found[1:]):
+        scalars = [read(at) for at, _, _ in group]
+        for start in range(0, len(scalars), SCALARS):
+            some = scalars[start : start + SCALARS]
+            filled = some + some[:1] * (SCALARS - len(some))  # read by nothing
+            operands = (*filled, workspace(8 * total))
+            name = "add_scalars" + types(dtype)
+            calls.append(
+                Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (*operands, np.int32(len(some))))
+            )
+    name = "store_totals" + types(context.outputs[0].dtype)
+    calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (workspace(), write(0))))
+    return always(*calls, workspace_bytes=size_bytes)
+
+
+def _counted(context: KernelContext) -> Iterator[tuple[int, int, str]]:
+    """Yield which inputs this rank counts, to which total they belong, and their dtypes."""
+    squares_from = 2 if context.attributes.get("has_loss", True) else 0
+    for at, shard in enumerate(context.inputs):
+        sbp = context.input_sbp[at] if context.input_sbp else ()
+        place = zip(sbp, context.coordinate, strict=True)
+        if all(one.kind != "B" or coordinate == 0 for one, coordinate in place):
+            yield at, min(at, 2) if squares_from else 2, shard.dtype
+
+
+def learning_rate(context: KernelContext) -> Calls:
+    """Return the learning rate of `Control.step`, as the NumPy kernel's `rate_at` says."""
+    args = (
+        np.float64(context.number("learning_rate", 1e-3)),
+        np.float64(context.number("warmup_steps", 0)),
+        np.float64(context.number("decay_steps", 0)),
+        np.float64(context.number("final_fraction", 0.1)),
+    )
+    name = "learning_rate" + types(context.outputs[0].dtype)
+    return always(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (CONTROL, write(0), *args)))
+
+
+def adamw(context: KernelContext) -> Calls:
+    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+
+    Notes
+    -----
+    Loshchilov and Hutter 2019, algorithm 2. The bias is corrected by the count of updates, which
+    leaves out skipped steps.
+    """
+    values = (
+        np.float64(context.number("beta1", 0.9)),
+        np.float64(context.number("beta2", 0.95)),
+        np.float64(context.number("epsilon", 1e-8)),
+        np.float64(context.number("weight_decay", 0.0)),
+        np.float64(context.number("clip_norm", 0.0)),
+    )
+    return _update(context, "adamw", values)
+
+
+def sgd(context: KernelContext) -> Calls:
+    """Return the next value of a variable, of (w, gradient sum, totals, learning rate).
+
+    With momentum the state is the velocity; without there is none.
+    """
+    momentum = context.number("momentum", 0.0)
+    values = (
+        np.float64(context.number("weight_decay", 0.0)),
+        np.float64(context.number("clip_norm", 0.0)),
+    )
+    if not momentum:
+        return _update(context, "sgd", values)
+    return _update(context, "sgd_momentum", (np.float64(momentum), *values))
+
+
+def _update(context: KernelContext, function: str, values: tuple[np.float64, ...]) -> Calls:
+    """Return the calls of an optimizer: on all of a variable, or on pieces from host memory."""
+    w, gradient, totals, rate = context.inputs
+    if w.dtype != context.outputs[0].dtype:
+        raise ExecutorError(
+            f"{context.kind} writes the dtype that it reads, found {w.dtype} and "
+            f"{context.outputs[0].dtype}",
+            actor=context.name,
+        )
+    kept = tuple(state(at) for at in range(len(state_of(context.kind, context.attributes))))
+    name = function + types(w.dtype, gradient.dtype, totals.dtype, rate.dtype)
+
+    def launch(start: int, count: int, before: Operand, after: Operand, *held: Operand) -> Launch:
+        slope = further(read(1), start * ITEMSIZE[gradient.dtype])
+        operands = (CONTROL, before, slope, read(2), read(3), after, *held)
+        return elementwise(SOURCE, name, count, *operands, *values)
+
+    if not context.buffer_bytes:
+        return always(launch(0, w.size, read(0), write(0), *kept))
+    arrays = [HostArray(one, ITEMSIZE[w.dtype], one) for one in kept]
+    if context.variable_in_host:
+        arrays.append(HostArray(read(0), ITEMSIZE[w.dtype], write(0)))
+
+    def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[Call, ...]:
+        held = places[: len(kept)]
+        if context.variable_in_host:
+            return (launch(start, count, places[-1], places[-1], *held),)
+        offset = start * ITEMSIZE[w.dtype]
+        return (launch(start, count, further(read(0), offset), further(write(0), offset), *held),)
+
+    return always(*in_pieces(context.name, w.size, arrays, context.buffer_bytes, work))
+
+
+OPTIMIZER: dict[str, CallsFactory] = {
+    "adamw": adamw,
+    "learning_rate": learning_rate,
+    "sgd": sgd,
+    "squared_sum": squared_sum,
+    "step_totals": step_totals,
+}

@@ -1,0 +1,85 @@
+"""Arrays in host memory that pass through a buffer of the device, piece by piece."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from executor.cuda.calls import BUFFER, Call, Copy, Operand
+from executor.errors import ExecutorError
+
+ALIGNMENT_BYTES = 16  # of every array's part of the buffer: the widest load of a thread
+
+
+class HostArray(NamedTuple):
+    """An array in host memory of which a kernel reads every element, at the element's own place.
+
+    Parameters
+    ----------
+    source
+        Where it lies.
+    itemsize
+        Bytes of an element.
+    target
+        Where what the kernel leaves in the buffer is copied to; None: the kernel only reads.
+    """
+
+    source: Operand
+    itemsize: int
+    target: Operand | None = None
+
+
+Work = Callable[[int, int, tuple[Operand, ...]], Sequence[Call]]
+"""`work(start, count, arrays)`: the calls on elements from `start` on; where each array's lie."""
+
+
+def further(operand: Operand, size_bytes: int) -> Operand:
+    """Return the operand from so many bytes on."""
+    return operand._replace(offset_bytes=operand.offset_bytes + size_bytes)
+
+
+def in_pieces(
+    name: str, count: int, arrays: Sequence[HostArray], buffer_bytes: int, work: Work
+) -> tuple[Call, ...]:
+    """Return the calls that bring `count` elements of every array in, work on them, copy back.
+
+    Every array has an equal part of the buffer; a piece is as long as such a part holds. One piece
+    is under way at a time, as `planner.costs.host` counts.
+
+    Parameters
+    ----------
+    name
+        The actor's name.
+    count
+        Elements of each array.
+    arrays
+        What passes through.
+    buffer_bytes
+        Size of the buffer.
+    work
+        Makes the calls on one piece.
+
+    Raises
+    ------
+    ExecutorError
+        The buffer does not hold one element of each.
+    """
+    share = buffer_bytes // len(arrays) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    length = share // max(array.itemsize for array in arrays)
+    if not length:
+        raise ExecutorError(
+            f"a buffer for {len(arrays)} arrays needs {len(arrays) * ALIGNMENT_BYTES} bytes or "
+            f"more, found {buffer_bytes}; compile the plan again",
+            actor=name,
+        )
+    places = tuple(further(BUFFER, at * share) for at in range(len(arrays)))
+    calls: list[Call] = []
+    for start in range(0, count, length):
+        size = min(length, count - start)
+        for array, place in zip(arrays, places, strict=True):
+            source = further(array.source, start * array.itemsize)
+            calls.append(Copy(source, place, size * array.itemsize))
+        calls.extend(work(start, size, places))
+        for array, place in zip(arrays, places, strict=True):
+            if array.target is not None:
+                target = further(array.target, start * array.itemsize)
+                calls.append(Copy(place, target, size * array.itemsize))
+    return tuple(calls)

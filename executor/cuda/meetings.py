@@ -1,0 +1,205 @@
+"""Calls of meetings: by a library of flat collectives, or between members on one device.
+
+A library knows contiguous elements only, blocks of members one after the other. Where the dim that
+is cut is not the outermost (of more than one element), blocks are packed into the workspace before
+the collective, or unpacked from there after it. Members on one device read each other's blocks
+where they lie.
+
+What a member receives is what `executor.transport.communicator.receive` says. Sums of 16-bit values
+are rounded after each member that is added, here as on every hop of a library's ring.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from executor.cuda.calls import (
+    TYPES,
+    Call,
+    Calls,
+    Collective,
+    Copy,
+    Launch,
+    Operand,
+    always,
+    elementwise,
+    peer,
+    read,
+    workspace,
+    write,
+)
+from executor.cuda.kernels.pieces import further
+from executor.transport.communicator import Exchange
+from models.graph import ITEMSIZE
+
+Shape = tuple[int, ...]
+
+SOURCE = "meetings"
+JOINS = {"sum": "Add", "max": "Largest"}
+UNIT_BYTES = (16, 8, 4, 2)  # what a thread moves at once
+WORKSPACE_ALIGNMENT = 256
+
+
+class Cut(NamedTuple):
+    """How a dim cuts a tensor into a block per member.
+
+    Parameters
+    ----------
+    runs
+        Contiguous runs of elements in a block: one where only dims of size 1 come before the dim.
+    run
+        Elements of a run.
+    parts
+        Blocks.
+    """
+
+    runs: int
+    run: int
+    parts: int
+
+    @property
+    def stride(self) -> int:
+        """Elements from one run of a block to the next."""
+        return self.run * self.parts
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.runs * self.run
+
+
+def cut_of(shape: Shape, dim: int | None, parts: int) -> Cut:
+    """Return how `dim` cuts a tensor; one block that is all of it where nothing is cut."""
+    if dim is None:
+        return Cut(1, prod(shape), 1)
+    return Cut(prod(shape[:dim]), prod(shape[dim:]) // parts, parts)
+
+
+def collective_calls(
+    exchange: Exchange, send_shape: Shape | None, recv_shape: Shape | None, dtype: str
+) -> Calls:
+    """Return the calls of one member of a meeting, by a library of flat collectives.
+
+    Parameters
+    ----------
+    exchange
+        The member's part in the meeting.
+    send_shape, recv_shape
+        Of its two registers; None where it sends or receives nothing.
+    dtype
+        Of both.
+    """
+    kind, members = exchange.kind, len(exchange.members)
+    if send_shape is None or recv_shape is None:
+        only, shape = (read(0), send_shape) if recv_shape is None else (write(0), recv_shape)
+        return always(Collective(kind, only, only, prod(shape or ()), dtype))
+    if members == 1:
+        return always(_copy(read(0), write(0), recv_shape, dtype))
+    scatter = cut_of(send_shape, exchange.scatter_dim, members)
+    gather = cut_of(recv_shape, exchange.gather_dim, members)
+    source, target, used_bytes = read(0), write(0), 0
+    before: list[Call] = []
+    after: list[Call] = []
+    if scatter.runs > 1:
+        source = workspace()
+        used_bytes = _aligned(_size_bytes(send_shape, dtype))
+        before.append(_transposed(read(0), source, scatter.runs, members, scatter.run, dtype))
+    if gather.runs > 1:
+        target = workspace(used_bytes)
+        used_bytes += _aligned(_size_bytes(recv_shape, dtype))
+        after.append(_transposed(target, write(0), members, gather.runs, gather.run, dtype))
+    # what a member keeps, sends to each, or sends: that of its send register that is one block
+    meeting = Collective(kind, source, target, scatter.elements, dtype, exchange.reduction)
+    return always(*before, meeting, *after, workspace_bytes=used_bytes)
+
+
+def loopback_calls(
+    exchange: Exchange, send_shape: Shape | None, recv_shape: Shape | None, dtype: str
+) -> Calls:
+    """Return the calls of one member of a meeting whose members all lie on one device.
+
+    It reads what the others send (`peer(0)`, `peer(1)`, … in the order of the group; of a transfer
+    `peer(0)` is the sender's) and writes its own register. All members' send registers must be
+    filled before the first call, and be kept until every member's last.
+
+    Parameters
+    ----------
+    exchange
+        The member's part in the meeting.
+    send_shape, recv_shape
+        Of its two registers; None where it sends or receives nothing.
+    dtype
+        Of both.
+    """
+    if recv_shape is None:
+        return always()
+    members, position = len(exchange.members), exchange.position
+    if exchange.kind in ("send", "recv") or send_shape is None:
+        return always(_copy(peer(0), write(0), recv_shape, dtype))
+    if exchange.kind == "rotate":
+        return always(_copy(peer((position - 1) % members), write(0), recv_shape, dtype))
+    itemsize = ITEMSIZE[dtype]
+    scatter = cut_of(send_shape, exchange.scatter_dim, members)
+    own_bytes = position * scatter.run * itemsize if scatter.parts > 1 else 0
+    blocks = [further(peer(at), own_bytes) for at in range(members)]
+    if exchange.kind in ("all_reduce", "reduce_scatter"):
+        first, *others = blocks
+        contiguous = Cut(1, scatter.elements, 1)
+        join = f"join_block<{TYPES[dtype]}, {JOINS[exchange.reduction]}>"
+        how = (write(0), np.int64(scatter.run), np.int64(scatter.stride))
+        return always(
+            _moved(first, write(0), scatter, contiguous, dtype),
+            *(elementwise(SOURCE, join, scatter.elements, other, *how) for other in others),
+        )
+    gather = cut_of(recv_shape, exchange.gather_dim, members)
+    return always(
+        *(
+            _moved(one, further(write(0), at * gather.run * itemsize), scatter, gather, dtype)
+            for at, one in enumerate(blocks)
+        )
+    )
+
+
+def _moved(source: Operand, target: Operand, before: Cut, after: Cut, dtype: str) -> Call:
+    """Copy a block that lies as `before` says to where it lies as `after` says."""
+    if before.runs == after.runs == 1:
+        return Copy(source, target, before.run * ITEMSIZE[dtype])
+    unit = _unit_bytes(before.run, after.run, dtype)
+    found = [
+        np.int64(elements * ITEMSIZE[dtype] // unit)
+        for elements in (before.run, before.stride, after.run, after.stride)
+    ]
+    count = before.elements * ITEMSIZE[dtype] // unit
+    return elementwise(SOURCE, f"move_block<bytes{unit}>", count, source, target, *found)
+
+
+def _transposed(
+    source: Operand, target: Operand, outer: int, inner: int, length: int, dtype: str
+) -> Launch:
+    """Bring blocks from [outer, inner, length] to [inner, outer, length]."""
+    unit = _unit_bytes(length, length, dtype)
+    units = length * ITEMSIZE[dtype] // unit
+    sizes = (np.int64(outer), np.int64(inner), np.int64(units))
+    name = f"transpose_blocks<bytes{unit}>"
+    return elementwise(SOURCE, name, outer * inner * units, source, target, *sizes)
+
+
+def _unit_bytes(run: int, other: int, dtype: str) -> int:
+    """The widest unit that divides both runs, hence every place at which one begins."""
+    itemsize = ITEMSIZE[dtype]
+    return next(
+        unit for unit in UNIT_BYTES if not run * itemsize % unit and not other * itemsize % unit
+    )
+
+
+def _copy(source: Operand, target: Operand, shape: Shape, dtype: str) -> Copy:
+    return Copy(source, target, _size_bytes(shape, dtype))
+
+
+def _size_bytes(shape: Shape, dtype: str) -> int:
+    return prod(shape) * ITEMSIZE[dtype]
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

@@ -1,0 +1,277 @@
+"""Meetings on a device: flat collectives between packing and unpacking, and members of one device,
+against what members of one process receive."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from executor.cuda.calls import Calls, Collective, Copy, Launch, Operand
+from executor.cuda.meetings import collective_calls, cut_of, loopback_calls
+from executor.kernels.context import Array, whole
+from executor.transport.communicator import Exchange, block, exchanges_of, receive
+from planner.actors.graph import ActorGraph, Meeting
+from planner.mesh import Axis
+from tests.executor.actor_graphs import ProgramWriter, checked, handed_on
+from tests.executor.cuda.calling import Operands, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.flat_collectives import FLAT, joined
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+TYPES = {
+    "float64": "double", "float32": "float", "bfloat16": "bf16", "float16": "f16", "int32": "int"
+}  # fmt: skip
+Shape = tuple[int, ...]
+Factory = Callable[[Exchange, Shape | None, Shape | None, str], Calls]
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    names = [
+        f"{name}<bytes{unit}>"
+        for name in ("transpose_blocks", "move_block")
+        for unit in (2, 4, 8, 16)
+    ]
+    names += [f"join_block<{one}, {join}>" for one in TYPES.values() for join in ("Add", "Largest")]
+    return Emulator({"meetings": names})
+
+
+class Case(NamedTuple):
+    """A meeting over one axis."""
+
+    kind: str
+    members: int
+    shape: Shape  # of the whole tensor
+    before: str
+    after: str
+    reduction: str
+    dtype: str
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 4) -> Case:
+    kind = draw(st.sampled_from(sorted(FLAT)))
+    members = draw(st.integers(1, most))
+    rank = draw(st.integers(2 if kind == "all_to_all" else 1, 3))
+    shape = [draw(st.sampled_from((1, 2, 3, 8))) for _ in range(rank)]
+    gather, scatter = draw(st.permutations(range(rank)))[:2] if rank > 1 else (0, 0)
+    reduction = draw(st.sampled_from(("sum", "max")))
+    partial = f"P({reduction})"
+    before, after = {
+        "all_reduce": (partial, "B"),
+        "reduce_scatter": (partial, f"S({scatter})"),
+        "all_gather": (f"S({gather})", "B"),
+        "all_to_all": (f"S({gather})", f"S({scatter})"),
+        "rotate": (f"S({gather})", f"S({gather})"),
+    }[kind]
+    for dim in {"reduce_scatter": [scatter], "all_gather": [gather], "rotate": [gather]}.get(
+        kind, [gather, scatter] if kind == "all_to_all" else []
+    ):
+        shape[dim] *= members
+    dtype = draw(st.sampled_from(sorted(TYPES)))
+    return Case(kind, members, tuple(shape), before, after, reduction, dtype)
+
+
+def graph_of(case: Case) -> ActorGraph:
+    axes = (Axis(name="tp", size=case.members),)
+    writer = ProgramWriter(axes)
+    source = writer.source("x", case.shape, case.before)
+    target = writer.register("y", case.shape, case.after)
+    meeting = Meeting(key="x", kind=case.kind, axes=("tp",), reduction=case.reduction)
+    writer.actor("box", case.kind, (source,), (target,), meeting=meeting)
+    return checked(axes, writer.program(0, tuple(range(case.members))))
+
+
+class Met(NamedTuple):
+    """The exchanges of the members, their registers' shapes and what they send, as stored."""
+
+    exchanges: list[Exchange]
+    send_shape: Shape
+    recv_shape: Shape
+    sends: list[Array]
+
+    def calls(self, factory: Factory, dtype: str) -> list[Calls]:
+        shapes = (self.send_shape, self.recv_shape)
+        return [factory(exchange, *shapes, dtype) for exchange in self.exchanges]
+
+
+def met(case: Case) -> Met:
+    graph = graph_of(case)
+    (send, recv) = graph.programs[0].registers
+    rng = np.random.default_rng(7)
+    sends = [stored(rng.standard_normal(send.shape) * 50, case.dtype) for _ in range(case.members)]
+    exchanges = [exchanges_of(graph, rank)[1] for rank in range(case.members)]
+    return Met(exchanges, send.shape, recv.shape, sends)
+
+
+def expected_of(case: Case, meeting: Met) -> list[Array]:
+    """What `receive` gives every member; sums of 16 bits rounded as their kernels state."""
+    found = []
+    for at, exchange in enumerate(meeting.exchanges):
+        recv = empty(whole(meeting.recv_shape, case.dtype))
+        if case.kind in ("all_reduce", "reduce_scatter"):
+            cuts = [block(x, exchange.scatter_dim, case.members, at) for x in meeting.sends]
+            recv[...] = joined(cuts, case.reduction, case.dtype)
+            if case.dtype not in ("bfloat16", "float16"):
+                exact = np.empty_like(recv)
+                receive(exchange, meeting.sends, exact)
+                np.testing.assert_array_equal(recv, exact)
+        else:
+            receive(exchange, meeting.sends, recv)
+        found.append(recv)
+    return found
+
+
+class Member:
+    """The calls of one member and its memory; peers are other members' send registers."""
+
+    def __init__(self, calls: Calls, sends: Sequence[Array], recv: Array, at: int) -> None:
+        self.calls, self.recv, self.sends = calls.of(0), recv, sends
+        self._operands = Operands(calls, [sends[at]], [recv])
+
+    def address(self, operand: Operand) -> int:
+        if operand.role == "peer":
+            return self.sends[operand.number].ctypes.data + operand.offset_bytes
+        return self._operands.address(operand)
+
+
+def members_of(case: Case, meeting: Met, factory: Factory) -> list[Member]:
+    return [
+        Member(calls, meeting.sends, empty(whole(meeting.recv_shape, case.dtype)), at)
+        for at, calls in enumerate(meeting.calls(factory, case.dtype))
+    ]
+
+
+def flat(member: Member, operand: Operand, count: int, dtype: str) -> Array:
+    """`count` elements at an operand, as stored."""
+    kept = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    room = (ctypes.c_char * (count * kept.itemsize)).from_address(member.address(operand))
+    return np.frombuffer(room, kept)
+
+
+def meet(members: Sequence[Member], calls: Sequence[Collective]) -> None:
+    """Carry out one collective of all members."""
+    (one, *others) = {(c.kind, c.elements, c.dtype, c.reduction) for c in calls}
+    assert not others
+    kind, elements, dtype, reduction = one
+    count = len(members)
+    sent = elements * (count if kind in ("reduce_scatter", "all_to_all") else 1)
+    received = elements * (count if kind in ("all_gather", "all_to_all") else 1)
+    sends = [flat(m, c.send, sent, dtype).copy() for m, c in zip(members, calls, strict=True)]
+    for member, call, made in zip(members, calls, FLAT[kind](sends, reduction, dtype), strict=True):
+        flat(member, call.recv, received, dtype)[...] = made
+
+
+def carry_out(emulator: Emulator, members: Sequence[Member]) -> None:
+    """Every member's calls, in step."""
+    for calls in zip(*(member.calls for member in members), strict=True):
+        if isinstance(calls[0], Collective):
+            meet(members, calls)
+            continue
+        for member, call in zip(members, calls, strict=True):
+            emulator.run(call, member.address)
+
+
+@pytest.mark.parametrize("factory", [collective_calls, loopback_calls])
+@given(case=cases())
+@settings(max_examples=150, deadline=None)
+def test_members_receive_what_those_of_one_process_do(
+    emulator: Emulator, factory: Factory, case: Case
+) -> None:
+    meeting = met(case)
+    members = members_of(case, meeting, factory)
+    carry_out(emulator, members)
+    for member, expected in zip(members, expected_of(case, meeting), strict=True):
+        np.testing.assert_array_equal(member.recv, expected)
+
+
+@given(case=cases())
+@settings(max_examples=60, deadline=None)
+def test_only_a_dim_behind_others_is_packed_or_unpacked(case: Case) -> None:
+    assume(case.members > 1)
+    meeting = met(case)
+    for exchange, calls in zip(
+        meeting.exchanges, meeting.calls(collective_calls, case.dtype), strict=True
+    ):
+        kinds = [type(call) for call in calls.of(0)]
+        packed = prod(meeting.send_shape[: exchange.scatter_dim or 0]) > 1
+        unpacked = prod(meeting.recv_shape[: exchange.gather_dim or 0]) > 1
+        assert kinds == [Launch] * packed + [Collective] + [Launch] * unpacked
+        assert (calls.workspace_bytes > 0) == (packed or unpacked)
+
+
+def case_of(kind: str, before: str, after: str, dtype: str = "float32") -> Case:
+    return Case(kind, 2, (4, 6), before, after, "sum", dtype)
+
+
+def test_blocks_of_rows_need_no_workspace() -> None:
+    (calls, _) = met(case_of("all_gather", "S(0)", "B")).calls(collective_calls, "float32")
+    assert calls.of(0) == (
+        Collective("all_gather", Operand("read"), Operand("write"), 12, "float32"),
+    )
+    (calls, _) = met(case_of("reduce_scatter", "P(sum)", "S(1)")).calls(collective_calls, "float32")
+    pack, meeting = calls.of(0)
+    assert isinstance(pack, Launch)
+    assert isinstance(meeting, Collective)
+    assert pack.function == "transpose_blocks<bytes4>"
+    assert (meeting.send, meeting.recv) == (Operand("workspace"), Operand("write"))
+    assert meeting.elements == 12
+
+
+def test_runs_are_moved_in_the_widest_unit_that_divides_them() -> None:
+    case = Case("reduce_scatter", 2, (3, 4, 8), "P(sum)", "S(1)", "sum", "bfloat16")
+    (calls, _) = met(case).calls(collective_calls, "bfloat16")
+    pack = calls.of(0)[0]
+    assert isinstance(pack, Launch)
+    assert pack.function == "transpose_blocks<bytes16>"
+    assert pack.args[-2:] == (2, 3 * 2 * 2)  # of 16 bytes: in a run (two rows of 8), in all
+
+
+def test_a_cut_counts_runs_and_strides() -> None:
+    cut = cut_of((3, 4, 5), 1, 2)
+    assert (cut.runs, cut.run, cut.stride, cut.elements) == (3, 10, 20, 30)
+    assert cut_of((3, 4), None, 2) == (1, 12, 1)
+
+
+def test_sums_of_16_bits_are_rounded_after_each_member(emulator: Emulator) -> None:
+    case = Case("all_reduce", 3, (1,), "P(sum)", "B", "sum", "bfloat16")
+    meeting = met(case)
+    for send, value in zip(meeting.sends, (256.0, 1.0, 1.0), strict=True):
+        send[...] = stored(np.array([value]), "bfloat16")
+    members = members_of(case, meeting, loopback_calls)
+    carry_out(emulator, members)
+    assert [loaded(m.recv, "bfloat16").item() for m in members] == [256.0] * 3
+
+
+def test_a_maximum_keeps_what_is_no_number(emulator: Emulator) -> None:
+    case = Case("all_reduce", 2, (2,), "P(max)", "B", "max", "float32")
+    meeting = met(case)
+    meeting.sends[0][...] = [np.nan, 1]
+    meeting.sends[1][...] = [1, np.nan]
+    members = members_of(case, meeting, loopback_calls)
+    carry_out(emulator, members)
+    assert all(np.isnan(m.recv).all() for m in members)
+
+
+def test_a_transfer_is_a_send_and_a_recv() -> None:
+    graph = handed_on((6, 5))
+    (send,) = exchanges_of(graph, 0).values()
+    (recv,) = exchanges_of(graph, 2).values()
+    only = Operand("read")
+    assert collective_calls(send, (3, 5), None, "float32").of(0) == (
+        Collective("send", only, only, 15, "float32"),
+    )
+    only = Operand("write")
+    assert collective_calls(recv, None, (3, 5), "float32").of(0) == (
+        Collective("recv", only, only, 15, "float32"),
+    )
+    assert loopback_calls(send, (3, 5), None, "float32").of(0) == ()
+    assert loopback_calls(recv, None, (3, 5), "bfloat16").of(0) == (
+        Copy(Operand("peer"), Operand("write"), 30),
+    )

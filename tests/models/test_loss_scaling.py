@@ -1,0 +1,96 @@
+"""In float16 every gradient is multiplied by the loss scale exactly once, at its beginning."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from models.gradients import LOSS_SCALED
+from models.graph import Graph, Op, Phase
+from models.inference import check_graph
+from models.recompute import with_recompute
+from models.spec import TrainingSpec
+from models.training import training_graph
+from models.zoo.catalogue import build_training, model_spec
+from tests.models.gradient_cases import images, layers, losses, products
+from tests.models.gradient_cases.classifier import Ending, classifier, plain, unchanged
+from tests.models.oracle import random_values, run
+
+SCALE = 8.0
+BODIES = {**products.CASES, **layers.CASES, **images.CASES}
+ENDINGS: dict[str, Ending] = {"plain": plain, **losses.ENDINGS}
+
+
+def marked(graph: Graph) -> list[Op]:
+    return [op for op in graph.ops if op.attributes.get(LOSS_SCALED)]
+
+
+def scaled(graph: Graph) -> Graph:
+    """The graph with an op `scale` behind every op that is marked: what a kernel does by itself."""
+    tensors = graph.tensors_by_name
+    ops: list[Op] = []
+    inner = []
+    for op in graph.ops:
+        if not op.attributes.get(LOSS_SCALED):
+            ops.append(op)
+            continue
+        (made,) = op.outputs
+        inner.append(replace(tensors[made], name=f"{made}.plain"))
+        out = op.labels.split("->")[1].strip() or "()"
+        ops.append(replace(op, outputs=(f"{made}.plain",)))
+        ops.append(
+            replace(
+                op,
+                name=f"{op.name}.scaled",
+                kind="scale",
+                inputs=(f"{made}.plain",),
+                labels=f"{out} -> {out}".replace("-> ()", "-> "),
+                attributes={"factor": SCALE},
+            )
+        )
+    return replace(graph, ops=tuple(ops), tensors=(*graph.tensors, *inner))
+
+
+def gradients(graph: Graph, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = run(graph, values)
+    updates = (op for op in graph.ops if op.kind == "adamw")
+    return {op.inputs[0]: found[op.inputs[1]] for op in updates}
+
+
+def assert_scaled_once(forward: Graph) -> None:
+    training = check_graph(training_graph(forward, TrainingSpec()))
+    assert marked(training)
+    values = random_values(forward, 3)
+    plain_ones = gradients(training, values)
+    for name, gradient in gradients(scaled(training), values).items():
+        np.testing.assert_allclose(gradient, SCALE * plain_ones[name], rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_any_form_of_loss_is_scaled_once(ending: str) -> None:
+    assert_scaled_once(classifier(unchanged, ENDINGS[ending], "fp16"))
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_gradients_of_any_layer_are_scaled_once(case: str) -> None:
+    assert_scaled_once(classifier(BODIES[case], precision="fp16"))
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_marked_in_other_precisions(ending: str, precision: str) -> None:
+    training = training_graph(classifier(unchanged, ENDINGS[ending], precision), TrainingSpec())
+    assert not marked(training)
+
+
+def test_a_loss_times_a_gradient_is_not_scaled_again() -> None:
+    training = training_graph(classifier(unchanged, losses.weighted, "fp16"), TrainingSpec())
+    assert [op.kind for op in marked(training)] == ["fill"]
+
+
+def test_a_gpt_in_fp16_begins_at_its_cross_entropy_and_recomputes_as_before() -> None:
+    spec = model_spec("gpt2-small", precision="fp16")
+    plain_graph = build_training(spec, TrainingSpec(), 1)
+    (one,) = marked(plain_graph)
+    assert (one.kind, one.phase) == ("cross_entropy_grad", Phase.BACKWARD_INPUT)
+    again = with_recompute(plain_graph, dict.fromkeys(plain_graph.blocks, "full"))
+    assert [op.name for op in marked(again)] == [one.name]
