@@ -1,13 +1,17 @@
 """The table of factories: one per op kind; a test holds its keys to those of the op table."""
 
 from executor.cuda.calls import Calls
+from executor.cuda.kernels.attention.table import ATTENTION
 from executor.cuda.kernels.context import CallsFactory
 from executor.cuda.kernels.rows.table import ROWS
+from executor.cuda.kernels.sequence.table import SEQUENCE
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
+    **ATTENTION,
     **ROWS,
+    **SEQUENCE,
 }
 
 
