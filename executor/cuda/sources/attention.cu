@@ -24,11 +24,11 @@ template <typename W> __device__ inline Joined<W> alone(W most, W total) {
 
 // One block per head and tile of queries, the tiles that see most keys first. `before` and
 // `before_logsumexp` are those of other keys (a round of a ring); `bias` and `before` may be none.
-template <typename T, typename O, typename B, typename P, int COLUMNS>
+template <typename T, typename O, typename S, typename B, typename P, typename L, int COLUMNS>
 __global__ void __launch_bounds__(TILE_THREADS)
     attention(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q, const T* k,
-              const T* v, const B* bias, const P* before, const Wide<T>* before_logsumexp, O* out,
-              Wide<T>* logsumexp, double scale) {
+              const T* v, const B* bias, const P* before, const L* before_logsumexp, O* out,
+              S* logsumexp, double scale) {
   typedef Wide<T> W;
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
   __shared__ W staged[Tiles<W>::STAGED];
@@ -77,14 +77,15 @@ __global__ void __launch_bounds__(TILE_THREADS)
     i64 query = start + tile_row() * MICRO + i;
     if (query >= shape.queries) continue;  // alike for the threads that share a row
     i64 statistic = query_at(shape, head, query, 1), row = statistic * shape.value_dim;
-    Joined<W> joined =
-        Has<P>::value ? join(most[i], sum, before_logsumexp[statistic]) : alone(most[i], sum);
+    Joined<W> joined = Has<P>::value
+                           ? join(most[i], sum, value_at<W>(before_logsumexp, statistic))
+                           : alone(most[i], sum);
     for (int j = 0; j < COLUMNS; j++) {
       i64 column = tile_column() + SIDE * j;
       if (column >= shape.value_dim) break;
       W had = joined.others * value_at<W>(before, row + column);
       out[row + column] = narrow<O>(joined.mine * sums[i][j] + had);
     }
-    if (tile_column() == 0) logsumexp[statistic] = joined.logsumexp;
+    if (tile_column() == 0) logsumexp[statistic] = narrow<S>(joined.logsumexp);
   }
 }

@@ -19,10 +19,10 @@ __global__ void attention_delta(const O* out, const D* dout, W* delta, i64 rows,
 }
 
 // dq, one block per head and tile of queries; `before` is added (none: nothing is).
-template <typename T, typename D, typename Q, typename B, typename P, int COLUMNS>
+template <typename T, typename L, typename D, typename Q, typename B, typename P, int COLUMNS>
 __global__ void __launch_bounds__(TILE_THREADS)
     attention_grad_query(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q,
-                         const T* k, const T* v, const B* bias, const Wide<T>* logsumexp,
+                         const T* k, const T* v, const B* bias, const L* logsumexp,
                          const Wide<T>* delta, const D* dout, const P* before, Q* dq,
                          double scale) {
   typedef Wide<T> W;
@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
     for (int i = 0; i < MICRO; i++) {
       i64 query = start + tile_row() * MICRO + i;
       i64 statistic = query_at(shape, head, smaller(query, shape.queries - 1), 1);
+      W total = value_at<W>(logsumexp, statistic);
       for (int j = 0; j < MICRO; j++) {
         W score = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
                            key + tile_column() + SIDE * j);
-        slants[i][j] =
-            probability_of(score, logsumexp[statistic]) * (slants[i][j] - delta[statistic]);
+        slants[i][j] = probability_of(score, total) * (slants[i][j] - delta[statistic]);
       }
     }
     share_tile(slants, weights);
@@ -86,10 +86,10 @@ __device__ inline void write_keys(const AttentionShape& shape, const Head& head,
 
 // dk and dv, one block per group of heads and tile of keys: over the heads of the group in order,
 // and for each over the queries that see the tile. Rows of a tile are keys here.
-template <typename T, typename D, typename K, typename B, int COLUMNS>
+template <typename T, typename L, typename D, typename K, typename B, int COLUMNS>
 __global__ void __launch_bounds__(TILE_THREADS)
     attention_grad_keys(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q,
-                        const T* k, const T* v, const B* bias, const Wide<T>* logsumexp,
+                        const T* k, const T* v, const B* bias, const L* logsumexp,
                         const Wide<T>* delta, const D* dout, K* dk, K* dv, double scale) {
   typedef Wide<T> W;
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
@@ -115,10 +115,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
       for (int j = 0; j < MICRO; j++) {
         i64 query = first + tile_column() + SIDE * j;
         i64 statistic = query_at(shape, head, smaller(query, shape.queries - 1), 1);
+        W total = value_at<W>(logsumexp, statistic);
         for (int i = 0; i < MICRO; i++) {
           W score = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
                              start + tile_row() * MICRO + i);
-          scores[i][j] = probability_of(score, logsumexp[statistic]);
+          scores[i][j] = probability_of(score, total);
           slants[i][j] = scores[i][j] * (slants[i][j] - delta[statistic]);
         }
       }
@@ -146,10 +147,10 @@ __device__ inline Span span_of(i64* block, i64 stride, i64 size) {
 
 // dbias: one block per place of the labels that the bias has, queries and keys by tiles. dS is
 // added up over the labels that it lacks in their order, then along the tile.
-template <typename T, typename D, typename B, typename G>
+template <typename T, typename L, typename D, typename B, typename G>
 __global__ void __launch_bounds__(TILE_THREADS)
     attention_grad_bias(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q,
-                        const T* k, const T* v, const B* bias, const Wide<T>* logsumexp,
+                        const T* k, const T* v, const B* bias, const L* logsumexp,
                         const Wide<T>* delta, const D* dout, G* dbias, double scale) {
   typedef Wide<T> W;
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
@@ -184,11 +185,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
         for (int i = 0; i < MICRO; i++) {
           i64 query = start + tile_row() * MICRO + i;
           i64 statistic = query_at(shape, head, smaller(query, shape.queries - 1), 1);
+          W total = value_at<W>(logsumexp, statistic);
           for (int j = 0; j < MICRO; j++) {
             W score = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
                                key + tile_column() + SIDE * j);
-            sums[i][j] +=
-                probability_of(score, logsumexp[statistic]) * (slants[i][j] - delta[statistic]);
+            sums[i][j] += probability_of(score, total) * (slants[i][j] - delta[statistic]);
           }
         }
       }

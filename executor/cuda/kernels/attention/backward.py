@@ -50,7 +50,7 @@ def _backward(
     """`before` is the input to which dq is added."""
     shape = attention_shape(context, biased=bias is not None)
     out = 3 if bias is None else bias + 1
-    dout_type = TYPES[context.inputs[out + 2].dtype]
+    given_types = [TYPES[context.inputs[at].dtype] for at in (out + 1, out + 2)]
     bias_type, added = typed(context, bias)
     before_type, had = typed(context, before)
     dq, dk, *dbias = [TYPES[shard.dtype] for shard in (context.outputs[0], *context.outputs[2:])]
@@ -62,19 +62,19 @@ def _backward(
         _delta(context, shape, out, delta),
         *shape.launch(
             SOURCE,
-            function_of("attention_grad_query", shape, dout_type, dq, bias_type, before_type),
+            function_of("attention_grad_query", shape, *given_types, dq, bias_type, before_type),
             shape.heads * shape.query_tiles,
             *given, had, write(0),
         ),
         *shape.launch(
             SOURCE,
-            function_of("attention_grad_keys", shape, dout_type, dk, bias_type),
+            function_of("attention_grad_keys", shape, *given_types, dk, bias_type),
             shape.samples * shape.groups * shape.key_tiles,
             *given, write(1), write(2),
         ),
     ]  # fmt: skip
     if dbias:
-        names = ", ".join((TYPES[shape.dtype], dout_type, bias_type, *dbias))
+        names = ", ".join((TYPES[shape.dtype], *given_types, bias_type, *dbias))
         function, blocks = f"attention_grad_bias<{names}>", _bias_blocks(shape)
         launches += shape.launch(SOURCE, function, blocks, *given, write(3))
     rows = shape.heads * shape.queries

@@ -43,12 +43,12 @@ def _forward(
     shape = attention_shape(context, biased=bias is not None)
     bias_type, added = typed(context, bias)
     before_type, had = typed(context, before)
-    logsumexp = read(0) if before is None else read(before + 1)
-    out = TYPES[context.outputs[0].dtype]
+    share_type, share = typed(context, None if before is None else before + 1)
+    made = [TYPES[shard.dtype] for shard in context.outputs]
     launches = shape.launch(
         SOURCE,
-        function_of("attention", shape, out, bias_type, before_type),
+        function_of("attention", shape, *made, bias_type, before_type, share_type),
         shape.heads * shape.query_tiles,
-        table(0), table(1), read(0), read(1), read(2), added, had, logsumexp, write(0), write(1),
+        table(0), table(1), read(0), read(1), read(2), added, had, share, write(0), write(1),
     )  # fmt: skip
     return always(*launches, tables=shape.tables)

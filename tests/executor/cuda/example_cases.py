@@ -1,0 +1,158 @@
+"""Examples on the emulator: whole in every float dtype, and cut along their labels."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from executor.cuda.kernels.table import make_calls
+from executor.kernels.context import Array, Shard
+from models.inference import widened
+from models.labels import parse, shape_of
+from models.ops import OPS
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.emulation.machine import Emulator, functions_of
+from tests.executor.examples.example import Example
+from tests.executor.kernel_calls import shard_of
+
+TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's call of a case: its inputs' and outputs' shards and regions."""
+
+    inputs: tuple[Shard, ...]
+    outputs: tuple[Shard, ...]
+    read: tuple[tuple[slice, ...], ...]
+    written: tuple[tuple[slice, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An example in one dtype, its labels cut into parts; `wide` inputs have at least 32 bits."""
+
+    example: Example
+    dtype: str
+    splits: dict[str, int] = field(default_factory=dict)
+    wide: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        attributes = ",".join(f"{value}" for value in self.example.attributes.values())
+        return f"{self.example.kind}: {self.example.labels} {attributes} {self.dtype} {self.splits}"
+
+    def given(self) -> list[Array]:
+        """Inputs, as wide numbers that are exact in their dtypes."""
+        given = self.example.inputs("float64" if self.dtype == "float64" else "float32")
+        dtypes = self._input_dtypes()
+        return [loaded(stored(a, to), to) for a, to in zip(given, dtypes, strict=True)]
+
+    def _input_dtypes(self) -> list[str]:
+        return [
+            "int32" if array.dtype == np.int32 else self._float(at in self.wide)
+            for at, array in enumerate(self.example.inputs("float64"))
+        ]
+
+    def _float(self, wide: bool) -> str:
+        return widened(self.dtype) if wide else self.dtype
+
+    def _output_dtypes(self) -> list[str]:
+        row, outputs = OPS[self.example.kind], parse(self.example.labels).outputs
+        return [
+            "int32" if at in row.integer_outputs else self._float(at in row.wide_outputs)
+            for at in range(len(outputs))
+        ]
+
+    def parts(self) -> Iterator[Part]:
+        """The call of every place of the split labels."""
+        expression = parse(self.example.labels)
+        for place in product(*(range(parts) for parts in self.splits.values())):
+            at = dict(zip(self.splits, place, strict=True))
+            found = [
+                [
+                    shard_of(operand, shape_of(operand, self.example.label_sizes), dtype,
+                             self.splits, at)
+                    for operand, dtype in zip(operands, dtypes, strict=True)
+                ]
+                for operands, dtypes in (
+                    (expression.inputs, self._input_dtypes()),
+                    (expression.outputs, self._output_dtypes()),
+                )
+            ]  # fmt: skip
+            (inputs, read), (outputs, written) = (zip(*side, strict=True) for side in found)
+            yield Part(inputs=inputs, outputs=outputs, read=read, written=written)
+
+    def functions(self) -> dict[str, set[str]]:
+        """What it launches, by source."""
+        found: dict[str, set[str]] = {}
+        for part in self.parts():
+            calls = make_calls(
+                context_of(
+                    self.example.kind, self.example.labels, part.inputs, part.outputs,
+                    self.example.attributes,
+                )
+            )  # fmt: skip
+            for source, names in functions_of(calls.of(0)).items():
+                found.setdefault(source, set()).update(names)
+        return found
+
+    def run(self, emulator: Emulator) -> list[Array]:
+        """The outputs, put together of those of all parts: partial ones are added up."""
+        example, given = self.example, self.given()
+        outputs = parse(example.labels).outputs
+        totals = [np.zeros(shape_of(operand, example.label_sizes)) for operand in outputs]
+        for part in self.parts():
+            made = call(
+                example.kind, example.labels,
+                [np.ascontiguousarray(a[at]) for a, at in zip(given, part.read, strict=True)],
+                part.outputs, input_shards=part.inputs, attributes=example.attributes,
+                emulator=emulator,
+            )  # fmt: skip
+            for total, one, region in zip(totals, made, part.written, strict=True):
+                total[region] += one
+        return totals
+
+    def check(self, emulator: Emulator) -> None:
+        """Compare with the formula on the rounded inputs."""
+        expected = self.example.expected(self.given())
+        near = TOLERANCE[self.dtype]
+        for one, other in zip(self.run(emulator), expected, strict=True):
+            scale = max(1.0, float(np.abs(other).max())) if self.dtype in FLOATS[2:] else 1.0
+            np.testing.assert_allclose(one, other, rtol=near, atol=near * scale)
+
+
+def emulator_of(cases: Sequence[Case]) -> Emulator:
+    """One emulator with all that the cases launch."""
+    found: dict[str, set[str]] = {}
+    for case in cases:
+        for source, names in case.functions().items():
+            found.setdefault(source, set()).update(names)
+    return Emulator(found)
+
+
+def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> list[Case]:
+    """All examples in every dtype, and in float64 cut in two along every label and along all."""
+    found = []
+    for example in examples:
+        kept = wide.get(example.kind, ())
+        found += [Case(example=example, dtype=dtype, wide=kept) for dtype in FLOATS]
+        labels = [
+            label for label in splittable(example) if example.label_sizes[label] % 2 == 0
+        ]  # fmt: skip
+        cuts = [{label: 2} for label in labels]
+        cuts += [dict.fromkeys(labels, 2)] if len(labels) > 1 else []
+        found += [Case(example=example, dtype="float64", splits=cut, wide=kept) for cut in cuts]
+    return found
+
+
+def splittable(example: Example) -> list[str]:
+    """Labels that the op table lets be split."""
+    expression = parse(example.labels)
+    reduction = OPS[example.kind].reduction
+    outputs = [{x for dim in operand for x in dim} for operand in expression.outputs]
+    return [
+        label
+        for label in expression.splittable
+        if reduction is not None or all(label in labels for labels in outputs)
+    ]
