@@ -257,9 +257,9 @@ def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator:
     q, k, v = example.inputs("float32")
     expected = example.expected([q[..., :3], k[..., :3], v])
     q[..., 3], k[..., 3] = 1, shift / 0.5
+    made = [whole(q.shape, "float32"), whole(q.shape[:-1], "float32")]
     out, logsumexp = call(
-        "attention", FORWARD, [q, k, v], [whole(q.shape, "float32"), whole(q.shape[:-1], "float32")],
-        attributes=CAUSAL, emulator=emulator,
+        "attention", FORWARD, [q, k, v], made, attributes=CAUSAL, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_allclose(out, expected[0], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(logsumexp, expected[1] + shift, rtol=1e-5, atol=1e-3)

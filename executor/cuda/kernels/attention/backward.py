@@ -25,6 +25,7 @@ from executor.cuda.calls import (
 from executor.cuda.kernels.attention.forward import function_of, typed
 from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
 from executor.kernels.context import KernelContext
+from models.graph import ITEMSIZE
 
 SOURCE = "attention_grad"
 
@@ -78,9 +79,7 @@ def _backward(
         function, blocks = f"attention_grad_bias<{names}>", _bias_blocks(shape)
         launches += shape.launch(SOURCE, function, blocks, *given, write(3))
     rows = shape.heads * shape.queries
-    return always(
-        *launches, tables=shape.tables, workspace_bytes=rows * np.dtype(shape.wide).itemsize
-    )
+    return always(*launches, tables=shape.tables, workspace_bytes=rows * ITEMSIZE[shape.wide])
 
 
 def _delta(context: KernelContext, shape: AttentionShape, out: int, delta: Operand) -> Launch:

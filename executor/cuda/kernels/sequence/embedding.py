@@ -19,6 +19,7 @@ from executor.cuda.calls import (
     write,
 )
 from executor.kernels.context import KernelContext
+from models.graph import ITEMSIZE
 from models.inference import widened
 
 SOURCE = "embedding"
@@ -59,7 +60,7 @@ def embedding_grad(context: KernelContext) -> Calls:
     partial = workspace(offset[2])
     sizes = np.int64(rows)
     return always(
-        Clear(write(0), out.size * out.itemsize),
+        Clear(write(0), out.size * ITEMSIZE[out.dtype]),
         *sorting,
         by_row(
             SOURCE,
@@ -75,7 +76,7 @@ def embedding_grad(context: KernelContext) -> Calls:
             columns,
             keys, partial, write(0), sizes, np.int64(count),
         ),
-        workspace_bytes=offset[2] + 2 * pieces * columns * np.dtype(wide).itemsize,
+        workspace_bytes=offset[2] + 2 * pieces * columns * ITEMSIZE[wide],
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from executor.cuda.calls import (
 )
 from executor.kernels.context import KernelContext
 from executor.kernels.sequence.relative_bias import distances
+from models.graph import ITEMSIZE
 from models.inference import widened
 
 SOURCE = "relative_bias"
@@ -51,5 +52,5 @@ def relative_bias_grad(context: KernelContext) -> Calls:
             workspace(), table(0), write(0), np.int64(found.heads),
         ),
         tables=(found.bucket.astype(np.int32),),
-        workspace_bytes=count * np.dtype(wide).itemsize,
+        workspace_bytes=count * ITEMSIZE[wide],
     )  # fmt: skip
