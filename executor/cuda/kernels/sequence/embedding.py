@@ -58,7 +58,7 @@ def embedding_grad(context: KernelContext) -> Calls:
     keys, positions = workspace(offset[0]), workspace(offset[1])
     pieces = ceil(count / PIECE)
     partial = workspace(offset[2])
-    sizes = np.int64(rows)
+    table_rows = np.int64(rows)
     return always(
         Clear(write(0), out.size * ITEMSIZE[out.dtype]),
         *sorting,
@@ -67,14 +67,14 @@ def embedding_grad(context: KernelContext) -> Calls:
             "sum_pieces" + types(dy.dtype, out.dtype),
             count,
             columns,
-            keys, positions, read(1), write(0), partial, sizes,
+            keys, positions, read(1), write(0), partial, table_rows,
         ),
         by_row(
             SOURCE,
             "join_pieces" + types(wide, out.dtype),
             pieces,
             columns,
-            keys, partial, write(0), sizes, np.int64(count),
+            keys, partial, write(0), table_rows, np.int64(count),
         ),
         workspace_bytes=offset[2] + 2 * pieces * columns * ITEMSIZE[wide],
     )  # fmt: skip
