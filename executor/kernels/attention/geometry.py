@@ -90,10 +90,7 @@ def geometry(context: KernelContext) -> Geometry:
     query, key, value = context.inputs[:3]
     samples, queries, groups, *repeats, head_dim = query.shape
     keys = key.shape[1]
-    window = int(context.attributes.get("window", 0))
-    causal = bool(context.attributes.get("causal", True))
-    behind = window or None
-    ahead = 1 if causal else behind
+    behind, ahead = reach(context)
     starts = range(0, queries, QUERY_BLOCK)
     offset = query.offsets[1] - first_key(context)
     blocks = tuple(
@@ -101,12 +98,6 @@ def geometry(context: KernelContext) -> Geometry:
                query.dtype)
         for start in starts
     )  # fmt: skip
-    last, there = query.offsets[1] + queries - 1, key.global_shape[1]
-    if window and last - window + 1 >= there:
-        raise ExecutorError(
-            f"query {last} sees none of {there} keys through a window of {window}; widen it",
-            actor=context.name,
-        )
     return Geometry(
         samples=samples,
         queries=queries,
@@ -118,8 +109,30 @@ def geometry(context: KernelContext) -> Geometry:
         scale=context.number("scale", 1 / sqrt(head_dim)),
         dtype=query.dtype,
         blocks=blocks,
-        windowed=window > 0,
+        windowed=behind is not None,
     )
+
+
+def reach(context: KernelContext) -> tuple[int | None, int | None]:
+    """Return how far behind and ahead a query at t sees: the keys with -ahead < t - s < behind.
+
+    None is without end.
+
+    Raises
+    ------
+    ExecutorError
+        The window hides every key from a query.
+    """
+    query, key = context.inputs[:2]
+    window = int(context.attributes.get("window", 0))
+    last, there = query.offsets[1] + query.shape[1] - 1, key.global_shape[1]
+    if window and last - window + 1 >= there:
+        raise ExecutorError(
+            f"query {last} sees none of {there} keys through a window of {window}; widen it",
+            actor=context.name,
+        )
+    behind = window or None
+    return behind, 1 if context.attributes.get("causal", True) else behind
 
 
 def first_key(context: KernelContext) -> int:

@@ -68,9 +68,9 @@ def hide(room: Room) -> None:
 def additions(context: KernelContext, found: Geometry, bias: int | None) -> list[Added]:
     """Return what is added to scaled products: distances times slopes, and input `bias`."""
     made: list[Added] = []
-    slopes = head_slopes(context, found)
+    slopes = head_slopes(context)
     if slopes is not None:
-        made.append(_distances_added(found, slopes))
+        made.append(_distances_added(found, slopes.astype(found.dtype)[:, None, :, None]))
     if bias is not None:
         view = BiasView(context, found, bias)
 
@@ -98,8 +98,8 @@ def alibi_slopes(heads: int, exponent: float) -> Array:
     return slopes if power == heads else np.concatenate([slopes[1::2], slopes[::2]])[:heads]
 
 
-def head_slopes(context: KernelContext, found: Geometry) -> Array | None:
-    """Return the slopes of this rank's heads as [g, 1, r, 1]; None without `alibi`."""
+def head_slopes(context: KernelContext) -> Array | None:
+    """Return the slopes of this rank's heads as [g, r]; None without `alibi`."""
     exponent = context.number("alibi", 0.0)
     if not exponent:
         return None
@@ -107,8 +107,9 @@ def head_slopes(context: KernelContext, found: Geometry) -> Array | None:
     whole, first = query.global_shape[2:-1], query.offsets[2:-1]
     slopes = alibi_slopes(prod(whole), exponent).reshape(whole[0], -1)
     repeat = first[1] if len(first) == 2 else 0
-    here = slopes[first[0] :, repeat:][: found.groups, : found.repeats]
-    return here.astype(found.dtype)[:, None, :, None]
+    groups, *repeats = query.shape[2:-1]
+    here: Array = slopes[first[0] :, repeat:][:groups, : prod(repeats)]
+    return here
 
 
 def _distances_added(found: Geometry, slopes: Array) -> Added:

@@ -37,7 +37,7 @@ def bucket_of(distance: Array, buckets: int, *, bidirectional: bool, max_distanc
     return found + np.where(far < exact, far, np.minimum(wide, buckets - 1))
 
 
-class _Distances(NamedTuple):
+class Distances(NamedTuple):
     """Sizes, and the bucket of every distance from the smallest to the largest."""
 
     heads: int
@@ -46,13 +46,14 @@ class _Distances(NamedTuple):
     bucket: Array
 
 
-def _distances(
+def distances(
     context: KernelContext, bias_shape: tuple[int, ...], offsets: Sequence[int]
-) -> _Distances:
+) -> Distances:
+    """Return them of the shard of a bias of this shape and these offsets."""
     heads, queries, keys = bias_shape
     table = context.inputs[0] if context.kind == "relative_bias" else context.outputs[0]
     smallest = offsets[2] - (offsets[1] + queries - 1)
-    return _Distances(
+    return Distances(
         heads=heads,
         queries=queries,
         keys=keys,
@@ -68,7 +69,7 @@ def _distances(
 def relative_bias(context: KernelContext) -> Kernel:
     """Return the bias [H, T, S] of a table [M, H]."""
     output = context.outputs[0]
-    found = _distances(context, output.shape, output.offsets)
+    found = distances(context, output.shape, output.offsets)
     by_distance = np.empty((found.heads, found.bucket.size), output.dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -82,7 +83,7 @@ def relative_bias(context: KernelContext) -> Kernel:
 def relative_bias_grad(context: KernelContext) -> Kernel:
     """Return the gradient of the table [M, H]: that of the bias added up by bucket."""
     given, table = context.inputs[0], context.outputs[0]
-    found = _distances(context, given.shape, given.offsets)
+    found = distances(context, given.shape, given.offsets)
     by_distance = np.empty((found.bucket.size, found.heads), table.dtype)
     members = (np.arange(table.shape[0])[:, None] == found.bucket).astype(table.dtype)
 

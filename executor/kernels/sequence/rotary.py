@@ -28,7 +28,7 @@ Turn = Callable[[Array, Array, slice], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turning:
+class Turning:
     """All that the angles follow from; ops that agree in it share one copy of the tables."""
 
     frequencies: tuple[float, ...]
@@ -37,6 +37,11 @@ class _Turning:
     count: int
     dtype: str
     is_inverse: bool
+
+    @property
+    def dims(self) -> int:
+        """How many features turn."""
+        return 2 * len(self.frequencies)
 
     def tables(self) -> tuple[Array, Array]:
         """Return cosines and sines [T, 1, pairs] in float64."""
@@ -47,7 +52,7 @@ class _Turning:
 
 
 @lru_cache(maxsize=32)
-def _half_tables(turning: _Turning) -> tuple[Array, Array]:
+def _half_tables(turning: Turning) -> tuple[Array, Array]:
     """Return (cos, cos) [T, 1, D] and (−sin, sin) [T, 1, 2, pairs]."""
     cos, sin = turning.tables()
     cosines, sines = np.concatenate((cos, cos), -1), np.stack((-sin, sin), -2)
@@ -55,7 +60,7 @@ def _half_tables(turning: _Turning) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=32)
-def _complex_table(turning: _Turning) -> Array:
+def _complex_table(turning: Turning) -> Array:
     """Return cos + i sin [T, 1, pairs]."""
     cos, sin = turning.tables()
     return (cos + 1j * sin).astype("complex64" if turning.dtype == "float32" else "complex128")
@@ -79,6 +84,33 @@ def _shape(context: KernelContext) -> tuple[tuple[int, int, int, int], int]:
     return (prod(sizes[:at]), sizes[at], prod(sizes[at + 1 : -1]), sizes[-1]), first
 
 
+def shape_and_turning(
+    context: KernelContext,
+) -> tuple[tuple[int, int, int, int], Turning]:
+    """Return the shape [outer, T, inner, D] of the shard, and what its features turn by.
+
+    Raises
+    ------
+    ExecutorError
+        The features that turn are no pairs, or there is no label of positions.
+    """
+    shape, first = _shape(context)
+    dims = int(context.attributes["dims"])
+    if dims % 2 or not 0 < dims <= shape[-1]:
+        raise ExecutorError(
+            f"rotary turns {dims} of {shape[-1]} features: expected an even number, at most all",
+            actor=context.name,
+        )
+    return shape, Turning(
+        frequencies=rotary_frequencies(context.attributes),
+        amplitude=context.number("amplitude", 1.0),
+        first=first,
+        count=shape[1],
+        dtype=context.inputs[0].dtype,
+        is_inverse=bool(context.attributes["inverse"]),
+    )
+
+
 def _blocks(shape: tuple[int, int, int, int]) -> Iterator[Block]:
     """Cut [outer, T, …] into blocks that stay in the cache."""
     outer, count, *rest = shape
@@ -98,23 +130,10 @@ def rotary(context: KernelContext) -> Kernel:
     Raises
     ------
     ExecutorError
-        The features that turn are no pairs, or there is no label of positions.
+        As `shape_and_turning`.
     """
-    shape, first = _shape(context)
-    dims = int(context.attributes["dims"])
-    if dims % 2 or not 0 < dims <= shape[-1]:
-        raise ExecutorError(
-            f"rotary turns {dims} of {shape[-1]} features: expected an even number, at most all",
-            actor=context.name,
-        )
-    turning = _Turning(
-        frequencies=rotary_frequencies(context.attributes),
-        amplitude=context.number("amplitude", 1.0),
-        first=first,
-        count=shape[1],
-        dtype=context.inputs[0].dtype,
-        is_inverse=bool(context.attributes["inverse"]),
-    )
+    shape, turning = shape_and_turning(context)
+    dims = turning.dims
     blocks = list(_blocks(shape))
     if context.attributes["interleaved"]:
         turn = _neighbours(turning)
@@ -133,7 +152,7 @@ def rotary(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _halves(turning: _Turning, size: int) -> Turn:
+def _halves(turning: Turning, size: int) -> Turn:
     """Return what turns pairs (i, i + half): x · (cos, cos) + (second, first) · (−sin, sin)."""
     cosines, sines = _half_tables(turning)
     buffer = np.empty(size, turning.dtype)
@@ -148,7 +167,7 @@ def _halves(turning: _Turning, size: int) -> Turn:
     return turn
 
 
-def _neighbours(turning: _Turning) -> Turn:
+def _neighbours(turning: Turning) -> Turn:
     """Return what turns pairs (2 i, 2 i + 1): as products of complex numbers."""
     turns = _complex_table(turning)
 

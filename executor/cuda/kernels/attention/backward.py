@@ -1,0 +1,101 @@
+"""Calls of the gradients of attention; shapes as in `shape.py`.
+
+First delta, the sum of dout · out of every query, into the workspace; then one kernel for dq, one
+for dk and dv and, where there is one, one for the bias. Each finds the scores again.
+"""
+
+from math import ceil, prod
+
+import numpy as np
+
+from executor.cuda.calls import (
+    BLOCK_THREADS,
+    TYPES,
+    WARP_THREADS,
+    Calls,
+    Launch,
+    Operand,
+    always,
+    read,
+    table,
+    types,
+    workspace,
+    write,
+)
+from executor.cuda.kernels.attention.forward import function_of, typed
+from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
+from executor.kernels.context import KernelContext
+from models.graph import ITEMSIZE
+
+SOURCE = "attention_grad"
+
+
+def attention_grad(context: KernelContext) -> Calls:
+    """Return dq, dk and dv of (q, k, v, out, logsumexp, dout)."""
+    return _backward(context)
+
+
+def biased_attention_grad(context: KernelContext) -> Calls:
+    """Return dq, dk, dv and dbias of (q, k, v, bias, out, logsumexp, dout)."""
+    return _backward(context, bias=BIAS)
+
+
+def attention_grad_round(context: KernelContext) -> Calls:
+    """Return dq so far, and dk and dv of the block, of (q, k, v, out, logsumexp, dout, dq)."""
+    return _backward(context, before=6)
+
+
+def _backward(
+    context: KernelContext, *, bias: int | None = None, before: int | None = None
+) -> Calls:
+    """`before` is the input to which dq is added."""
+    shape = attention_shape(context, biased=bias is not None)
+    out = 3 if bias is None else bias + 1
+    given_types = [TYPES[context.inputs[at].dtype] for at in (out + 1, out + 2)]
+    bias_type, added = typed(context, bias)
+    before_type, had = typed(context, before)
+    dq, dk, *dbias = [TYPES[shard.dtype] for shard in (context.outputs[0], *context.outputs[2:])]
+    delta = workspace()
+    given = (
+        table(0), table(1), read(0), read(1), read(2), added, read(out + 1), delta, read(out + 2),
+    )  # fmt: skip
+    launches = [
+        _delta(context, shape, out, delta),
+        *shape.launch(
+            SOURCE,
+            function_of("attention_grad_query", shape, *given_types, dq, bias_type, before_type),
+            shape.heads * shape.query_tiles,
+            *given, had, write(0),
+        ),
+        *shape.launch(
+            SOURCE,
+            function_of("attention_grad_keys", shape, *given_types, dk, bias_type),
+            shape.samples * shape.groups * shape.key_tiles,
+            *given, write(1), write(2),
+        ),
+    ]  # fmt: skip
+    if dbias:
+        names = ", ".join((TYPES[shape.dtype], *given_types, bias_type, *dbias))
+        function, blocks = f"attention_grad_bias<{names}>", _bias_blocks(shape)
+        launches += shape.launch(SOURCE, function, blocks, *given, write(3))
+    rows = shape.heads * shape.queries
+    return always(*launches, tables=shape.tables, workspace_bytes=rows * ITEMSIZE[shape.wide])
+
+
+def _delta(context: KernelContext, shape: AttentionShape, out: int, delta: Operand) -> Launch:
+    """One warp per query and head."""
+    rows = shape.heads * shape.queries
+    dtypes = types(shape.wide, context.inputs[out].dtype, context.inputs[out + 2].dtype)
+    return Launch(
+        SOURCE,
+        "attention_delta" + dtypes,
+        (ceil(rows / (BLOCK_THREADS // WARP_THREADS)), 1, 1),
+        (BLOCK_THREADS, 1, 1),
+        (read(out), read(out + 2), delta, np.int64(rows), np.int64(shape.value_dim)),
+    )
+
+
+def _bias_blocks(shape: AttentionShape) -> int:
+    """One per place of the labels that the bias has, queries and keys by tiles."""
+    places = (shape.samples, shape.groups, shape.repeats, shape.query_tiles, shape.key_tiles)
+    return prod(count for count, stride in zip(places, shape.bias_strides, strict=True) if stride)

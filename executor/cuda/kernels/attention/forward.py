@@ -1,0 +1,54 @@
+"""Calls of attention and of the later rounds of a ring; shapes as in `shape.py`."""
+
+from executor.cuda.calls import TYPES, Calls, Operand, always, read, table, write
+from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
+from executor.kernels.context import KernelContext
+
+SOURCE = "attention"
+NONE = "none"
+"""C++ type of an operand that an op lacks: zero wherever it is read."""
+
+
+def attention(context: KernelContext) -> Calls:
+    """Return the output and the logsumexp of the scores of every query, of (q, k, v)."""
+    return _forward(context)
+
+
+def biased_attention(context: KernelContext) -> Calls:
+    """Return the same of (q, k, v, bias), the bias added to the scores before any mask."""
+    return _forward(context, bias=BIAS)
+
+
+def attention_round(context: KernelContext) -> Calls:
+    """Return the output and logsumexp of (q, k, v, out, logsumexp), joined as they are written."""
+    return _forward(context, before=3)
+
+
+def function_of(name: str, shape: AttentionShape, *more: str) -> str:
+    """Return a kernel's name for the dtype of q, k and v and `more` types, and rows this wide."""
+    return f"{name}<{TYPES[shape.dtype]}, {', '.join(more)}, {shape.columns}>"
+
+
+def typed(context: KernelContext, operand: int | None) -> tuple[str, Operand]:
+    """Return an input's C++ type and the operand; of one that the op lacks, none and any other."""
+    if operand is None:
+        return NONE, read(0)
+    return TYPES[context.inputs[operand].dtype], read(operand)
+
+
+def _forward(
+    context: KernelContext, *, bias: int | None = None, before: int | None = None
+) -> Calls:
+    """`before` is the input that other keys gave; their logsumexp comes after it."""
+    shape = attention_shape(context, biased=bias is not None)
+    bias_type, added = typed(context, bias)
+    before_type, had = typed(context, before)
+    share_type, share = typed(context, None if before is None else before + 1)
+    made = [TYPES[shard.dtype] for shard in context.outputs]
+    launches = shape.launch(
+        SOURCE,
+        function_of("attention", shape, *made, bias_type, before_type, share_type),
+        shape.heads * shape.query_tiles,
+        table(0), table(1), read(0), read(1), read(2), added, had, share, write(0), write(1),
+    )  # fmt: skip
+    return always(*launches, tables=shape.tables)

@@ -1,0 +1,122 @@
+"""Calls of embedding and its gradient; N ids, V rows of the table here, D columns here."""
+
+from math import ceil
+
+import numpy as np
+
+from executor.cuda.calls import (
+    Calls,
+    Clear,
+    Launch,
+    Operand,
+    Scalar,
+    always,
+    by_row,
+    elementwise,
+    read,
+    types,
+    workspace,
+    write,
+)
+from executor.kernels.context import KernelContext
+from models.graph import ITEMSIZE
+from models.inference import widened
+
+SOURCE = "embedding"
+DIGIT_BITS = 8
+DIGITS = 2**DIGIT_BITS  # `DIGITS`, `BLOCK_KEYS` and `PIECE` are those of `sources/embedding.cu`
+BLOCK_KEYS = 1024
+PIECE = 32
+ALIGNED_BYTES = 256  # where a part of the workspace may begin
+
+
+def embedding(context: KernelContext) -> Calls:
+    """Return the table's row of every id; zeros where another rank holds the row."""
+    ids, held = context.inputs
+    rows, columns = held.shape
+    return always(
+        by_row(
+            SOURCE,
+            "embedding" + types(held.dtype, context.outputs[0].dtype),
+            ids.size,
+            columns,
+            read(0), read(1), write(0), np.int64(held.offsets[0]), np.int64(rows),
+        )
+    )  # fmt: skip
+
+
+def embedding_grad(context: KernelContext) -> Calls:
+    """Return, per row of the table, the sum of dy over the positions that hold its id.
+
+    Positions are sorted by row, and every run of equal rows is added up in order, in float or
+    wider. The row of the id `padding`, if there is one, gets none, nor does one without an id.
+    """
+    (_, dy), out = context.inputs, context.outputs[0]
+    count, (rows, columns) = context.inputs[0].size, out.shape
+    wide = widened(dy.dtype)
+    sorting, offset = _sort(context)
+    keys, positions = workspace(offset[0]), workspace(offset[1])
+    pieces = ceil(count / PIECE)
+    partial = workspace(offset[2])
+    table_rows = np.int64(rows)
+    return always(
+        Clear(write(0), out.size * ITEMSIZE[out.dtype]),
+        *sorting,
+        by_row(
+            SOURCE,
+            "sum_pieces" + types(dy.dtype, out.dtype),
+            count,
+            columns,
+            keys, positions, read(1), write(0), partial, table_rows,
+        ),
+        by_row(
+            SOURCE,
+            "join_pieces" + types(wide, out.dtype),
+            pieces,
+            columns,
+            keys, partial, write(0), table_rows, np.int64(count),
+        ),
+        workspace_bytes=offset[2] + 2 * pieces * columns * ITEMSIZE[wide],
+    )  # fmt: skip
+
+
+def _sort(context: KernelContext) -> tuple[list[Launch], tuple[int, int, int]]:
+    """Return what sorts the positions by row, and where keys, positions and free bytes then lie.
+
+    A key is a row of the table here, or V for an id without one; every pass sorts by eight of its
+    bits, from the lowest, between two halves of the workspace.
+    """
+    ids, table = context.inputs[0], context.outputs[0]
+    count, rows = ids.size, table.shape[0]
+    blocks = ceil(count / BLOCK_KEYS)
+    array = _aligned(4 * count)
+    places = workspace(4 * array)
+    n = np.int64(count)
+    here, there = (0, array), (2 * array, 3 * array)
+    launches = [
+        elementwise(
+            SOURCE, "sort_keys", count,
+            read(0), workspace(here[0]), workspace(here[1]), np.int64(table.offsets[0]),
+            np.int64(context.attributes.get("padding", -1)), np.int64(rows),
+        )
+    ]  # fmt: skip
+    for low in range(0, rows.bit_length(), DIGIT_BITS):
+        shift = np.int32(low)
+        keys, positions = workspace(here[0]), workspace(here[1])
+        moved = workspace(there[0]), workspace(there[1])
+        launches += [
+            _digits("count_digits", blocks, keys, places, shift, n),
+            _digits("place_digits", 1, places, np.int64(blocks)),
+            _digits("move_by_digit", blocks, keys, positions, places, *moved, shift, n),
+        ]
+        here, there = there, here
+    return launches, (*here, 4 * array + _aligned(4 * DIGITS * blocks))
+
+
+def _digits(function: str, blocks: int, *args: Operand | Scalar) -> Launch:
+    """One thread per digit."""
+    return Launch(SOURCE, function, (blocks, 1, 1), (DIGITS, 1, 1), args)
+
+
+def _aligned(size_bytes: int) -> int:
+    return ceil(size_bytes / ALIGNED_BYTES) * ALIGNED_BYTES

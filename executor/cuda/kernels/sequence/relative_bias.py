@@ -1,0 +1,56 @@
+"""Calls of T5's relative bias and its gradient; H heads, T queries here, S keys, M buckets."""
+
+import numpy as np
+
+from executor.cuda.calls import (
+    Calls,
+    always,
+    by_row,
+    elementwise,
+    read,
+    table,
+    types,
+    workspace,
+    write,
+)
+from executor.kernels.context import KernelContext
+from executor.kernels.sequence.relative_bias import distances
+from models.graph import ITEMSIZE
+from models.inference import widened
+
+SOURCE = "relative_bias"
+
+
+def relative_bias(context: KernelContext) -> Calls:
+    """Return the bias [H, T, S] of a table [M, H]."""
+    given, output = context.inputs[0], context.outputs[0]
+    found = distances(context, output.shape, output.offsets)
+    return always(
+        by_row(
+            SOURCE,
+            "relative_bias" + types(given.dtype, output.dtype),
+            found.heads * found.queries,
+            found.keys,
+            read(0), table(0), write(0), np.int64(found.heads), np.int64(found.queries),
+        ),
+        tables=(found.bucket.astype(np.int32),),
+    )  # fmt: skip
+
+
+def relative_bias_grad(context: KernelContext) -> Calls:
+    """Return the gradient of the table [M, H]: that of the bias added up by distance, by bucket."""
+    given, output = context.inputs[0], context.outputs[0]
+    found = distances(context, given.shape, given.offsets)
+    wide, count = widened(given.dtype), found.heads * found.bucket.size
+    return always(
+        elementwise(
+            SOURCE, "bias_by_distance" + types(given.dtype), count,
+            read(0), workspace(), np.int64(found.queries), np.int64(found.keys),
+        ),
+        by_row(
+            SOURCE, "bias_by_bucket" + types(wide, output.dtype), output.size, found.bucket.size,
+            workspace(), table(0), write(0), np.int64(found.heads),
+        ),
+        tables=(found.bucket.astype(np.int32),),
+        workspace_bytes=count * ITEMSIZE[wide],
+    )  # fmt: skip

@@ -1,0 +1,12 @@
+"""The factories of ids and positions, by op kind."""
+
+from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.sequence import embedding, relative_bias, rotary
+
+SEQUENCE: dict[str, CallsFactory] = {
+    "embedding": embedding.embedding,
+    "embedding_grad": embedding.embedding_grad,
+    "relative_bias": relative_bias.relative_bias,
+    "relative_bias_grad": relative_bias.relative_bias_grad,
+    "rotary": rotary.rotary,
+}

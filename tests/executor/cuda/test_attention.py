@@ -1,0 +1,310 @@
+"""Attention on a device, against its formulas: forms, dtypes, cuts, tiles, rings and limits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Launch
+from executor.cuda.kernels.table import make_calls
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, KernelContext, Shard, whole
+from planner.sbp import split
+from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.example_cases import TOLERANCE, Case, cases_of
+from tests.executor.examples.attention import EXAMPLES, Attributes, Form
+from tests.executor.examples.example import Example
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
+
+WIDE = {
+    "attention_grad": (4,),
+    "biased_attention_grad": (5,),
+    "attention_round": (3, 4),
+    "attention_grad_round": (3, 4, 6),
+}  # inputs that are float32 in a plan of 16 bits
+PLAIN: Attributes = {"causal": False, "scale": 0.5}
+CAUSAL: Attributes = {"causal": True, "scale": 0.5}
+GROUPED = {"b": 1, "g": 2, "r": 2, "u": 6}
+TILES = {"b": 1, "h": 2, "t": 70, "s": 70}  # more than one tile of 32 or 64, and a part of one
+SHORT, FAR = 64, 20
+
+
+def both(form: Form, sizes: dict[str, int]) -> Iterator[Example]:
+    """Attention and its gradient."""
+    kind = "biased_attention" if form.bias else "attention"
+    forward, backward = form.labels
+    yield Example(
+        kind=kind, labels=forward, formula=form.forward, attributes=form.attributes, sizes=sizes
+    )
+    yield Example(
+        kind=f"{kind}_grad", labels=backward, formula=form.backward, derive=form.derive,
+        attributes=form.attributes, sizes=sizes,
+    )  # fmt: skip
+
+
+def tiled() -> Iterator[Example]:
+    """Forms over several tiles, with more queries than keys and fewer, and of other widths."""
+    everything = CAUSAL | {"window": FAR, "alibi": 8.0}
+    yield from both(Form(attributes=CAUSAL), TILES)
+    yield from both(Form(attributes=CAUSAL), TILES | {"t": 40})
+    yield from both(Form(attributes=PLAIN), TILES | {"s": 40})
+    yield from both(Form(attributes=everything, grouped=True), TILES | GROUPED)
+    both_ways = PLAIN | {"window": FAR}
+    yield from both(Form(attributes=both_ways, grouped=True), TILES | GROUPED | {"b": 2})
+    for bias in ("h", "b t", "t s", "b h t s"):
+        yield from both(Form(attributes=CAUSAL, bias=bias), TILES | {"b": 2})
+    for head_dim, value_dim in ((40, 72), (130, 20), (250, 100)):
+        sizes = GROUPED | {"t": 5, "s": 5, "d": head_dim, "u": value_dim}
+        yield from both(Form(attributes=CAUSAL, grouped=True), sizes)
+
+
+def rounded(case: Case) -> Case:
+    """The case with an output and logsumexp that follow from what q, k and v are rounded to."""
+    example = case.example
+
+    def derive(*inputs: Array) -> tuple[Array, ...]:
+        exact = [loaded(stored(array, case.dtype), case.dtype) for array in inputs]
+        return example.derive(*(array.astype(np.float64) for array in exact))
+
+    return replace(case, example=replace(example, derive=derive))
+
+
+def cases() -> Iterator[Case]:
+    kinds = {*WIDE, "attention", "biased_attention"}
+    small = [e for e in EXAMPLES if e.kind in kinds and e.label_sizes["t"] <= SHORT]
+    for case in cases_of(small, WIDE):
+        yield rounded(case) if case.dtype in FLOATS[2:] else case
+    for example in tiled():
+        for dtype in ("float64", "float32"):
+            yield Case(example=example, dtype=dtype, wide=WIDE.get(example.kind, ()))
+
+
+CASES = list(cases())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What one device of a ring calls in one round, forward or backward."""
+
+    context: KernelContext
+    place: int
+    source: int
+
+
+RING, RING_LENGTH = 3, 12
+FORWARD, BACKWARD = Form(attributes=CAUSAL).labels
+
+
+def ring_rounds(dtype: str, attributes: Attributes, *, backward: bool) -> Iterator[Round]:
+    """Round by round, device by device; what is carried on is float32 at least."""
+    wide = "float64" if dtype == "float64" else "float32"
+    part, length = RING_LENGTH // RING, RING_LENGTH
+    kind, labels = ("attention_grad", BACKWARD) if backward else ("attention", FORWARD)
+    given, made = labels.split(" -> ")
+    carried = made.split(", ")[0] if backward else made
+
+    def shard(place: int, last: tuple[int, ...], dtype: str) -> Shard:
+        return Shard(
+            global_shape=(2, length, 2, *last), offsets=(0, place * part, 0, *(0 for _ in last)),
+            shape=(2, part, 2, *last), dtype=dtype,
+        )  # fmt: skip
+
+    for number in range(RING):
+        later = number > 0
+        for place in range(RING):
+            rows, statistics = shard(place, (4,), dtype), shard(place, (), wide)
+            result = shard(place, (4,), wide)
+            inputs = [rows] * 3
+            outputs = [result, statistics]
+            if backward:
+                inputs = [rows] * 3 + [result, statistics, rows]
+                outputs = [result, rows, rows]
+            if later:
+                inputs = [*inputs, *(outputs[:1] if backward else outputs)]
+            yield Round(
+                context=context_of(
+                    f"{kind}_round" if later else kind,
+                    f"{given}, {carried} -> {made}" if later else labels,
+                    inputs,
+                    outputs,
+                    attributes | ({"round": number} if later else {}),
+                    input_sbp=((split(1),),) * len(inputs),
+                    coordinate=(place,),
+                    axis_sizes=(RING,),
+                ),
+                place=place,
+                source=(place - number) % RING,
+            )
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    """All that the tests of this module launch."""
+    found: dict[str, set[str]] = {}
+    contexts = [
+        one.context
+        for dtype in ("float64", "bfloat16")
+        for backward in (False, True)
+        for one in ring_rounds(dtype, CAUSAL, backward=backward)
+    ]
+    launched = [functions_of(make_calls(context).of(0)) for context in contexts]
+    for functions in [*launched, *(case.functions() for case in CASES)]:
+        for source, names in functions.items():
+            found.setdefault(source, set()).update(names)
+    return Emulator(found)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_computes_what_its_formula_says(case: Case, emulator: Emulator):
+    case.check(emulator)
+
+
+def carried_round_a_ring(
+    dtype: str,
+    given: Sequence[Array],
+    attributes: Attributes,
+    emulator: Emulator,
+    *,
+    backward: bool,
+) -> list[Array]:
+    """Outputs of a ring on whole inputs, what travels added up."""
+    part = RING_LENGTH // RING
+    before: dict[int, list[Array]] = {}
+    keys = [np.zeros(given[1].shape), np.zeros(given[2].shape)]
+    for one in ring_rounds(dtype, attributes, backward=backward):
+        mine, theirs = (slice(at * part, (at + 1) * part) for at in (one.place, one.source))
+        arrays = [
+            array[:, theirs if at in (1, 2) else mine].copy() for at, array in enumerate(given)
+        ]
+        context = one.context
+        made = call(
+            context.kind, context.labels, [*arrays, *before.get(one.place, [])], context.outputs,
+            input_shards=context.inputs, attributes=context.attributes, emulator=emulator,
+            input_sbp=context.input_sbp, coordinate=context.coordinate,
+            axis_sizes=context.axis_sizes,
+        )  # fmt: skip
+        before[one.place] = made[:1] if backward else made
+        if backward:
+            for total, added in zip(keys, made[1:], strict=True):
+                total[:, theirs] += added
+    joined = [np.concatenate(x, 1) for x in zip(*(before[p] for p in range(RING)), strict=True)]
+    return [*joined, *keys] if backward else joined
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 6])
+def test_rounds_of_a_ring_give_what_all_keys_at_once_give(
+    dtype: str, window: int, emulator: Emulator
+):
+    attributes = CAUSAL | {"window": window}
+    rng = np.random.default_rng(0)
+    shape = (2, RING_LENGTH, 2, 4)
+    q, k, v, dout = (
+        loaded(stored(rng.standard_normal(shape), dtype), dtype).astype(np.float64)
+        for _ in range(4)
+    )
+    form = Form(attributes=attributes)
+    near = TOLERANCE[dtype]
+    expected = form.forward(q, k, v)
+    found = carried_round_a_ring(dtype, [q, k, v], attributes, emulator, backward=False)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=near, atol=near)
+    given = [q, k, v, *expected, dout]
+    found = carried_round_a_ring(dtype, given, attributes, emulator, backward=True)
+    for one, other in zip(found, form.backward(*given), strict=True):
+        np.testing.assert_allclose(one, other, rtol=near, atol=near)
+
+
+def test_a_query_that_has_seen_no_key_gives_zero_and_no_gradient(emulator: Emulator):
+    rng = np.random.default_rng(0)
+    blocks = [
+        one for one in ring_rounds("float64", CAUSAL, backward=False) if one.source > one.place
+    ]
+    shape = blocks[0].context.outputs[0].shape
+    q, k, v = (rng.standard_normal(shape) for _ in range(3))
+    nothing = [np.zeros(shape), np.full(shape[:-1], -np.inf)]
+    context = blocks[0].context
+    place = {
+        "input_sbp": context.input_sbp, "coordinate": context.coordinate,
+        "axis_sizes": context.axis_sizes, "attributes": context.attributes, "emulator": emulator,
+    }  # fmt: skip
+    out, logsumexp = call(
+        context.kind, context.labels, [q, k, v, *nothing], context.outputs,
+        input_shards=context.inputs, **place,
+    )  # fmt: skip
+    assert not out.any()
+    assert (logsumexp == -np.inf).all()
+    back = next(
+        one.context
+        for one in ring_rounds("float64", CAUSAL, backward=True)
+        if one.source > one.place
+    )
+    slopes = call(
+        back.kind, back.labels, [q, k, v, *nothing, q, np.zeros(shape)], back.outputs,
+        input_shards=back.inputs, **place | {"input_sbp": back.input_sbp},
+    )  # fmt: skip
+    for one in slopes:
+        assert not one.any()
+
+
+@pytest.mark.parametrize("shift", [-500.0, -95.0, 500.0])
+def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator: Emulator):
+    """A feature that adds the same to every score; exp of it is 0 or infinite in float32."""
+    example = next(both(Form(attributes=CAUSAL), TILES))
+    q, k, v = example.inputs("float32")
+    expected = example.expected([q[..., :3], k[..., :3], v])
+    q[..., 3], k[..., 3] = 1, shift / 0.5
+    made = [whole(q.shape, "float32"), whole(q.shape[:-1], "float32")]
+    out, logsumexp = call(
+        "attention", FORWARD, [q, k, v], made, attributes=CAUSAL, emulator=emulator,
+    )  # fmt: skip
+    np.testing.assert_allclose(out, expected[0], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(logsumexp, expected[1] + shift, rtol=1e-5, atol=1e-3)
+    dout = np.random.default_rng(1).standard_normal(q.shape).astype(np.float32)
+    given = [q, k, v, out, logsumexp, dout]
+    found = call(
+        "attention_grad", BACKWARD, given, [whole(q.shape, "float32")] * 3, attributes=CAUSAL,
+        emulator=emulator,
+    )  # fmt: skip
+    narrow = [q[..., :3].astype(np.float64), k[..., :3].astype(np.float64), v.astype(np.float64)]
+    slopes = Form(attributes=CAUSAL).backward(*narrow, *expected, dout.astype(np.float64))
+    for one, other in zip((found[0][..., :3], found[1][..., :3], found[2]), slopes, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def attention_context(
+    queries: int, keys: int, head_dim: int, dtype: str = "float32", **attributes: int | bool
+) -> KernelContext:
+    """Of one sample with one head."""
+    query, key = (1, queries, 1, head_dim), whole((1, keys, 1, head_dim), "float32")
+    return context_of(
+        "attention", FORWARD, [whole(query, dtype), key, key],
+        [whole(query, dtype), whole(query[:-1], "float32")], {"causal": True, **attributes},
+    )  # fmt: skip
+
+
+def test_what_attention_cannot_do_is_refused_by_name():
+    with pytest.raises(ExecutorError, match="query 8 sees none of 3 keys through a window of 5"):
+        make_calls(attention_context(9, 3, 4, window=5))
+    with pytest.raises(ExecutorError, match="at most 256 features, found 260; split"):
+        make_calls(attention_context(4, 4, 260))
+    with pytest.raises(ExecutorError, match="one dtype, found float16, float32; cast"):
+        make_calls(attention_context(4, 4, 4, dtype="float16"))
+
+
+def test_a_long_sequence_takes_memory_for_one_number_per_query():
+    length = 1 << 17
+    shape, key = (1, length, 8, 4, 128), (1, length, 8, 128)
+    q, k, statistic = whole(shape, "bfloat16"), whole(key, "bfloat16"), whole(shape[:-1], "float32")
+    labels = Form(attributes=CAUSAL, grouped=True).labels
+    forward = make_calls(context_of("attention", labels[0], [q, k, k], [q, statistic], CAUSAL))
+    assert forward.workspace_bytes == 0
+    backward = make_calls(
+        context_of("attention_grad", labels[1], [q, k, k, q, statistic, q], [q, k, k], CAUSAL)
+    )
+    assert backward.workspace_bytes == 4 * statistic.size
+    blocks = [one.grid[0] for one in backward.of(0)[1:] if isinstance(one, Launch)]
+    assert blocks == [32 * length // 64, 8 * length // 64]
