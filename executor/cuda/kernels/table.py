@@ -2,12 +2,14 @@
 
 from executor.cuda.calls import Calls
 from executor.cuda.kernels.context import CallsFactory
+from executor.cuda.kernels.matmul import matmul
 from executor.cuda.kernels.rows.table import ROWS
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
     **ROWS,
+    "matmul": matmul,
 }
 
 
