@@ -27,6 +27,7 @@ DOORS = {
     "typer": ("millrace/",),
     "rich": ("millrace/",),
     "matplotlib": ("millrace/plot.py",),
+    "cuda": ("executor/cuda/compiling.py",),
     "cupy": ("executor/gpu/",),
     "torch": ("models/importers/torch_export/",),
     "onnx": ("models/importers/onnx/",),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from models.graph import ITEMSIZE
 from planner.sbp import NdSbp
 
 Array = NDArray[Any]
@@ -39,7 +40,7 @@ class Shard:
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return int(np.dtype(self.dtype).itemsize)
+        return ITEMSIZE[self.dtype]  # bfloat16 is none of NumPy's own
 
     @property
     def is_whole(self) -> bool:

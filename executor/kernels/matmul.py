@@ -10,6 +10,7 @@ not, the operand is copied to scratch once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,15 +55,44 @@ def _view(dims: Dims, groups: tuple[Dims, ...], sizes: dict[str, int], dtype: st
     return _View(split=split, order=order, merged=merged, scratch=scratch)
 
 
-def _classes(found: Layout) -> tuple[Dims, Dims, Dims, Dims]:
-    """Return the batch, left, contracted and right labels in an order that needs few copies."""
+class ProductClasses(NamedTuple):
+    """The labels of a product by class, in an order that needs few copies."""
+
+    batch: Dims
+    left: Dims
+    contracted: Dims
+    right: Dims
+
+
+def product_classes(context: KernelContext, found: Layout) -> ProductClasses:
+    """Return the labels of an einsum of two operands by class.
+
+    Raises
+    ------
+    ExecutorError
+        The expression has not two operands and one output, repeats a label inside one, or has a
+        label that one of the three holds alone.
+    """
+    if len(found.inputs) != 2 or len(found.outputs) != 1:
+        raise ExecutorError(
+            f"matmul needs two operands, found `{context.labels}`", actor=context.name
+        )
     left_operand, right_operand = found.inputs
     (output,) = found.outputs
     batch = tuple(x for x in output if x in left_operand and x in right_operand)
     left = tuple(x for x in output if x in left_operand and x not in right_operand)
     right = tuple(x for x in output if x in right_operand and x not in left_operand)
     contracted = tuple(x for x in left_operand if x in right_operand and x not in output)
-    return batch, left, contracted, right
+    known = ((batch, left, contracted), (batch, right, contracted), (batch, left, right))
+    for operand, groups in zip((*found.inputs, output), known, strict=True):
+        expected = {label for group in groups for label in group}
+        if len(set(operand)) != len(operand) or set(operand) != expected:
+            raise ExecutorError(
+                f"matmul cannot compute `{context.labels}`: a label is repeated inside an operand "
+                f"or held by one operand alone; sum it with an op `sum` first",
+                actor=context.name,
+            )
+    return ProductClasses(batch, left, contracted, right)
 
 
 def matmul(context: KernelContext) -> Kernel:
@@ -75,19 +105,7 @@ def matmul(context: KernelContext) -> Kernel:
         one operand holds and the output does not.
     """
     found = layout(context)
-    if len(found.inputs) != 2 or len(found.outputs) != 1:
-        raise ExecutorError(
-            f"matmul needs two operands, found `{context.labels}`", actor=context.name
-        )
-    batch, left, contracted, right = _classes(found)
-    known = (set(batch) | set(left) | set(contracted), set(batch) | set(right) | set(contracted))
-    for operand, expected in zip(found.inputs, known, strict=True):
-        if len(set(operand)) != len(operand) or set(operand) != expected:
-            raise ExecutorError(
-                f"matmul cannot compute `{context.labels}`: a label is repeated inside an operand "
-                f"or held by one operand alone; sum it with an op `sum` first",
-                actor=context.name,
-            )
+    batch, left, contracted, right = product_classes(context, found)
     stack = tuple((label,) for label in batch)
     dtype = context.outputs[0].dtype
     sizes = found.sizes

@@ -1,6 +1,6 @@
 """Calling kernels in tests: on whole tensors, and shard by shard with the parts put together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -85,6 +85,7 @@ def call_sharded(
     *,
     attributes: Attributes | None = None,
     reduction: str | None = None,
+    fire: Callable[..., list[Array]] = call,
 ) -> list[Array]:
     """Fire the kernel on every shard of the split labels and put the results together.
 
@@ -104,7 +105,7 @@ def call_sharded(
             shard_of(operand, shard.shape, shard.dtype, splits, at)
             for operand, shard in zip(expression.outputs, outputs, strict=True)
         ]
-        results = call(
+        results = fire(
             kind,
             labels,
             [

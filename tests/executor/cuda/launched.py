@@ -1,0 +1,103 @@
+"""Every function that actors launch: those of all small models' training and of all examples."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from executor.cuda.kernels.table import CALLS, make_calls
+from executor.kernels.context import KernelContext, whole
+from models.inference import widened
+from models.labels import parse, shape_of
+from models.ops import OPS
+from models.zoo.catalogue import TrainingSpec, build_training
+from tests.executor.cuda.calling import FLOATS, context_of
+from tests.executor.cuda.emulation.machine import functions_of
+from tests.executor.examples.example import Example
+from tests.executor.examples.table import EXAMPLES
+from tests.small_models import NAMES, small
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+# Which inputs and outputs are of 16 bits, where activations are, for kinds that only expansions
+# hold: a split loss is computed in the loss's dtype (`planner.compile.lowering`), and what rounds
+# of attention add up in float32 (`planner.rings`). Ids are neither.
+Narrow = tuple[tuple[bool, ...], tuple[bool, ...]]
+EXPANSIONS: dict[str, Narrow] = {
+    "attention_round": ((True, True, True, False, False), (False, False)),
+    "attention_grad_round": (
+        (True, True, True, True, False, True, False),
+        (False, True, True),
+    ),
+    "row_max": ((True,), (False,)),
+    "shifted_sums": ((True, False, False), (False,)),
+    "loss_from_sums": ((False, False, False), (False, False)),
+}
+
+
+@cache
+def launched_functions() -> dict[str, frozenset[str]]:
+    """Functions by source, of every op kind that has CUDA calls."""
+    found: dict[str, set[str]] = {}
+    trained = list(_ops_of_the_zoo())
+    for context in (*trained, *_examples(_narrow(trained))):
+        for source, functions in functions_of(make_calls(context).of(0)).items():
+            found.setdefault(source, set()).update(functions)
+    return {source: frozenset(found[source]) for source in sorted(found)}
+
+
+def _ops_of_the_zoo() -> Iterator[KernelContext]:
+    """Contexts of the ops of every small model's training step, on one device."""
+    for name in NAMES:
+        for precision in PRECISIONS:
+            graph = build_training(small(name, precision), TrainingSpec(), 4)
+            tensors = graph.tensors_by_name
+            for op in graph.ops:
+                if op.kind in CALLS and op.kind != "input":
+                    inputs, outputs = (
+                        [whole(tensors[x].shape, tensors[x].dtype) for x in names]
+                        for names in (op.inputs, op.outputs)
+                    )
+                    yield context_of(op.kind, op.labels, inputs, outputs, op.attributes)
+
+
+def _narrow(contexts: Sequence[KernelContext]) -> dict[str, Narrow]:
+    """Which inputs and outputs of a kind are of 16 bits, where some are; by one of its ops."""
+    found = dict(EXPANSIONS)
+    for context in contexts:
+        if context.kind not in found:
+            inputs, outputs = (
+                tuple(shard.dtype in ("bfloat16", "float16") for shard in shards)
+                for shards in (context.inputs, context.outputs)
+            )
+            if any(inputs):
+                found[context.kind] = inputs, outputs
+    return found
+
+
+def _examples(narrow: dict[str, Narrow]) -> Iterator[KernelContext]:
+    """Contexts of every example, in every width."""
+    for example in EXAMPLES:
+        if example.kind in CALLS:
+            for dtype in FLOATS:
+                yield _context(example, dtype, narrow.get(example.kind))
+
+
+def _context(example: Example, dtype: str, narrow: Narrow | None) -> KernelContext:
+    """The example's context where activations are of `dtype`; what is not narrow is float32."""
+    arrays, operands = example.inputs("float64"), parse(example.labels).outputs
+    row = OPS[example.kind]
+    if narrow is None or len(narrow[0]) != len(arrays):
+        narrow = (
+            (True,) * len(arrays),
+            tuple(at not in row.wide_outputs for at in range(len(operands))),
+        )
+    inputs = [
+        whole(array.shape, "int32" if array.dtype == "int32" else dtype if one else widened(dtype))
+        for array, one in zip(arrays, narrow[0], strict=True)
+    ]
+    outputs = [
+        whole(shape_of(operand, example.label_sizes), dtype if one else widened(dtype))
+        for operand, one in zip(operands, narrow[1], strict=True)
+    ]
+    for at in row.integer_outputs:
+        outputs[at] = whole(outputs[at].shape, "int32")
+    return context_of(example.kind, example.labels, inputs, outputs, example.attributes)
