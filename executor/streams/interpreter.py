@@ -38,9 +38,7 @@ def interpret(buffer: CommandBuffer, work: Work, *, seed: int, steps: int) -> No
         _run(buffer, buffer.steps[step % buffer.period], work, random)
 
 
-def _run(
-    buffer: CommandBuffer, commands: Sequence[Command], work: Work, random: Random
-) -> None:
+def _run(buffer: CommandBuffer, commands: Sequence[Command], work: Work, random: Random) -> None:
     streams: dict[tuple[int, int], list[int]] = {}
     for number, command in enumerate(commands):
         streams.setdefault((command.rank, command.stream), []).append(number)

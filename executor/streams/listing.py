@@ -54,9 +54,7 @@ def _called(graph: ActorGraph, command: Command) -> str:
     return f"{actor.name} #{command.firing}" if actor.firings > 1 else actor.name
 
 
-def _slots(
-    word: str, program: Program, ports: Sequence[Port], slots: Iterable[int]
-) -> list[str]:
+def _slots(word: str, program: Program, ports: Sequence[Port], slots: Iterable[int]) -> list[str]:
     named = (
         f"{program.registers[port.register].name}[{slot}]"
         for port, slot in zip(ports, slots, strict=True)

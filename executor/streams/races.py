@@ -22,7 +22,8 @@ from executor.streams.versions import Firing, Versions
 from planner.actors.graph import HOST, ActorGraph
 
 FROM_BEFORE = -1  # made before the step
-ANYTHING = -2  # overwritten whatever it was
+NOTHING = -2  # there is no version yet
+ANYTHING = -3  # overwritten whatever it was
 
 
 class Access(NamedTuple):
@@ -145,7 +146,8 @@ class _Search:
                     yield Access(number, False, port.register, slot, before)
                 yield Access(number, True, port.register, slot)
             for register in actor.state:
-                last = self.numbers.get(Firing(at.actor, at.firing - 1), FROM_BEFORE)
+                first = FROM_BEFORE if self.program.registers[register].initial else NOTHING
+                last = self.numbers.get(Firing(at.actor, at.firing - 1), first)
                 yield Access(number, False, register, 0, last)
                 yield Access(number, True, register, 0)
             if actor.buffer is not None:
@@ -167,7 +169,9 @@ class _Search:
 
     def _write_of(self, register: int, version: int) -> int:
         maker = self.versions.maker(register, version)
-        return FROM_BEFORE if maker is None else self.numbers[maker]
+        if maker is None:
+            return FROM_BEFORE if version >= 0 else NOTHING
+        return self.numbers[maker]
 
     def _conflicts(self, accesses: Sequence[Access]) -> Iterator[Found]:
         """What goes wrong in bytes that all these accesses have in common."""
@@ -179,10 +183,12 @@ class _Search:
             if write is not None and not self._after(write, access):
                 yield "race", write, access
             elif not access.writes and access.expects != self._content(write):
-                yield ("unwritten" if write is None else "overwritten"), write, access
+                yield "content", write, access
             if access.writes:
                 for some in reads.values():
-                    yield from (("race", one, access) for one in some if not self._after(one, access))
+                    yield from (
+                        ("race", one, access) for one in some if not self._after(one, access)
+                    )
                 write, reads = access, {}
             elif stream in reads and reads[stream][0].command == access.command:
                 reads[stream].append(access)
@@ -205,12 +211,12 @@ class _Search:
         self, why: str, before: Access | None, access: Access, start: int, end: int, host: bool
     ) -> Race:
         pair = (access,) if before is None else (before, access)
-        cause = {
-            "race": "neither streams nor waits order them",
-            "overwritten": f"expected there: what {self._maker(access.expects)} made",
-            "unwritten": f"no command before it wrote there: expected what "
-            f"{self._maker(access.expects)} made",
-        }[why]
+        if why == "race":
+            cause = "neither streams nor waits order them"
+        elif access.expects == NOTHING:
+            cause = "there is no version yet that it could read"
+        else:
+            cause = f"expected there: what {self._maker(access.expects)} made"
         where = f"bytes {start} to {end} of the {'host' if host else 'device'}'s arena"
         told = " and ".join(map(self._told, pair))
         return Race(

@@ -7,7 +7,7 @@ from executor.errors import ExecutorError
 from executor.streams.clocks import Clocks
 from executor.streams.commands import Command, CommandBuffer, stream_of, streams_of
 from executor.streams.versions import Firing, Versions
-from planner.actors.graph import ActorGraph
+from planner.actors.graph import ActorGraph, Program
 
 
 def validate(graph: ActorGraph, buffer: CommandBuffer) -> CommandBuffer:
@@ -93,6 +93,19 @@ def _check_meetings(graph: ActorGraph, commands: Sequence[Command]) -> None:
             )
 
 
+def _check_queues(program: Program, rank: int, issued: Sequence[int]) -> None:
+    for index, queue in enumerate(program.queues):
+        order = [actor for actor in issued if index in program.actors[actor].queues]
+        if tuple(order) != queue.order:
+            pairs = enumerate(zip(order, queue.order, strict=False))
+            place = next((k for k, (a, b) in pairs if a != b), min(len(order), len(queue.order)))
+            raise ExecutorError(
+                f"queue `{queue.name}` is not issued in its order from its place {place} on: "
+                f"expected {len(queue.order)} firings, found {len(order)}",
+                rank=rank,
+            )
+
+
 def _check_rank(
     graph: ActorGraph, rank: int, names: Sequence[str], step: int, commands: Sequence[Command]
 ) -> None:
@@ -102,18 +115,7 @@ def _check_rank(
     queues = [program.queues[queue].name for queue in streams_of(program)]
     if list(names) != queues:
         raise ExecutorError(f"expected the streams {queues}, found {list(names)}", rank=rank)
-    for index, queue in enumerate(program.queues):
-        order = [one.actor for _, one in mine if index in program.actors[one.actor].queues]
-        if tuple(order) != queue.order:
-            at = next(
-                (k for k, (a, b) in enumerate(zip(order, queue.order, strict=False)) if a != b),
-                min(len(order), len(queue.order)),
-            )
-            raise ExecutorError(
-                f"queue `{queue.name}` is not issued in its order from its place {at} on: "
-                f"expected {len(queue.order)} firings, found {len(order)}",
-                rank=rank,
-            )
+    _check_queues(program, rank, [one.actor for _, one in mine])
     fired: Counter[int] = Counter()
     clocks = Clocks(len(queues))
     numbers: dict[Firing, int] = {}

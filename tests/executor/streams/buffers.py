@@ -1,7 +1,7 @@
 """Command buffers for the tests: graphs written by hand, plans, and buffers that lack something."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 from executor.streams import Command, CommandBuffer
@@ -131,12 +131,15 @@ def changed(
     return dataclasses.replace(buffer, steps=steps)
 
 
-def with_a_wait_taken_away(buffer: CommandBuffer) -> Iterator[tuple[int, CommandBuffer]]:
-    """The number of the command that waits no more, and the buffer, once for every wait."""
-    for number, command in enumerate(buffer.steps[0]):
-        for wait in command.waits:
-            left = tuple(one for one in command.waits if one != wait)
-            yield number, changed(buffer, number, lambda one, left=left: one._replace(waits=left))
+def waits_of(buffer: CommandBuffer) -> list[tuple[int, int]]:
+    """Every wait of the first step: who waits, and for whom."""
+    return [(at, wait) for at, one in enumerate(buffer.steps[0]) for wait in one.waits]
+
+
+def without(buffer: CommandBuffer, number: int, wait: int) -> CommandBuffer:
+    """The buffer in which a command no longer waits for another."""
+    left = tuple(one for one in buffer.steps[0][number].waits if one != wait)
+    return changed(buffer, number, lambda one: one._replace(waits=left))
 
 
 @cache
