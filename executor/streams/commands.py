@@ -12,10 +12,11 @@ in the slots it writes. A queue of (1) is a stream, and a wait stands for every 
 that streams and other waits do not order already; nothing else is added. So whatever the protocol
 orders by completion, streams order too, and whoever shares bytes of the arena because of that
 order (the area of temporary registers, places lent or taken in turns) goes on to. What remains is
-(4), a queue left at `issued`: it says in which order the ranks come to their meetings, and that is
-the order in which the host issues them. On the device a later meeting may then begin while an
-earlier one still waits for its input, which the protocol does not let happen; no place in the arena
-depends on it, for no order of completions follows from it. `find_races` proves it plan by plan.
+(4), a queue left at `issued`: it says in which order a rank comes to its meetings, and that is the
+order in which the host issues them. On a device a later meeting may then begin while an earlier one
+still waits for its input, which the protocol does not let happen. The compiler lays out the arena
+by compute queues, makers and readers and never by that order, so nothing depends on it:
+`find_races` proves it plan by plan.
 
 A step begins and ends with nothing in flight, for the host joins all streams behind it, so that
 waits stay within a step. Where a register has versions when a step starts (a variable), the next

@@ -7,8 +7,8 @@ say (`clocks.py`). Because "after" carries over, neighbours are enough to compar
 FastTrack finds races (Flanagan and Freund, "FastTrack: efficient and precise dynamic race
 detection", 2009, section 3). It holds for every timing, not for the one that was tried.
 
-What two ranks order by meeting is left out, and what the first input alone of a collective says is
-read: a second one is only waited for.
+What ranks order by meeting each other is left out, so that the proof needs nothing of the
+transport. A collective reads its first input; a second one is only waited for.
 """
 
 from bisect import bisect_left

@@ -30,8 +30,6 @@ def test_buffers_of_random_graphs_are_valid_for_one_rank_and_for_all(seed: int) 
 @pytest.mark.parametrize("name", plans())
 def test_buffers_of_plans_are_valid(name: str) -> None:
     _, found = plans()[name]()
-    for one in found.programs:
-        validate(found, command_buffer(found, (one.ranks[-1],)))
     validate(found, command_buffer(found, every_rank(found)))
 
 
@@ -54,9 +52,9 @@ def test_a_rank_has_the_same_commands_alone_as_among_others(name: str) -> None:
     _, found = plans()[name]()
     joint = command_buffer(found, every_rank(found))
     assert alone(joint, 0) == alone(command_buffer(found, every_rank(found), folded=True), 0)
+    assert alone(joint, 1) == alone(command_buffer(found, (1,), folded=False), 1)
     for rank in every_rank(found):
-        for folded in (True, False):
-            assert alone(command_buffer(found, (rank,), folded=folded), rank) == alone(joint, rank)
+        assert alone(joint, rank) == alone(command_buffer(found, (rank,)), rank)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -113,7 +111,7 @@ def test_launch_orders_that_contradict_each_other_are_refused() -> None:
     found = two_sends("ab", "ba")
     for ranks in ((0,), (0, 1)):
         with pytest.raises(
-            ExecutorError, match="contradict each other, among them `a.send` of rank 0, `b"
+            ExecutorError, match=r"contradict each other, among them `a\.send` of rank 0, `b"
         ):
             command_buffer(found, ranks)
 

@@ -130,7 +130,7 @@ def test_losses_and_variables_are_equal_bit_for_bit(name: str, seed: int) -> Non
 
 
 def test_plans_that_are_trained_have_slots_that_begin_anew_every_step() -> None:
-    """Microbatches are no multiple of the slots: the protocol's slots go on, the buffer's do not."""
+    """Where slots do not divide microbatches, the protocol's go on and the buffer's do not."""
     _, graph = plans()["gpt: pp"]()
     assert any(
         actor.firings // port.hold % program.registers[port.register].slots
