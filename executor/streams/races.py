@@ -1,0 +1,264 @@
+"""Races: a proof that no two commands of a buffer get in each other's way in the arena.
+
+Of every byte, the commands that read or write it are gone through in the host's order. A write must
+come after the write before it and after all reads since; a read after the write before it, and that
+write must have made the version that is to be read. What "after" means, streams and waits alone
+say (`clocks.py`). Because "after" carries over, neighbours are enough to compare: this is how
+FastTrack finds races (Flanagan and Freund, "FastTrack: efficient and precise dynamic race
+detection", 2009, section 3). It holds for every timing, not for the one that was tried.
+
+What ranks order by meeting each other is left out, so that the proof needs nothing of the
+transport. A collective reads its first input; a second one is only waited for.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from executor.streams.clocks import Clocks
+from executor.streams.commands import Command, CommandBuffer
+from executor.streams.versions import Firing, Versions
+from planner.actors.graph import HOST, ActorGraph
+
+FROM_BEFORE = -1  # made before the step
+NOTHING = -2  # there is no version yet
+ANYTHING = -3  # overwritten whatever it was
+
+
+class Access(NamedTuple):
+    """A command reads or writes one slot of a register.
+
+    `expects` is the command whose write it must find there. After the last command come reads by
+    the next step, of what it is to find; their command is the number of commands.
+    """
+
+    command: int
+    writes: bool
+    register: int
+    slot: int
+    expects: int = ANYTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Two commands of one rank that share bytes of its arena as they must not.
+
+    Parameters
+    ----------
+    rank, step
+        Where, and in which step of the period.
+    commands
+        The two, as they are issued; one where bytes are read that nobody wrote.
+    registers
+        Names of the registers they access there.
+    start_bytes, end_bytes
+        Bytes of the arena; `host` says of which one.
+    host
+        Whether that is the arena in the memory of the node.
+    message
+        All of it in words.
+    """
+
+    rank: int
+    step: int
+    commands: tuple[int, ...]
+    registers: tuple[str, ...]
+    start_bytes: int
+    end_bytes: int
+    host: bool
+    message: str
+
+
+def find_races(graph: ActorGraph, buffer: CommandBuffer) -> list[Race]:
+    """Return every pair of accesses to common bytes that is not ordered, or ordered wrongly.
+
+    Parameters
+    ----------
+    graph, buffer
+        What was compiled, and the commands made of it.
+
+    Returns
+    -------
+    list of Race
+        None is the proof. One entry per pair of commands and registers, ranks and steps in order.
+    """
+    return [
+        race
+        for step, commands in enumerate(buffer.steps)
+        for rank, names in zip(buffer.ranks, buffer.streams, strict=True)
+        for race in _Search(graph, rank, step, commands, len(names)).races()
+    ]
+
+
+Bytes = tuple[int, int]  # from, up to
+Found = tuple[str, Access | None, Access]
+
+
+class _Search:
+    """The accesses of one rank in one step, and what of them is in no order."""
+
+    def __init__(
+        self, graph: ActorGraph, rank: int, step: int, commands: Sequence[Command], streams: int
+    ) -> None:
+        self.rank, self.step, self.commands = rank, step, commands
+        self.program = graph.programs[graph.program_of(rank)]
+        self.versions = Versions(self.program)
+        self.clocks = Clocks(streams)
+        self.numbers: dict[Firing, int] = {}
+        for number, one in enumerate(commands):
+            if one.rank == rank:
+                self.clocks.issue(number, one.stream, one.waits)
+                self.numbers[Firing(one.actor, one.firing)] = number
+
+    def races(self) -> Iterator[Race]:
+        """What was found, in the device's arena and in the host's."""
+        arenas: dict[bool, dict[Bytes, list[Access]]] = {False: {}, True: {}}
+        for access in self._accesses():
+            register = self.program.registers[access.register]
+            start = register.start_bytes(access.slot)
+            arena = arenas[register.memory_kind == HOST]
+            arena.setdefault((start, start + register.slot_bytes), []).append(access)
+        for host, places in arenas.items():
+            found: dict[Found, Bytes] = {}
+            for (start, end), accesses in _intervals(places):
+                for one in self._conflicts(accesses):
+                    first, _ = found.get(one, (start, end))
+                    found[one] = first, end
+            for (why, before, access), (start, end) in found.items():
+                yield self._race(why, before, access, start, end, host)
+
+    def _accesses(self) -> Iterator[Access]:
+        """What every command reads and writes, reads first; then what the next step will read."""
+        for at, number in self.numbers.items():
+            actor, command = self.program.actors[at.actor], self.commands[number]
+            inputs = list(zip(actor.inputs, command.reads, strict=True))
+            for port, slot in inputs if actor.meeting is None else inputs[:1]:
+                maker = self._write_of(port.register, at.firing // port.hold)
+                yield Access(number, False, port.register, slot, maker)
+            for port, slot in zip(actor.outputs, command.writes, strict=True):
+                if at.firing % port.hold:  # adds to what the firing before left
+                    before = self.numbers[Firing(at.actor, at.firing - 1)]
+                    yield Access(number, False, port.register, slot, before)
+                elif actor.in_place and port is actor.outputs[0]:
+                    version = self.versions.made(port.register, port.hold, at.firing) - 1
+                    before = self._write_of(port.register, version)
+                    yield Access(number, False, port.register, slot, before)
+                yield Access(number, True, port.register, slot)
+            for register in actor.state:
+                first = FROM_BEFORE if self.program.registers[register].initial else NOTHING
+                last = self.numbers.get(Firing(at.actor, at.firing - 1), first)
+                yield Access(number, False, register, 0, last)
+                yield Access(number, True, register, 0)
+            if actor.buffer is not None:
+                yield Access(number, True, actor.buffer, 0)
+        yield from self._kept()
+
+    def _kept(self) -> Iterator[Access]:
+        """Versions and states that the next step finds."""
+        end = len(self.commands)
+        for index, register in enumerate(self.program.registers):
+            made = self.versions.of_step(index)
+            for version in range(made, made + register.initial) if made else ():
+                slot = self.versions.slot(index, version, self.step)
+                yield Access(end, False, index, slot, self._write_of(index, version))
+        for at, actor in enumerate(self.program.actors):
+            for index in actor.state:
+                last = self.numbers[Firing(at, actor.firings - 1)]
+                yield Access(end, False, index, 0, last)
+
+    def _write_of(self, register: int, version: int) -> int:
+        maker = self.versions.maker(register, version)
+        if maker is None:
+            return FROM_BEFORE if version >= 0 else NOTHING
+        return self.numbers[maker]
+
+    def _conflicts(self, accesses: Sequence[Access]) -> Iterator[Found]:
+        """What goes wrong in bytes that all these accesses have in common."""
+        write: Access | None = None
+        reads: dict[int, list[Access]] = {}  # since that write, the latest command of each stream
+        for access in accesses:
+            last = access.command == len(self.commands)
+            stream = -1 if last else self.commands[access.command].stream
+            if write is not None and not self._after(write, access):
+                yield "race", write, access
+            elif not access.writes and access.expects != self._content(write):
+                yield "content", write, access
+            if access.writes:
+                for some in reads.values():
+                    yield from (
+                        ("race", one, access) for one in some if not self._after(one, access)
+                    )
+                write, reads = access, {}
+            elif stream in reads and reads[stream][0].command == access.command:
+                reads[stream].append(access)
+            else:
+                reads[stream] = [access]
+
+    def _content(self, write: Access | None) -> int:
+        """Who made what bytes hold; what was there before the step is nobody's."""
+        return FROM_BEFORE if write is None else write.command
+
+    def _after(self, first: Access, second: Access) -> bool:
+        """Whether the second access comes after the first; one command may update in place."""
+        if second.command == len(self.commands):
+            return True
+        if first.command == second.command:
+            return first[2:4] == second[2:4]
+        return self.clocks.before(first.command, second.command)
+
+    def _race(
+        self, why: str, before: Access | None, access: Access, start: int, end: int, host: bool
+    ) -> Race:
+        pair = (access,) if before is None else (before, access)
+        if why == "race":
+            cause = "neither streams nor waits order them"
+        elif access.expects == NOTHING:
+            cause = "there is no version yet that it could read"
+        else:
+            cause = f"expected there: what {self._maker(access.expects)} made"
+        where = f"bytes {start} to {end} of the {'host' if host else 'device'}'s arena"
+        told = " and ".join(map(self._told, pair))
+        return Race(
+            rank=self.rank,
+            step=self.step,
+            commands=tuple(one.command for one in pair),
+            registers=tuple(self.program.registers[one.register].name for one in pair),
+            start_bytes=start,
+            end_bytes=end,
+            host=host,
+            message=f"rank {self.rank}: {told}, {where}: {cause}",
+        )
+
+    def _told(self, access: Access) -> str:
+        register = self.program.registers[access.register].name
+        verb = "writes" if access.writes else "reads"
+        name = self._maker(access.command)
+        return f"{name} {verb} slot {access.slot} of `{register}`"
+
+    def _maker(self, command: int) -> str:
+        if command == FROM_BEFORE:
+            return "the step before"
+        if command == len(self.commands):
+            return "the step after"
+        one = self.commands[command]
+        return f"`{self.program.actors[one.actor].name}` firing {one.firing}"
+
+
+def _intervals(
+    places: dict[Bytes, list[Access]],
+) -> Iterator[tuple[Bytes, list[Access]]]:
+    """Cut the arena where places begin or end; per piece, all accesses in the host's order."""
+    bounds = sorted({at for place in places for at in place})
+    over: list[list[Bytes]] = [[] for _ in bounds]
+    for place in sorted(places):
+        for piece in range(bisect_left(bounds, place[0]), bisect_left(bounds, place[1])):
+            over[piece].append(place)
+    for piece, some in enumerate(over):
+        if len(some) == 1:
+            yield (bounds[piece], bounds[piece + 1]), places[some[0]]
+        elif some:
+            # Sorting keeps each command's reads before its writes.
+            found = [access for place in some for access in places[place]]
+            found.sort(key=lambda access: access[:2])
+            yield (bounds[piece], bounds[piece + 1]), found

@@ -1,0 +1,157 @@
+"""What a host issues keeps the protocol's order, with no wait too few and none too many."""
+
+from math import gcd
+
+import pytest
+
+from executor.errors import ExecutorError
+from executor.streams import Command, CommandBuffer, command_buffer, validate
+from planner.actors.graph import ActorGraph, Leave
+from tests.actor_graphs import random_actor_graph
+from tests.executor.streams.buffers import actor as an_actor
+from tests.executor.streams.buffers import graph, one_producer, plans, program, register, two_sends
+
+SEEDS = range(120)
+PLANS = ("llama dp2 tp2", "t5 tp2 pp2", "gpt: zero bubble", "gpt: ZeRO 3")
+
+
+def every_rank(found: ActorGraph) -> range:
+    return range(found.ranks)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_buffers_of_random_graphs_are_valid_for_one_rank_and_for_all(seed: int) -> None:
+    found = random_actor_graph(seed)
+    for rank in every_rank(found):
+        validate(found, command_buffer(found, (rank,)))
+    validate(found, command_buffer(found, every_rank(found)))
+
+
+@pytest.mark.parametrize("name", plans())
+def test_buffers_of_plans_are_valid(name: str) -> None:
+    _, found = plans()[name]()
+    validate(found, command_buffer(found, every_rank(found)))
+
+
+def alone(buffer: CommandBuffer, rank: int) -> list[tuple[object, ...]]:
+    """A rank's commands, with waits by actor and firing instead of numbers."""
+    commands = buffer.steps[0]
+    return sorted(
+        (
+            *one[:6],
+            one.records,
+            sorted((commands[other].actor, commands[other].firing) for other in one.waits),
+        )
+        for one in commands
+        if one.rank == rank
+    )
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_has_the_same_commands_alone_as_among_others(name: str) -> None:
+    _, found = plans()[name]()
+    joint = command_buffer(found, every_rank(found))
+    assert alone(joint, 0) == alone(command_buffer(found, every_rank(found), folded=True), 0)
+    assert alone(joint, 1) == alone(command_buffer(found, (1,), folded=False), 1)
+    for rank in every_rank(found):
+        assert alone(joint, rank) == alone(command_buffer(found, (rank,)), rank)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_queue_that_waits_for_completion_is_a_stream(name: str) -> None:
+    _, found = plans()[name]()
+    buffer = command_buffer(found, (0,))
+    queues = found.programs[0].queues
+    assert buffer.streams[0] == tuple(q.name for q in queues if q.leave is Leave.COMPLETED)
+    assert "launch" not in buffer.streams[0]
+
+
+def test_a_filled_input_and_a_free_slot_are_waits_and_stream_order_is_none() -> None:
+    found = one_producer(slots=2, firings=4)
+    (commands,) = command_buffer(found, (0,)).steps
+    by_firing = {(one.actor, one.firing): one for one in commands}
+    numbers = {(one.actor, one.firing): at for at, one in enumerate(commands)}
+    for firing in range(4):
+        assert by_firing[1, firing].waits == (numbers[0, firing],)
+        assert by_firing[1, firing].reads == (firing % 2,)
+        expected = (numbers[1, firing - 2],) if firing >= 2 else ()
+        assert by_firing[0, firing].waits == expected
+        assert by_firing[0, firing].writes == (firing % 2,)
+
+
+def test_what_other_waits_imply_is_not_waited_for() -> None:
+    """c reads what a and b make, and b has waited for a."""
+    registers = (register("x", 0), register("y", 1))
+    actors = (
+        an_actor("a", (0,), (), (0,)),
+        an_actor("b", (1,), (0,), (1,)),
+        an_actor("c", (2,), (0, 1)),
+    )
+    found = graph(program(0, registers, actors, {"one": "a", "two": "b", "three": "c"}))
+    (commands,) = command_buffer(found, (0,)).steps
+    assert [one.waits for one in commands] == [(), (0,), (1,)]
+    assert [one.records for one in commands] == [True, True, False]
+
+
+@pytest.mark.parametrize("launched", ["ab", "ba"])
+def test_meetings_are_issued_in_the_order_of_the_launch_queue(launched: str) -> None:
+    found = two_sends(launched, launched)
+    for ranks in ((0,), (1,), (0, 1)):
+        (commands,) = command_buffer(found, ranks).steps
+        names = [found.programs[one.rank].actors[one.actor].name for one in commands if one.meets]
+        assert "".join(dict.fromkeys(name[0] for name in names)) == launched
+    members = [at for at, one in enumerate(commands) if one.meets]
+    assert [commands[at].meets for at in members] == [tuple(members[:2])] * 2 + [
+        tuple(members[2:])
+    ] * 2
+
+
+def test_launch_orders_that_contradict_each_other_are_refused() -> None:
+    """The protocol gets by, for there are two lanes; devices could wait for each other."""
+    found = two_sends("ab", "ba")
+    for ranks in ((0,), (0, 1)):
+        with pytest.raises(
+            ExecutorError, match=r"contradict each other, among them `a\.send` of rank 0, `b"
+        ):
+            command_buffer(found, ranks)
+
+
+@pytest.mark.parametrize(
+    ("slots", "firings", "initial"), [(2, 1, 1), (3, 2, 1), (4, 2, 3), (3, 3, 2)]
+)
+def test_slots_of_what_a_step_finds_go_on_from_step_to_step(
+    slots: int, firings: int, initial: int
+) -> None:
+    found = one_producer(slots=slots, firings=firings, initial=initial)
+    buffer = validate(found, command_buffer(found, (0,)))
+    assert buffer.period == slots // gcd(slots, firings)
+    reads = [one.reads[0] for step in buffer.steps for one in step if one.actor == 1]
+    assert reads == [at % slots for at in range(buffer.period * firings)]
+    writes = [one.writes[0] for step in buffer.steps for one in step if one.actor == 0]
+    assert writes == [(at + initial) % slots for at in range(buffer.period * firings)]
+
+
+def test_what_no_step_finds_begins_in_slot_0() -> None:
+    found = one_producer(slots=2, firings=3)
+    assert command_buffer(found, (0,)).period == 1
+
+
+def test_a_rank_that_is_not_there_is_refused() -> None:
+    found = one_producer(slots=1, firings=1)
+    for ranks in ((1,), (-1,), ()):
+        with pytest.raises(ExecutorError, match="expected some of the 1 ranks of `by hand`"):
+            command_buffer(found, ranks)
+
+
+def test_an_actor_in_two_streams_is_refused() -> None:
+    actors = (an_actor("a", (0, 1)),)
+    found = graph(program(0, (), actors, {"one": "a", "two": "a"}))
+    with pytest.raises(ExecutorError, match=r"actor `a`: expected one queue .* \['one', 'two'\]"):
+        command_buffer(found, (0,))
+
+
+def test_the_same_graph_gives_the_same_buffer() -> None:
+    found = random_actor_graph(3)
+    first, second = (command_buffer(found, every_rank(found)) for _ in range(2))
+    assert first == second
+    assert isinstance(first.steps[0][0], Command)

@@ -1,0 +1,67 @@
+"""A buffer that does not keep the protocol's order is refused, and told why."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from executor.errors import ExecutorError
+from executor.streams import Command, command_buffer, validate
+from tests.executor.streams.buffers import changed, one_producer, two_sends
+
+FOUND = one_producer(slots=1, firings=2)
+BUFFER = command_buffer(FOUND, (0,))  # make, take, make, take
+NAMES = ["make", "take", "make", "take"]
+
+
+def test_the_example_is_what_it_is_said_to_be() -> None:
+    (commands,) = validate(FOUND, BUFFER).steps
+    assert [FOUND.programs[0].actors[one.actor].name for one in commands] == NAMES
+    assert [one.waits for one in commands] == [(), (0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "said"),
+    [
+        (1, lambda one: one._replace(waits=()), "`take`: .*may begin before `make` firing 0"),
+        (2, lambda one: one._replace(waits=()), "`make`: .*may begin before `take` firing 0"),
+        (1, lambda one: one._replace(waits=(2,)), "waits for command 2, not issued yet"),
+        (2, lambda one: one._replace(waits=(0,)), "waits for other streams .* 0, `make` firing 0"),
+        (1, lambda one: one._replace(reads=(1,)), r"expected .*\(0,\), \(\)\), found"),
+        (1, lambda one: one._replace(firing=1), "expected .stream, firing, reads, writes."),
+        (1, lambda one: one._replace(actor=0), "queue `compute` is not issued in its order"),
+        (1, lambda one: one._replace(meets=(1,)), r"expected to meet \[\] .rank, key, firing."),
+    ],
+)
+def test_a_command_that_is_changed_is_named(
+    number: int, change: Callable[[Command], Command], said: str
+) -> None:
+    with pytest.raises(ExecutorError, match=said):
+        validate(FOUND, changed(BUFFER, number, change))
+
+
+def test_an_event_that_nobody_records_is_named() -> None:
+    (commands,) = BUFFER.steps
+    silent = (commands[0]._replace(records=False), *commands[1:])
+    with pytest.raises(ExecutorError, match="records is False, but another stream waits for it"):
+        validate(FOUND, dataclasses.replace(BUFFER, steps=(silent,)))
+
+
+def test_a_command_that_is_missing_is_named() -> None:
+    buffer = dataclasses.replace(BUFFER, steps=(BUFFER.steps[0][:-1],))
+    with pytest.raises(ExecutorError, match="records is True, but another stream does not wait"):
+        validate(FOUND, buffer)
+
+
+def test_members_that_meet_others_are_named() -> None:
+    found = two_sends("ab", "ab")
+    buffer = command_buffer(found, (0, 1))
+    number = next(at for at, one in enumerate(buffer.steps[0]) if one.meets)
+    alone = changed(buffer, number, lambda one: one._replace(meets=(number,)))
+    with pytest.raises(ExecutorError, match="expected to meet"):
+        validate(found, alone)
+
+
+def test_streams_of_other_names_are_refused() -> None:
+    with pytest.raises(ExecutorError, match="expected the streams"):
+        validate(FOUND, dataclasses.replace(BUFFER, streams=(("copy", "compute"),)))
