@@ -11,7 +11,7 @@ import numpy as np
 
 from executor.kernels import Kernel, KernelContext, RunState, make_kernel
 from executor.kernels.context import Array, Dataset, whole
-from executor.variables import initial_value
+from executor.values.initial import initial_value
 from models.graph import Graph, Op, Phase, Rate, Tensor
 from models.ops import state_of
 

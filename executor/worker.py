@@ -10,11 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
-from executor.checkpoint import Saver
 from executor.errors import ExecutorError
 from executor.in_process import KernelWork
 from executor.job import Job, read_job
-from executor.loading import load_values, run_state
 from executor.processes import open_line, report_failure
 from executor.rank import RankMemory, RankState
 from executor.recording import Recorder, Recording, StepDone
@@ -23,6 +21,8 @@ from executor.transport.communicator import Communicator
 from executor.transport.messages import MessageCommunicator
 from executor.transport.mpi import World, join_world
 from executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
+from executor.values.checkpoint import Saver
+from executor.values.loading import load_values, run_state
 from planner.actors.protocol import Fire
 
 PARENT_POLL_S = 1.0

@@ -10,7 +10,7 @@ from executor.in_process import KernelWork, execute_lockstep
 from executor.kernels.context import RunState
 from executor.rank import RankState
 from executor.reference import ReferenceResult
-from executor.variables import initial_value
+from executor.values.initial import initial_value
 from models.graph import Graph
 from planner.actors.graph import ActorGraph
 from planner.plan import Plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.checkpoint import manifest_of
+from executor.values.checkpoint import manifest_of
 from models.graph import Graph, to_json
 from models.spec import TrainingSpec
 from planner.actors.graph import HOST, Program

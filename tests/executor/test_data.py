@@ -9,7 +9,7 @@ from executor.data import Blobs, TokenWindows, open_dataset
 from executor.data.corpus import Corpus
 from executor.errors import DataError
 from executor.kernels.context import Array, Dataset, Source
-from executor.variables import initial_value
+from executor.values.initial import initial_value
 from models.spec import ModelSpec
 
 SEQ_LEN = 16

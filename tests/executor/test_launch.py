@@ -20,7 +20,7 @@ from executor.kernels import RunState
 from executor.launch import execute
 from executor.processes import TOKEN, check_capacity, run_ranks
 from executor.rank import RankState
-from executor.variables import initial_value
+from executor.values.initial import initial_value
 from models.zoo.catalogue import build_training
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError

@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.checkpoint import (
+from executor.errors import CheckpointError
+from executor.kernels import RunState
+from executor.rank import RankState
+from executor.values.checkpoint import (
     Saver,
     commit_finished,
     find_checkpoint,
@@ -14,9 +17,6 @@ from executor.checkpoint import (
     read_manifest,
     remove_partial,
 )
-from executor.errors import CheckpointError
-from executor.kernels import RunState
-from executor.rank import RankState
 from planner.actors.graph import Actor, ActorGraph, Leave, Port, Program, Queue, Register
 from planner.mesh import Axis
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from executor.checkpoint import load_checkpoint
 from executor.data import open_dataset
 from executor.job import Job
 from executor.kernels import RunState
 from executor.shards import RankValues
-from executor.variables import initial_value
-from executor.weights import Weights
+from executor.values.checkpoint import load_checkpoint
+from executor.values.initial import initial_value
+from executor.values.weights import Weights
 
 
 def run_state(job: Job) -> RunState:

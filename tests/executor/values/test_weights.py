@@ -9,7 +9,7 @@ from executor.data import open_dataset
 from executor.errors import DataError
 from executor.launch import execute
 from executor.reference import Reference
-from executor.weights import Weights, check_weights
+from executor.values.weights import Weights, check_weights
 from models.zoo.catalogue import build_training
 from tests.millrace.plans import data_parallel_pipeline
 
