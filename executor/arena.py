@@ -72,5 +72,5 @@ def numpy_dtype(register: Register) -> np.dtype[Any]:
     except TypeError:
         raise ExecutorError(
             f"register `{register.name}` is {register.dtype}, which the NumPy backend cannot "
-            f"compute in: plan with --precision fp32 or fp64"
+            f"compute in: plan with --precision fp32 or fp64, or run on GPUs with --backend cupy"
         ) from None

@@ -4,6 +4,7 @@ import numpy as np
 
 from executor.cuda.calls import CONTROL, WARP_THREADS, Launch, Operand, types
 from executor.errors import ExecutorError
+from executor.kernels.context import LOSS_SCALE
 
 CONTROL_DTYPE = np.dtype(
     [
@@ -28,9 +29,8 @@ HISTORY_FIELDS = ("loss", "tokens", "squares", "loss_scale", "updated")
 """
 
 # Scaling follows Micikevicius et al., "Mixed precision training" (ICLR 2018), section 3.2; the
-# values are what torch.amp.GradScaler documents as its defaults (init_scale, growth_factor,
+# values are what torch.amp.GradScaler documents as its defaults (growth_factor,
 # growth_interval, and in `optimizer.cu` backoff_factor; stable documentation, read 2026-11).
-LOSS_SCALE = 65536.0
 SCALE_GROWTH = 2.0
 GROWTH_INTERVAL = 2000
 
@@ -46,7 +46,7 @@ def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_S
     precision
         That of the plan: in fp16 gradients are scaled, in every other the scale is 1 and stays.
     loss_scale
-        What the scale begins at in fp16, at least 1. Gradients here are those of sums over
+        What the scale begins at in fp16, above 0. Gradients here are those of sums over
         tokens: what scale s is to a mean over n tokens of a microbatch, s / n is here.
 
     Returns
@@ -57,15 +57,15 @@ def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_S
     Raises
     ------
     ExecutorError
-        The loss scale is below 1, which it never gets to.
+        The loss scale is not above 0.
 
     Examples
     --------
     >>> int(np.frombuffer(control_bytes(7, "bf16"), CONTROL_DTYPE)["step"][0])
     7
     """
-    if loss_scale < 1:
-        raise ExecutorError(f"a loss scale begins at 1 or more, found {loss_scale}; give 1")
+    if not loss_scale > 0:
+        raise ExecutorError(f"a loss scale is above 0, found {loss_scale}; give 1")
     control = np.zeros((), CONTROL_DTYPE)
     control["step"] = control["updates"] = first_step
     scaled = precision == "fp16"
@@ -80,9 +80,9 @@ def control_bytes(first_step: int, precision: str, *, loss_scale: float = LOSS_S
 def finish_step_call(totals: Operand | None, dtype: str, history: Operand, capacity: int) -> Launch:
     """Return the launch that ends a step, after all that the rank does in it.
 
-    It keeps the step's row of the history and advances `Control`: the steps' counts, and the loss
-    scale, which halves (not below 1) where the step's gradients were not finite and is multiplied
-    by `scale_growth` after `growth_interval` steps in which they were.
+    It keeps the step's row of the history and advances `Control`: the steps' counts, and in fp16
+    the loss scale, which halves (not below 2⁻¹⁶) where the step's gradients were not finite and is
+    multiplied by `scale_growth` after `growth_interval` steps in which they were.
 
     Parameters
     ----------

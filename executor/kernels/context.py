@@ -17,6 +17,8 @@ from planner.sbp import NdSbp
 
 Array = NDArray[Any]
 
+LOSS_SCALE = 65536.0  # the documented init_scale of torch.amp.GradScaler (stable, read 2026-11)
+
 Kernel = Callable[[int, Sequence[Array], Sequence[Array]], None]
 """`kernel(firing, inputs, outputs)`: writes every output; arrays are C-contiguous."""
 
@@ -106,6 +108,8 @@ class RunState:
         Samples of a step, microbatches of a step, samples of a microbatch.
     first_step
         Steps that earlier runs have made (resuming from a checkpoint).
+    loss_scale
+        What fp16's scale of gradients begins at, of a mean over the tokens of a microbatch.
     arithmetic
         What products of float32 operands are computed in: fp32, or tf32 where a GPU has it.
     totals
@@ -121,6 +125,7 @@ class RunState:
     microbatches: int
     batch: int
     first_step: int = 0
+    loss_scale: float = LOSS_SCALE
     arithmetic: str = "fp32"
     totals: list[tuple[float, float, float]] = field(default_factory=list)
     smallest_margin: float = inf

@@ -12,6 +12,7 @@ from executor.cuda.calls import (
     write,
 )
 from executor.cuda.kernels.movement import SOURCE, filling
+from executor.cuda.kernels.optimizer import loss_scaled_fill
 from executor.kernels.context import KernelContext
 from executor.kernels.source import constant_bits
 
@@ -39,7 +40,9 @@ def input_(context: KernelContext) -> Calls:
 
 
 def fill(context: KernelContext) -> Calls:
-    """Return the attribute `value` everywhere."""
+    """Return the attribute `value` everywhere; with `loss_scaled`, times the loss scale."""
+    if context.attributes.get("loss_scaled"):
+        return loss_scaled_fill(context)
     return always(filling(context, float(context.attributes["value"])))
 
 

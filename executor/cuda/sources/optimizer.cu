@@ -171,6 +171,9 @@ __global__ void sgd_momentum(const Control* control, const W* w, const G* gradie
                 count);
 }
 
+// Gradients here are of sums, so that a scale below 1 may be what many tokens need.
+static const double LOSS_SCALE_MIN = 1.0 / 65536;
+
 // The next step begins; the loss scale follows from whether this one's gradients were finite.
 __device__ inline void advance(Control* control, bool updated) {
   control->step += 1;
@@ -178,7 +181,10 @@ __device__ inline void advance(Control* control, bool updated) {
   if (!updated) {
     control->skipped += 1;
     control->good_steps = 0;
-    control->loss_scale = larger(control->loss_scale * 0.5, 1.0);
+    // where gradients are not scaled, the scale is 1 and stays
+    if (control->scale_growth > 1) {
+      control->loss_scale = larger(control->loss_scale * 0.5, LOSS_SCALE_MIN);
+    }
     return;
   }
   control->updates += 1;

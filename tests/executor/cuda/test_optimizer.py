@@ -14,7 +14,6 @@ from executor.cuda.control import (
     control_bytes,
     finish_step_call,
 )
-from executor.cuda.kernels.optimizer import loss_scaled_fill
 from executor.cuda.kernels.pieces import HostArray, in_pieces
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
@@ -62,7 +61,7 @@ def emulator() -> Emulator:
         "squared_sum<f16, float>",
         "adamw<float, f16, float, float>",
     ]
-    return Emulator({"optimizer": names})
+    return Emulator({"optimizer": names, "pointwise": ["value<Same, float, bf16>"]})
 
 
 def control_of(**fields: float) -> Array:
@@ -269,6 +268,16 @@ def test_an_array_that_is_only_read_is_not_copied_back() -> None:
     assert len(calls) == 6
 
 
+@pytest.mark.parametrize("buffer_bytes", [0, 64, 1000, 4096])
+def test_a_variable_is_cast_in_pieces(emulator: Emulator, buffer_bytes: int) -> None:
+    w = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+    x, y = whole((SIZE,), "float32"), whole((SIZE,), "bfloat16")
+    calls = make_calls(context_of("cast", "n -> n", [x], [y], buffer_bytes=buffer_bytes))
+    found, buffer = empty(y), np.full(buffer_bytes + 64, 77, np.uint8)
+    carry_out(emulator, calls, [w], [found], buffer=buffer)
+    np.testing.assert_array_equal(found, stored(w, "bfloat16"))
+
+
 @pytest.mark.parametrize("size", [1, 300, 4096, 4097, 50_000])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_sum_of_squares_is_added_up_in_double(
@@ -359,7 +368,8 @@ def test_the_learning_rate_follows_the_step(
 def test_gradients_begin_at_the_loss_scale(emulator: Emulator, dtype: str, expected: float) -> None:
     shard = whole((5,), dtype)
     for scale, found_at in ((2.0, 4.0), (65536.0, expected)):
-        calls = loss_scaled_fill(context_of("fill", "", [], [shard], {"value": 2.0}))
+        attributes = {"value": 2.0, "loss_scaled": True}
+        calls = make_calls(context_of("fill", "", [], [shard], attributes))
         y = empty(shard)
         carry_out(emulator, calls, [], [y], control=control_of(loss_scale=scale))
         np.testing.assert_array_equal(y, np.full(5, found_at))
@@ -398,13 +408,22 @@ def test_the_end_of_a_step_keeps_its_totals_and_counts_on(emulator: Emulator, dt
     assert not control[CONTROL_DTYPE.itemsize :].any()
 
 
-def test_the_loss_scale_does_not_fall_below_one(emulator: Emulator) -> None:
-    control = control_of(loss_scale=1.5, good_steps=3)
+def test_the_loss_scale_does_not_fall_for_ever(emulator: Emulator) -> None:
+    control = control_of(loss_scale=1.5 / 65536, scale_growth=2.0, good_steps=3)
     history = np.zeros((1, 5))
-    for scale in (1.0, 1.0):
+    for _ in range(2):
         finish(emulator, control, np.array([1, 1, inf], np.float32), history)
-        assert fields_of(control)["loss_scale"] == scale
+        assert fields_of(control)["loss_scale"] == 1 / 65536
         assert fields_of(control)["good_steps"] == 0
+
+
+def test_a_scale_that_does_not_grow_stays_where_gradients_are_not_finite(
+    emulator: Emulator,
+) -> None:
+    control = control_of(loss_scale=1.0, scale_growth=1.0)
+    finish(emulator, control, np.array([1, 1, inf], np.float32), np.zeros((1, 5)))
+    assert fields_of(control)["loss_scale"] == 1
+    assert fields_of(control)["skipped"] == 1
 
 
 def test_a_rank_without_totals_goes_on_too(emulator: Emulator) -> None:
@@ -428,8 +447,8 @@ def test_the_first_control_of_a_run() -> None:
     for precision in ("fp64", "fp32", "tf32", "bf16"):
         assert first(7, precision) == begun | plain | margin
     assert first(7, "fp16") == begun | scaled | margin
-    with pytest.raises(ExecutorError, match=r"1 or more, found 0\.5"):
-        control_bytes(0, "fp16", loss_scale=0.5)
+    with pytest.raises(ExecutorError, match=r"above 0, found -2"):
+        control_bytes(0, "fp16", loss_scale=-2)
 
 
 def test_a_short_sum_is_one_launch() -> None:

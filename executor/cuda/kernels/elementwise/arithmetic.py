@@ -7,6 +7,7 @@ import numpy as np
 
 from executor.cuda.calls import (
     TYPES,
+    Call,
     Calls,
     Copy,
     Launch,
@@ -20,6 +21,7 @@ from executor.cuda.calls import (
     write,
 )
 from executor.cuda.kernels.elementwise.pointwise import function
+from executor.cuda.kernels.pieces import HostArray, further, in_pieces
 from executor.cuda.kernels.strides import Walk, contiguous, index_type, walk
 from executor.cuda.kernels.sums import Terms, sums
 from executor.errors import ExecutorError
@@ -28,6 +30,7 @@ from executor.kernels.dims import Dims, layout
 from models.graph import ITEMSIZE
 
 SOURCE = "elementwise"
+READ, WRITE = read(0), write(0)
 
 
 class Factor(NamedTuple):
@@ -150,14 +153,23 @@ def shift(context: KernelContext) -> Calls:
 
 
 def cast(context: KernelContext) -> Calls:
-    """Return the same values in another dtype.
+    """Return the same values in another dtype; a variable in host memory passes in pieces.
 
     Raises
     ------
     ExecutorError
         Floats would become integers.
     """
-    return always(_as(context))
+    if not context.buffer_bytes:
+        return always(_as(context))
+    x, y = context.inputs[0], context.outputs[0]
+
+    def work(start: int, count: int, places: tuple[Operand, ...]) -> tuple[Call, ...]:
+        target = further(write(0), start * ITEMSIZE[y.dtype])
+        return (_as(context, places[0], target, count),)
+
+    variable = HostArray(read(0), ITEMSIZE[x.dtype])
+    return always(*in_pieces(context.name, x.size, [variable], context.buffer_bytes, work))
 
 
 def accumulate(context: KernelContext) -> Calls:
@@ -170,11 +182,17 @@ def accumulate(context: KernelContext) -> Calls:
     return Calls(of=lambda firing: (later,) if firing % hold else (first,))
 
 
-def _as(context: KernelContext) -> Launch | Copy:
-    """The input's values in the dtype of the output."""
+def _as(
+    context: KernelContext,
+    source: Operand = READ,
+    target: Operand = WRITE,
+    count: int | None = None,
+) -> Launch | Copy:
+    """The input's values in the dtype of the output: all, or `count` of them from elsewhere."""
     x, y = context.inputs[0], context.outputs[0]
+    size = x.size if count is None else count
     if x.dtype == y.dtype:
-        return Copy(read(0), write(0), x.size * ITEMSIZE[x.dtype])
+        return Copy(source, target, size * ITEMSIZE[x.dtype])
     if y.dtype.startswith("int") and not x.dtype.startswith("int"):
         raise ExecutorError(
             f"{context.kind} from {x.dtype} to {y.dtype} would lose fractions: give the output a "
@@ -182,6 +200,6 @@ def _as(context: KernelContext) -> Launch | Copy:
             actor=context.name,
         )
     return by_fours(
-        "pointwise", f"value<Same, {types(x.dtype, y.dtype)[1:]}", x.size,
-        read(0), write(0), np.float64(0), np.float64(0),
+        "pointwise", f"value<Same, {types(x.dtype, y.dtype)[1:]}", size,
+        source, target, np.float64(0), np.float64(0),
     )  # fmt: skip

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from shutil import which
@@ -45,13 +44,11 @@ class Emulator:
     """
 
     def __init__(self, functions: Mapping[str, Iterable[str]]) -> None:
-        wanted = {source: tuple(sorted(set(names))) for source, names in functions.items()}
-        with ThreadPoolExecutor(2) as pool:
-            libraries = pool.map(_library, wanted, wanted.values())
+        _compile(functions)
         self._functions = {
-            (source, name): (getattr(library, f"run_{at}"), _kinds(library, at))
-            for (source, names), library in zip(wanted.items(), libraries, strict=True)
-            for at, name in enumerate(names)
+            (source, name): _KNOWN[source, name]
+            for source, names in functions.items()
+            for name in names
         }
 
     def run(self, call: Call, address: Address) -> None:
@@ -93,7 +90,27 @@ def _kinds(library: ctypes.CDLL, at: int) -> str:
     return letters.value.decode()
 
 
-@cache
+_KNOWN: dict[tuple[str, str], tuple[Callable[..., object], str]] = {}
+
+
+def _compile(functions: Mapping[str, Iterable[str]]) -> None:
+    """Compile what this process has not, one library per source.
+
+    Whoever knows all that many tests will launch asks for it at once: a library takes seconds.
+    """
+    wanted = {
+        source: tuple(sorted(name for name in set(names) if (source, name) not in _KNOWN))
+        for source, names in functions.items()
+    }
+    wanted = {source: names for source, names in wanted.items() if names}
+    with ThreadPoolExecutor(2) as pool:
+        for (source, names), library in zip(
+            wanted.items(), pool.map(_library, wanted, wanted.values()), strict=True
+        ):
+            for at, name in enumerate(names):
+                _KNOWN[source, name] = (getattr(library, f"run_{at}"), _kinds(library, at))
+
+
 def _library(source: str, names: Sequence[str]) -> ctypes.CDLL:
     """Compile the functions `names` of a source."""
     wrappers = "".join(
@@ -133,7 +150,8 @@ def to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return values.astype(STORED[dtype])
+    with np.errstate(over="ignore"):
+        return values.astype(STORED[dtype])
 
 
 def _multiply(call: Product, address: Address) -> None:

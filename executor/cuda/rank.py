@@ -1,0 +1,317 @@
+"""One rank's calls: what each of its commands does, and the memory that takes, without a device.
+
+Memory is cut into regions of a rank: the `arena` of its registers and the `host` arena, as the
+compiler laid them out; and beside them one `workspace` per stream, the `tables` of constants, the
+`stage` (two halves that steps take in turn, into which samples are copied while the step before
+runs), the `control` block and the `history` of steps, which the host reads. A located operand is
+`Operand(region, rank, offset_bytes)`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import floor, log2, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.cuda.binding import bound
+from executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
+from executor.cuda.control import (
+    CONTROL_DTYPE,
+    HISTORY_FIELDS,
+    control_bytes,
+    finish_step_call,
+)
+from executor.cuda.kernels.source import stage_dtype
+from executor.cuda.kernels.table import make_calls
+from executor.cuda.meetings import collective_calls, loopback_calls
+from executor.errors import ExecutorError
+from executor.kernels import Kernel, RunState, make_kernel
+from executor.kernels.context import Array, KernelContext
+from executor.shards import RankShards
+from executor.streams.commands import Command, CommandBuffer
+from executor.transport.communicator import Exchange
+from models.training import STEP_TOTALS
+from planner.actors.graph import HOST, Actor, ActorGraph, Port
+
+ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
+HISTORY_STEPS = 64  # of which the host reads each before it is overwritten
+UPDATES = ("adamw", "sgd")  # kinds that read the totals of the step, as their second input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedInput:
+    """What the host copies to the stage for one firing of an `input` actor.
+
+    `read(firing, (), (values,))` fills values of `shape` and `dtype`, which go to `offset_bytes` of
+    a half.
+    """
+
+    actor: int
+    firing: int
+    offset_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    read: Kernel
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the stage."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class RankCalls(RankShards):
+    """The calls of one rank of a command buffer.
+
+    Parameters
+    ----------
+    graph, rank
+        The actor graph and which of its ranks this is.
+    buffer
+        The command buffer that the rank is in.
+    run
+        What the kernels of this rank share.
+
+    Attributes
+    ----------
+    sizes
+        Bytes of every region.
+    tables
+        Constants, by their offset in `tables`.
+    inputs
+        What the host stages for a step.
+    exchanges
+        The rank's part in every meeting actor, by actor index.
+
+    Raises
+    ------
+    ExecutorError
+        An op has no kernel on a GPU, or not for these labels, shapes or dtypes; names it.
+    """
+
+    def __init__(self, graph: ActorGraph, rank: int, buffer: CommandBuffer, run: RunState) -> None:
+        super().__init__(graph, rank)
+        self._buffer, self.run_state = buffer, run
+        self.exchanges: dict[int, Exchange] = {
+            index: Exchange(graph, rank, index)
+            for index, actor in enumerate(self.program.actors)
+            if actor.meeting is not None
+        }
+        self._calls = [self._made(index) for index in range(len(self.program.actors))]
+        self.tables, self._table_offsets, table_bytes = self._tabled()
+        self._workspaces, workspace_bytes = self._scratch()
+        self.inputs, self._half_bytes = self._staged()
+        self.sizes: Mapping[str, int] = {
+            "arena": self.program.memory_bytes,
+            "host": self.program.host_bytes,
+            "workspace": workspace_bytes,
+            "tables": table_bytes,
+            "stage": 2 * self._half_bytes,
+            "control": CONTROL_DTYPE.itemsize,
+            "history": HISTORY_STEPS * len(HISTORY_FIELDS) * 8,
+        }
+
+    def at(self, region: str, offset_bytes: int = 0) -> Operand:
+        """An operand located in one of this rank's regions."""
+        return Operand(region, self.rank, offset_bytes)
+
+    def register_at(self, register: int, slot: int) -> Operand:
+        """Where a slot of a register lies."""
+        found = self.program.registers[register]
+        region = "host" if found.memory_kind == HOST else "arena"
+        return self.at(region, found.start_bytes(slot))
+
+    def located(
+        self, command: Command, peers: Sequence[tuple["RankCalls", Command]] = ()
+    ) -> tuple[Call, ...]:
+        """Return the calls of a command, in the order of its stream.
+
+        Parameters
+        ----------
+        command
+            A command of this rank.
+        peers
+            Members of the meeting in the order of its group, where all live on this device.
+        """
+        actor = self.program.actors[command.actor]
+        reads = [self.register_at(p.register, s) for p, s in _slots(actor.inputs, command.reads)]
+        writes = [self.register_at(p.register, s) for p, s in _slots(actor.outputs, command.writes)]
+        if actor.in_place:
+            reads.insert(0, writes[0])
+
+        def place(operand: Operand) -> Operand:
+            base = self._base(operand, command, reads, writes, peers)
+            return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
+
+        return tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
+
+    def _base(
+        self,
+        operand: Operand,
+        command: Command,
+        reads: Sequence[Operand],
+        writes: Sequence[Operand],
+        peers: Sequence[tuple["RankCalls", Command]],
+    ) -> Operand:
+        """Where what an operand names begins."""
+        actor = self.program.actors[command.actor]
+        match operand.role:
+            case "read":
+                return reads[operand.number]
+            case "write":
+                return writes[operand.number]
+            case "state":
+                return self.register_at(actor.state[operand.number], 0)
+            case "buffer":
+                assert actor.buffer is not None
+                return self.register_at(actor.buffer, 0)
+            case "workspace":
+                return self.at("workspace", self._workspaces[command.stream])
+            case "table":
+                return self.at("tables", self._table_offsets[command.actor][operand.number])
+            case "stage":
+                offset = self._stage_offsets[command.actor, command.firing]
+                return self.at("stage", offset + operand.number * self._half_bytes)
+            case "control":
+                return self.at("control")
+            case "peer":
+                calls, other = peers[operand.number]
+                port = calls.program.actors[other.actor].inputs[0]
+                return calls.register_at(port.register, other.reads[0])
+        raise ExecutorError(f"no operand has the role `{operand.role}`", actor=actor.name)
+
+    @property
+    def totals(self) -> Operand | None:
+        """Where the totals of a step lie when it ends; None on a rank that updates nothing."""
+        port = next((a.inputs[1] for a in self.program.actors if a.kind in UPDATES), None)
+        return None if port is None else self.register_at(port.register, 0)
+
+    def finish(self) -> Call:
+        """Return the located launch that ends a step: totals to the history, clocks on by one."""
+        dtypes = {r.dtype for r in self.program.registers if r.tensor == STEP_TOTALS}
+        dtype = dtypes.pop() if dtypes else "float32"
+        launch = finish_step_call(self.totals, dtype, self.at("history"), HISTORY_STEPS)
+        return bound(launch, lambda one: self.at("control") if one == CONTROL else one)
+
+    def control(self) -> NDArray[np.uint8]:
+        """Return what `Control` holds before the first step, the same on every rank.
+
+        In fp16 the loss scale is that of a mean over the tokens of a microbatch, for gradients
+        here are those of sums.
+        """
+        first = self.run_state.first_step
+        scaled = [
+            program.operands(actor)[1][0].global_shape
+            for program in self.graph.programs
+            for actor in program.actors
+            if actor.attributes.get("loss_scaled")
+        ]
+        if not scaled:
+            return np.frombuffer(control_bytes(first, "fp32"), np.uint8)
+        rows = max(prod(shape[:-1]) for shape in scaled)
+        scale = 2.0 ** floor(log2(self.run_state.loss_scale / rows))
+        return np.frombuffer(control_bytes(first, "fp16", loss_scale=scale), np.uint8)
+
+    def functions(self) -> dict[str, set[str]]:
+        """Every function that the rank launches, by source."""
+        found: dict[str, set[str]] = {}
+        for call in self.all_calls():
+            if isinstance(call, Launch):
+                found.setdefault(call.source, set()).add(call.function)
+        return found
+
+    def all_calls(self) -> Iterator[Call]:
+        """Yield every call of a step, not located."""
+        for actor, calls in zip(self.program.actors, self._calls, strict=True):
+            for firing in range(actor.firings):
+                yield from calls.of(firing)
+        yield self.finish()
+
+    def _made(self, index: int) -> Calls:
+        actor = self.program.actors[index]
+        if actor.meeting is None:
+            return make_calls(self.context(actor, self.run_state))
+        exchange = self.exchanges[index]
+        inputs, outputs = self.program.operands(actor)
+        send, recv = inputs[0] if inputs else None, outputs[0] if outputs else None
+        make = loopback_calls if self._together(exchange) else collective_calls
+        return make(
+            exchange,
+            None if send is None else send.shape,
+            None if recv is None else recv.shape,
+            (recv or inputs[0]).dtype,
+        )
+
+    def _together(self, exchange: Exchange) -> bool:
+        """Whether all members of a meeting live on this device."""
+        return set(exchange.members) <= set(self._buffer.ranks)
+
+    def _tabled(self) -> tuple[list[tuple[int, Array]], list[list[int]], int]:
+        """Lay out the tables of all actors, each content once."""
+        tables: list[tuple[int, Array]] = []
+        known: dict[bytes, int] = {}
+        offsets: list[list[int]] = []
+        end = 0
+        for calls in self._calls:
+            places = []
+            for table in calls.tables:
+                content = np.ascontiguousarray(table).tobytes()
+                digest = sha256(content).digest()
+                if digest not in known:
+                    known[digest] = end
+                    tables.append((end, np.frombuffer(content, np.uint8)))
+                    end += _aligned(len(content))
+                places.append(known[digest])
+            offsets.append(places)
+        return tables, offsets, end
+
+    def _scratch(self) -> tuple[list[int], int]:
+        """Lay out the workspaces: every stream has one, as large as any of its actors needs."""
+        sizes = [0] * len(self._buffer.streams[self._buffer.ranks.index(self.rank)])
+        for step in self._buffer.steps:
+            for command in step:
+                if command.rank == self.rank:
+                    needed = self._calls[command.actor].workspace_bytes
+                    sizes[command.stream] = max(sizes[command.stream], needed)
+        ends = np.cumsum([_aligned(size) for size in sizes])
+        return [int(end) - _aligned(size) for end, size in zip(ends, sizes, strict=True)], int(
+            ends[-1]
+        )
+
+    def _staged(self) -> tuple[tuple[StagedInput, ...], int]:
+        """Lay out a half of the stage: the samples of every firing of every `input` actor."""
+        found: list[StagedInput] = []
+        end = 0
+        for index, actor in enumerate(self.program.actors):
+            if actor.kind != "input":
+                continue
+            shard = self.context(actor, self.run_state).outputs[0]
+            context = self._host_context(actor)
+            for firing in range(actor.firings):
+                one = StagedInput(
+                    actor=index,
+                    firing=firing,
+                    offset_bytes=end,
+                    shape=shard.shape,
+                    dtype=stage_dtype(shard.dtype),
+                    read=make_kernel(context),
+                )
+                found.append(one)
+                end += _aligned(one.size_bytes)
+        self._stage_offsets = {(one.actor, one.firing): one.offset_bytes for one in found}
+        return tuple(found), end
+
+    def _host_context(self, actor: Actor) -> KernelContext:
+        """What the host's kernel of an `input` actor is told: values as the stage has them."""
+        context = self.context(actor, self.run_state)
+        outputs = tuple(replace(one, dtype=stage_dtype(one.dtype)) for one in context.outputs)
+        return replace(context, outputs=outputs)
+
+
+def _slots(ports: Sequence[Port], slots: Sequence[int]) -> Iterator[tuple[Port, int]]:
+    return zip(ports, slots, strict=True)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
