@@ -1,0 +1,83 @@
+"""The meetings of one rank with ranks on other GPUs: which communicator serves which actor."""
+
+from collections.abc import Callable
+from typing import Any
+
+from executor.cuda.calls import Collective
+from executor.errors import ExecutorError
+from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.nccl import (
+    Group,
+    NcclCommunicator,
+    exchange_ids,
+    set_environment,
+    warm_up_bytes,
+)
+from executor.transport.mpi import World
+from planner.actors.graph import ActorGraph
+from planner.actors.lanes import drawn_in
+
+
+class NcclCollectives:
+    """Makes a communicator for every group and lane of a rank, and puts its collectives on streams.
+
+    Parameters
+    ----------
+    graph
+        The actor graph; the rank is the world's.
+    world
+        All ranks, which all make theirs at once.
+    device
+        The rank's GPU.
+    failed
+        Called once, from a thread, if a collective fails later on.
+
+    Raises
+    ------
+    ExecutorError
+        NCCL is missing, or other members of a group have not come.
+    """
+
+    def __init__(
+        self,
+        graph: ActorGraph,
+        world: World,
+        device: CupyDevice,
+        failed: Callable[[ExecutorError], None],
+    ) -> None:
+        program = graph.programs[graph.program_of(world.rank)]
+        self._groups: dict[int, Group] = {}
+        self._names = tuple(actor.name for actor in program.actors)
+        kinds: dict[Group, set[str]] = {}
+        for index, actor in enumerate(program.actors):
+            if actor.meeting is None:
+                continue
+            members = graph.members(world.rank, actor.meeting)
+            if len(members) > 1:
+                group = self._groups[index] = Group(members, drawn_in(program, actor))
+                kinds.setdefault(group, set()).add(actor.meeting.kind)
+        lanes = {group.lane for group in kinds}
+        set_environment(world, len(lanes), device.multiprocessors)
+        ids = exchange_ids(world, kinds)
+        self._communicator = NcclCommunicator(world.rank, ids, use_device=device.use, failed=failed)
+        self._warm_up(device, kinds)
+
+    def _warm_up(self, device: CupyDevice, kinds: dict[Group, set[str]]) -> None:
+        """Carry out every kind once and wait: what is made at first use is made before capture."""
+        stream, event = device.stream(), device.event()
+        scratch = device.allocate(warm_up_bytes(kinds))
+        self._communicator.warm_up(kinds, scratch, stream)
+        device.record(event, stream)
+        device.synchronize(event)
+
+    def issue(self, rank: int, actor: int, call: Collective, stream: Any) -> None:
+        """Put one call of a meeting actor on a stream."""
+        self._communicator.issue(call, self._groups[actor], stream, self._names[actor])
+
+    def check(self) -> None:
+        """Raise the error of a collective that has failed."""
+        self._communicator.check()
+
+    def close(self) -> None:
+        """Give back the communicators; all work must be done."""
+        self._communicator.close()

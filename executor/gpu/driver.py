@@ -1,0 +1,230 @@
+"""The stream driver: issues a command buffer to a device's streams, or replays it as a graph.
+
+A step begins when the origin stream lets all streams go, and ends when it has waited for all of
+them; so a step can be captured as one graph, and none is in flight between two. Eager firing
+issues the same calls in the same order, one by one, with events around every command.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
+
+from executor.cuda.calls import Call, Collective
+from executor.cuda.rank import RankCalls
+from executor.errors import ExecutorError
+from executor.gpu.device import Device
+from executor.gpu.memory import DeviceRegions
+from executor.streams.commands import Command, CommandBuffer
+
+
+class Collectives(Protocol):
+    """Carries out the flat collectives of the ranks of this process."""
+
+    def issue(self, rank: int, actor: int, call: Collective, stream: Any) -> None:
+        """Put one call of a meeting actor on a stream; `call` holds addresses."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error of a collective that has failed."""
+        ...
+
+
+class Mark(NamedTuple):
+    """Events around one command of a step that was fired eagerly."""
+
+    rank: int
+    actor: int
+    firing: int
+    start: Any
+    end: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Issue:
+    """One command, ready to be issued: its stream, what it waits for, its calls, its event."""
+
+    command: Command
+    stream: Any
+    waits: tuple[Any, ...]
+    calls: tuple[Call, ...]
+    event: Any  # None where nobody waits for it
+
+
+class StreamDriver:
+    """Issues the steps of a command buffer.
+
+    Parameters
+    ----------
+    device
+        The device of all ranks of the buffer.
+    buffer
+        The command buffer.
+    ranks
+        The calls of every rank in it.
+    regions
+        Where their operands lie.
+    collectives
+        Carries out meetings with ranks elsewhere; None where there are none.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        buffer: CommandBuffer,
+        ranks: Mapping[int, RankCalls],
+        regions: DeviceRegions,
+        collectives: Collectives | None,
+    ) -> None:
+        self._device, self._buffer, self._collectives = device, buffer, collectives
+        self._names = {
+            rank: tuple(actor.name for actor in calls.program.actors)
+            for rank, calls in ranks.items()
+        }
+        self.origin = device.stream(0)
+        self._streams = {
+            (rank, index): device.stream(0 if name == "compute" else -1)
+            for rank, names in zip(buffer.ranks, buffer.streams, strict=True)
+            for index, name in enumerate(names)
+        }
+        self._fork = device.event(timed=False)
+        self._joins = {key: device.event(timed=False) for key in self._streams}
+        self._arrivals: dict[int, Any] = {}
+        self._departures: dict[int, Any] = {}
+        self._steps = [self._prepared(step, ranks, regions) for step in buffer.steps]
+        self._finish = [(rank, regions.placed(calls.finish())) for rank, calls in ranks.items()]
+        self._graphs: list[Any] = []
+        self._prepare()
+
+    @property
+    def captured(self) -> bool:
+        """True once steps are replayed as graphs."""
+        return bool(self._graphs)
+
+    def fire(self, step: int, *, timed: bool = False) -> list[Mark]:
+        """Issue all calls of a step one by one; return events around each where `timed`.
+
+        Raises
+        ------
+        ExecutorError
+            The device refuses a call; names the rank and the actor.
+        """
+        marks: list[Mark] = []
+        device, origin = self._device, self.origin
+        device.record(self._fork, origin)
+        for stream in self._streams.values():
+            device.wait(stream, self._fork)
+        for _, group in self._groups(step):
+            self._issue(group, marks if timed else None)
+        for key, stream in self._streams.items():
+            device.record(self._joins[key], stream)
+            device.wait(origin, self._joins[key])
+        for rank, call in self._finish:
+            self._call(rank, "the end of the step", call, origin)
+        return marks
+
+    def capture(self) -> None:
+        """Capture every step of the period as a graph, to be replayed from now on."""
+        graphs = []
+        for step in range(self._buffer.period):
+            self._device.begin_capture(self.origin)
+            try:
+                self.fire(step)
+            finally:
+                graph = self._device.end_capture(self.origin)
+            graphs.append(graph)
+        self._graphs = graphs
+
+    def replay(self, step: int) -> None:
+        """Launch the graph of a step."""
+        self._device.replay(self._graphs[step % self._buffer.period], self.origin)
+
+    def _groups(self, step: int) -> Iterator[tuple[object, list[_Issue]]]:
+        """Yield local commands one by one, and the members of a meeting together."""
+        issues = self._steps[step % self._buffer.period]
+        numbered = enumerate(issues)
+        for key, group in groupby(numbered, lambda one: one[1].command.meets or one[0]):
+            yield key, [issue for _, issue in group]
+
+    def _issue(self, group: list[_Issue], marks: list[Mark] | None) -> None:
+        """Issue one command, or the members of one meeting, which begin and end together."""
+        device = self._device
+        for one in group:
+            for event in one.waits:
+                device.wait(one.stream, event)
+        if len(group) > 1:
+            self._together(group, self._arrivals)
+        for one in group:
+            rank, actor = one.command.rank, one.command.actor
+            name = self._names[rank][actor]
+            start = self._mark(one, marks)
+            with device.range(name):
+                for call in one.calls:
+                    if isinstance(call, Collective) and self._collectives is not None:
+                        self._collectives.issue(rank, actor, call, one.stream)
+                    else:
+                        self._call(rank, name, call, one.stream)
+            if marks is not None:
+                end = self._mark(one, marks)
+                marks.append(Mark(rank, actor, one.command.firing, start, end))
+        if len(group) > 1:
+            self._together(group, self._departures)
+        for one in group:
+            if one.event is not None:
+                device.record(one.event, one.stream)
+
+    def _mark(self, one: _Issue, marks: list[Mark] | None) -> Any:
+        if marks is None:
+            return None
+        event = self._device.event(timed=True)
+        self._device.record(event, one.stream)
+        return event
+
+    def _together(self, group: list[_Issue], events: dict[int, Any]) -> None:
+        """Let the streams of a group wait for each other."""
+        for at, one in enumerate(group):
+            if at not in events:
+                events[at] = self._device.event(timed=False)
+            self._device.record(events[at], one.stream)
+        for at, one in enumerate(group):
+            for other in range(len(group)):
+                if other != at:
+                    self._device.wait(one.stream, events[other])
+
+    def _call(self, rank: int, name: str, call: Call, stream: Any) -> None:
+        try:
+            self._device.issue(call, stream)
+        except ExecutorError as error:
+            raise ExecutorError(error.cause, rank=rank, actor=name) from error
+
+    def _prepared(
+        self, step: Sequence[Command], ranks: Mapping[int, RankCalls], regions: DeviceRegions
+    ) -> list[_Issue]:
+        """Bind the commands of a step to streams, events and addresses."""
+        events = {
+            number: self._device.event(timed=False)
+            for number, command in enumerate(step)
+            if command.records
+        }
+        found = []
+        for number, command in enumerate(step):
+            peers = [(ranks[step[at].rank], step[at]) for at in command.meets]
+            calls = ranks[command.rank].located(command, peers)
+            found.append(
+                _Issue(
+                    command,
+                    self._streams[command.rank, command.stream],
+                    tuple(events[number] for number in command.waits),
+                    tuple(regions.placed(call) for call in calls),
+                    events.get(number),
+                )
+            )
+        return found
+
+    def _prepare(self) -> None:
+        """Let the device make ready whatever it needs for a call, before the first one."""
+        for issues in self._steps:
+            for one in issues:
+                for call in one.calls:
+                    if not isinstance(call, Collective):
+                        self._device.prepare(call, one.stream)

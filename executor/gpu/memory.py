@@ -1,0 +1,144 @@
+"""The memory of the ranks of one device: every region allocated once, before the first step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.cuda.binding import bound
+from executor.cuda.calls import Call, Operand
+from executor.cuda.control import HISTORY_FIELDS
+from executor.cuda.rank import HISTORY_STEPS, RankCalls
+from executor.gpu.device import Device
+from executor.shards import RankValues
+from planner.actors.graph import HOST
+from planner.errors import InfeasibleError
+
+Array = NDArray[Any]
+
+PINNED = ("host", "history")  # regions in the memory of the node, which the device reads too
+STAGING = "staging"  # the host's side of the stage
+# 16-bit floats are moved as their bits: NumPy has no bfloat16.
+BITS = {"bfloat16": "uint16"}
+
+
+class DeviceRegions:
+    """The regions of the ranks that one device holds, and the addresses in them.
+
+    Parameters
+    ----------
+    device
+        Where they are allocated.
+    ranks
+        The calls of every rank on it.
+
+    Raises
+    ------
+    InfeasibleError
+        They do not fit; names the rank, the bytes of every region and what is free.
+    """
+
+    def __init__(self, device: Device, ranks: Sequence[RankCalls]) -> None:
+        self._device = device
+        _check_room(device, ranks)
+        self._bases: dict[tuple[str, int], int] = {}
+        self._views: dict[tuple[str, int], Array] = {}
+        for calls in ranks:
+            for region, size_bytes in calls.sizes.items():
+                self._allocate(region, calls.rank, size_bytes)
+            self._allocate(STAGING, calls.rank, calls.sizes["stage"])
+            for offset, content in calls.tables:
+                device.to_device(self.address(calls.at("tables", offset)), content)
+            device.to_device(self.address(calls.at("control")), calls.control())
+
+    def _allocate(self, region: str, rank: int, size_bytes: int) -> None:
+        if region in (*PINNED, STAGING):
+            base, view = self._device.allocate_host(max(size_bytes, 1))
+            self._views[region, rank] = view[:size_bytes]
+        else:
+            base = self._device.allocate(max(size_bytes, 1))
+        self._bases[region, rank] = base
+
+    def address(self, operand: Operand) -> int:
+        """Address of a located operand."""
+        return self._bases[operand.role, operand.number] + operand.offset_bytes
+
+    def placed(self, call: Call) -> Call:
+        """Return a located call with addresses."""
+        return bound(call, lambda operand: Operand("address", 0, self.address(operand)))
+
+    def view(self, region: str, rank: int) -> Array:
+        """Bytes of a region in the memory of the node."""
+        return self._views[region, rank]
+
+    def history(self, rank: int) -> Array:
+        """Rows that the steps of a rank have left, by step modulo their number."""
+        return (
+            self.view("history", rank).view(np.float64).reshape(HISTORY_STEPS, len(HISTORY_FIELDS))
+        )
+
+
+class DeviceValues(RankValues):
+    """The values of a rank's registers, read and written between two steps.
+
+    Parameters
+    ----------
+    calls
+        The rank.
+    regions
+        Where its registers lie.
+    device
+        The device that holds them.
+    """
+
+    def __init__(self, calls: RankCalls, regions: DeviceRegions, device: Device) -> None:
+        super().__init__(calls.graph, calls.rank, calls.run_state)
+        self._calls, self._regions, self._device = calls, regions, device
+
+    def write(self, register: int, slot: int, values: Array) -> None:
+        """Write this rank's shard."""
+        found = self.program.registers[register]
+        dtype = BITS.get(found.dtype, found.dtype)
+        content = np.ascontiguousarray(values, dtype).view(np.uint8).reshape(-1)
+        where = self._calls.register_at(register, slot)
+        if found.memory_kind == HOST:
+            view = self._regions.view("host", self.rank)
+            view[where.offset_bytes : where.offset_bytes + content.size] = content
+        else:
+            self._device.to_device(self._regions.address(where), content)
+
+    def value(self, register: int, slot: int) -> Array:
+        """Return a copy of this rank's shard."""
+        found = self.program.registers[register]
+        values = np.empty(found.shape, BITS.get(found.dtype, found.dtype))
+        content = values.reshape(-1).view(np.uint8)
+        where = self._calls.register_at(register, slot)
+        if found.memory_kind == HOST:
+            view = self._regions.view("host", self.rank)
+            content[:] = view[where.offset_bytes : where.offset_bytes + content.size]
+        else:
+            self._device.to_host(content, self._regions.address(where))
+        return values
+
+
+def device_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of the regions that lie on the device."""
+    return {region: size for region, size in sizes.items() if region not in PINNED}
+
+
+def _check_room(device: Device, ranks: Sequence[RankCalls]) -> None:
+    """Refuse what does not fit before anything is allocated."""
+    free_bytes = device.free_bytes()
+    needed = {calls.rank: device_bytes(calls.sizes) for calls in ranks}
+    total = sum(sum(regions.values()) for regions in needed.values())
+    if total <= free_bytes:
+        return
+    rank, regions = max(needed.items(), key=lambda item: sum(item[1].values()))
+    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in regions.items() if size)
+    raise InfeasibleError(
+        f"rank {rank} needs {sum(regions.values()) / 2**30:.2f} GiB ({parts}) and {len(ranks)} "
+        f"rank(s) share {device.name}, which has {free_bytes / 2**30:.2f} GiB free "
+        f"({(total - free_bytes) / 2**30:.2f} GiB short): plan with --memory-limit "
+        f"{free_bytes / len(ranks) / 2**30:.0f}GiB or more devices"
+    )

@@ -1,0 +1,272 @@
+"""A run on one device: the steps of its ranks, their times, and what they leave behind."""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from executor.cuda.control import CONTROL_DTYPE
+from executor.cuda.rank import RankCalls
+from executor.errors import ExecutorError
+from executor.gpu.device import Device
+from executor.gpu.driver import Collectives, Mark, StreamDriver
+from executor.gpu.feeding import Feeder
+from executor.gpu.memory import PINNED, DeviceRegions, DeviceValues, device_bytes
+from executor.gpu.memory_use import MemoryUse
+from executor.kernels import RunState
+from executor.recording import Recording, StepDone
+from executor.streams.commands import command_buffer
+from planner.actors.graph import ActorGraph
+
+AHEAD_STEPS = 2  # steps issued and not known to have ended
+FIRST_REPLAY = 1  # the step before was fired eagerly, and this one captured
+TRACED_STEPS = 3  # of a traced run that is captured: the last, which are fired eagerly
+Kept = Callable[[int], None]
+
+
+class DeviceRun:
+    """The ranks of one device, ready to train.
+
+    Parameters
+    ----------
+    device
+        The device.
+    graph
+        The actor graph.
+    runs
+        What the kernels of every rank on this device share, by rank.
+    collectives
+        Carries out meetings with ranks elsewhere; None where there are none.
+
+    Attributes
+    ----------
+    values
+        The registers of every rank, to fill before the first step and to save.
+
+    Raises
+    ------
+    ExecutorError
+        An op has no kernel on a GPU; names it.
+    InfeasibleError
+        The ranks do not fit on the device.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        graph: ActorGraph,
+        runs: Mapping[int, RunState],
+        collectives: Collectives | None = None,
+    ) -> None:
+        self._device, self._runs, self._collectives = device, runs, collectives
+        buffer = command_buffer(graph, tuple(runs))
+        self.ranks = {rank: RankCalls(graph, rank, buffer, run) for rank, run in runs.items()}
+        functions: dict[str, set[str]] = {}
+        for calls in self.ranks.values():
+            for source, names in calls.functions().items():
+                functions.setdefault(source, set()).update(names)
+        self.regions = DeviceRegions(device, tuple(self.ranks.values()))
+        device.load(functions)
+        self.driver = StreamDriver(device, buffer, self.ranks, self.regions, collectives)
+        self.values = {
+            rank: DeviceValues(calls, self.regions, device) for rank, calls in self.ranks.items()
+        }
+        self._used_bytes = 0
+        self._feeder = Feeder(device, tuple(self.ranks.values()), self.regions)
+
+    def train(
+        self,
+        steps: int,
+        origin_ns: int,
+        *,
+        eager: bool = False,
+        spans: bool = False,
+        kept: Kept | None = None,
+        is_kept: Callable[[int], bool] = lambda step: False,
+        step_done: StepDone | None = None,
+    ) -> list[Recording]:
+        """Make `steps` steps and return the recording of every rank.
+
+        Parameters
+        ----------
+        steps
+            How many.
+        origin_ns
+            The origin of the clock (`perf_counter_ns`).
+        eager
+            Fire actor by actor instead of replaying a captured step.
+        spans
+            Keep times of firings: of all steps where `eager`, else of the last few, which are then
+            fired eagerly.
+        kept, is_kept
+            `kept(step)` is called after every step of which `is_kept(step)` holds, with nothing in
+            flight.
+        step_done
+            Called with every step that has ended, totals known.
+        """
+        timeline = _Timeline(self._device, self.driver.origin, self.ranks, steps, spans=spans)
+        events = [self._device.event(timed=True) for _ in range(AHEAD_STEPS + 1)]
+        for step in range(steps):
+            staged = self._feeder.stage(step)
+            self._device.wait(self.driver.origin, staged)
+            traced = spans and (eager or step >= steps - TRACED_STEPS)
+            self._step(step, timeline, eager=eager or step == 0, traced=traced)
+            event = events[step % len(events)]
+            self._device.record(event, self.driver.origin)
+            self._feeder.used(step, event)
+            timeline.issued(step, event)
+            waits = traced or is_kept(step) or step == steps - 1
+            if step == FIRST_REPLAY:
+                self._device.synchronize(event)
+                self._used_bytes = self._device.total_bytes - self._device.free_bytes()
+            for ended in timeline.ended(0 if waits else AHEAD_STEPS - 1):
+                self._keep_totals(ended)
+                if step_done is not None:
+                    step_done(ended)
+            if kept is not None and is_kept(step):
+                kept(step)
+        return timeline.recordings(origin_ns)
+
+    def _step(self, step: int, timeline: "_Timeline", *, eager: bool, traced: bool) -> None:
+        """Issue one step. The first is never captured: it makes whatever is made at first use."""
+        if eager or traced:
+            timeline.marked(step, self.driver.fire(step, timed=traced))
+            return
+        if not self.driver.captured:
+            self.driver.capture()
+        self.driver.replay(step)
+
+    def _keep_totals(self, step: int) -> None:
+        """Read what a step left in the history of every rank."""
+        self._device.check()
+        if self._collectives is not None:
+            self._collectives.check()
+        for rank, run in self._runs.items():
+            if self.ranks[rank].totals is None:
+                continue
+            history = self.regions.history(rank)
+            loss, count, squares, *_ = history[step % len(history)]
+            run.record_totals(step, np.array([loss, count, squares]))
+
+    def memory(self) -> dict[int, MemoryUse]:
+        """Return what the memory of every rank went to; of a shared device its share."""
+        used = self._device.total_bytes - self._device.free_bytes()
+        return {
+            rank: MemoryUse(
+                regions=device_bytes(calls.sizes),
+                host_bytes=sum(calls.sizes[region] for region in PINNED) + calls.sizes["stage"],
+                context_bytes=self._device.context_bytes,
+                device_used_bytes=used,
+                grown_bytes=used - self._used_bytes,
+            )
+            for rank, calls in self.ranks.items()
+        }
+
+    def finish(self) -> None:
+        """Read what the control of every rank holds at the end."""
+        for rank, run in self._runs.items():
+            control = np.empty(1, CONTROL_DTYPE)
+            where = self.regions.address(self.ranks[rank].at("control"))
+            self._device.to_host(control.view(np.uint8), where)
+            run.record_margin(float(control["margin_bits"].view(np.float32)[0]))
+
+
+class _Timeline:
+    """When steps and firings ended, on the host's clock.
+
+    The device's clock is read as the time between two events; the ends of steps follow from one
+    another, so that no difference is long (they are floats of milliseconds).
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        origin: Any,
+        ranks: Mapping[int, RankCalls],
+        steps: int,
+        *,
+        spans: bool,
+    ) -> None:
+        self._device, self._ranks, self._steps = device, ranks, steps
+        self._before = device.event(timed=True)
+        device.record(self._before, origin)
+        device.synchronize(self._before)
+        self._before_ns = perf_counter_ns()
+        self._ends_ns: list[int] = []
+        self._events: list[Any] = []
+        self._marks: dict[int, list[Mark]] = {}
+        counts = {
+            rank: [actor.firings * steps if spans else 0 for actor in calls.program.actors]
+            for rank, calls in ranks.items()
+        }
+        self._firsts = {rank: np.cumsum([0, *found]) for rank, found in counts.items()}
+        self._spans = {
+            rank: np.full((2, firsts[-1]), -1, np.int64) for rank, firsts in self._firsts.items()
+        }
+
+    def marked(self, step: int, marks: list[Mark]) -> None:
+        """Take note of the events of a step's firings."""
+        if marks:
+            self._marks[step] = marks
+
+    def issued(self, step: int, event: Any) -> None:
+        """Take note that `event` comes at the end of a step."""
+        self._events.append(event)
+
+    def ended(self, ahead: int) -> list[int]:
+        """Wait until at most `ahead` steps are under way; return those that have ended since."""
+        found = []
+        while len(self._events) > ahead:
+            event = self._events.pop(0)
+            self._device.synchronize(event)
+            step = len(self._ends_ns)
+            for mark in self._marks.pop(step, ()):
+                self._keep(step, mark)
+            self._before_ns += self._device.elapsed_ns(self._before, event)
+            self._before = event
+            self._ends_ns.append(self._before_ns)
+            found.append(step)
+        return found
+
+    def _keep(self, step: int, mark: Mark) -> None:
+        """Keep the times of one firing, counted from the end of the step before."""
+        actor = self._ranks[mark.rank].program.actors[mark.actor]
+        at = self._firsts[mark.rank][mark.actor] + step * actor.firings + mark.firing
+        for row, event in enumerate((mark.start, mark.end)):
+            passed_ns = self._device.elapsed_ns(self._before, event)
+            self._spans[mark.rank][row, at] = self._before_ns + passed_ns
+
+    def recordings(self, origin_ns: int) -> list[Recording]:
+        """Return what every rank's run left; firings without times have -1."""
+        if len(self._ends_ns) != self._steps:
+            raise ExecutorError(f"{len(self._ends_ns)} of {self._steps} steps have ended")
+        ends = np.asarray(self._ends_ns, np.int64) - origin_ns
+        found = []
+        for rank, spans in self._spans.items():
+            starts_ns, ends_ns = np.where(spans < 0, -1, spans - origin_ns)
+            found.append(
+                Recording(rank=rank, step_end_ns=ends, starts_ns=starts_ns, ends_ns=ends_ns)
+            )
+        return found
+
+
+def execute_on_device(
+    device: Device,
+    graph: ActorGraph,
+    runs: Mapping[int, RunState],
+    load: Callable[[Sequence[DeviceValues]], None],
+    steps: int,
+    *,
+    eager: bool = False,
+    spans: bool = False,
+) -> tuple[DeviceRun, list[Recording]]:
+    """Run all ranks of a graph on one device (loopback): for tests and trials.
+
+    `load` fills the variables of all ranks before the first step.
+    """
+    run = DeviceRun(device, graph, runs)
+    load(tuple(run.values.values()))
+    recordings = run.train(steps, perf_counter_ns(), eager=eager, spans=spans)
+    run.finish()
+    return run, recordings

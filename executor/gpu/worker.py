@@ -1,0 +1,126 @@
+"""One process of a run on GPUs: `python -m mpi4py -m executor.gpu.worker JOB_FOLDER`.
+
+It holds one rank, whose device is the one of that number on its node; or, where the job says so,
+all ranks as streams of one device (loopback).
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from executor.errors import ExecutorError
+from executor.gpu.availability import require_gpu
+from executor.gpu.collectives import NcclCollectives
+from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.device import Device
+from executor.gpu.driver import Collectives
+from executor.gpu.running import DeviceRun
+from executor.job import Job, read_job
+from executor.kernels import RunState
+from executor.processes import open_line
+from executor.recording import Recording
+from executor.transport.mpi import World, join_world
+from executor.values.checkpoint import Saver
+from executor.values.loading import load_values, run_state
+from executor.worker import give_up, watch_parent
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the process that MPI says this is."""
+    folder = Path(arguments[1])
+    rank = int(os.environ.get("PMI_RANK", "0"))
+    try:
+        open_line(folder, rank)
+        job = read_job(folder)
+        watch_parent(job.parent, folder)
+        world = join_world()
+        expected = 1 if job.loopback else job.graph.ranks
+        if world.size != expected:
+            raise ExecutorError(f"{expected} processes are planned, but {world.size} were started")
+        _run(job, folder, world)
+    except BaseException as error:
+        give_up(folder, rank, None, error)
+
+
+def _run(job: Job, folder: Path, world: World) -> None:
+    local = world.local_rank()
+    require_gpu(local + 1)
+    device = CupyDevice(local, ProductLibrary)
+    collectives = None
+    if not job.loopback and job.graph.ranks > 1:
+
+        def failed(error: ExecutorError) -> None:
+            give_up(folder, world.rank, error.actor, error)
+
+        collectives = NcclCollectives(job.graph, world, device, failed)
+    ranks = range(job.graph.ranks) if job.loopback else (world.rank,)
+    runs = {rank: run_state(job) for rank in ranks}
+    recordings = train(job, folder, device, runs, collectives, world.origin_ns())
+    for recording in recordings:
+        recording.save(folder / f"rank.{recording.rank}.npz")
+    world.barrier()
+    if collectives is not None:
+        collectives.close()
+    device.close()
+
+
+def train(
+    job: Job,
+    folder: Path,
+    device: Device,
+    runs: Mapping[int, RunState],
+    collectives: Collectives | None,
+    origin_ns: int,
+) -> list[Recording]:
+    """Train the ranks of one device as a job says, and return what each recorded."""
+    run = DeviceRun(device, job.graph, runs, collectives)
+    savers = []
+    for values in run.values.values():
+        load_values(job, values)
+        if job.checkpoint is not None:
+            last = job.first_step + job.steps
+            saver = Saver(Path(job.checkpoint), values, last_step=last, every=job.checkpoint_every)
+            savers.append(saver)
+    gc.freeze()
+    first = next(iter(runs))
+    with (folder / "progress").open("ab", buffering=0) as lines:
+
+        def step_done(step: int) -> None:
+            loss, count, _ = runs[first].totals[step]
+            if first == 0:
+                lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+
+        def kept(step: int) -> None:
+            for saver in savers:
+                saver.save(step)
+
+        recordings = run.train(
+            job.steps,
+            origin_ns,
+            eager=job.eager,
+            spans=job.spans,
+            kept=kept,
+            is_kept=lambda step: any(saver.keeps(step) for saver in savers),
+            step_done=step_done,
+        )
+    run.finish()
+    for rank, used in run.memory().items():
+        (folder / f"memory.{rank}.json").write_bytes(msgspec.json.encode(used))
+    return [
+        replace(
+            recording,
+            totals=tuple(runs[recording.rank].totals),
+            smallest_margin=runs[recording.rank].smallest_margin,
+        )
+        for recording in recordings
+    ]
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,79 @@
+"""Whole steps on an emulated device: command buffers, kernels, meetings, capture, all as on a GPU.
+
+Every model trains by the sources and calls that a GPU gets, on streams that go on in a random
+order, and must find the losses of the NumPy reference.
+"""
+
+import numpy as np
+import pytest
+
+from executor.gpu.running import execute_on_device
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.plans import loading, planned, reference, runs_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+STEPS = 4
+ALONE = ("gpt", "llama", "bert", "resnet", "wide-deep", "mixtral")
+
+
+def train(model, precision, pins=(), *, steps=STEPS, seed=0, loss_scale=2.0**10, **how):
+    plan, graph, actors = planned(model, precision, pins)
+    runs = runs_of(plan, actors, loss_scale=loss_scale)
+    device = EmulatedDevice(seed)
+    run, recordings = execute_on_device(device, actors, runs, loading(graph), steps, **how)
+    found = np.array([loss / count for loss, count, _ in runs[0].totals])
+    return run, recordings, found
+
+
+@pytest.mark.parametrize("model", ALONE)
+def test_losses_in_float32_equal_the_reference(model):
+    _, _, found = train(model, "fp32")
+    np.testing.assert_allclose(found, reference(model, STEPS).losses, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", ALONE)
+def test_losses_in_16_bits_are_near_the_reference(model, precision):
+    run, _, found = train(model, precision)
+    np.testing.assert_allclose(found, reference(model, STEPS).losses, atol=2e-2, rtol=0)
+    history = run.regions.history(0)[:STEPS]
+    assert (history[:, 3] > 1).all() == (precision == "fp16")
+    assert history[:, 4].all()
+
+
+@pytest.mark.parametrize("model", ["gpt", "resnet"])
+def test_a_captured_step_gives_the_bits_of_eager_firing(model):
+    _, _, captured = train(model, "bf16", seed=1)
+    run, recordings, eager = train(model, "bf16", seed=2, eager=True, spans=True)
+    np.testing.assert_array_equal(captured, eager)
+    assert not run.driver.captured
+    assert (recordings[0].ends_ns > recordings[0].starts_ns).all()
+
+
+PARALLEL = [
+    ("gpt", {"dp": 2, "tp": 2}),
+    ("gpt", {"tp": 2, "pp": 2}),
+    ("llama", {"dp": 2, "tp": 2, "sequence_parallel": True}),
+    ("llama", {"cp": 2}),
+    ("mixtral", {"dp": 2, "ep": 2}),
+    ("mixtral", {"dp": 2, "ep": 2, "zero": 1}),
+    ("gpt", {"dp": 2, "zero": 3}),
+    ("bert", {"dp": 2}),
+    ("resnet", {"dp": 2}),
+    ("resnet", {"pp": 2}),
+    ("wide-deep", {"tp": 2}),
+    ("face", {"dp": 2, "tp": 2}),
+    ("t5", {"pp": 2}),
+    ("deepseek", {"dp": 2, "pp": 2, "ep": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "pins"), PARALLEL, ids=lambda x: x if isinstance(x, str) else str(x)
+)
+def test_ranks_on_one_device_equal_the_reference(model, pins):
+    run, _, found = train(model, "fp32", tuple(pins.items()), seed=len(pins))
+    assert len(run.ranks) > 1
+    np.testing.assert_allclose(found, reference(model, STEPS).losses, atol=1e-3, rtol=0)
