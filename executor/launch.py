@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,19 +10,22 @@ from typing import Any
 
 import msgspec
 
-from executor.checkpoint import (
+from executor.backend import CPUS, WORKERS, Backend
+from executor.data import open_dataset
+from executor.errors import CheckpointError
+from executor.gpu.availability import require_gpu
+from executor.gpu.memory_use import MemoryUse
+from executor.job import Job
+from executor.processes import check_capacity, run_ranks
+from executor.recording import load_recording, losses, trace_of
+from executor.values.checkpoint import (
     commit_finished,
     find_checkpoint,
     manifest_of,
     read_manifest,
     remove_partial,
 )
-from executor.data import open_dataset
-from executor.errors import CheckpointError
-from executor.job import Job
-from executor.processes import check_capacity, run_ranks
-from executor.recording import load_recording, losses, trace_of
-from executor.weights import check_weights
+from executor.values.weights import check_weights
 from models.graph import Graph
 from planner.actors.graph import ActorGraph
 from planner.actors.trace import Trace
@@ -48,6 +51,9 @@ class Measured:
         Steps made by earlier runs.
     data
         What it trained on, in a few words.
+    memory
+        On GPUs: bytes of the fullest rank by region, and beside them `context`, `host`, all that
+        is in use on the `device`, and what was `grown` after the first captured step.
     smallest_top_k_margin
         By how much, at the least, an expert that a token chose beat one that it did not, over all
         ranks; None without experts. Sums in another order may flip a choice of a tiny margin.
@@ -58,7 +64,8 @@ class Measured:
     gradient_norms: tuple[float, ...]
     data: str
     first_step: int = 0
-    backend: str = "numpy"
+    backend: str = CPUS.name
+    memory: dict[str, int] | None = None
     smallest_top_k_margin: float | None = None
 
     @property
@@ -84,28 +91,28 @@ def execute(
     checkpoint: Path | None = None,
     checkpoint_every: int = 0,
     resume: bool = False,
+    backend: Backend = CPUS,
     progress: Progress | None = None,
 ) -> Measured:
     """Train a plan for `steps` steps, one process per rank on this machine.
 
     Parameters
     ----------
-    plan
-        What to run; its ranks are processes here, whatever its cluster is.
-    steps, seed
-        How many steps; seed of initial values and samples.
+    plan, steps, seed
+        What to run, whatever its cluster is; how many steps; seed of initial values and samples.
     data
         A file or folder to train on; None: what `executor.data.open_dataset` takes then.
     learning_rate
         Peak learning rate in place of the plan's.
-    weights
-        A `.npz` file of initial values, see `executor.weights`.
-    trace
-        Keep every firing's times, not only the ends of steps.
+    weights, trace
+        A `.npz` of initial values (`executor.values.weights`); keep times of firings, not only of
+        steps.
     checkpoint, checkpoint_every
         Folder to save variables and optimizer state in: at the end, and every so many steps.
     resume
-        Go on from the last checkpoint in that folder, which may be another plan's of the model.
+        Go on from the last checkpoint there, which may be another plan's of the model.
+    backend
+        Where and how it runs.
     progress
         Called as `progress(step, loss)` after every step, counted from 0 over all runs.
 
@@ -114,7 +121,7 @@ def execute(
     ExecutorError
         A rank failed; names the rank, the actor and the cause.
     InfeasibleError
-        This machine cannot hold the ranks.
+        This machine cannot hold the ranks, or lacks what the backend needs; says what.
     DataError, CheckpointError
         The data, the weights or the checkpoint to resume is not there, or does not fit the model.
     """
@@ -123,7 +130,7 @@ def execute(
     training_graph = plan_graph(plan)
     check_weights(weights, training_graph)
     graph = compile_plan(plan, training_graph)
-    check_capacity([one.memory_bytes + one.host_bytes for one in graph.programs for _ in one.ranks])
+    _check_machine(graph, backend)
     source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
     job = _job(
         plan,
@@ -138,10 +145,24 @@ def execute(
         weights=_absolute(weights),
         checkpoint=_absolute(checkpoint),
         checkpoint_every=checkpoint_every,
+        eager=backend.eager,
+        loopback=backend.loopback,
     )
     with TemporaryDirectory(prefix="millrace-") as name:
-        _run(job, Path(name), plan.model.name, digest, progress)
-        return _measured(job, Path(name), digest, plan.cluster.device.name, description)
+        _run(job, Path(name), plan.model.name, digest, progress, WORKERS[backend.name])
+        found = _measured(job, Path(name), digest, plan.cluster.device.name, description)
+        return replace(found, backend=backend.name, memory=_memory(Path(name)))
+
+
+def _check_machine(graph: ActorGraph, backend: Backend) -> None:
+    """Refuse what this machine cannot hold or run before anything is started."""
+    on_host = [one.host_bytes for one in graph.programs for _ in one.ranks]
+    if backend.on_gpus:
+        require_gpu(backend.processes(graph.ranks))
+        check_capacity([sum(on_host)] if backend.loopback else on_host)
+        return
+    arenas = [one.memory_bytes for one in graph.programs for _ in one.ranks]
+    check_capacity([size + host for size, host in zip(arenas, on_host, strict=True)])
 
 
 def _with_learning_rate(plan: Plan, learning_rate: float | None) -> Plan:
@@ -180,7 +201,9 @@ def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, i
     return source, manifest.step
 
 
-def _run(job: Job, folder: Path, model: str, digest: str, progress: Progress | None) -> None:
+def _run(
+    job: Job, folder: Path, model: str, digest: str, progress: Progress | None, worker: str
+) -> None:
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
     reader = _Progress(folder, progress)
@@ -194,7 +217,7 @@ def _run(job: Job, folder: Path, model: str, digest: str, progress: Progress | N
         if kept is not None:
             commit_finished(kept, saved)
 
-    run_ranks("executor.worker", job.graph.ranks, folder, watch=watch)
+    run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
 
 
 def _measured(job: Job, folder: Path, digest: str, device: str, data: str) -> Measured:
@@ -210,6 +233,24 @@ def _measured(job: Job, folder: Path, digest: str, device: str, data: str) -> Me
         first_step=job.first_step,
         smallest_top_k_margin=margin if isfinite(margin) else None,
     )
+
+
+def _memory(folder: Path) -> dict[str, int] | None:
+    """What the memory of the fullest rank went to, where ranks have said so."""
+    found = [
+        msgspec.json.decode(path.read_bytes(), type=MemoryUse)
+        for path in sorted(folder.glob("memory.*.json"))
+    ]
+    if not found:
+        return None
+    most = max(found, key=lambda one: sum(one.regions.values()))
+    return {
+        **most.regions,
+        "context": most.context_bytes,
+        "host": most.host_bytes,
+        "device": most.device_used_bytes,
+        "grown": most.grown_bytes,
+    }
 
 
 class _Progress:

@@ -34,6 +34,7 @@ from planner.errors import ClusterError
 from planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
+    from executor.backend import Backend
     from executor.launch import Measured
     from millrace.scaling import Failures
     from planner.search.report import Record
@@ -437,30 +438,27 @@ def execute(
     trace: bool = True,
     checkpoint: Path | None = None,
     resume: bool = False,
+    backend: "Backend | None" = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> "Measured":
     """Train the plan on this machine, one process per rank, and return times, losses and a Trace.
 
     Parameters
     ----------
-    plan : Plan
-        The plan.
-    steps : int
-        Training steps.
+    plan, steps
+        What to run, and for how many training steps.
     data : Path, optional
         File or folder to train on; the Python standard library's source files by default.
-    seed : int
-        Of the initial values and of the samples.
-    learning_rate : float, optional
-        Peak learning rate in place of the plan's.
+    seed, learning_rate
+        Of the initial values and of the samples; the peak in place of the plan's.
     weights : Path, optional
         A `.npz` file of initial values by the names of variables; the seed gives the others.
     trace : bool
         Keep every firing's times; without, the Trace holds the ends of steps only.
-    checkpoint : Path, optional
-        Folder to save variables and optimizer state in.
-    resume : bool
-        Go on from the last checkpoint in that folder.
+    checkpoint, resume
+        Folder to save variables and optimizer state in; go on from the last checkpoint there.
+    backend : Backend, optional
+        Where and how it runs (`executor.backend`); on this machine's CPUs by default.
     progress : callable, optional
         Called as `progress(step, loss)` after every step.
 
@@ -471,8 +469,9 @@ def execute(
     DataError, CheckpointError
         Data or checkpoint are not there, or do not fit the model.
     InfeasibleError
-        This machine cannot hold the ranks.
+        This machine cannot hold the ranks, or lacks what the backend needs; says what.
     """
+    from executor.backend import CPUS
     from executor.launch import execute as run
 
     return run(
@@ -485,6 +484,7 @@ def execute(
         trace=trace,
         checkpoint=checkpoint,
         resume=resume,
+        backend=backend or CPUS,
         progress=progress,
     )
 

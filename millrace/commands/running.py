@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,6 +15,10 @@ from millrace.compare import ActorRow, CauseRow, Comparison
 from millrace.output import Json, answer, say, training, working
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
 from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from executor.launch import Measured
+    from planner.plan import Plan
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of `millrace plan -o`.")]
 TraceOutput = Annotated[
@@ -99,7 +103,15 @@ def run(
         Path | None,
         typer.Option(help="Text: a file or folder; the standard library's sources by default."),
     ] = None,
-    backend: Annotated[str, typer.Option(help="Only numpy.")] = "numpy",
+    backend: Annotated[
+        str, typer.Option(help="numpy: this machine's CPUs; cupy: its GPUs, one per rank.")
+    ] = "numpy",
+    eager: Annotated[
+        bool, typer.Option("--eager", help="On GPUs: actor by actor, not a captured step.")
+    ] = False,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="All ranks on one GPU: to check a plan.")
+    ] = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
     weights: Annotated[
@@ -113,12 +125,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a plan for real, one process per rank on this machine."""
+    from executor.backend import Backend
     from millrace import api
-    from millrace.figures import speed
     from millrace.files import check_writable, load_plan, write_trace
 
-    if backend != "numpy":
-        raise PlanError(f"--backend {backend}: this version runs on numpy only; leave it out")
+    where = Backend(name=backend, eager=eager, loopback=loopback)
     if lr is not None and not 0 < lr < inf:
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     if resume and checkpoint is None:
@@ -138,10 +149,19 @@ def run(
             trace=trace is not None,
             checkpoint=checkpoint,
             resume=resume,
+            backend=where,
             progress=told,
         )
     if trace is not None:
         write_trace(trace, found.trace)
+    document = _run_document(planned, found)
+    answer(document, as_json, lambda console: _draw_run(document, console))
+
+
+def _run_document(planned: "Plan", found: "Measured") -> dict[str, Any]:
+    """What a run says of itself."""
+    from millrace.figures import speed
+
     step_time_s = found.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
@@ -152,9 +172,11 @@ def run(
         "ranks": found.ranks,
         "backend": found.backend,
     }
+    if found.memory is not None:
+        document["memory_bytes"] = found.memory
     if found.smallest_top_k_margin is not None:
         document["smallest_top_k_margin"] = found.smallest_top_k_margin
-    answer(document, as_json, lambda console: _draw_run(document, console))
+    return document
 
 
 def compare(
@@ -224,6 +246,9 @@ def _draw_run(document: Mapping[str, Any], console: Console) -> None:
         f"{losses[-1]:.4f} after step {first + len(losses)}",
         markup=False,
     )
+    if "memory_bytes" in document:
+        parts = (f"{name} {format_bytes(size)}" for name, size in document["memory_bytes"].items())
+        console.print(f"memory of the fullest rank: {', '.join(parts)}", markup=False)
     if "smallest_top_k_margin" in document:
         console.print(
             f"smallest margin of a choice of experts "

@@ -1,0 +1,56 @@
+"""Where and how a plan runs."""
+
+from dataclasses import dataclass
+
+from planner.errors import PlanError
+
+WORKERS = {"numpy": "executor.worker", "cupy": "executor.gpu.worker"}
+"""The program of a process of a run, by backend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """Where and how a plan runs.
+
+    Parameters
+    ----------
+    name
+        numpy: on this machine's CPUs; cupy: on its GPUs, one per rank.
+    eager
+        On GPUs: fire actor by actor, not the captured step.
+    loopback
+        On GPUs: all ranks as streams of one process on one device, to check a plan, not its speed.
+
+    Raises
+    ------
+    PlanError
+        The name is none of the two, or CPUs are asked for what only GPUs do.
+    """
+
+    name: str = "numpy"
+    eager: bool = False
+    loopback: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in WORKERS:
+            raise PlanError(f"--backend {self.name}: choose numpy (CPUs) or cupy (GPUs)")
+        if self.on_gpus:
+            return
+        if self.eager:
+            raise PlanError("--eager: on CPUs actors always fire one by one; leave it out")
+        if self.loopback:
+            raise PlanError(
+                "--loopback puts all ranks on one GPU: add --backend cupy or leave it out"
+            )
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether ranks have GPUs."""
+        return self.name == "cupy"
+
+    def processes(self, ranks: int) -> int:
+        """Return how many processes run so many ranks."""
+        return 1 if self.loopback else ranks
+
+
+CPUS = Backend()
