@@ -127,8 +127,7 @@ def execute(
     """
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
-    training_graph = plan_graph(plan)
-    check_weights(weights, training_graph)
+    check_weights(weights, training_graph := plan_graph(plan))
     graph = compile_plan(plan, training_graph)
     _check_machine(graph, backend)
     source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
