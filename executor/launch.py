@@ -100,10 +100,9 @@ def execute(
     ----------
     plan, steps, seed
         What to run, whatever its cluster is; how many steps; seed of initial values and samples.
-    data
-        A file or folder to train on; None: what `executor.data.open_dataset` takes then.
-    learning_rate
-        Peak learning rate in place of the plan's.
+    data, learning_rate
+        A file or folder to train on (None: as `executor.data.open_dataset`); the peak, instead of
+        the plan's.
     weights, trace
         A `.npz` of initial values (`executor.values.weights`); keep times of firings, not only of
         steps.
@@ -111,10 +110,9 @@ def execute(
         Folder to save variables and optimizer state in: at the end, and every so many steps.
     resume
         Go on from the last checkpoint there, which may be another plan's of the model.
-    backend
-        Where and how it runs.
-    progress
-        Called as `progress(step, loss)` after every step, counted from 0 over all runs.
+    backend, progress
+        Where and how it runs; called as `progress(step, loss)` after every step, counted from 0
+        over all runs.
 
     Raises
     ------
