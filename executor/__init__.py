@@ -1,9 +1,10 @@
-"""Runs plans for real: NumPy kernels, one process per rank, joined by MPI.
+"""Runs plans for real: one process per rank, on CPUs with NumPy or on GPUs with CuPy and NCCL.
 
 In comes a Plan; `executor.launch.execute` compiles it, starts one process per rank and gives back
 `Measured`: step times, losses and a Trace. `executor.measure.cached_profile` times this machine's
 kernels and collectives in such processes and gives a Device.
 
 Read `threaded.py` first (one rank's protocol on threads), then `rank.py` (its memory and kernels),
-`transport/` (how ranks meet) and `launch.py` (the processes).
+`transport/` (how ranks meet) and `launch.py` (the processes). For GPUs: `streams/` (the protocol as
+command buffers), `cuda/` (what each command launches) and `gpu/` (the device that carries it out).
 """
