@@ -17,6 +17,26 @@ from executor.transport.mpi import World
 from planner.actors.graph import ActorGraph
 from planner.actors.lanes import drawn_in
 
+TRANSFERS = "transfers"  # the lane of both ends, which have queues of their own names
+
+
+def groups_of(graph: ActorGraph, rank: int) -> dict[int, Group]:
+    """Return the group of every meeting actor of a rank that meets others, by actor index.
+
+    All members of a meeting name its group alike. A transfer's is its pair of ranks, one per
+    direction.
+    """
+    program = graph.programs[graph.program_of(rank)]
+    found = {}
+    for index, actor in enumerate(program.actors):
+        if actor.meeting is None:
+            continue
+        members = graph.members(rank, actor.meeting)
+        if len(members) > 1:
+            lane = TRANSFERS if actor.meeting.peer is not None else drawn_in(program, actor)
+            found[index] = Group(members, lane)
+    return found
+
 
 class NcclCollectives:
     """Makes a communicator for every group and lane of a rank, and puts its collectives on streams.
@@ -45,19 +65,15 @@ class NcclCollectives:
         device: CupyDevice,
         failed: Callable[[ExecutorError], None],
     ) -> None:
-        program = graph.programs[graph.program_of(world.rank)]
-        self._groups: dict[int, Group] = {}
-        self._names = tuple(actor.name for actor in program.actors)
+        actors = graph.programs[graph.program_of(world.rank)].actors
+        self._groups = groups_of(graph, world.rank)
+        self._names = tuple(actor.name for actor in actors)
         kinds: dict[Group, set[str]] = {}
-        for index, actor in enumerate(program.actors):
-            if actor.meeting is None:
-                continue
-            members = graph.members(world.rank, actor.meeting)
-            if len(members) > 1:
-                group = self._groups[index] = Group(members, drawn_in(program, actor))
-                kinds.setdefault(group, set()).add(actor.meeting.kind)
-        lanes = {group.lane for group in kinds}
-        set_environment(world, len(lanes), device.multiprocessors)
+        for index, group in self._groups.items():
+            if (meeting := actors[index].meeting) is not None:
+                kinds.setdefault(group, set()).add(meeting.kind)
+        streams = {queue for index in self._groups for queue in actors[index].queues[:1]}
+        set_environment(world, len(streams), device.multiprocessors)
         ids = exchange_ids(world, kinds)
         self._communicator = NcclCommunicator(world.rank, ids, use_device=device.use, failed=failed)
         self._warm_up(device, kinds)

@@ -165,13 +165,17 @@ class EmulatedDevice:
         while any(self._streams.values()):
             self._go_on()
 
-    def _go_on(self) -> None:
-        """Let one stream, picked at random, do its next piece of work."""
-        ready = [
+    def _ready(self) -> list[Any]:
+        """Streams whose next piece of work waits for nothing."""
+        return [
             at
             for at, queue in self._streams.items()
             if queue and (queue[0][0] != "wait" or queue[0][1] in self._done)
         ]
+
+    def _go_on(self) -> None:
+        """Let one stream, picked at random, do its next piece of work."""
+        ready = self._ready()
         assert ready, "all streams wait for something that never happens"
         at = self._random.choice(ready)
         kind, what = self._streams[at].popleft()

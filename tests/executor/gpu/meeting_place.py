@@ -1,0 +1,136 @@
+"""Several emulated devices that meet through flat collectives, as GPUs do through NCCL.
+
+Every rank has a device and a host thread of its own. A collective is a piece of work on a stream
+that begins when all members of its group have come to it; other streams of the device go on
+meanwhile, as kernels of several communicators do that fit on a GPU together.
+"""
+
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from executor.cuda.calls import Collective
+from executor.gpu.collectives import groups_of
+from executor.gpu.nccl import Group
+from planner.actors.graph import ActorGraph
+from tests.executor.cuda.flat_collectives import FLAT
+from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice, _bytes_at
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+DTYPES = {"bfloat16": "uint16"}
+PATIENCE_S = 60.0
+EMULATOR = threading.Lock()  # a block's threads and shared memory are of the whole process
+
+
+class MeetingPlace:
+    """Where the devices of a run find each other."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._arrived: dict[tuple[Group, int], dict[int, Collective]] = {}
+        self.finished: set[tuple[Group, int]] = set()
+        self.failed = False
+
+    def arrive(self, group: Group, turn: int, position: int, call: Collective) -> None:
+        """Take note that a member has come to its collective number `turn`; the last moves data."""
+        with self.changed:
+            present = self._arrived.setdefault((group, turn), {})
+            present[position] = call
+            if len(present) == len(group.members):
+                _move([self._arrived[group, turn][at] for at in range(len(present))])
+                del self._arrived[group, turn]
+                self.finished.add((group, turn))
+                self.changed.notify_all()
+
+
+def _move(calls: list[Collective]) -> None:
+    """Carry out one collective of all members."""
+    kinds = {call.kind for call in calls}
+    if kinds == {"send", "recv"}:
+        _write(calls[1], _flat(calls[0], calls[0].elements))
+        return
+    (kind,) = kinds
+    assert len({call.elements for call in calls}) == 1
+    first, members = calls[0], len(calls)
+    sent = first.elements * (members if kind in ("reduce_scatter", "all_to_all") else 1)
+    made = FLAT[kind]([_flat(call, sent) for call in calls], first.reduction, first.dtype)
+    for call, values in zip(calls, made, strict=True):
+        _write(call, values)
+
+
+def _flat(call: Collective, count: int) -> np.ndarray:
+    content = _bytes_at(call.send.offset_bytes, count * ITEM_BYTES[call.dtype])
+    return content.view(DTYPES.get(call.dtype, call.dtype)).copy()
+
+
+def _write(call: Collective, values: np.ndarray) -> None:
+    _bytes_at(call.recv.offset_bytes, values.nbytes)[:] = values.view(np.uint8)
+
+
+class MeetingDevice(EmulatedDevice):
+    """A device whose streams may hold collectives."""
+
+    def __init__(self, place: MeetingPlace, seed: int) -> None:
+        super().__init__(seed)
+        self._place = place
+        self._turns: dict[Group, int] = {}
+        self._pending: dict[Any, tuple[Group, int]] = {}  # by stream
+
+    def meet(self, group: Group, position: int, call: Collective, stream: int) -> None:
+        """Put a collective on a stream."""
+        self._put(stream, "meet", (group, position, call))
+
+    def _go_on(self) -> None:
+        """Begin collectives that have come to the head of a stream, and end those that are done."""
+        with self._place.changed:
+            for at, queue in list(self._streams.items()):
+                if not queue or queue[0][0] != "meet":
+                    continue
+                group, position, call = queue[0][1]
+                if at not in self._pending:
+                    turn = self._turns[group] = self._turns.get(group, 0) + 1
+                    self._pending[at] = (group, turn)
+                    self._place.arrive(group, turn, position, call)
+                if self._pending[at] in self._place.finished:
+                    del self._pending[at]
+                    queue.popleft()
+                    self._clock_ns += TICK_NS
+                    return
+            if not self._others():
+                came = self._place.changed.wait(PATIENCE_S)
+                assert came, f"all streams wait for others: {sorted(self._pending.values())}"
+                assert not self._place.failed, "another rank has failed"
+                return
+        with EMULATOR:
+            super()._go_on()
+
+    def load(self, functions: Mapping[str, Collection[str]]) -> None:
+        with EMULATOR:
+            super().load(functions)
+
+    def _others(self) -> bool:
+        """Whether a stream can go on that does not wait for other ranks."""
+        return any(
+            queue and queue[0][0] != "meet" and (queue[0][0] != "wait" or queue[0][1] in self._done)
+            for queue in self._streams.values()
+        )
+
+    def _ready(self) -> list[Any]:
+        return [at for at in super()._ready() if self._streams[at][0][0] != "meet"]
+
+
+class PlaceCollectives:
+    """The collectives of one rank: which group each meeting actor is of."""
+
+    def __init__(self, graph: ActorGraph, rank: int, device: MeetingDevice) -> None:
+        self._device = device
+        self._groups = groups_of(graph, rank)
+
+    def issue(self, rank: int, actor: int, call: Collective, stream: int) -> None:
+        group = self._groups[actor]
+        self._device.meet(group, group.members.index(rank), call, stream)
+
+    def check(self) -> None:
+        """Nothing fails late here."""

@@ -1,0 +1,57 @@
+"""Ranks on devices of their own: each with its own command buffer, meeting by flat collectives.
+
+What NCCL is told (packing, order, groups, lanes) is carried out between emulated devices, and whole
+steps must find the losses of the NumPy reference.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+
+from executor.gpu.running import DeviceRun
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.meeting_place import MeetingDevice, MeetingPlace, PlaceCollectives
+from tests.executor.gpu.plans import loading, planned, reference, runs_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+STEPS = 4
+CASES = [
+    ("gpt", {"dp": 2, "tp": 2}),
+    ("gpt", {"tp": 2, "pp": 2}),
+    ("llama", {"dp": 2, "tp": 2, "sequence_parallel": True}),
+    ("llama", {"cp": 2}),
+    ("mixtral", {"dp": 2, "ep": 2, "zero": 1}),
+    ("gpt", {"dp": 2, "zero": 3}),
+    ("face", {"dp": 2, "tp": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "pins"), CASES, ids=lambda x: x if isinstance(x, str) else str(x)
+)
+def test_ranks_on_devices_of_their_own_equal_the_reference(model, pins):
+    plan, graph, actors = planned(model, "fp32", tuple(pins.items()))
+    runs = runs_of(plan, actors)
+    place, load = MeetingPlace(), loading(graph)
+
+    def rank_of(rank: int) -> None:
+        try:
+            device = MeetingDevice(place, seed=rank)
+            collectives = PlaceCollectives(actors, rank, device)
+            run = DeviceRun(device, actors, {rank: runs[rank]}, collectives)
+            load((run.values[rank],))
+            run.train(STEPS, perf_counter_ns())
+        except BaseException:
+            with place.changed:
+                place.failed = True
+                place.changed.notify_all()
+            raise
+
+    with ThreadPoolExecutor(actors.ranks) as pool:
+        list(pool.map(rank_of, range(actors.ranks)))
+    totals = max((run.totals for run in runs.values()), key=len)
+    found = [loss / count for loss, count, _ in totals]
+    np.testing.assert_allclose(found, reference(model, STEPS).losses, atol=1e-3, rtol=0)
