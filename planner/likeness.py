@@ -62,21 +62,29 @@ PRICED_LIKE: dict[str, Like] = _table(
 )
 
 
-def priced_like(kind: str, tables: Collection[str]) -> Like:
-    """Return whose table prices a kind, out of those a device has (`kind` or `kind/size`).
+def priced_like(kind: str, tables: Collection[str], precision: str = "fp32") -> Like:
+    """Return whose table prices a kind, out of those a device has.
 
-    It is the kind's own where there is one, or where its like has none either.
+    It is the kind's own where there is one, or where its like has none either. A table may be told
+    by size and by precision (`kind`, `kind/size`, `kind@precision`, `kind/size@precision`); those
+    of another precision do not count.
 
     Examples
     --------
     >>> priced_like("tanh", {"relu", "matmul"})
     Like(kind='relu', factor=1.0)
+    >>> priced_like("tanh", {"relu@bf16", "tanh@fp32"}, "bf16")
+    Like(kind='relu', factor=1.0)
     """
     like = PRICED_LIKE.get(kind)
-    if like is None or _is_measured(kind, tables) or not _is_measured(like.kind, tables):
+    if like is None or _is_measured(kind, tables, precision):
         return Like(kind)
-    return like
+    return like if _is_measured(like.kind, tables, precision) else Like(kind)
 
 
-def _is_measured(kind: str, tables: Collection[str]) -> bool:
-    return kind in tables or any(name.startswith(f"{kind}/") for name in tables)
+def _is_measured(kind: str, tables: Collection[str], precision: str) -> bool:
+    if kind in tables or f"{kind}@{precision}" in tables:
+        return True
+    return any(
+        name.startswith(f"{kind}/") and name.partition("@")[2] in ("", precision) for name in tables
+    )

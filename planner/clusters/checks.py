@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import isfinite, prod
 
 from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
+from planner.costs.products import ITEM_BYTES
 from planner.costs.protocols import LIBRARIES
 from planner.errors import ClusterError
 
@@ -133,6 +134,10 @@ def _device_faults(device: Device, where: str) -> Iterator[str]:
             f"nothing for rings and trees by latency and bandwidth alone"
         )
     yield from _table_faults(f"{where}kernels", device.kernels)
+    for name in device.kernels:
+        _, at, precision = name.partition("@")
+        if at and precision not in ITEM_BYTES:
+            yield f"{where}kernels.{name}: `{precision}` is none of {', '.join(ITEM_BYTES)}"
     yield from _table_faults(f"{where}collectives", device.collectives)
 
 

@@ -41,7 +41,8 @@ class Firings(NamedTuple):
     bytes
         What is read and written, as `models.ops.op_work` counts it.
     precision
-        Of the arithmetic, see `precision_of`; of no account without products.
+        Of the arithmetic, see `precision_of`; without products only a measured device's tables
+        tell one from another.
     """
 
     kind: str
@@ -71,10 +72,11 @@ class Firings(NamedTuple):
 
 
 def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None = None) -> str:
-    """Precision in which an op multiplies: its attribute `arithmetic`, or by its inputs.
+    """Precision in which an op computes: its attribute `arithmetic`, or by its inputs.
 
     These give that of the wider one of its first product. Inputs that only scale or join what is
-    multiplied (the logsumexp of an attention) do not count.
+    multiplied (the logsumexp of an attention) do not count. An op that multiplies nothing has that
+    of its first floating input, fp32 without one.
 
     Examples
     --------
@@ -82,12 +84,16 @@ def precision_of(kind: str, dtypes: Sequence[str], attributes: Attributes | None
     'bf16'
     >>> precision_of("matmul", ["bfloat16"] * 2, {"arithmetic": "fp8"})
     'fp8'
+    >>> precision_of("layer_norm_grad_input", [*["bfloat16"] * 3, *["float32"] * 2])
+    'bf16'
     """
     arithmetic = (attributes or {}).get("arithmetic")
     if arithmetic in NARROW:
         return str(arithmetic)
-    factors = (op_kind(kind).products or ((),))[0]
-    inputs = [dtypes[at] for at in factors if at < len(dtypes)]
+    products = op_kind(kind).products
+    if not products:
+        return next((PRECISION[dtype] for dtype in dtypes if dtype in PRECISION), "fp32")
+    inputs = [dtypes[at] for at in products[0] if at < len(dtypes)]
     floating = [dtype for dtype in inputs if dtype in PRECISION]
     return PRECISION[max(floating, key=lambda dtype: ITEMSIZE[dtype])] if floating else "fp32"
 
@@ -136,5 +142,5 @@ def firing_of(
         if op_kind(kind).products:
             bound = bind(parse(labels), input_shapes, output_shapes)
             sizes = {label: np.array([size]) for label, size in bound.items()}
-            precision = precision_of(kind, input_dtypes, attributes)
+        precision = precision_of(kind, input_dtypes, attributes)
     return Firings(kind, labels, attributes, sizes, np.array([moved]), precision)

@@ -1,7 +1,8 @@
 """Ops: the duration of one firing.
 
-Where the device was measured its table is interpolated (for a kind that no profile times, that of
-its like, see `planner.likeness`). Elsewhere products cost tiles and waves (`products`), attention
+Where the device was measured its table is interpolated: the one of the op's precision where there
+is one, else the kind's (`kind@precision`, `kind`); for a kind that no profile times, that of its
+like, see `planner.likeness`. Elsewhere products cost tiles and waves (`products`), attention
 what a flash kernel does (`attention`), never less than their bytes, and all other ops their bytes
 (`traffic`).
 """
@@ -14,7 +15,7 @@ from models.labels import parse
 from planner.cluster import Device, Software
 from planner.costs.attention import KINDS, attention_seconds
 from planner.costs.firings import Attributes, Firings, Shape, firing_of
-from planner.costs.measured import Floats, Ints, interpolated_ns, whole_ns
+from planner.costs.measured import Floats, Ints, Points, interpolated_ns, whole_ns
 from planner.costs.products import (
     DEPTHWISE_RATE,
     is_depthwise,
@@ -36,23 +37,25 @@ ATTENTION = ("attention", "attention_grad")
 NO_SOFTWARE = Software()
 
 
-def _by_head_size(device: Device, kind: str, flops: Floats, head_size: int) -> Ints | None:
+def _by_head_size(
+    device: Device, kind: str, precision: str, flops: Floats, head_size: int
+) -> Ints | None:
     """Durations of attention from the tables `kind/head_size`, None where there are none.
 
     The softmax costs per score, the products per score and feature, so FLOPs alone do not tell the
-    time: between two measured head sizes it is interpolated at an equal number of scores.
+    time: between two measured head sizes it is interpolated at an equal number of scores. Tables
+    of the precision alone count where there are any.
     """
-    measured = sorted(
-        int(name.partition("/")[2]) for name in device.kernels if name.startswith(f"{kind}/")
-    )
-    if not measured:
+    tables = _tables_by_size(device, kind, f"@{precision}") or _tables_by_size(device, kind, "")
+    if not tables:
         return None
+    measured = sorted(tables)
 
     def at(size: int) -> Ints:
-        return interpolated_ns(device.kernels[f"{kind}/{size}"], flops * (size / head_size))
+        return interpolated_ns(tables[size], flops * (size / head_size))
 
     if head_size >= measured[-1]:
-        return interpolated_ns(device.kernels[f"{kind}/{measured[-1]}"], flops)
+        return interpolated_ns(tables[measured[-1]], flops)
     above = next(index for index, size in enumerate(measured) if size >= head_size)
     if above == 0 or measured[above] == head_size:
         return at(measured[above])
@@ -61,16 +64,29 @@ def _by_head_size(device: Device, kind: str, flops: Floats, head_size: int) -> I
     return whole_ns(np.rint(at(low) * (1 - share) + at(high) * share))
 
 
+def _tables_by_size(device: Device, kind: str, suffix: str) -> dict[int, Points]:
+    """The tables `kind/head_size` with a suffix, by head size."""
+    found = {}
+    for name, points in device.kernels.items():
+        size = name.removeprefix(f"{kind}/").removesuffix(suffix)
+        if name == f"{kind}/{size}{suffix}" and size.isdecimal():
+            found[int(size)] = points
+    return found
+
+
 def _table_ns(firings: Firings, device: Device) -> Ints | None:
     """Durations by what was measured, None where nothing like it was."""
-    like = priced_like(firings.kind, device.kernels)
+    like = priced_like(firings.kind, device.kernels, firings.precision)
     flops = firings.flops
     if like.kind in ATTENTION and firings.sizes:
         head_size = int(np.max(firings.size(parse(firings.labels).inputs[0][-1])))
-        found = _by_head_size(device, like.kind, np.rint(like.factor * flops), head_size)
+        found = _by_head_size(
+            device, like.kind, firings.precision, np.rint(like.factor * flops), head_size
+        )
         if found is not None:
             return found
-    if points := device.kernels.get(like.kind):
+    precise = device.kernels.get(f"{like.kind}@{firings.precision}")
+    if points := precise or device.kernels.get(like.kind):
         work = np.where(flops > 0, flops, firings.bytes)
         return interpolated_ns(points, np.rint(like.factor * work))
     return None

@@ -18,6 +18,18 @@ TABLES = {
     "attention/64": ((1_000, 1_500), (10**8, 700_000)),
 }
 MEASURED = msgspec.structs.replace(A100, kernels=TABLES)
+PRECISE = msgspec.structs.replace(
+    A100,
+    kernels={
+        "matmul@fp32": ((1_000, 8_000), (10**9, 8_000_000)),
+        "matmul@bf16": ((1_000, 1_000), (10**9, 1_000_000)),
+        "relu": ((64, 500), (10**6, 80_000)),
+        "relu@bf16": ((64, 700), (10**6, 90_000)),
+        "attention/64@fp32": ((1_000, 9_000), (10**9, 9_000_000)),
+        "attention/64@bf16": ((1_000, 2_000), (10**9, 2_000_000)),
+        "attention/64": ((1_000, 5_000), (10**9, 5_000_000)),
+    },
+)
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=8)
 
@@ -87,6 +99,69 @@ def test_attention_by_head_size_costs_what_each_costs_alone(
     moved = 4 * (4 * 2 * t * heads * head_size + 2 * t * heads)
     together = Firings("attention", labels, attributes, sizes, moved, "fp32")
     assert op_durations_ns(together, on).tolist() == alone
+
+
+def firings(kind: str, precision: str, work: int) -> Firings:
+    """An op that does so much work: FLOPs of a product of [m, 1] and [1, 1], else bytes."""
+    if kind == "matmul":
+        sizes = {"m": np.array([work // 2]), "k": np.array([1]), "n": np.array([1])}
+        return Firings(kind, "m k, k n -> m n", {}, sizes, np.array([work]), precision)
+    return Firings(kind, "n -> n", {}, {}, np.array([work]), precision)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "work", "expected"),
+    [
+        ("matmul", "fp32", 1_000, 8_000),
+        ("matmul", "bf16", 1_000, 1_000),
+        ("relu", "bf16", 10**6, 90_000),
+        ("relu", "fp32", 10**6, 80_000),
+        ("tanh", "bf16", 10**6, 90_000),
+        ("tanh", "fp16", 10**6, 80_000),
+    ],
+)
+def test_the_table_of_the_precision_is_read_before_the_kinds_own(
+    kind: str, precision: str, work: int, expected: int
+) -> None:
+    assert op_durations_ns(firings(kind, precision, work), PRECISE).tolist() == [expected]
+
+
+def test_products_of_a_precision_that_was_not_measured_are_priced_by_the_peak() -> None:
+    (found,) = op_durations_ns(firings("matmul", "fp16", 10**9), PRECISE)
+    assert found == op_durations_ns(firings("matmul", "fp16", 10**9), A100)[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", 9_000), ("bfloat16", 2_000), ("float16", 5_000)]
+)
+def test_attention_has_tables_by_head_size_and_precision(dtype: str, expected: int) -> None:
+    q, row = (1, 2, 1, 64), (1, 2, 1)
+    found = op_duration_ns(
+        "attention",
+        "b t h d!, b s! h d!, b s! h u! -> b t h u!, b t h",
+        {"causal": False},
+        (q, q, q),
+        (q, row),
+        (dtype,) * 3,
+        (dtype, "float32"),
+        PRECISE,
+    )
+    assert expected <= found <= 1.2 * expected
+
+
+def test_statistics_do_not_decide_the_precision_of_an_op() -> None:
+    shapes = ((8, 64), (8, 64), (64,), (8,), (8,))
+    dtypes = (*["bfloat16"] * 3, *["float32"] * 2)
+    norm = msgspec.structs.replace(
+        A100,
+        kernels={"layer_norm_grad_input@bf16": ((1, 77),), "layer_norm_grad_input": ((1, 10**6),)},
+    )
+    labels = "t d!, t d!, d!, t, t -> t d!"
+    found = op_duration_ns(
+        "layer_norm_grad_input", labels, {}, shapes, ((8, 64),), dtypes, ("bfloat16",), norm
+    )
+    work = 2 * (3 * 8 * 64 + 64) + 4 * 16
+    assert found == 77 * work
 
 
 @pytest.mark.parametrize("on", [A100, MEASURED], ids=["catalogue", "measured"])

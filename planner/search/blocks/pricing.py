@@ -292,10 +292,8 @@ class Pricing:
         if row.reads_output:
             moved += item[inputs] * first
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
-        spans, precision = {}, "fp32"
-        if row.products:
-            spans = self._spans(labels, dims, states)
-            precision = precision_of(kind, dtypes[:inputs], op.attributes)
+        spans = self._spans(labels, dims, states) if row.products else {}
+        precision = precision_of(kind, dtypes[:inputs], op.attributes)
         found = kernel_ns(
             self.cluster, Firings(kind, labels, op.attributes, spans, moved, precision)
         )
