@@ -2,18 +2,18 @@
 
 import os
 import platform
-from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
 
 from executor.errors import ExecutorError
-from executor.probes.timing import Order, Points, Timings
+from executor.probes.merging import merged
+from executor.probes.timing import Order, Timings
 from executor.processes import check_capacity, run_ranks, usable_cores
 from models.graph import to_json
 from planner.cluster import Device
@@ -85,7 +85,36 @@ def cached_profile(
     measured anew when the host, its cores, NumPy or the way of measuring change; `progress` is
     told when it is.
     """
-    key = _key(ranks)
+    return kept_profile(
+        _key(ranks),
+        lambda: profile(ranks, seconds=seconds),
+        refresh=refresh,
+        told=f"measuring this machine with {ranks} ranks, once (some ten seconds) …",
+        progress=progress,
+    )
+
+
+def kept_profile(
+    key: str,
+    measure: Callable[[], Device],
+    *,
+    refresh: bool,
+    told: str,
+    progress: Callable[[str], None] | None,
+) -> Device:
+    """Return the profile that is kept for a key, else measure it and keep it.
+
+    Parameters
+    ----------
+    key
+        All that the profile holds for.
+    measure
+        Measures it.
+    refresh
+        Measure it in any case.
+    told, progress
+        What `progress` is told before that.
+    """
     path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
     if not refresh and path.exists():
         try:
@@ -95,8 +124,8 @@ def cached_profile(
         if kept is not None and kept.key == key:
             return kept.device
     if progress is not None:
-        progress(f"measuring this machine with {ranks} ranks, once (some ten seconds) …")
-    device = profile(ranks, seconds=seconds)
+        progress(told)
+    device = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_bytes(to_json(_Cached(key=key, device=device)))
@@ -140,7 +169,7 @@ def _device(ranks: int, cores: int, found: list[Timings]) -> Device:
     launch_ns = round(fmean(timings.launch_ns for timings in timed))
     kernels = {
         kind: tuple((work, duration_ns + launch_ns) for work, duration_ns in points)
-        for kind, points in _merged([timings.kernels for timings in timed]).items()
+        for kind, points in merged([timings.kernels for timings in timed]).items()
     }
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
     return Device(
@@ -153,29 +182,10 @@ def _device(ranks: int, cores: int, found: list[Timings]) -> Device:
         launch_ns=launch_ns,
         source=f"measured by millrace profile: {_key(ranks)}",
         kernels=kernels,
-        collectives=_merged([timings.collectives for timings in found]),
+        collectives=merged([timings.collectives for timings in found]),
     )
 
 
 def _peak(kernels: dict[str, tuple[tuple[int, int], ...]]) -> float:
     """FLOPs per second of the fastest matrix product that was timed."""
     return max(flops * 1e9 / duration_ns for flops, duration_ns in kernels["matmul"])
-
-
-def _merged(tables: list[Points]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Median over ranks, then the mean over probes of equal work, sorted by work."""
-    merged: dict[str, tuple[tuple[int, int], ...]] = {}
-    for key in sorted({key for table in tables for key in table}):
-        by_probe: dict[tuple[int, int], list[int]] = {}
-        for table in tables:
-            seen: Counter[int] = Counter()
-            for work, duration_ns in table.get(key, []):
-                by_probe.setdefault((work, seen[work]), []).append(duration_ns)
-                seen[work] += 1
-        by_work: dict[int, list[int]] = {}
-        for (work, _), durations in by_probe.items():
-            by_work.setdefault(work, []).append(round(median(durations)))
-        merged[key] = tuple(
-            (work, max(1, round(fmean(durations)))) for work, durations in sorted(by_work.items())
-        )
-    return merged

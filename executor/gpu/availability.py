@@ -8,15 +8,18 @@ from executor.errors import ExecutorError
 from planner.errors import InfeasibleError
 
 INSTALL = "pip install 'millrace[cuda]'"
+BACKEND = "--backend cupy"
 
 
-def require_gpu(ranks: int = 1) -> None:
+def require_gpu(ranks: int = 1, needed_by: str = BACKEND) -> None:
     """Refuse to go on where `ranks` ranks of this node cannot have a GPU each.
 
     Parameters
     ----------
     ranks
         Ranks of this node.
+    needed_by
+        The option that asks for them, as the user wrote it.
 
     Raises
     ------
@@ -25,36 +28,37 @@ def require_gpu(ranks: int = 1) -> None:
     InfeasibleError
         There are fewer GPUs than ranks.
     """
-    found = gpus_found()
+    found = gpus_found(needed_by)
     if found == 0:
         raise InfeasibleError(
-            "--backend cupy needs a GPU, and no GPU was found (CUDA_VISIBLE_DEVICES hides those "
-            "that it does not list)"
+            f"{needed_by} needs a GPU, and no GPU was found (CUDA_VISIBLE_DEVICES hides those "
+            f"that it does not list)"
         )
     if ranks > found:
+        instead = f"plan for {found}, or use --backend numpy"
         raise InfeasibleError(
-            f"{ranks} ranks on this node need {ranks} GPUs, found {found}: plan for {found}, or "
-            f"use --backend numpy"
+            f"{ranks} ranks on this node need {ranks} GPUs, found {found}: "
+            f"{instead if needed_by == BACKEND else f'ask for at most {found}'}"
         )
     require_compiler()
     if ranks > 1:
         require_nccl()
 
 
-def gpus_found() -> int:
-    """Return the number of GPUs that this process sees.
+def gpus_found(needed_by: str = BACKEND) -> int:
+    """Return the number of GPUs that this process sees; `needed_by` is as for `require_gpu`.
 
     Raises
     ------
     ExecutorError
         CuPy or a CUDA driver is missing.
     """
-    runtime = _imported("cupy.cuda.runtime")
+    runtime = _imported("cupy.cuda.runtime", needed_by)
     driver = runtime.driverGetVersion()
     if driver == 0:
         raise ExecutorError(
-            "--backend cupy needs a CUDA driver: none is installed on this machine (nvidia-smi "
-            "shows it where there is one)"
+            f"{needed_by} needs a CUDA driver: none is installed on this machine (nvidia-smi "
+            f"shows it where there is one)"
         )
     try:
         return int(runtime.getDeviceCount())
@@ -62,9 +66,23 @@ def gpus_found() -> int:
         if error.status == 100:  # cudaErrorNoDevice, CUDA runtime API
             return 0
         raise ExecutorError(
-            f"--backend cupy needs a CUDA driver for CUDA {_version(runtime.runtimeGetVersion())}: "
+            f"{needed_by} needs a CUDA driver for CUDA {_version(runtime.runtimeGetVersion())}: "
             f"the one that is installed is for {_version(driver)} ({error})"
         ) from error
+
+
+def gpu_versions(needed_by: str = BACKEND) -> dict[str, str]:
+    """Return what times on this machine's first GPU depend on: its name, and versions.
+
+    No context is made on it.
+    """
+    runtime = _imported("cupy.cuda.runtime", needed_by)
+    return {
+        "gpu": str(runtime.getDeviceProperties(0)["name"].decode()),
+        "driver": _version(runtime.driverGetVersion()),
+        "runtime": _version(runtime.runtimeGetVersion()),
+        "cupy": str(import_module("cupy").__version__),
+    }
 
 
 def require_compiler() -> None:
@@ -94,14 +112,14 @@ def require_nccl() -> Any:
     return nccl
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str, needed_by: str = BACKEND) -> Any:
     """Import a module of CuPy, whose warnings about missing libraries our own sentence replaces."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import_module("cupy")
     except ImportError as error:
-        raise ExecutorError(f"--backend cupy needs CuPy: {INSTALL} ({_line(error)})") from error
+        raise ExecutorError(f"{needed_by} needs CuPy: {INSTALL} ({_line(error)})") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_module(name)

@@ -101,20 +101,21 @@ def time_case(case: Case, patience_ns: int) -> int:
     lie in shared memory, whose small pages cost a strided kernel up to half its speed.
     """
     kernel = make_kernel(case.context)
-    size_bytes = sum(array.nbytes for array in (*case.inputs, *case.outputs()))
-    sets = [_shared_set(case)]
+    inputs = case.inputs()
+    size_bytes = sum(array.nbytes for array in (*inputs, *case.outputs()))
+    sets = [_shared_set(case, inputs)]
     start_ns = perf_counter_ns()
     kernel(0, *sets[0])
     first_ns = perf_counter_ns() - start_ns
     # the first call is the slowest: four times as many as it promises will not be outrun
     calls = 4 * patience_ns // max(first_ns, 1) + 1
     copies = min(max(1, CACHE_BYTES // max(size_bytes, 1)), COPIES_MAX, calls)
-    sets.extend(_shared_set(case) for _ in range(copies - 1))
+    sets.extend(_shared_set(case, inputs) for _ in range(copies - 1))
     durations: list[int] = []
     spent_ns = 0
-    for firing, (inputs, outputs) in zip(range(CALLS_MAX), cycle(sets), strict=False):
+    for firing, operands in zip(range(CALLS_MAX), cycle(sets), strict=False):
         start_ns = perf_counter_ns()
-        kernel(firing, inputs, outputs)
+        kernel(firing, *operands)
         durations.append(perf_counter_ns() - start_ns)
         spent_ns += durations[-1]
         if spent_ns > patience_ns:
@@ -122,10 +123,10 @@ def time_case(case: Case, patience_ns: int) -> int:
     return round(median(durations))
 
 
-def _shared_set(case: Case) -> tuple[list[Array], list[Array]]:
+def _shared_set(case: Case, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
     """Return a copy of the inputs and of the outputs."""
     return (
-        [in_shared_memory(array) for array in case.inputs],
+        [in_shared_memory(array) for array in inputs],
         [in_shared_memory(array) for array in case.outputs()],
     )
 

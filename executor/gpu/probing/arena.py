@@ -1,0 +1,188 @@
+"""The memory of timed kernels: one arena that all cases take in turn, filled on the device.
+
+A case has its operands in several copies, so that calls that take them in turn find none of them in
+a cache; they share tables, scratch, staged samples and the rank's control block.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.cuda.binding import bound
+from executor.cuda.calls import Call, Calls, Operand
+from executor.cuda.control import control_bytes
+from executor.cuda.kernels.table import make_calls
+from executor.gpu.device import ADDRESS, Device
+from executor.kernels.context import Shard
+from executor.probes.cases import Case
+from models.ops import state_of
+from planner.costs.firings import LOCAL_BOXING
+
+ALIGNMENT_BYTES = 256
+# Copies take more room than any L2: 50 MB on H100, 126 MB on B200 (NVIDIA's data sheets, 2022-25).
+CACHE_BYTES = 256 * 2**20
+COPIES_MAX = 32  # what is so small that these fit into a cache lies there in training too
+NOISE_ELEMENTS = 2**20
+STAGED_BYTES = 4  # of a staged sample: float32 or int32
+
+
+class Made(NamedTuple):
+    """A case and its calls."""
+
+    case: Case
+    calls: Calls
+
+    @property
+    def operands(self) -> tuple[Shard, ...]:
+        """What every copy holds: inputs, outputs, and state in the shape of the output."""
+        context = self.case.context
+        kind = context.kind
+        kept = 0 if kind in LOCAL_BOXING else len(state_of(kind, context.attributes))
+        return (*context.inputs, *context.outputs, *context.outputs[:1] * kept)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of one copy."""
+        return sum(_aligned(shard.size * shard.itemsize) for shard in self.operands)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of what all copies share."""
+        tables = sum(_aligned(table.nbytes) for table in self.calls.tables)
+        return tables + _aligned(self.calls.workspace_bytes) + 2 * self.half_bytes
+
+    @property
+    def half_bytes(self) -> int:
+        """Bytes of half a stage."""
+        context = self.case.context
+        return _aligned(STAGED_BYTES * context.outputs[0].size) if context.kind == "input" else 0
+
+
+def made(case: Case) -> Made:
+    """Return a case with its calls."""
+    return Made(case, make_calls(case.context))
+
+
+class CaseArena:
+    """Room for every case, one after the other.
+
+    Parameters
+    ----------
+    device
+        Where it is allocated.
+    size_bytes
+        How much; `arena_bytes` says what some cases need.
+    """
+
+    def __init__(self, device: Device, size_bytes: int) -> None:
+        self._device, self.size_bytes = device, size_bytes
+        self.base = device.allocate(size_bytes)
+        self._stream, self._event = device.stream(), device.event()
+        self._control = device.allocate(len(control_bytes(0, "fp32")))
+        device.to_device(self._control, np.frombuffer(control_bytes(0, "fp32"), np.uint8))
+        self._noise: dict[str, tuple[int, int]] = {}
+
+    def place(self, one: Made) -> list[tuple[Call, ...]]:
+        """Fill the arena for a case and return the bound calls of each of its copies."""
+        copies = (self.size_bytes - one.shared_bytes) // max(one.copy_bytes, 1)
+        copies = max(1, min(copies, COPIES_MAX, CACHE_BYTES // max(one.copy_bytes, 1)))
+        tables, end = [], self.base
+        for table in one.calls.tables:
+            tables.append(end)
+            self._device.to_device(end, np.ascontiguousarray(table))
+            end += _aligned(table.nbytes)
+        workspace = end
+        stage = workspace + _aligned(one.calls.workspace_bytes)
+        begin = stage + 2 * one.half_bytes
+        self._spread(stage, 2 * one.half_bytes, "int32")
+        calls = []
+        for copy in range(copies):
+            places = self._copied(one, begin + copy * one.copy_bytes)
+            bases: dict[str, Sequence[int]] = {
+                **places,
+                "table": tables,
+                "workspace": (workspace,),
+                "stage": (stage, stage + one.half_bytes),
+                "control": (self._control,),
+            }
+
+            def place(operand: Operand, bases: dict[str, Sequence[int]] = bases) -> Operand:
+                base = bases[operand.role][operand.number]
+                return Operand(ADDRESS, 0, base + operand.offset_bytes)
+
+            calls.append(tuple(bound(call, place) for call in one.calls.of(0)))
+        self._wait()
+        return calls
+
+    def _copied(self, one: Made, begin: int) -> dict[str, Sequence[int]]:
+        """Fill one copy of the operands; return where each lies, by role."""
+        places = []
+        for at, shard in enumerate(one.operands):
+            size_bytes = shard.size * shard.itemsize
+            if at in one.case.ids:
+                self._device.to_device(begin, one.case.numbers(at))
+            else:
+                self._spread(begin, size_bytes, shard.dtype)
+            places.append(begin)
+            begin += _aligned(size_bytes)
+        context = one.case.context
+        reads, writes = len(context.inputs), len(context.outputs)
+        return {
+            "read": places[:reads],
+            "write": places[reads : reads + writes],
+            "state": places[reads + writes :],
+        }
+
+    def _spread(self, address: int, size_bytes: int, dtype: str) -> None:
+        """Fill with numbers from 0 to 1, of which products of zeros would draw less power."""
+        if not size_bytes:
+            return
+        source, most = self._noise_of(dtype)
+        done = min(size_bytes, most)
+        self._device.copy_async(address, source, done, self._stream)
+        while done < size_bytes:
+            more = min(done, size_bytes - done)
+            self._device.copy_async(address + done, address, more, self._stream)
+            done += more
+
+    def _noise_of(self, dtype: str) -> tuple[int, int]:
+        """Where numbers of a dtype lie that operands are filled from, and their bytes."""
+        if dtype not in self._noise:
+            content = noise(dtype, NOISE_ELEMENTS)
+            address = self._device.allocate(content.nbytes)
+            self._device.to_device(address, content)
+            self._noise[dtype] = address, content.nbytes
+        return self._noise[dtype]
+
+    def _wait(self) -> None:
+        self._device.record(self._event, self._stream)
+        self._device.synchronize(self._event)
+
+
+def arena_bytes(cases: Sequence[Made]) -> int:
+    """Return what the largest of some cases needs, and all of them to miss a cache."""
+    return max(
+        one.shared_bytes
+        + one.copy_bytes * max(1, min(COPIES_MAX, CACHE_BYTES // max(one.copy_bytes, 1)))
+        for one in cases
+    )
+
+
+def noise(dtype: str, elements: int) -> NDArray[Any]:
+    """Return numbers from 0 to 1 as a device stores them; zeros of an integer dtype.
+
+    Examples
+    --------
+    >>> noise("bfloat16", 4).dtype, noise("int32", 4).tolist()
+    (dtype('uint16'), [0, 0, 0, 0])
+    """
+    values = np.random.default_rng(0).random(elements, dtype=np.float32)
+    if dtype == "bfloat16":  # the upper half of a float32, cut
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

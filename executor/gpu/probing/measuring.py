@@ -1,0 +1,85 @@
+"""Profiles of this machine's GPUs: measured in processes of their own, once, and then kept."""
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from executor.gpu.availability import gpu_versions, require_gpu
+from executor.gpu.probing.timing import GpuTimings, measured_device
+from executor.gpu.probing.worker import GpuOrder
+from executor.measure import kept_profile
+from executor.processes import run_ranks
+from planner.cluster import Device
+
+FORM = 1  # raise it when what is measured changes
+SECONDS = 60.0
+
+
+def profile_gpus(ranks: int, *, needed_by: str, seconds: float = SECONDS) -> Device:
+    """Measure `ranks` GPUs of this machine, each in a process of its own, all at once.
+
+    Parameters
+    ----------
+    ranks
+        Number of GPUs.
+    needed_by
+        What asks for them, for the refusal.
+    seconds
+        About how long kernels may be timed.
+
+    Raises
+    ------
+    ExecutorError
+        What running on a GPU needs is missing, or a process failed.
+    InfeasibleError
+        There are fewer GPUs.
+    """
+    require_gpu(ranks, needed_by)
+    source = f"measured by millrace profile: {_key(ranks, needed_by)}"
+    with TemporaryDirectory(prefix="millrace-") as name:
+        folder = Path(name)
+        order = GpuOrder(parent=os.getpid(), seconds=seconds)
+        (folder / "order.json").write_bytes(msgspec.json.encode(order))
+        run_ranks("executor.gpu.probing.worker", ranks, folder)
+        found = [
+            msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
+            for rank in range(ranks)
+        ]
+    return measured_device(found, source)
+
+
+def cached_gpu_profile(
+    ranks: int,
+    *,
+    needed_by: str,
+    refresh: bool = False,
+    seconds: float = SECONDS,
+    progress: Callable[[str], None] | None = None,
+) -> Device:
+    """Return the profile of `ranks` GPUs of this machine, measured once and then kept.
+
+    It lies beside those of `executor.measure.cached_profile` and is measured anew when the GPU, its
+    driver, CuPy or the way of measuring change; the other parameters are those of `profile_gpus`.
+    """
+    require_gpu(ranks, needed_by)
+    return kept_profile(
+        _key(ranks, needed_by),
+        lambda: profile_gpus(ranks, needed_by=needed_by, seconds=seconds),
+        refresh=refresh,
+        told=f"measuring this machine's GPUs with {ranks} ranks, once (some two minutes) …",
+        progress=progress,
+    )
+
+
+def _key(ranks: int, needed_by: str) -> str:
+    parts = {
+        "form": FORM,
+        "host": platform.node(),
+        **gpu_versions(needed_by),
+        "ranks": ranks,
+    }
+    return "; ".join(f"{name} {value}" for name, value in parts.items())

@@ -1,0 +1,201 @@
+"""profile: measure a GPU as a device that costs can read.
+
+Every kernel is timed as a step has it: many calls captured as one graph, so that what a launch adds
+inside a graph is in every duration, and nothing of the host is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from executor.cuda.calls import Call, Launch
+from executor.errors import ExecutorError
+from executor.gpu.device import Device
+from executor.gpu.nccl import Communicator, Group
+from executor.gpu.probing.arena import CaseArena, arena_bytes, made
+from executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
+from executor.gpu.probing.transfers import (
+    MESSAGE_BYTES,
+    collective_points,
+    copy_bytes_per_s,
+    host_points,
+)
+from executor.probes.cases import DTYPES, MULTIPLIED, cases
+from executor.probes.merging import merged
+from executor.probes.sizes import GPU_SCALES, Scales
+from executor.probes.timing import Points
+from planner.cluster import Device as MeasuredDevice
+
+ARENA_BYTES_MIN = 2**20
+FREE_SHARE = 0.9  # of what is free: libraries take their own
+HOST_TABLE = "host/1"
+
+
+class Meetings(NamedTuple):
+    """What a rank needs to time collectives; `together` waits for all ranks."""
+
+    rank: int
+    kinds: dict[Group, set[str]]
+    communicator: Communicator
+    together: Callable[[], None]
+
+
+class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank found on its GPU."""
+
+    name: str
+    memory_bytes: int
+    multiprocessors: int
+    launch_ns: int
+    memory_bandwidth_bytes_per_s: float
+    kernels: Points
+    collectives: Points
+
+
+def profile_gpu(
+    device: Device,
+    *,
+    source: str,
+    multiprocessors: int = 0,
+    seconds: float = 60.0,
+    scales: Scales = GPU_SCALES,
+    precisions: Sequence[str] = tuple(DTYPES),
+) -> MeasuredDevice:
+    """Measure one GPU, without collectives.
+
+    Parameters
+    ----------
+    device
+        The GPU.
+    source
+        What is measured, with versions: the profile's own `source`.
+    multiprocessors
+        How many the GPU has; 0: not known.
+    seconds
+        About how long kernels may be timed; compiling them the first time comes on top.
+    scales
+        Sizes of the kernels.
+    precisions
+        fp32, tf32, bf16, fp16.
+    """
+    found = time_gpu(
+        device,
+        multiprocessors=multiprocessors,
+        seconds=seconds,
+        scales=scales,
+        precisions=precisions,
+    )
+    return measured_device([found], source)
+
+
+def time_gpu(
+    device: Device,
+    *,
+    multiprocessors: int = 0,
+    seconds: float = 60.0,
+    scales: Scales = GPU_SCALES,
+    precisions: Sequence[str] = tuple(DTYPES),
+    meetings: Meetings | None = None,
+) -> GpuTimings:
+    """Time the kernels of every precision, copies, and collectives where there are `meetings`.
+
+    The other parameters are those of `profile_gpu`.
+
+    Raises
+    ------
+    ExecutorError
+        A kernel does not compile or fails, or the GPU has not enough free memory for any.
+    """
+    several = [[made(case) for case in cases(scales, precision)] for precision in precisions]
+    everything = [one for each in several for one in each]
+    device.load(_functions(call for one in everything for call in one.calls.of(0)))
+    room = round(device.free_bytes() * FREE_SHARE)
+    fitting = [one for one in everything if one.shared_bytes + one.copy_bytes <= room]
+    if not fitting:
+        raise ExecutorError(
+            f"{device.name} has {device.free_bytes() / 2**30:.2f} GiB free, which no kernel fits "
+            f"that is to be timed: end what else runs on it"
+        )
+    least = ARENA_BYTES_MIN if meetings is None else 2 * MESSAGE_BYTES[-1]
+    arena = CaseArena(device, min(room, max(least, arena_bytes(fitting))))
+    watch = Stopwatch(device, arena.base)
+    patience_ns = round(seconds / len(everything) * 1e9)
+    kernels: Points = {}
+    for one in fitting:
+        duration_ns = watch.calls_ns(arena.place(one), patience_ns)
+        kernels.setdefault(one.case.table, []).append((one.case.work, duration_ns))
+    together = _alone if meetings is None else meetings.together
+    together()  # ranks copy at once, as in a run
+    bandwidth = copy_bytes_per_s(watch, arena.base, arena.size_bytes, patience_ns)
+    together()
+    host = host_points(device, watch, arena.base, arena.size_bytes, patience_ns)
+    collectives: Points = {HOST_TABLE: host}
+    if meetings is not None:
+        collectives |= collective_points(
+            meetings.rank, meetings.kinds, meetings.communicator, watch, arena.base, together
+        )
+    return GpuTimings(
+        name=device.name,
+        memory_bytes=device.total_bytes,
+        multiprocessors=multiprocessors,
+        launch_ns=watch.launch_ns,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        kernels=kernels,
+        collectives=collectives,
+    )
+
+
+def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:
+    """Return the device that all ranks' GPUs are taken for.
+
+    Raises
+    ------
+    ExecutorError
+        The GPUs are of different kinds.
+    """
+    first = found[0]
+    if names := {timings.name for timings in found} - {first.name}:
+        raise ExecutorError(
+            f"the GPUs of this machine differ ({first.name}, {', '.join(sorted(names))}), and one "
+            f"profile is of one kind: list those of one kind in CUDA_VISIBLE_DEVICES"
+        )
+    kernels = merged([timings.kernels for timings in found])
+    return MeasuredDevice(
+        name=first.name,
+        memory_bytes=min(timings.memory_bytes for timings in found),
+        flops_per_s=_peaks(kernels),
+        memory_bandwidth_bytes_per_s=fmean(t.memory_bandwidth_bytes_per_s for t in found),
+        matmul_efficiency=1.0,
+        memory_efficiency=1.0,
+        launch_ns=round(fmean(timings.launch_ns for timings in found)),
+        source=source,
+        kernels=kernels,
+        collectives=merged([timings.collectives for timings in found]),
+        multiprocessors=first.multiprocessors,
+    )
+
+
+def _peaks(kernels: dict[str, tuple[tuple[int, int], ...]]) -> dict[str, float]:
+    """FLOPs per second of the fastest matrix product that was timed in every precision."""
+    prefix = f"{MULTIPLIED[0]}@"
+    return {
+        name.removeprefix(prefix): max(flops * 1e9 / duration_ns for flops, duration_ns in points)
+        for name, points in kernels.items()
+        if name.startswith(prefix)
+    }
+
+
+def _alone() -> None:
+    """Wait for no other rank."""
+
+
+def _functions(calls: Iterable[Call]) -> dict[str, set[str]]:
+    """Every function that is launched, by source."""
+    source, name = IDLE_FUNCTION
+    found: dict[str, set[str]] = {source: {name}}
+    for call in calls:
+        if isinstance(call, Launch):
+            found.setdefault(call.source, set()).add(call.function)
+    return found

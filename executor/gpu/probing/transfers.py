@@ -1,0 +1,124 @@
+"""Times of moving bytes: copies inside a device, to and from its host, and between devices."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from executor.cuda.calls import Collective, Copy, Operand
+from executor.gpu.device import ADDRESS, Device
+from executor.gpu.nccl import ITEM_BYTES, Communicator, Group
+from executor.gpu.probing.stopwatch import Stopwatch
+from executor.probes.graphs import group_sizes
+from executor.probes.timing import Points
+
+COPY_BYTES_MAX = 256 * 2**20  # more than any L2
+HOST_BYTES = (2**12, 2**18, 2**22, 2**26)
+MESSAGE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**27)
+TURNS = {2**12: 64, 2**16: 64, 2**20: 32, 2**24: 8, 2**27: 2}
+DTYPE = "float32"
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+LANE, LANE_BACK = "profile", "profile back"
+
+
+def copy_bytes_per_s(watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int) -> float:
+    """Return the bytes read and written per second by a copy within the device's memory."""
+    half = min(size_bytes // 2, COPY_BYTES_MAX) // 256 * 256
+    copy = Copy(Operand(ADDRESS, 0, arena), Operand(ADDRESS, 0, arena + half), half)
+    return 2 * half / watch.calls_ns(((copy,),), patience_ns) * 1e9
+
+
+def host_points(
+    device: Device, watch: Stopwatch, arena: int, size_bytes: int, patience_ns: int
+) -> list[tuple[int, int]]:
+    """Return (bytes, duration) of copies from and to pinned memory, of the slower way."""
+    sizes = [size for size in HOST_BYTES if size <= size_bytes]
+    pinned, _ = device.allocate_host(sizes[-1])
+    there, here = Operand(ADDRESS, 0, pinned), Operand(ADDRESS, 0, arena)
+    return [
+        (
+            size,
+            max(
+                watch.calls_ns(((Copy(source, target, size),),), patience_ns)
+                for source, target in ((there, here), (here, there))
+            ),
+        )
+        for size in sizes
+    ]
+
+
+def groups_of(rank: int, ranks: int) -> dict[Group, set[str]]:
+    """Return the groups that a rank meets in to be timed, and what is timed there.
+
+    Of every size that a mesh of so many ranks can have; the first two ranks also send to each
+    other.
+    """
+    found: dict[Group, set[str]] = {}
+    for size in group_sizes(ranks):
+        first = rank // size * size
+        found[Group(tuple(range(first, first + size)), LANE)] = set(KINDS)
+    if rank < 2 <= ranks:
+        for group in (Group((0, 1), LANE_BACK), Group((1, 0), LANE_BACK)):
+            found[group] = {"send" if group.members[0] == rank else "recv"}
+    return found
+
+
+def collective_points(
+    rank: int,
+    kinds: Mapping[Group, set[str]],
+    communicator: Communicator,
+    watch: Stopwatch,
+    arena: int,
+    together: Callable[[], None],
+) -> Points:
+    """Time every collective over groups of every size, and transfers; keys `kind/group_size`.
+
+    Parameters
+    ----------
+    rank
+        This rank.
+    kinds
+        What `groups_of` returns of it.
+    communicator
+        Carries them out; warmed up.
+    watch
+        Times them.
+    arena
+        Twice the largest message of device memory.
+    together
+        Waits for all ranks: called before every measurement by all of them alike.
+    """
+    points: Points = {}
+    send = Operand(ADDRESS, 0, arena)
+    recv = Operand(ADDRESS, 0, arena + MESSAGE_BYTES[-1])
+
+    def timed(calls: Sequence[tuple[Collective, Group]], size_bytes: int) -> int:
+        def issue() -> None:
+            for call, group in calls:
+                communicator.issue(call, group, watch.stream, f"profile {call.kind}")
+
+        together()
+        return watch.issued_ns(issue, TURNS[size_bytes])
+
+    # From the smallest on every rank: one order of groups, in which no two of them hang.
+    for group in sorted(
+        (one for one in kinds if one.lane == LANE), key=lambda one: len(one.members)
+    ):
+        size = len(group.members)
+        for kind in KINDS:
+            for size_bytes in MESSAGE_BYTES:
+                whole = size_bytes // ITEM_BYTES[DTYPE]
+                elements = whole if kind == "all_reduce" else whole // size
+                call = Collective(kind, send, recv, elements, DTYPE)
+                taken_ns = timed(((call, group),), size_bytes)
+                points.setdefault(f"{kind}/{size}", []).append((size_bytes, taken_ns))
+    pairs = sorted(group for group in kinds if group.lane == LANE_BACK)
+    for size_bytes in MESSAGE_BYTES if kinds else ():
+        if not pairs:
+            together()
+            continue
+        elements = size_bytes // ITEM_BYTES[DTYPE]
+        # There and back: a rank's next message waits for the answer to the one before.
+        calls = []
+        for group in pairs:
+            (kind,) = kinds[group]
+            calls.append((Collective(kind, send, recv, elements, DTYPE), group))
+        points.setdefault("send/2", []).append((size_bytes, max(1, timed(calls, size_bytes) // 2)))
+    return points

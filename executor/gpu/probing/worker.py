@@ -1,0 +1,92 @@
+"""What each rank does for `millrace profile --device gpu`: times the GPU of its number.
+
+`python -m mpi4py -m executor.gpu.probing.worker FOLDER`
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from executor.errors import ExecutorError
+from executor.gpu.availability import require_gpu
+from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
+from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
+from executor.gpu.probing.transfers import groups_of
+from executor.processes import open_line
+from executor.transport.mpi import World, join_world
+from executor.worker import give_up, watch_parent
+
+LANES = 2  # as many as any two ranks meet on
+
+
+class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent asks for."""
+
+    parent: int
+    seconds: float
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Time what this rank is asked to time."""
+    folder = Path(arguments[1])
+    rank = int(os.environ.get("PMI_RANK", "0"))
+    try:
+        open_line(folder, rank)
+        order = msgspec.json.decode((folder / "order.json").read_bytes(), type=GpuOrder)
+        watch_parent(order.parent, folder)
+        world = join_world()
+        found = _timed(world, order, folder)
+        (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(found))
+        world.barrier()
+    except BaseException as error:
+        give_up(folder, rank, None, error)
+
+
+def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
+    local = world.local_rank()
+    require_gpu(local + 1)
+    device = CupyDevice(local, ProductLibrary)
+    communicator, meetings = None, None
+    if world.size > 1:
+
+        def failed(error: ExecutorError) -> None:
+            give_up(folder, world.rank, error.actor, error)
+
+        communicator = _communicator(world, device, failed)
+        kinds = groups_of(world.rank, world.size)
+        meetings = Meetings(world.rank, kinds, communicator, world.barrier)
+    found = time_gpu(
+        device,
+        multiprocessors=device.multiprocessors,
+        seconds=order.seconds,
+        meetings=meetings,
+    )
+    world.barrier()
+    if communicator is not None:
+        communicator.close()
+    device.close()
+    return found
+
+
+def _communicator(
+    world: World, device: CupyDevice, failed: Callable[[ExecutorError], None]
+) -> NcclCommunicator:
+    """Make the communicators of a rank and carry out every kind once, before any is captured."""
+    kinds = groups_of(world.rank, world.size)
+    set_environment(world, LANES, device.multiprocessors)
+    ids = exchange_ids(world, kinds)
+    made = NcclCommunicator(world.rank, ids, use_device=device.use, failed=failed)
+    stream, event = device.stream(), device.event()
+    made.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), stream)
+    device.record(event, stream)
+    device.synchronize(event)
+    return made
+
+
+if __name__ == "__main__":
+    main(sys.argv)
