@@ -59,8 +59,9 @@ __global__ void cross_entropy_grad(const T* logits, const I* targets, const S* l
   }
 }
 
-// The largest logit of every row.
-template <typename T> __global__ void row_max(const T* logits, T* largest, i64 rows, i64 columns) {
+// The largest logit of every row, M as wide as the loss.
+template <typename T, typename M>
+__global__ void row_max(const T* logits, M* largest, i64 rows, i64 columns) {
   typedef Wide<T> W;
   W here[Row<T>::N];
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
@@ -71,13 +72,13 @@ template <typename T> __global__ void row_max(const T* logits, T* largest, i64 r
       for (int k = 0; k < Row<T>::N; k++) found = larger(here[k], found);
     }
     found = block_max(found);
-    if (threadIdx.x == 0) largest[number] = narrow<T>(found);
+    if (threadIdx.x == 0) largest[number] = narrow<M>(found);
   }
 }
 
 // [sum of exp(logit - max), the target's logit or 0 where it is not here] of every row.
-template <typename T, typename I, typename S>
-__global__ void shifted_sums(const T* logits, const T* largest, const I* targets, S* sums,
+template <typename T, typename M, typename I, typename S>
+__global__ void shifted_sums(const T* logits, const M* largest, const I* targets, S* sums,
                              i64 first, i64 rows, i64 columns) {
   typedef Wide<S> W;
   W here[Row<T>::N];

@@ -23,7 +23,7 @@ FUNCTIONS = {
         "cross_entropy<float, int, float>",
         "cross_entropy_grad<float, int, float>",
         "cross_entropy_grad<f16, int, float>",
-        "shifted_sums<float, int, float>",
+        "shifted_sums<float, float, int, float>",
         "count_valid<int, float>",
         "count_valid<int, i64>",
         "add_counts<float>",

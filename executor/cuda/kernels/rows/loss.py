@@ -66,8 +66,8 @@ def loss_scaled(context: KernelContext) -> np.int32:
 def row_max(context: KernelContext) -> Calls:
     """Return the largest logit of every row: P(max) over ranks that split the vocabulary."""
     (logits,) = context.inputs
-    require_one_dtype(context, logits, *context.outputs)
-    return always(over_rows(SOURCE, templated("row_max", (logits,)), logits, read(0), write(0)))
+    function = templated("row_max", (logits, context.outputs[0]))
+    return always(over_rows(SOURCE, function, logits, read(0), write(0)))
 
 
 def shifted_sums(context: KernelContext) -> Calls:
@@ -77,10 +77,10 @@ def shifted_sums(context: KernelContext) -> Calls:
     rank holds it.
     """
     logits, largest, targets = context.inputs
-    require_one_dtype(context, logits, largest)
+    function = templated("shifted_sums", (logits, largest, targets, context.outputs[0]))
     return always(
         over_rows(
-            SOURCE, templated("shifted_sums", (logits, targets, context.outputs[0])), logits,
+            SOURCE, function, logits,
             read(0), read(1), read(2), write(0), np.int64(logits.offsets[-1]),
         )
     )  # fmt: skip
