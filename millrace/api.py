@@ -87,7 +87,7 @@ def cluster(
     profile : Path, optional
         A device profile to use in place of the catalogue's device, or of this machine's own.
     measured : bool
-        Measure this machine for `local:N` (once, some ten seconds); built-in figures otherwise.
+        Measure this machine for `local:N` and `local-gpu:N`, once; else built-in figures of CPUs.
     progress : callable, optional
         Told in words when something takes long.
 
@@ -97,22 +97,22 @@ def cluster(
         The text has another form or names an unknown device.
     FileError
         The profile cannot be read.
+    InfeasibleError
+        This machine has fewer GPUs.
     ExecutorError
         This machine could not be measured.
     """
+    from millrace.machine import is_local, measured_cluster
     from planner.clusters import parse_cluster, validate
 
-    if profile is not None:
-        device = load_profile(profile)
-        if text.startswith("local:"):
-            return parse_cluster(text, device)
-        return validate(msgspec.structs.replace(parse_cluster(text), device=device))
-    found = parse_cluster(text)
-    if not measured or not text.startswith("local:"):
-        return found
-    from executor.measure import cached_profile
-
-    return parse_cluster(text, cached_profile(found.devices, progress=progress))
+    if not is_local(text):
+        found = parse_cluster(text)
+        if profile is None:
+            return found
+        return validate(msgspec.structs.replace(found, device=load_profile(profile)))
+    if profile is not None or not measured:
+        return parse_cluster(text, None if profile is None else load_profile(profile))
+    return measured_cluster(text, progress)
 
 
 def check_question(

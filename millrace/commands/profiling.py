@@ -1,4 +1,4 @@
-"""`millrace profile`: measure this machine's ops and collectives."""
+"""`millrace profile`: measure this machine's ops and collectives, on its cores or its GPUs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from rich.table import Table
 from millrace.output import Json, answer, say, working
 from millrace.units import format_rate, format_seconds
 from planner.cluster import Device
+from planner.errors import ClusterError
 
 
 def register(app: typer.Typer) -> None:
@@ -20,28 +21,56 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share this machine; its cores.")
+        int | None,
+        typer.Option(min=1, help="Processes that share this machine; its cores, or its GPUs."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu: this machine's cores; gpu: its GPUs, one per rank.")
+    ] = "cpu",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the device profile here.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine anew, for `--cluster local:N` with as many ranks."""
-    from executor.measure import cached_profile
+    """Measure this machine anew, for `--cluster local:N` or `local-gpu:N` with as many ranks."""
     from millrace.files import check_writable, write_document
-    from planner.clusters import local_cluster, machine_cores, machine_memory_bytes
 
     check_writable(output)
+    if device not in MEASURED:
+        raise ClusterError(f"--device {device}: expected one of {', '.join(MEASURED)}")
+    found = MEASURED[device](ranks)
+    if output is not None:
+        write_document(output, found)
+        say(f"device profile written to {output}")
+    answer(msgspec.to_builtins(found), as_json, lambda console: _draw(found, console))
+
+
+def _cpus(ranks: int | None) -> Device:
+    """One of so many processes on this machine's cores."""
+    from executor.measure import cached_profile
+    from planner.clusters import local_cluster, machine_cores, machine_memory_bytes
+
     cores = machine_cores()
     count = cores if ranks is None else ranks
     local_cluster(count, cores, machine_memory_bytes())  # refuses what the machine cannot hold
     with working(f"measuring this machine with {count} ranks"):
-        device = cached_profile(count, refresh=True)
-    if output is not None:
-        write_document(output, device)
-        say(f"device profile written to {output}")
-    answer(msgspec.to_builtins(device), as_json, lambda console: _draw(device, console))
+        return cached_profile(count, refresh=True)
+
+
+def _gpus(ranks: int | None) -> Device:
+    """One of so many GPUs, each measured in a process of its own: this one touches none."""
+    from executor.gpu.availability import gpus_found, require_gpu
+    from executor.gpu.probing.measuring import cached_gpu_profile
+
+    needed_by = "--device gpu"
+    count = max(1, gpus_found(needed_by)) if ranks is None else ranks
+    require_gpu(count, needed_by)
+    with working(f"measuring {count} of this machine's GPUs (some two minutes)"):
+        return cached_gpu_profile(count, needed_by=needed_by, refresh=True)
+
+
+MEASURED = {"cpu": _cpus, "gpu": _gpus}
+"""What `--device` measures, of so many ranks; None: as many as there are cores or GPUs."""
 
 
 def _draw(device: Device, console: Console) -> None:

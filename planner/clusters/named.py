@@ -1,4 +1,7 @@
-"""Clusters as the command line has them: `DEVICE:GPUS_PER_NODExNODES`, `local:N` or a file."""
+"""Clusters as the command line has them: of the catalogue, of this machine, or a file.
+
+`DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file.
+"""
 
 import os
 import re
@@ -6,12 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from planner.cluster import Cluster, Device, Link
+from planner.cluster import Cluster, Device, Host, Link, Software
 from planner.clusters.checks import validate
 from planner.clusters.files import read_cluster, reference_node, resized
 from planner.errors import ClusterError
 
-FORM = "expected DEVICE:GPUS_PER_NODExNODES (a100-sxm-80gb:8x16), local:N or a .toml file"
+FORM = (
+    "expected DEVICE:GPUS_PER_NODExNODES (a100-sxm-80gb:8x16), local:N, local-gpu:N or a .toml file"
+)
+
+# Forms of this machine, and what N of them are.
+LOCAL, LOCAL_GPU = "local", "local-gpu"
+_COUNTED = {LOCAL: "processes", LOCAL_GPU: "GPUs"}
 
 # One core with NumPy: what `local:N` assumes of a machine that was not profiled.
 CORE = "cpu-core"
@@ -34,7 +43,8 @@ def parse_cluster(
     text
         `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file.
     local_device
-        One rank of this machine as `millrace profile` measured it; None: built-in figures.
+        One rank of this machine, or one of its GPUs, as `millrace profile` measured it. None: of a
+        rank, built-in figures; for GPUs there are none.
     cores, memory_bytes
         This machine's, for `local:N`; None: asked of the operating system.
 
@@ -51,16 +61,12 @@ def parse_cluster(
     if text.endswith(".toml"):
         return read_cluster(Path(text))
     name, _, shape = text.partition(":")
-    if name == "local-gpu":
-        raise ClusterError(
-            f"`{text}`: this version has not measured a GPU and runs on none; use local:N for this "
-            f"machine's CPUs, or name a catalogue device to plan for"
-        )
-    if name == "local":
-        if not re.fullmatch(r"[0-9]{1,9}", shape) or int(shape) < 1:
-            raise ClusterError(f"`{text}`: expected local:N with N processes, such as local:4")
+    if name in _COUNTED:
+        ranks = local_ranks(name, shape)
+        if name == LOCAL_GPU:
+            return local_gpu_cluster(ranks, local_device)
         return local_cluster(
-            int(shape),
+            ranks,
             cores if cores is not None else machine_cores(),
             memory_bytes if memory_bytes is not None else machine_memory_bytes(),
             local_device,
@@ -121,6 +127,67 @@ def local_cluster(
     )
 
 
+def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
+    """`ranks` GPUs of one machine, as they were measured, driven by captured steps.
+
+    Parameters
+    ----------
+    ranks
+        Number of GPUs.
+    device
+        One of them, measured together with as many: `millrace profile --device gpu --ranks N`.
+
+    Raises
+    ------
+    ClusterError
+        There is no such measurement.
+    """
+    again = f"`millrace profile --device gpu --ranks {ranks}`"
+    if device is None:
+        raise ClusterError(f"local-gpu:{ranks}: this machine's GPUs were not measured; run {again}")
+    if ranks > 1 and f"all_reduce/{ranks}" not in device.collectives:
+        raise ClusterError(
+            f"local-gpu:{ranks}: the profile of {device.name} has no collectives between {ranks} "
+            f"GPUs; run {again}"
+        )
+    alone = Link(
+        latency_ns=device.launch_ns,
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s / 2,
+        source="one GPU needs no link: a copy within its memory",
+    )
+    link = _line(device, "send/2") or alone
+    host = _line(device, "host/1")
+    return validate(
+        Cluster(
+            name=f"{LOCAL_GPU}:{ranks}",
+            device=device,
+            devices_per_node=ranks,
+            nodes=1,
+            intra_node=link,
+            inter_node=link,
+            host=None
+            if host is None
+            else Host(
+                latency_ns=host.latency_ns,
+                bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
+                source=host.source,
+            ),
+            software=Software(
+                name="millrace", source="captured steps: what launches take was measured with ops"
+            ),
+        )
+    )
+
+
+def local_ranks(name: str, shape: str) -> int:
+    """Return the N of `local:N` or `local-gpu:N`; raises ClusterError where it is none."""
+    if not re.fullmatch(r"[0-9]{1,9}", shape) or int(shape) < 1:
+        raise ClusterError(
+            f"`{name}:{shape}`: expected {name}:N with N {_COUNTED[name]}, such as {name}:4"
+        )
+    return int(shape)
+
+
 def machine_cores() -> int:
     """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -147,13 +214,15 @@ def _several_cores(core: Device, cores: int) -> Device:
 
 
 def _measured_link(device: Device) -> Link:
-    """α-β that passes through the smallest and the largest measured transfer.
+    """What stands in for group sizes that were not measured; built in where nothing was."""
+    return _line(device, "send/2") or reference_node(CORE).intra_node
 
-    It stands in for group sizes that were not measured; a built-in link where nothing was.
-    """
-    points = device.collectives.get("send/2", ())
+
+def _line(device: Device, table: str) -> Link | None:
+    """α-β that passes through the smallest and the largest measured transfer of a table."""
+    points = device.collectives.get(table, ())
     if len(points) < 2:
-        return reference_node(CORE).intra_node
+        return None
     (small, least), (large, most) = points[0], points[-1]
     return Link(
         latency_ns=least,

@@ -167,7 +167,8 @@ def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Pa
         ("local:0", "expected local:N"),
         ("local:two", "expected local:N"),
         ("local:1000000", "use at most local:64"),
-        ("local-gpu:2", "use local:N"),
+        ("local-gpu:2", "run `millrace profile --device gpu --ranks 2`"),
+        ("local-gpu:0", "expected local-gpu:N with N GPUs"),
         ("nowhere.toml", "No such file"),
     ],
 )

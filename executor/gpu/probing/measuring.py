@@ -19,39 +19,6 @@ FORM = 1  # raise it when what is measured changes
 SECONDS = 60.0
 
 
-def profile_gpus(ranks: int, *, needed_by: str, seconds: float = SECONDS) -> Device:
-    """Measure `ranks` GPUs of this machine, each in a process of its own, all at once.
-
-    Parameters
-    ----------
-    ranks
-        Number of GPUs.
-    needed_by
-        What asks for them, for the refusal.
-    seconds
-        About how long kernels may be timed.
-
-    Raises
-    ------
-    ExecutorError
-        What running on a GPU needs is missing, or a process failed.
-    InfeasibleError
-        There are fewer GPUs.
-    """
-    require_gpu(ranks, needed_by)
-    source = f"measured by millrace profile: {_key(ranks, needed_by)}"
-    with TemporaryDirectory(prefix="millrace-") as name:
-        folder = Path(name)
-        order = GpuOrder(parent=os.getpid(), seconds=seconds)
-        (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("executor.gpu.probing.worker", ranks, folder)
-        found = [
-            msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
-            for rank in range(ranks)
-        ]
-    return measured_device(found, source)
-
-
 def cached_gpu_profile(
     ranks: int,
     *,
@@ -63,16 +30,51 @@ def cached_gpu_profile(
     """Return the profile of `ranks` GPUs of this machine, measured once and then kept.
 
     It lies beside those of `executor.measure.cached_profile` and is measured anew when the GPU, its
-    driver, CuPy or the way of measuring change; the other parameters are those of `profile_gpus`.
+    driver, CuPy or the way of measuring change.
+
+    Parameters
+    ----------
+    ranks
+        Number of GPUs; all are measured at once, each in a process of its own.
+    needed_by
+        What asks for them, for the refusal.
+    refresh
+        Measure them in any case.
+    seconds
+        About how long kernels may be timed.
+    progress
+        Told when they are measured.
+
+    Raises
+    ------
+    ExecutorError
+        What running on a GPU needs is missing, or a process failed.
+    InfeasibleError
+        There are fewer GPUs.
     """
     require_gpu(ranks, needed_by)
+    key = _key(ranks, needed_by)
     return kept_profile(
-        _key(ranks, needed_by),
-        lambda: profile_gpus(ranks, needed_by=needed_by, seconds=seconds),
+        key,
+        lambda: _measured(ranks, f"measured by millrace profile: {key}", seconds),
         refresh=refresh,
         told=f"measuring this machine's GPUs with {ranks} ranks, once (some two minutes) …",
         progress=progress,
     )
+
+
+def _measured(ranks: int, source: str, seconds: float) -> Device:
+    """Measure GPUs in processes that end before this returns: this one never has a context."""
+    with TemporaryDirectory(prefix="millrace-") as name:
+        folder = Path(name)
+        order = GpuOrder(parent=os.getpid(), seconds=seconds)
+        (folder / "order.json").write_bytes(msgspec.json.encode(order))
+        run_ranks("executor.gpu.probing.worker", ranks, folder)
+        found = [
+            msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
+            for rank in range(ranks)
+        ]
+    return measured_device(found, source)
 
 
 def _key(ranks: int, needed_by: str) -> str:

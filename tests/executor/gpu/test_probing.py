@@ -1,23 +1,37 @@
 """profile on a GPU: what is timed, where it lies, and the device that costs read of it."""
 
+from collections.abc import Iterator
+
 import msgspec
-import numpy as np
 import pytest
 
-from executor.gpu.probing.arena import noise
-from executor.gpu.probing.stopwatch import CALLS_MAX
-from executor.gpu.probing.timing import Meetings, measured_device, profile_gpu, time_gpu
-from executor.gpu.probing.transfers import MESSAGE_BYTES, groups_of
+from executor.cuda.calls import Collective
+from executor.cuda.kernels.table import CALLS
+from executor.errors import ExecutorError
+from executor.gpu.nccl import Group
+from executor.gpu.probing import arena, stopwatch
+from executor.gpu.probing.arena import CaseArena, arena_bytes, made
+from executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
+from executor.gpu.probing.timing import GpuTimings, measured_device, profile_gpu
+from executor.gpu.probing.transfers import (
+    KINDS,
+    MESSAGE_BYTES,
+    collective_points,
+    groups_of,
+)
 from executor.probes.cases import DTYPES, MULTIPLIED, PROBES, cases
 from executor.probes.sizes import CPU_SCALES, GPU_SCALES
-from models.ops import OPS
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
 from planner.cluster import Device
 from planner.clusters import parse_cluster, validate
 from planner.costs import op_duration_ns
 from planner.errors import ClusterError
-from planner.likeness import PRICED_LIKE, priced_like
+from planner.search import Pins, SearchRequest, search
+from simulator import predict
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
+from tests.small_models import NAMES, small
 
 TOKENS = ({"b": 1, "t": 8, "h": 2, "d": 16},)
 SCALES = {
@@ -36,18 +50,169 @@ SCALES = {
 
 
 @pytest.fixture(scope="module")
-def measured() -> Device:
+def measured() -> Iterator[Device]:
     """What an emulated device is measured as, on which every call takes a microsecond."""
     if COMPILER is None:
         pytest.skip("needs g++")
-    return profile_gpu(EmulatedDevice(), source="emulated", seconds=0.0, scales=SCALES)
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(arena, "COPIES_MAX", 2)
+        few.setattr(stopwatch, "CALLS_MAX", 4)
+        yield profile_gpu(
+            EmulatedDevice(), source="emulated", multiprocessors=8, seconds=0.0, scales=SCALES
+        )
 
 
 def test_every_kind_has_a_table_of_every_precision_that_it_computes_in(measured: Device) -> None:
-    narrow = {probe.kind for probe in PROBES if probe.is_narrowed}
+    narrowed = {probe.kind for probe in PROBES if probe.is_narrowed}
     for precision in ("fp32", "bf16", "fp16"):
-        found = {name.split("@")[0].split("/")[0] for name in measured.kernels if name.endswith(f"@{precision}")}
-        assert found == narrow
-    assert {name for name in measured.kernels if name.endswith("@tf32")} == {f"{kind}@tf32" for kind in MULTIPLIED}
-    plain = {name for name in measured.kernels if "@" not in name}
-    assert plain == {probe.kind for probe in PROBES} - narrow | {"slice", "pad"}
+        names = [name for name in measured.kernels if name.endswith(f"@{precision}")]
+        assert {name.partition("@")[0].partition("/")[0] for name in names} == narrowed
+    fast = {name for name in measured.kernels if name.endswith("@tf32")}
+    assert fast == {f"{kind}@tf32" for kind in MULTIPLIED}
+    alone = {name for name in measured.kernels if "@" not in name}
+    assert alone == {probe.kind for probe in PROBES} - narrowed | {"slice", "pad"}
+    assert {"attention/16@bf16", "attention_grad/32@fp16"} <= set(measured.kernels)
+
+
+def test_a_profile_holds_what_a_call_takes_in_a_graph(measured: Device) -> None:
+    assert measured.launch_ns == TICK_NS
+    assert measured.kernels["gelu@bf16"] == ((2 * 2 * 8 * 16, TICK_NS),)
+    calls = {name: points[0][1] for name, points in measured.kernels.items()}
+    assert calls["layer_norm_grad_weight@fp16"] == 2 * TICK_NS  # slabs, and their sum
+    assert measured.flops_per_s == dict.fromkeys(DTYPES, 2 * 8 * 8 * 32 / (TICK_NS / 1e9))
+    assert (measured.memory_bytes, measured.multiprocessors) == (2**32, 8)
+    assert measured.memory_bandwidth_bytes_per_s > 0
+    assert set(measured.collectives) == {"host/1"}
+    assert (measured.name, measured.source) == ("emulated device", "emulated")
+
+
+def test_costs_read_the_table_of_the_precision(measured: Device) -> None:
+    kernels = measured.kernels | {"gelu@bf16": ((512, 7_000),), "gelu@fp32": ((1024, 9_000),)}
+    told = msgspec.structs.replace(measured, kernels=kernels)
+    for dtype, expected in (("bfloat16", 7_000), ("float32", 9_000), ("float16", TICK_NS)):
+        shapes, dtypes = ((8, 16),), (dtype,)
+        found = op_duration_ns("gelu", "t d -> t d", {}, shapes, shapes, dtypes, dtypes, told)
+        assert found == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_plan_for_the_gpu_of_this_machine_simulates(measured: Device, precision: str) -> None:
+    cluster = parse_cluster("local-gpu:1", measured)
+    assert (cluster.devices, cluster.cores_per_node) == (1, None)
+    assert cluster.host is not None
+    plan = search(
+        SearchRequest(
+            model=small("gpt", precision),
+            training=TrainingSpec(),
+            cluster=cluster,
+            global_batch=8,
+            pins=Pins(micro_batch=4),
+        )
+    )
+    found = predict(plan, fidelity="op")
+    assert found.step_time_ns > 0
+
+
+def test_more_gpus_than_were_measured_together_are_refused(measured: Device) -> None:
+    with pytest.raises(ClusterError, match=r"no collectives between 2 GPUs; run .*--ranks 2"):
+        parse_cluster("local-gpu:2", measured)
+
+
+def test_dtypes_of_the_probes_are_those_of_training_in_16_bits() -> None:
+    trained: dict[str, set[tuple[str, ...]]] = {}
+    for name in NAMES:
+        for optimizer in ("adamw", "sgd"):
+            training = TrainingSpec(optimizer=optimizer, clip_norm=1.0)
+            graph = build_training(small(name, "bf16"), training, 4)
+            tensors = graph.tensors_by_name
+            for op in graph.ops:
+                dtypes = tuple(tensors[tensor].dtype for tensor in op.inputs)
+                trained.setdefault(op.kind, set()).add(dtypes)
+    probed = {probe.kind: probe.dtypes("bfloat16") for probe in PROBES}
+    for kind, dtypes in probed.items():
+        if kind in trained and kind != "step_totals":  # which takes any number
+            assert dtypes in trained[kind], kind
+
+
+@pytest.mark.parametrize("precision", list(DTYPES))
+def test_every_probe_has_calls_at_the_sizes_of_a_gpu(precision: str) -> None:
+    found = [made(case) for case in cases(GPU_SCALES, precision)]
+    assert {one.case.context.kind for one in found} <= set(CALLS)
+    assert all(one.case.work > 0 for one in found)
+    assert arena_bytes(found) < 2**31
+
+
+def test_sizes_of_cpus_and_gpus_have_the_same_names() -> None:
+    assert set(CPU_SCALES) == set(GPU_SCALES) == set(SCALES)
+    assert {probe.scales for probe in PROBES} | {"boxing"} == set(CPU_SCALES)
+
+
+def test_gpus_of_two_kinds_have_no_common_profile() -> None:
+    one = GpuTimings(
+        name="one",
+        memory_bytes=1,
+        multiprocessors=1,
+        launch_ns=1,
+        memory_bandwidth_bytes_per_s=1.0,
+        kernels={},
+        collectives={},
+    )
+    with pytest.raises(ExecutorError, match="differ"):
+        measured_device([one, msgspec.structs.replace(one, name="other")], "source")
+
+
+class Ticking:
+    """A communicator whose collectives are copies of nothing on the rank's own device."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device, self.issued = device, []
+
+    def issue(self, call: Collective, group: Group, stream: int, actor: str = "") -> None:
+        self.issued.append((call.kind, call.elements, group))
+        self._device.issue(call, stream)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_time_collectives_of_every_size_and_wait_alike(ranks: int) -> None:
+    waits, tables = [], []
+    for rank in range(ranks):
+        device = EmulatedDevice()
+        source, name = IDLE_FUNCTION
+        device.load({source: {name}})
+        communicator, calls = Ticking(device), []
+        found = collective_points(
+            rank,
+            groups_of(rank, ranks),
+            communicator,  # type: ignore[arg-type]
+            Stopwatch(device, device.allocate(256)),
+            device.allocate(256),
+            lambda calls=calls: calls.append(1),
+        )
+        waits.append(len(calls))
+        tables.append(found)
+        for points in found.values():
+            assert points == [(size, TICK_NS) for size in MESSAGE_BYTES]
+    assert len(set(waits)) == 1
+    sizes = [size for size in (2, 4) if ranks % size == 0]
+    expected = {f"{kind}/{size}" for kind in KINDS for size in sizes}
+    assert set(tables[-1]) - {"send/2"} == expected
+    assert ("send/2" in tables[0]) == (ranks > 1)
+
+
+def test_a_case_too_large_for_the_arena_has_one_copy_and_small_ones_several() -> None:
+    if COMPILER is None:
+        pytest.skip("needs g++")
+    case = next(case for case in cases(SCALES, "bf16") if case.context.kind == "embedding")
+    one, device = made(case), EmulatedDevice()
+    assert len(CaseArena(device, one.shared_bytes + one.copy_bytes).place(one)) == 1
+    several = CaseArena(device, one.shared_bytes + 2 * one.copy_bytes).place(one)
+    assert len(several) == 2
+    assert len({str(calls) for calls in several}) == 2
+
+
+def test_a_measured_gpu_is_a_valid_cluster(measured: Device) -> None:
+    cluster = parse_cluster("local-gpu:1", measured)
+    assert validate(cluster) == cluster
+    wrong = msgspec.structs.replace(measured, kernels={"matmul@bf61": ((1, 1),)})
+    with pytest.raises(ClusterError, match="`bf61` is none of fp64"):
+        parse_cluster("local-gpu:1", wrong)

@@ -1,0 +1,39 @@
+"""Clusters of this machine: `local:N` of its cores, `local-gpu:N` of its GPUs, from profiles."""
+
+from collections.abc import Callable
+
+from planner.cluster import Cluster
+from planner.clusters import parse_cluster
+from planner.clusters.named import LOCAL, LOCAL_GPU, local_ranks
+
+
+def is_local(text: str) -> bool:
+    """Whether a cluster is of this machine."""
+    return text.partition(":")[0] in (LOCAL, LOCAL_GPU)
+
+
+def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
+    """Return a cluster of this machine as it is measured, once, and kept.
+
+    Raises
+    ------
+    ClusterError
+        The text has another form.
+    InfeasibleError
+        This machine cannot hold so many ranks, or has fewer GPUs.
+    ExecutorError
+        What running on a GPU needs is missing, or the machine could not be measured.
+    """
+    name, _, shape = text.partition(":")
+    ranks = local_ranks(name, shape)
+    if name == LOCAL_GPU:
+        from executor.gpu.probing.measuring import cached_gpu_profile
+
+        needed_by = f"--cluster {text}"
+        device = cached_gpu_profile(ranks, needed_by=needed_by, progress=progress)
+    else:
+        from executor.measure import cached_profile
+
+        parse_cluster(text)  # refuses what the machine cannot hold
+        device = cached_profile(ranks, progress=progress)
+    return parse_cluster(text, device)
