@@ -1,0 +1,88 @@
+"""profile and clusters of this machine's GPUs, where there are none: a sentence, an exit code."""
+
+import json
+import sys
+
+import pytest
+
+from millrace import api
+from millrace.cli import run
+from millrace.files import write_document
+from millrace.machine import is_local
+from planner.clusters import device
+from planner.errors import ClusterError, InfeasibleError
+from tests.executor.gpu.test_availability import machine
+
+PLAN = ("plan", "gpt2-small", "--global-batch", "8", "--cluster")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Return (exit code, error) of a command line that fails."""
+
+    def called(*arguments: str) -> tuple[int, str]:
+        texts = [*arguments, "--json"]
+        monkeypatch.setattr("sys.argv", ["millrace", *texts])
+        code = run(texts)
+        found = json.loads(capsys.readouterr().out)
+        assert found["exit_code"] == code
+        return code, found["error"]
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (("profile", "--device", "gpu"), "--device gpu"),
+        (("profile", "--device", "gpu", "--ranks", "2"), "--device gpu"),
+        ((*PLAN, "local-gpu:2"), "--cluster local-gpu:2"),
+    ],
+)
+def test_what_lacks_for_a_gpu_is_said_in_one_sentence(call, monkeypatch, arguments, asked):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "cupy", None)
+        code, said = call(*arguments)
+        assert code == 3
+        assert said.startswith(f"{asked} needs CuPy: pip install 'millrace[cuda]'")
+    machine(monkeypatch, driver=13020, found=0)
+    code, said = call(*arguments)
+    assert code == 1
+    assert said.startswith(f"{asked} needs a GPU, and no GPU was found")
+
+
+def test_more_gpus_than_there_are_cannot_be_had(call, monkeypatch):
+    machine(monkeypatch, driver=13020, found=2)
+    code, said = call("profile", "--device", "gpu", "--ranks", "3")
+    assert (code, "need 3 GPUs, found 2: ask for at most 2" in said) == (1, True)
+    with pytest.raises(InfeasibleError, match="found 2"):
+        api.cluster("local-gpu:4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("profile", "--device", "tpu"), "--device tpu: expected one of cpu, gpu"),
+        ((*PLAN, "local-gpu:none"), "expected local-gpu:N with N GPUs, such as local-gpu:4"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_before_a_gpu_is_looked_for(call, arguments, said):
+    code, found = call(*arguments)
+    assert code == 2
+    assert said in found
+
+
+def test_a_profile_that_is_given_needs_no_gpu(tmp_path):
+    path = tmp_path / "gpu.json"
+    write_document(path, device("h100-sxm-80gb"))
+    found = api.cluster("local-gpu:1", profile=path)
+    assert (found.name, found.device.name, found.devices) == ("local-gpu:1", "h100-sxm-80gb", 1)
+    assert api.driven(found) == found
+    with pytest.raises(ClusterError, match="no collectives between 2 GPUs"):
+        api.cluster("local-gpu:2", profile=path)
+
+
+def test_clusters_of_this_machine_are_told_from_others():
+    assert is_local("local:2")
+    assert is_local("local-gpu:1")
+    assert not is_local("locals.toml")
