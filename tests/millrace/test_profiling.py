@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from executor.gpu.probing.measuring import profile_key
+from executor.measure import kept_profile
 from millrace import api
 from millrace.cli import run
 from millrace.files import write_document
@@ -80,6 +82,21 @@ def test_a_profile_that_is_given_needs_no_gpu(tmp_path):
     assert api.driven(found) == found
     with pytest.raises(ClusterError, match="no collectives between 2 GPUs"):
         api.cluster("local-gpu:2", profile=path)
+
+
+def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine(monkeypatch, driver=13020, found=1)
+    runtime, cupy = sys.modules["cupy.cuda.runtime"], sys.modules["cupy"]
+    monkeypatch.setattr(
+        runtime, "getDeviceProperties", lambda index: {"name": b"A GPU"}, raising=False
+    )
+    monkeypatch.setattr(cupy, "__version__", "14.2.0", raising=False)
+    key = profile_key(1, "--cluster local-gpu:1")
+    assert "gpu A GPU; driver 13.2; runtime 13.2; cupy 14.2.0; ranks 1" in key
+    kept = device("h100-sxm-80gb")
+    kept_profile(key, lambda: kept, refresh=False, told="", progress=None)
+    assert api.cluster("local-gpu:1", progress=pytest.fail).device == kept
 
 
 def test_clusters_of_this_machine_are_told_from_others():

@@ -53,7 +53,7 @@ def cached_gpu_profile(
         There are fewer GPUs.
     """
     require_gpu(ranks, needed_by)
-    key = _key(ranks, needed_by)
+    key = profile_key(ranks, needed_by)
     return kept_profile(
         key,
         lambda: _measured(ranks, f"measured by millrace profile: {key}", seconds),
@@ -77,7 +77,8 @@ def _measured(ranks: int, source: str, seconds: float) -> Device:
     return measured_device(found, source)
 
 
-def _key(ranks: int, needed_by: str) -> str:
+def profile_key(ranks: int, needed_by: str) -> str:
+    """Return all that a profile of so many GPUs of this machine holds for."""
     parts = {
         "form": FORM,
         "host": platform.node(),

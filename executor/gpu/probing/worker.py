@@ -21,7 +21,7 @@ from executor.processes import open_line
 from executor.transport.mpi import World, join_world
 from executor.worker import give_up, watch_parent
 
-LANES = 2  # as many as any two ranks meet on
+LANES = 2  # NCCL gets as many channels as in a run with collectives on so many
 
 
 class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
