@@ -12,6 +12,7 @@ from millrace.scaling.parts import RESOURCES, resources, step_parts
 from models.spec import ModelSpec
 from planner.cluster import Cluster, Link, Software
 from planner.clusters import validate
+from planner.clusters.named import LOCAL, LOCAL_GPU
 from planner.errors import ClusterError, InfeasibleError, PlanError
 from planner.plan import Plan, plan_graph
 
@@ -202,12 +203,14 @@ def _sized(base: Cluster, nodes: int) -> Cluster:
             f"--cluster {base.name}: it has several kinds of device, of which --nodes {nodes} does "
             f"not say how many there are; sweep each kind alone"
         )
-    if base.cores_per_node is not None and nodes > 1:
-        raise ClusterError(
-            f"--nodes {nodes}: {base.name} is this machine alone; write --nodes 1, and its sizes "
-            f"as --cluster local:1,local:2"
-        )
-    if base.cores_per_node is not None:
+    gpus = base.name.startswith(f"{LOCAL_GPU}:")
+    if base.cores_per_node is not None or gpus:
+        if nodes > 1:
+            form = LOCAL_GPU if gpus else LOCAL
+            raise ClusterError(
+                f"--nodes {nodes}: {base.name} is this machine alone; write --nodes 1, and its "
+                f"sizes as --cluster {form}:1,{form}:2"
+            )
         return base
     name = f"{base.name.removesuffix(f'x{base.nodes}')}x{nodes}"
     return validate(msgspec.structs.replace(base, name=name, nodes=nodes))

@@ -97,6 +97,8 @@ def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
     kept = device("h100-sxm-80gb")
     kept_profile(key, lambda: kept, refresh=False, told="", progress=None)
     assert api.cluster("local-gpu:1", progress=pytest.fail).device == kept
+    with pytest.raises(ClusterError, match="--cluster local-gpu:1,local-gpu:2"):
+        api.scale("mlp", ["local-gpu:1"], [1, 2], [8])
 
 
 def test_clusters_of_this_machine_are_told_from_others():
