@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 OnCluster = Annotated[
-    str, typer.Option("--cluster", help="DEVICE:GPUS_PER_NODExNODES, local:N or a TOML file.")
+    str, typer.Option("--cluster", help="DEVICE:GPUS_PER_NODExNODES, local[-gpu]:N or a TOML file.")
 ]
 GlobalBatch = Annotated[int, typer.Option("--global-batch", min=1, help="Samples of a step.")]
 SeqLen = Annotated[int | None, typer.Option(min=1, help="Tokens; the longest by default.")]

@@ -131,7 +131,7 @@ def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SO
     >>> moved = 6 * sizes["m"] ** 2
     >>> work = Firings("matmul", "m k, k n -> m n", {}, sizes, moved, "bf16")
     >>> op_durations_ns(work, device("a100-sxm-80gb")).tolist()
-    [4907, 4541805]
+    [7540, 4786407]
     """
     found = _table_ns(firings, device) if device.kernels else None
     if found is not None:
