@@ -168,7 +168,9 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--backend", "cupy"), "numpy"),
+        (("--backend", "tpu"), "cupy"),
+        (("--eager",), "leave it out"),
+        (("--loopback",), "--backend cupy"),
         (("--data", "/nowhere"), "/nowhere"),
         (("--resume",), "--checkpoint"),
         (("--lr", "-1"), "above 0"),
@@ -178,6 +180,13 @@ def test_a_run_refuses_what_it_cannot_do(call, plan, arguments, said):
     code, found = call("run", plan, *arguments)
     assert code == 2
     assert said in found["error"]
+
+
+def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(call, plan, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    code, found = call("run", plan, "--backend", "cupy")
+    assert code == 3
+    assert found["error"].startswith("--backend cupy needs CuPy: pip install 'millrace[cuda]'")
 
 
 def test_foreign_packages_beside_the_user_do_no_harm(plan, tmp_path):
