@@ -45,12 +45,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     at_ns: int
     details: str
+    infeasible: bool = False  # the question was well-formed, and the answer is no
 
 
 def report_failure(folder: Path, rank: int, actor: str | None, error: BaseException) -> None:
     """Write down in a rank why it cannot go on (the parent reads it when the rank has ended)."""
+    infeasible = isinstance(error, InfeasibleError)
     if isinstance(error, ExecutorError):
         actor, cause = actor or error.actor, error.cause
+    elif infeasible:
+        cause = str(error)
     else:
         cause = f"{type(error).__name__}: {error}"
     failure = Failure(
@@ -59,6 +63,7 @@ def report_failure(folder: Path, rank: int, actor: str | None, error: BaseExcept
         cause=cause,
         at_ns=perf_counter_ns(),
         details="".join(traceback.format_exception(error)),
+        infeasible=infeasible,
     )
     draft = folder / f"failure.{rank}.draft"
     draft.write_bytes(msgspec.json.encode(failure))
@@ -155,6 +160,8 @@ def run_ranks(
     ------
     ExecutorError
         A rank failed or died; names the rank, the actor and the cause as far as they are known.
+    InfeasibleError
+        A rank found that its device cannot hold it.
     """
     token = f"{os.getpid()}-{perf_counter_ns()}"
     segments = _segments()
@@ -331,7 +338,7 @@ def _remove_segments(before: set[Path]) -> None:
                 path.unlink()
 
 
-def _failure(folder: Path, code: int, first: int | None) -> ExecutorError:
+def _failure(folder: Path, code: int, first: int | None) -> ExecutorError | InfeasibleError:
     """What went wrong: the first failure that a rank wrote, or how a rank died."""
     failures = [
         msgspec.json.decode(path.read_bytes(), type=Failure)
@@ -339,7 +346,11 @@ def _failure(folder: Path, code: int, first: int | None) -> ExecutorError:
     ]
     if failures:
         told = min(failures, key=lambda failure: failure.at_ns)
-        error = ExecutorError(told.cause, rank=told.rank, actor=told.actor)
+        error: ExecutorError | InfeasibleError
+        if told.infeasible:
+            error = InfeasibleError(told.cause)
+        else:
+            error = ExecutorError(told.cause, rank=told.rank, actor=told.actor)
         error.add_note(told.details)
         return error
     output = (folder / "output").read_text(errors="replace")

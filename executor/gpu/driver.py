@@ -6,6 +6,7 @@ issues the same calls in the same order, one by one, with events around every co
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
@@ -94,6 +95,8 @@ class StreamDriver:
         self._steps = [self._prepared(step, ranks, regions) for step in buffer.steps]
         self._finish = [(rank, regions.placed(calls.finish())) for rank, calls in ranks.items()]
         self._graphs: list[Any] = []
+        self._timed: list[Any] = []
+        self._timed_used = 0
         self._prepare()
 
     @property
@@ -104,12 +107,15 @@ class StreamDriver:
     def fire(self, step: int, *, timed: bool = False) -> list[Mark]:
         """Issue all calls of a step one by one; return events around each where `timed`.
 
+        The events are those of every timed step: read them before the next one is fired.
+
         Raises
         ------
         ExecutorError
             The device refuses a call; names the rank and the actor.
         """
         marks: list[Mark] = []
+        self._timed_used = 0
         device, origin = self._device, self.origin
         device.record(self._fork, origin)
         for stream in self._streams.values():
@@ -130,9 +136,12 @@ class StreamDriver:
             self._device.begin_capture(self.origin)
             try:
                 self.fire(step)
-            finally:
-                graph = self._device.end_capture(self.origin)
-            graphs.append(graph)
+            except ExecutorError:
+                # What was refused says more than that the capture cannot be ended.
+                with suppress(ExecutorError):
+                    self._device.end_capture(self.origin)
+                raise
+            graphs.append(self._device.end_capture(self.origin))
         self._graphs = graphs
 
     def replay(self, step: int) -> None:
@@ -176,7 +185,10 @@ class StreamDriver:
     def _mark(self, one: _Issue, marks: list[Mark] | None) -> Any:
         if marks is None:
             return None
-        event = self._device.event(timed=True)
+        if self._timed_used == len(self._timed):
+            self._timed.append(self._device.event(timed=True))
+        event = self._timed[self._timed_used]
+        self._timed_used += 1
         self._device.record(event, one.stream)
         return event
 

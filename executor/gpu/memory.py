@@ -10,6 +10,7 @@ from executor.cuda.binding import bound
 from executor.cuda.calls import Call, Operand
 from executor.cuda.control import HISTORY_FIELDS
 from executor.cuda.rank import HISTORY_STEPS, RankCalls
+from executor.errors import ExecutorError
 from executor.gpu.device import Device
 from executor.shards import RankValues
 from planner.actors.graph import HOST
@@ -97,8 +98,20 @@ class DeviceValues(RankValues):
         self._calls, self._regions, self._device = calls, regions, device
 
     def write(self, register: int, slot: int, values: Array) -> None:
-        """Write this rank's shard."""
+        """Write this rank's shard.
+
+        Raises
+        ------
+        ExecutorError
+            The shard has another shape; names the tensor.
+        """
         found = self.program.registers[register]
+        if values.shape != found.shape:
+            raise ExecutorError(
+                f"`{found.tensor}` has shape {found.shape} here, but a value of shape "
+                f"{values.shape} was given",
+                rank=self.rank,
+            )
         dtype = BITS.get(found.dtype, found.dtype)
         content = np.ascontiguousarray(values, dtype).view(np.uint8).reshape(-1)
         where = self._calls.register_at(register, slot)
@@ -135,10 +148,19 @@ def _check_room(device: Device, ranks: Sequence[RankCalls]) -> None:
     if total <= free_bytes:
         return
     rank, regions = max(needed.items(), key=lambda item: sum(item[1].values()))
-    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in regions.items() if size)
+    parts = ", ".join(f"{name} {_in_words(size)}" for name, size in regions.items() if size)
+    beside = total - sum(regions.get("arena", 0) for regions in needed.values())
+    limit_mib = max(free_bytes - beside, 0) // len(ranks) // 2**20
+    fix = f"plan with --memory-limit {limit_mib}MiB" if limit_mib else "plan for a larger one"
     raise InfeasibleError(
-        f"rank {rank} needs {sum(regions.values()) / 2**30:.2f} GiB ({parts}) and {len(ranks)} "
-        f"rank(s) share {device.name}, which has {free_bytes / 2**30:.2f} GiB free "
-        f"({(total - free_bytes) / 2**30:.2f} GiB short): plan with --memory-limit "
-        f"{free_bytes / len(ranks) / 2**30:.0f}GiB or more devices"
+        f"rank {rank} needs {_in_words(sum(regions.values()))} ({parts}) and {len(ranks)} rank(s) "
+        f"share {device.name}, which has {_in_words(free_bytes)} free "
+        f"({_in_words(total - free_bytes)} short): {fix} or for more devices"
     )
+
+
+def _in_words(size_bytes: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.2f} {unit}"
+    return f"{size_bytes} bytes"

@@ -117,7 +117,7 @@ class DeviceRun:
             self._feeder.used(step, event)
             timeline.issued(step, event)
             waits = traced or is_kept(step) or step == steps - 1
-            if step == FIRST_REPLAY:
+            if step == min(FIRST_REPLAY, steps - 1):
                 self._device.synchronize(event)
                 self._used_bytes = self._device.total_bytes - self._device.free_bytes()
             for ended in timeline.ended(0 if waits else AHEAD_STEPS - 1):

@@ -7,7 +7,7 @@ all ranks as streams of one device (loopback).
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,25 +30,11 @@ from executor.values.checkpoint import Saver
 from executor.values.loading import load_values, run_state
 from executor.worker import give_up, watch_parent
 
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the process that MPI says this is."""
-    folder = Path(arguments[1])
-    rank = int(os.environ.get("PMI_RANK", "0"))
-    try:
-        open_line(folder, rank)
-        job = read_job(folder)
-        watch_parent(job.parent, folder)
-        world = join_world()
-        expected = 1 if job.loopback else job.graph.ranks
-        if world.size != expected:
-            raise ExecutorError(f"{expected} processes are planned, but {world.size} were started")
-        _run(job, folder, world)
-    except BaseException as error:
-        give_up(folder, rank, None, error)
+Run = Callable[[Job, Path, World], None]
 
 
-def _run(job: Job, folder: Path, world: World) -> None:
+def run_on_gpu(job: Job, folder: Path, world: World) -> None:
+    """Train this process's rank, or all of a job in loopback, on a GPU of this node."""
     local = world.local_rank()
     require_gpu(local + 1)
     device = CupyDevice(local, ProductLibrary)
@@ -59,15 +45,38 @@ def _run(job: Job, folder: Path, world: World) -> None:
             give_up(folder, world.rank, error.actor, error)
 
         collectives = NcclCollectives(job.graph, world, device, failed)
-    ranks = range(job.graph.ranks) if job.loopback else (world.rank,)
-    runs = {rank: run_state(job) for rank in ranks}
-    recordings = train(job, folder, device, runs, collectives, world.origin_ns())
-    for recording in recordings:
-        recording.save(folder / f"rank.{recording.rank}.npz")
-    world.barrier()
+    train_and_record(job, folder, world, device, collectives)
     if collectives is not None:
         collectives.close()
     device.close()
+
+
+def main(arguments: Sequence[str], run: Run = run_on_gpu) -> None:
+    """Run the process that MPI says this is; tests give a `run` with another device."""
+    folder = Path(arguments[1])
+    rank = int(os.environ.get("PMI_RANK", "0"))
+    try:
+        open_line(folder, rank)
+        job = read_job(folder)
+        watch_parent(job.parent, folder)
+        world = join_world()
+        expected = 1 if job.loopback else job.graph.ranks
+        if world.size != expected:
+            raise ExecutorError(f"{expected} processes are planned, but {world.size} were started")
+        run(job, folder, world)
+    except BaseException as error:
+        give_up(folder, rank, None, error)
+
+
+def train_and_record(
+    job: Job, folder: Path, world: World, device: Device, collectives: Collectives | None
+) -> None:
+    """Train the ranks of this process and write what they recorded into the job's folder."""
+    ranks = range(job.graph.ranks) if job.loopback else (world.rank,)
+    runs = {rank: run_state(job) for rank in ranks}
+    for recording in train(job, folder, device, runs, collectives, world.origin_ns):
+        recording.save(folder / f"rank.{recording.rank}.npz")
+    world.barrier()
 
 
 def train(
@@ -76,9 +85,12 @@ def train(
     device: Device,
     runs: Mapping[int, RunState],
     collectives: Collectives | None,
-    origin_ns: int,
+    origin: Callable[[], int],
 ) -> list[Recording]:
-    """Train the ranks of one device as a job says, and return what each recorded."""
+    """Train the ranks of one device as a job says, and return what each recorded.
+
+    `origin` agrees on the origin of the clock; it is asked when all is ready for the first step.
+    """
     run = DeviceRun(device, job.graph, runs, collectives)
     savers = []
     for values in run.values.values():
@@ -92,8 +104,8 @@ def train(
     with (folder / "progress").open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:
-            loss, count, _ = runs[first].totals[step]
-            if first == 0:
+            if first == 0 and len(runs[first].totals) > step:
+                loss, count, _ = runs[first].totals[step]
                 lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         def kept(step: int) -> None:
@@ -102,7 +114,7 @@ def train(
 
         recordings = run.train(
             job.steps,
-            origin_ns,
+            origin(),
             eager=job.eager,
             spans=job.spans,
             kept=kept,

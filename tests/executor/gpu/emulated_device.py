@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from executor.cuda.calls import Call, Operand
+from executor.errors import ExecutorError
 from tests.executor.cuda.emulation.machine import Emulator
 
 TICK_NS = 1000  # what every piece of work takes
@@ -123,13 +124,14 @@ class EmulatedDevice:
         waited = {what for at, kind, what in graph if kind == "wait" and at == stream}
         last: dict[Any, tuple[str, Any]] = {}
         for at, kind, what in graph:
-            first = at not in last and at != stream
-            assert not first or kind == "wait", f"stream {at} was not forked from the capture"
-            assert kind != "wait" or what in recorded, "waits for work outside of the capture"
+            if at not in last and at != stream and kind != "wait":
+                raise ExecutorError(f"stream {at} was not forked from the capture")
+            if kind == "wait" and what not in recorded:
+                raise ExecutorError("a capture waits for work outside of it")
             last[at] = (kind, what)
         for at, (kind, what) in last.items():
-            joined = kind == "record" and what in waited
-            assert at == stream or joined, f"stream {at} was not joined"
+            if at != stream and not (kind == "record" and what in waited):
+                raise ExecutorError(f"stream {at} was not joined")
         return graph
 
     def replay(self, graph: list[tuple[Any, str, Any]], stream: int) -> None:

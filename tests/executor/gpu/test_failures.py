@@ -1,0 +1,82 @@
+"""A run on a device that fails says where and why, and leaves nothing."""
+
+import tempfile
+
+import pytest
+
+from executor.errors import ExecutorError
+from executor.gpu.running import DeviceRun
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.emulated_worker import FaultyDevice
+from tests.executor.gpu.front import emulate_gpus, on_gpu
+from tests.executor.gpu.plans import loading, planned, runs_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+def run_on(device, pins=()):
+    plan, graph, actors = planned("gpt", "fp32", pins)
+    run = DeviceRun(device, actors, runs_of(plan, actors))
+    loading(graph)(tuple(run.values.values()))
+    return run
+
+
+def test_a_call_that_a_device_refuses_names_rank_and_actor():
+    run = run_on(FaultyDevice("layer_norm"), (("pp", 2),))
+    with pytest.raises(ExecutorError, match="an illegal address was read") as failed:
+        run.train(2, 0)
+    assert failed.value.rank == 0
+    assert failed.value.actor is not None
+    assert "ln" in failed.value.actor
+    assert str(failed.value).startswith(f"rank 0, actor `{failed.value.actor}`: ")
+
+
+class LateDevice(EmulatedDevice):
+    """Refuses the first call that is captured."""
+
+    def issue(self, call, stream):
+        if self._capture is not None:
+            raise ExecutorError("this call cannot be captured")
+        super().issue(call, stream)
+
+
+def test_a_call_that_cannot_be_captured_says_so_itself_and_ends_the_capture():
+    device = LateDevice()
+    run = run_on(device)
+    with pytest.raises(ExecutorError, match=r"rank 0, actor `.+`: this call cannot be captured"):
+        run.train(3, 0)
+    assert device._capture is None
+    assert not run.driver.captured
+
+
+class BrokenDevice(EmulatedDevice):
+    """Finds out late, as devices do, that something failed."""
+
+    failed = False
+
+    def check(self):
+        if self.failed:
+            raise ExecutorError("a kernel failed on the device")
+
+
+def test_what_fails_on_the_device_later_ends_the_run_at_the_next_step():
+    device = BrokenDevice()
+    run = run_on(device)
+    ended = []
+
+    def step_done(step):
+        ended.append(step)
+        device.failed = step == 1
+
+    with pytest.raises(ExecutorError, match="a kernel failed on the device"):
+        run.train(5, 0, step_done=step_done)
+    assert ended == [0, 1]
+
+
+def test_a_process_hands_on_what_failed_and_leaves_no_folder(monkeypatch, tmp_path):
+    emulate_gpus(monkeypatch, fault="layer_norm")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ExecutorError, match=r"rank 0, actor `.*ln.*`: an illegal address was read"):
+        on_gpu(planned("gpt", "fp32")[0], 2)
+    assert not list(tmp_path.iterdir())

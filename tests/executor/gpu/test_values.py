@@ -1,0 +1,115 @@
+"""Values go between files and a device, and between devices and CPUs, as between CPUs."""
+
+import numpy as np
+import pytest
+
+from executor.errors import CheckpointError, DataError, ExecutorError
+from executor.gpu.running import DeviceRun
+from executor.launch import execute
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.front import LOOPBACK_EAGER, emulate_gpus, on_gpu
+from tests.executor.gpu.plans import loading, planned, runs_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+PARALLEL = (("dp", 2), ("zero", 1))
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_on_cpus_under_another_plan(tmp_path, monkeypatch):
+    emulate_gpus(monkeypatch)
+    alone, _, _ = planned("gpt", "fp32")
+    split, _, _ = planned("gpt", "fp32", PARALLEL)
+    expected = execute(alone, steps=5).losses
+    first = on_gpu(alone, 3, checkpoint=tmp_path, checkpoint_every=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000002", "step-00000003"]
+    second = execute(split, steps=2, checkpoint=tmp_path, resume=True)
+    assert second.first_step == 3
+    np.testing.assert_allclose([*first.losses, *second.losses], expected, atol=1e-4, rtol=0)
+
+
+def test_a_checkpoint_of_cpus_goes_on_on_a_gpu_under_another_plan(tmp_path, monkeypatch):
+    emulate_gpus(monkeypatch)
+    alone, _, _ = planned("gpt", "fp32")
+    split, _, _ = planned("gpt", "fp32", PARALLEL)
+    expected = execute(alone, steps=6).losses
+    execute(alone, steps=2, checkpoint=tmp_path)
+    second = on_gpu(split, 2, checkpoint=tmp_path, resume=True)
+    third = on_gpu(alone, 2, checkpoint=tmp_path, resume=True, backend=LOOPBACK_EAGER)
+    assert (second.first_step, third.first_step) == (2, 4)
+    np.testing.assert_allclose([*second.losses, *third.losses], expected[2:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_training_that_goes_on_gives_the_bits_of_training_that_never_stopped(
+    precision, tmp_path, monkeypatch
+):
+    emulate_gpus(monkeypatch)
+    plan, _, _ = planned("gpt", precision)
+    whole = on_gpu(plan, 4, checkpoint=tmp_path, checkpoint_every=2)
+    again = tmp_path / "step-00000004"
+    again.rename(tmp_path / "other")
+    rest = on_gpu(plan, 2, checkpoint=tmp_path, resume=True)
+    assert rest.losses == whole.losses[2:]
+    for path in sorted((tmp_path / "other").glob("*.npy")):
+        np.testing.assert_array_equal(np.load(path), np.load(again / path.name))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, monkeypatch):
+    emulate_gpus(monkeypatch)
+    on_gpu(planned("gpt", "fp32")[0], 1, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="is of model `small-gpt`, not of `small-llama`"):
+        on_gpu(planned("llama", "fp32")[0], 1, checkpoint=tmp_path, resume=True)
+
+
+def test_weights_begin_a_run_on_a_gpu_as_on_cpus(tmp_path, monkeypatch):
+    emulate_gpus(monkeypatch)
+    plan, graph, _ = planned("gpt", "fp32")
+    tensors = graph.tensors_by_name
+    name = next(op.outputs[0] for op in graph.ops if op.kind == "variable")
+    values = np.random.default_rng(0).normal(0, 0.02, tensors[name].shape).astype(np.float32)
+    file = tmp_path / "weights.npz"
+    np.savez(file, **{name: values})
+    expected = execute(plan, steps=2, weights=file).losses
+    found = on_gpu(plan, 2, weights=file).losses
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    np.savez(file, **{name: values[:-1]})
+    with pytest.raises(DataError, match=f"`{name}` has shape"):
+        on_gpu(plan, 2, weights=file)
+
+
+@pytest.fixture(scope="module")
+def split_run():
+    """A plan of four ranks, its variables loaded."""
+    plan, graph, actors = planned("gpt", "fp32", (("dp", 2), ("tp", 2)))
+    run = DeviceRun(EmulatedDevice(), actors, runs_of(plan, actors))
+    loading(graph)(tuple(run.values.values()))
+    return run
+
+
+def test_every_rank_holds_its_part_of_what_was_loaded(split_run):
+    for values in split_run.values.values():
+        for index, register in enumerate(values.program.registers):
+            if not register.initial:
+                continue
+            shard = values.shard(register)
+            whole = np.arange(np.prod(register.global_shape)).reshape(register.global_shape)
+            values.load(index, whole.astype(register.dtype))
+            part = tuple(
+                slice(start, start + size)
+                for start, size in zip(shard.offsets, shard.shape, strict=True)
+            )
+            np.testing.assert_array_equal(values.value(index, 0), whole[part])
+
+
+def test_a_value_of_a_wrong_shape_names_its_tensor(split_run):
+    values = split_run.values[3]
+    index, register = next(
+        (i, one) for i, one in enumerate(values.program.registers) if one.initial
+    )
+    shape = (*register.global_shape, 2)
+    with pytest.raises(ExecutorError, match=f"`{register.tensor}` has shape"):
+        values.load(index, np.zeros(shape, np.float32))
+    with pytest.raises(ExecutorError, match=f"rank 3: `{register.tensor}` has shape"):
+        values.write(index, 0, np.zeros(shape, np.float32))
