@@ -37,8 +37,8 @@ EXPANSIONS: dict[str, Narrow] = {
 def launched_functions() -> dict[str, frozenset[str]]:
     """Functions by source, of every op kind that has CUDA calls."""
     found: dict[str, set[str]] = {}
-    trained = list(_ops_of_the_zoo())
-    for context in (*trained, *_examples(_narrow(trained))):
+    examples = (context for _, _, context in examples_in_every_width())
+    for context in (*_ops_of_the_zoo(), *examples):
         for source, functions in functions_of(make_calls(context).of(0)).items():
             found.setdefault(source, set()).update(functions)
     return {source: frozenset(found[source]) for source in sorted(found)}
@@ -73,12 +73,13 @@ def _narrow(contexts: Sequence[KernelContext]) -> dict[str, Narrow]:
     return found
 
 
-def _examples(narrow: dict[str, Narrow]) -> Iterator[KernelContext]:
-    """Contexts of every example, in every width."""
+def examples_in_every_width() -> Iterator[tuple[Example, str, KernelContext]]:
+    """Every example that has CUDA calls, with the dtype of its activations and its context."""
+    narrow = _narrow(list(_ops_of_the_zoo()))
     for example in EXAMPLES:
         if example.kind in CALLS:
             for dtype in FLOATS:
-                yield _context(example, dtype, narrow.get(example.kind))
+                yield example, dtype, _context(example, dtype, narrow.get(example.kind))
 
 
 def _context(example: Example, dtype: str, narrow: Narrow | None) -> KernelContext:

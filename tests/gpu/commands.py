@@ -1,0 +1,73 @@
+"""Plans for one GPU, and the command line on them."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from models.graph import to_json
+from models.spec import TrainingSpec
+from models.zoo.catalogue import model_spec
+from planner.clusters import parse_cluster
+from planner.plan import Plan
+from planner.search import Pins, SearchRequest, search
+from tests.executor.sources import ROOT
+
+LIMIT_S = 120
+
+
+@cache
+def middling_plan() -> Plan:
+    """GPT-2 small at 1,024 tokens in bf16: two microbatches of four."""
+    request = SearchRequest(
+        model=msgspec.structs.replace(model_spec("gpt2-small"), precision="bf16"),
+        training=TrainingSpec(),
+        cluster=parse_cluster("h100-sxm-80gb:1x1"),
+        global_batch=8,
+        pins=Pins(dp=1, tp=1, pp=1, micro_batch=4),
+    )
+    return search(request)
+
+
+def written(plan: Plan, folder: Path) -> Path:
+    """A plan's file."""
+    path = folder / "plan.json"
+    path.write_bytes(to_json(plan))
+    return path
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def millrace(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "millrace", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=ROOT,
+        env=environment(),
+    )
+
+
+def answer_of(*arguments: object) -> dict[str, Any]:
+    """The JSON document of a command that ends well."""
+    done = millrace(*arguments, "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def used_bytes() -> int:
+    """Memory of the first GPU that anybody holds."""
+    import cupy
+
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return int(total - free)

@@ -1,0 +1,31 @@
+"""A process of a run on a GPU one of whose kernels is given an address where nothing is."""
+
+import sys
+from pathlib import Path
+
+from executor.cuda.calls import Call, Launch, Operand
+from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.worker import main, train_and_record
+from executor.job import Job
+from executor.transport.mpi import World
+
+NOWHERE = Operand("address", 0, 64)
+
+
+class FaultyDevice(CupyDevice):
+    """Gives layer norms an address outside of all memory."""
+
+    def issue(self, call: Call, stream: int) -> None:
+        if isinstance(call, Launch) and call.source == "layer_norm":
+            args = tuple(NOWHERE if isinstance(arg, Operand) else arg for arg in call.args)
+            call = call._replace(args=args)
+        super().issue(call, stream)
+
+
+def run(job: Job, folder: Path, world: World) -> None:
+    train_and_record(job, folder, world, FaultyDevice(0, ProductLibrary), None)
+
+
+if __name__ == "__main__":
+    main(sys.argv, run)

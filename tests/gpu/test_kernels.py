@@ -1,0 +1,64 @@
+"""Every kernel on a GPU: what its example's formula says, in every float dtype, fired and replayed.
+
+Wherever an example is small enough for the emulator, `tests/executor/cuda` holds the same kernels
+to tighter bounds; this is to find what only a device does otherwise.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executor.cuda.kernels.table import make_calls
+from executor.kernels.context import KernelContext
+from tests.executor.cuda.calling import loaded, stored
+from tests.executor.cuda.emulation.machine import functions_of
+from tests.executor.cuda.launched import examples_in_every_width
+from tests.executor.examples.example import Example
+from tests.gpu.on_device import Bench, carry_out
+
+# Relative to the largest value: roundings of the operands of 16 bits, and orders of sums.
+TOLERANCE = {"float64": 1e-11, "float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}
+CASES = list(examples_in_every_width())
+
+
+@pytest.fixture(scope="module")
+def bench(device: Any, compiled: None) -> Bench:
+    functions = functions_of(call for _, _, context in CASES for call in make_calls(context).of(0))
+    if hasattr(device, "use"):
+        for source, names in sorted(functions.items()):
+            for name in sorted(names):
+                device.load({source: [name]})
+    else:
+        device.load(functions)
+    return Bench(device)
+
+
+def name_of(case: tuple[Example, str, KernelContext]) -> str:
+    example, dtype, _ = case
+    return f"{example.kind}-{dtype}-{example.labels}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_kernel_computes_what_its_formula_says(
+    case: tuple[Example, str, KernelContext], bench: Bench
+) -> None:
+    example, dtype, context = case
+    kept = [
+        stored(array, shard.dtype)
+        for array, shard in zip(example.inputs("float64"), context.inputs, strict=True)
+    ]
+    given = [
+        loaded(array, shard.dtype).reshape(shard.shape)
+        for array, shard in zip(kept, context.inputs, strict=True)
+    ]
+    given = [array if array.dtype == np.int32 else array.astype(np.float64) for array in given]
+    found = carry_out(bench, make_calls(context), kept, context.outputs)
+    expected = example.expected(given)
+    assert len(found) == len(expected)
+    for one, shard, other in zip(found, context.outputs, expected, strict=True):
+        near = TOLERANCE[dtype]
+        scale = max(1.0, float(np.abs(other).max(initial=0.0, where=np.isfinite(other))))
+        np.testing.assert_allclose(
+            loaded(one, shard.dtype).reshape(other.shape), other, rtol=near, atol=near * scale
+        )

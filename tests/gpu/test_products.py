@@ -1,0 +1,94 @@
+"""Products through cuBLASLt: layouts, gaps, stacks, sums and dtypes, fired and replayed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Matrices, Operand, Product
+from executor.kernels.context import Array
+from tests.executor.cuda.calling import loaded, stored
+from tests.gpu.on_device import Bench
+
+# Relative to the largest value: roundings of the result and of operands (tf32 keeps 11 bits).
+NEAR = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+TF32_NEAR = 4e-3
+DTYPES = [
+    ("float64", "float64", "fp64"),
+    ("float32", "float32", "fp32"),
+    ("float32", "float32", "tf32"),
+    ("bfloat16", "bfloat16", "bf16"),
+    ("float16", "float16", "fp16"),
+    ("bfloat16", "float32", "bf16"),
+    ("float16", "float32", "fp16"),
+]
+# m, n, k, batch: even ones, some that no vector of 16 bytes divides, and a row and a column
+SHAPES = [(64, 128, 32, 1), (17, 33, 9, 1), (48, 24, 40, 3), (1, 65, 31, 1), (65, 1, 31, 2)]
+
+
+@pytest.fixture(scope="module")
+def bench(device: Any) -> Bench:
+    device.load({})
+    return Bench(device)
+
+
+class Side:
+    """A stack of matrices in a flat array, by rows or by columns, with gaps."""
+
+    def __init__(
+        self, rows: int, columns: int, batch: int, dtype: str, *, turned: bool, gap: int, seed: int
+    ) -> None:
+        across, along = (columns, rows) if turned else (rows, columns)
+        leading = along + gap
+        self.dtype, self.shape = dtype, (batch, rows, columns)
+        each = leading * across + gap
+        self.strides = (each, 1, leading) if turned else (each, leading, 1)
+        values = np.random.default_rng(seed).standard_normal(each * batch)
+        self.flat = stored(values, dtype)
+
+    def matrices(self, address: int) -> Matrices:
+        batch, row, column = self.strides
+        return Matrices(Operand("address", 0, address), self.dtype, row, column, batch)
+
+    def view(self, flat: Array) -> Array:
+        strides = [stride * flat.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, strides)
+
+    def wide(self, flat: Array) -> Array:
+        return loaded(np.ascontiguousarray(self.view(flat)), self.dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("accumulate", [False, True], ids=["new", "added"])
+@pytest.mark.parametrize("gap", [0, 8], ids=["dense", "gaps"])
+@pytest.mark.parametrize("turned", range(8), ids=lambda bits: f"{bits:03b}")
+@pytest.mark.parametrize(("narrow", "made", "arithmetic"), DTYPES, ids="-".join)
+def test_a_product_is_that_of_float64(
+    bench: Bench, narrow: str, made: str, arithmetic: str, turned: int, gap: int, accumulate: bool
+) -> None:
+    for number, (m, n, k, batch) in enumerate(SHAPES):
+        bench.clear()
+        sides = [
+            Side(rows, columns, batch, dtype, turned=bool(turned >> at & 1), gap=gap, seed=at)
+            for at, (rows, columns, dtype) in enumerate(
+                [(m, k, narrow), (k, n, narrow), (m, n, made)]
+            )
+        ]
+        a, b, d = sides
+        places = [bench.put(side.flat) for side in sides]
+        found = [side.matrices(at) for side, at in zip(sides, places, strict=True)]
+        call = Product(found[0], found[1], found[2], m, n, k, batch, arithmetic, accumulate)
+        bench.device.prepare(call, bench.stream)
+        bench.fire([call])
+        fired = bench.take(places[2], d.flat)
+        expected = a.wide(a.flat) @ b.wide(b.flat)
+        if accumulate:
+            expected += d.wide(d.flat)
+        near = TF32_NEAR if arithmetic == "tf32" else NEAR[made if made == narrow else narrow]
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(d.wide(fired), expected, rtol=0, atol=near * scale)
+        untouched = d.flat.copy()
+        d.view(untouched)[...] = d.view(fired)
+        np.testing.assert_array_equal(untouched, fired, err_msg=f"gaps of d, shape {number}")
+        bench.device.to_device(places[2], d.flat.view(np.uint8))
+        bench.replay([call])
+        np.testing.assert_array_equal(bench.take(places[2], d.flat), fired)

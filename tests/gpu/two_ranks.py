@@ -1,0 +1,75 @@
+"""Two ranks on the first GPU meet by NCCL (2.30 or later): `mpiexec -n 2 python -m … FOLDER`."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from executor.errors import ExecutorError
+from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.nccl import (
+    Group,
+    NcclCommunicator,
+    exchange_ids,
+    set_environment,
+    warm_up_bytes,
+)
+from executor.processes import open_line
+from executor.transport.mpi import join_world
+from executor.worker import give_up
+from tests.gpu.members import KINDS, collective, received, sent
+from tests.gpu.on_device import Bench
+
+
+def meet() -> None:
+    """Carry out every kind, eagerly and captured, and compare with NumPy."""
+    world, device = join_world(), CupyDevice(0, ProductLibrary)
+    groups = {Group((0, 1), "dp"): set(KINDS), Group((0, 1), "transfer"): {"send", "recv"}}
+    mine = {"send"} if world.rank == 0 else {"recv"}
+    kinds = {group: found if "all_reduce" in found else mine for group, found in groups.items()}
+    set_environment(world, len(kinds), device.multiprocessors)
+
+    def failed(error: ExecutorError) -> None:
+        raise error
+
+    communicator = NcclCommunicator(
+        world.rank, exchange_ids(world, kinds), use_device=device.use, failed=failed, timeout_s=40
+    )
+    bench = Bench(device)
+    communicator.warm_up(kinds, device.allocate(warm_up_bytes(kinds)), bench.stream)
+    bench.settle()
+    group, transfer = groups
+    for kind in (*KINDS, "transfer"):
+        one = "broadcast" if kind == "transfer" else kind  # the receiver finds what 0 has
+        call_kind = next(iter(mine)) if kind == "transfer" else kind
+        expected = received(one, world.rank, 2)
+        found = np.zeros_like(expected)
+        send, recv = bench.put(sent(one, world.rank, 2)), bench.put(found)
+        call = collective(call_kind, send, recv, "float32")
+        where = transfer if kind == "transfer" else group
+        for captured in (False, True):
+            device.to_device(recv, np.zeros_like(expected).reshape(-1).view(np.uint8))
+            if captured:
+                device.begin_capture(bench.stream)
+            communicator.issue(call, where, bench.stream, kind)
+            if captured:
+                graph = device.end_capture(bench.stream)
+                device.replay(graph, bench.stream)
+            bench.settle()
+            if call_kind != "send":
+                found = bench.take(recv, expected)
+                np.testing.assert_array_equal(found, expected, err_msg=f"{kind} {captured}")
+    world.barrier()
+    communicator.close()
+    device.close()
+
+
+if __name__ == "__main__":
+    folder, rank = Path(sys.argv[1]), int(os.environ.get("PMI_RANK", "0"))
+    try:
+        open_line(folder, rank)
+        meet()
+    except BaseException as error:
+        give_up(folder, rank, None, error)
