@@ -1,11 +1,12 @@
 """What holds on a machine with a GPU, item by item: the facts that no machine without one can show.
 
-Run `python -m benchmarks.first_gpu [--out FILE] [--item NAME] [--list]` from the root of the
-repository. Every item of `benchmarks/gpu_versions.py`, `gpu_items.py` and `gpu_peers.py` runs in a
-process of its own with a limit of time, so that one that crashes, hangs or breaks its context
-spoils no other. Prints a row per item; the file holds `device`, `versions` and `rows`, each with
-`name`, `ok`, `seconds`, `figures` and `error`. `ok` is null where a library that we can do without
-is not installed. The exit code is 1 if an item failed that is not of such a library.
+Run `python -m benchmarks.first_gpu [--out FILE] [--which all/ours/peers] [--item NAME] [--list]`
+from the root of the repository. Every item of `benchmarks/gpu_versions.py`, `gpu_items.py` and
+`gpu_peers.py` runs in a process of its own with a limit of time, so that one that crashes, hangs or
+breaks its context spoils no other. Prints a row per item; the file holds `device`, `versions` and
+`rows`, each with `name`, `ok`, `seconds`, `figures` and `error`. `ok` is null where a library that
+we can do without is not installed. The exit code is 1 if an item failed that is not of such a
+library.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 Figures = dict[str, object]
@@ -32,14 +33,15 @@ def main() -> None:
     asked.add_argument("--out", type=Path)
     asked.add_argument("--item")
     asked.add_argument("--list", action="store_true")
+    asked.add_argument("--which", choices=("all", "ours", "peers"), default="all")
     asked.add_argument("--budget", type=float, default=360.0, help="seconds for all items")
     options = asked.parse_args()
     if options.list:
         print("\n".join(items()))
     elif options.item is not None:
-        sys.exit(run_here(options.item))
+        sys.exit(run_here(options.item, items()))
     else:
-        rows = run_all(options.budget, options.out)
+        rows = run_all(options.budget, options.out, options.which)
         sys.exit(any(row["ok"] is False for row in rows if not is_peer(row)))
 
 
@@ -55,11 +57,11 @@ def is_peer(row: Figures) -> bool:
     return str(row["name"]).startswith(PEERS)
 
 
-def run_here(name: str) -> int:
+def run_here(name: str, items: Mapping[str, Callable[[], Figures]]) -> int:
     """Run one item and print what it found."""
     row: Figures = {"ok": True}
     try:
-        row["figures"] = items()[name]()
+        row["figures"] = items[name]()
     except ModuleNotFoundError as missing:
         absent = (missing.name or "").partition(".")[0] in OPTIONAL
         row = {"ok": None if absent else False, "error": str(missing)}
@@ -70,11 +72,13 @@ def run_here(name: str) -> int:
     return int(row["ok"] is False)
 
 
-def run_all(budget_s: float, out: Path | None) -> list[Figures]:
-    """Run every item within the time, and write the file after each."""
+def run_all(budget_s: float, out: Path | None, which: str = "all") -> list[Figures]:
+    """Run every item, or only ours or those of peers, and write the file after each."""
     begun, rows = time.monotonic(), []
     found: Figures = {"device": None, "versions": {}, "rows": rows}
     for name in items():
+        if which != "all" and (which == "peers") != name.startswith(PEERS):
+            continue
         left_s = budget_s - (time.monotonic() - begun)
         limit_s = PEER_S_MAX if name.startswith(PEERS) else ITEM_S_MAX
         row = run_apart(name, min(limit_s, left_s))
@@ -88,12 +92,12 @@ def run_all(budget_s: float, out: Path | None) -> list[Figures]:
     return rows
 
 
-def run_apart(name: str, limit_s: float) -> Figures:
-    """Run one item in a process of its own; return its row."""
+def run_apart(name: str, limit_s: float, module: str = "benchmarks.first_gpu") -> Figures:
+    """Run one item of a module in a process of its own; return its row."""
     if limit_s < 1:
         return {"name": name, "ok": False, "seconds": 0, "error": "no time was left"}
     begun = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.first_gpu", "--item", name]
+    command = [sys.executable, "-m", module, "--item", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as late:

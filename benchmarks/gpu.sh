@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Everything that a machine with a GPU can show, by one command: under ten minutes, no network.
-# Usage: bash benchmarks/gpu.sh (PYTHON names the interpreter). Writes benchmarks/results/gpu.json
-# whatever happens; the exit code is not 0 if a part that checks for correctness failed or did not
-# run. How libraries fare that we can do without is written down and decides nothing.
+# Usage: bash benchmarks/gpu.sh [--dry-run] (PYTHON names the interpreter). Writes
+# benchmarks/results/gpu.json whatever happens; the exit code is not 0 if there is no GPU, or a part
+# that checks for correctness failed or did not run. How libraries fare that we can do without is
+# written down and decides nothing. --dry-run says what would run and what is predicted.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -13,6 +14,15 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
 export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$work/cupy}
 results=benchmarks/results/gpu.json
+total=570 # seconds for all parts
+
+if [ "${1:-}" = --dry-run ]; then
+  "$python" -m benchmarks.first_gpu --list && "$python" -m benchmarks.gpu --dry-run
+  exit
+elif [ $# -gt 0 ]; then
+  echo "benchmarks/gpu.sh: $1 is not known; it takes --dry-run or nothing" >&2
+  exit 2
+fi
 mkdir -p benchmarks/results
 rm -f "$results"
 
@@ -20,15 +30,26 @@ rm -f "$results"
 part() {
   local name=$1 limit=$2 begun=$SECONDS code
   shift 2
+  if [ "$limit" -gt $((total - SECONDS)) ]; then limit=$((total - SECONDS)); fi
+  if [ "$limit" -lt 1 ]; then limit=1; fi
   printf '\n== %s (at most %s s)\n' "$name" "$limit"
   timeout --kill-after=10 "$limit" "$@" 2>&1 | tee "$work/$name.log"
   code=${PIPESTATUS[0]}
   printf '%s %s %s\n' "$name" "$code" "$((SECONDS - begun))" >>"$work/parts"
 }
 
-part first_gpu 330 "$python" -m benchmarks.first_gpu --out "$work/first_gpu.json" --budget 310
-part tests 220 "$python" -m pytest -m gpu tests/gpu -q -p no:cacheprovider \
+if ! "$python" -c 'import sys; from benchmarks.gpu import missing_gpu as m; sys.exit(m())'; then
+  printf '%s\n' 'benchmarks/gpu.sh: nothing was run, for what the line above says' >&2
+  printf '{"device": null, "versions": {}, "rows": [{"name": "part.gpu", "ok": false, "seconds": 0, "error": "no usable GPU"}]}\n' \
+    >"$results"
+  exit 1
+fi
+part first_gpu 110 "$python" -m benchmarks.first_gpu --which ours --out "$work/first_gpu.json" \
+  --budget 105
+part tests 260 "$python" -m pytest -m gpu tests/gpu -q -p no:cacheprovider --durations=10 \
   --junitxml="$work/tests.xml"
+part training 190 "$python" -m benchmarks.gpu --out "$work/training.json" --budget 185
+part peers 120 "$python" -m benchmarks.first_gpu --which peers --out "$work/peers.json" --budget 110
 
 "$python" - "$work" "$results" <<'JOIN' && exit 0
 import json
@@ -38,9 +59,14 @@ from pathlib import Path
 
 work, results = map(Path, sys.argv[1:])
 found = {"device": None, "versions": {}, "rows": []}
-first, passed = work / "first_gpu.json", 0
-if first.exists():
-    found = json.loads(first.read_text())
+passed = 0
+for name in ("first_gpu", "training", "peers"):
+    path = work / f"{name}.json"
+    if path.exists():
+        read = json.loads(path.read_text())
+        found["rows"] += read["rows"]
+        if name == "first_gpu":
+            found |= {key: read[key] for key in ("device", "versions")}
 if (work / "tests.xml").exists():
     for case in xml.parse(work / "tests.xml").iter("testcase"):
         wrong = next((one for one in case if one.tag in ("failure", "error")), None)
@@ -59,6 +85,8 @@ if (work / "tests.xml").exists():
 failed = False
 for line in (work / "parts").read_text().splitlines():
     name, code, seconds = line.split()
+    if name == "peers":
+        continue  # its rows are there; they decide nothing
     if name == "tests" and code == "0" and not passed:
         code = "5"  # pytest is content where every test was skipped
     row = {"name": f"part.{name}", "ok": code == "0", "seconds": int(seconds)}

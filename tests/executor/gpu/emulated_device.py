@@ -157,6 +157,11 @@ class EmulatedDevice:
     def check(self) -> None:
         """Nothing fails late here."""
 
+    def close(self) -> None:
+        self._drain()
+        self._memory.clear()
+        self._held_bytes = 0
+
     def _put(self, stream: Any, kind: str, what: Any) -> None:
         if self._capture is not None:
             self._capture.append((stream, kind, what))
