@@ -41,12 +41,11 @@ def is_soon(condition: Callable[[], bool]) -> bool:
 
 
 def ranks_of(parent: int) -> list[int]:
-    """Processes that a command has started as ranks."""
+    """Processes that a command has started, launchers included."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            ours = f"{TOKEN}={parent}-".encode() in (path / "environ").read_bytes()
-            if ours and b"executor.gpu.worker" in (path / "cmdline").read_bytes():
+            if f"{TOKEN}={parent}-".encode() in (path / "environ").read_bytes():
                 found.append(int(path.name))
         except OSError:
             continue
@@ -54,12 +53,12 @@ def ranks_of(parent: int) -> list[int]:
 
 
 def workers_of(parent: int) -> list[int]:
-    """Those of them that are no launchers."""
+    """Those of them that are ranks."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in ranks_of(parent)}
     return [
         pid
-        for pid in ranks_of(parent)
-        if b"mpiexec" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-        and b"hydra" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        for pid, command in commands.items()
+        if b"executor.gpu.worker" in command and b"mpiexec" not in command
     ]
 
 
