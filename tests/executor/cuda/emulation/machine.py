@@ -2,7 +2,8 @@
 
 The sources are compiled as C++ with `on_cpu.h`, one shared library per source with every function
 that is asked for, so that their arithmetic, indexing and barriers are tested without a device.
-Libraries are kept in the temporary folder under a digest of their text.
+Libraries are kept in the temporary folder under a digest of their text. The order of threads and
+blocks is drawn from a seed, and `device.cpp` checks every access of memory.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from shutil import which
@@ -21,7 +23,8 @@ from executor.cuda.source_text import source_text
 
 COMPILER = which("g++")
 FOLDER = Path(tempfile.gettempdir()) / "millrace-emulation"
-HEADER = Path(__file__).parent / "on_cpu.h"
+HERE = Path(__file__).parent
+HEADER = HERE / "on_cpu.h"
 LETTERS = {np.int32: "i", np.uint32: "u", np.int64: "l", np.float32: "f", np.float64: "d"}
 CTYPES = {
     np.int32: ctypes.c_int32,
@@ -32,6 +35,14 @@ CTYPES = {
 }
 
 Address = Callable[[Operand], int]
+Ranges = Sequence[tuple[int, int]]
+
+LANGUAGE = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing"]
+# Static memory of a library is its own (not one of all libraries), and is what kernels share.
+STATIC = ["-fvisibility=hidden", "-fno-gnu-unique"]
+# The calls that `device.cpp` answers: of every access, and of what the language leaves undefined.
+UNDEFINED = "alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero"
+CHECKED = ["-fsanitize=thread", f"-fsanitize={UNDEFINED}"]
 
 
 class Emulator:
@@ -41,21 +52,28 @@ class Emulator:
     ----------
     functions
         Every function that will be launched, by source.
+    seed
+        What the order of threads and blocks is drawn from.
     """
 
-    def __init__(self, functions: Mapping[str, Iterable[str]]) -> None:
+    def __init__(self, functions: Mapping[str, Iterable[str]], seed: int = 0) -> None:
         _compile(functions)
+        self.reseed(seed)
         self._functions = {
             (source, name): _KNOWN[source, name]
             for source, names in functions.items()
             for name in names
         }
 
-    def run(self, call: Call, address: Address) -> None:
-        """Carry out one call."""
+    def reseed(self, seed: int) -> None:
+        """Begin another order of threads and blocks, of all emulators."""
+        _device().emulated_seed(ctypes.c_uint64(seed))
+
+    def run(self, call: Call, address: Address, within: Ranges = ()) -> None:
+        """Carry out one call; kernels may touch what lies `within` (nothing given: all)."""
         match call:
             case Launch():
-                self._launch(call, address)
+                self._launch(call, address, within)
             case Product():
                 _multiply(call, address)
             case Clear():
@@ -63,7 +81,7 @@ class Emulator:
             case Copy():
                 ctypes.memmove(address(call.target), address(call.source), call.size_bytes)
 
-    def _launch(self, call: Launch, address: Address) -> None:
+    def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
         function, kinds = self._functions[call.source, call.function]
         found = "".join("p" if isinstance(a, Operand) else LETTERS[type(a)] for a in call.args)
         assert found == kinds, f"{call.function} takes {kinds}, was given {found}"
@@ -72,7 +90,10 @@ class Emulator:
             for a in call.args
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        function((ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block), pointers)
+        ends = [end for found in within for end in found]
+        _device().emulated_memory((ctypes.c_size_t * len(ends))(*ends), len(within))
+        fault = function((ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block), pointers)
+        assert fault is None, f"{call.function}: {fault.decode()}"
 
 
 def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
@@ -84,7 +105,7 @@ def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
     return found
 
 
-def _kinds(library: ctypes.CDLL, at: int) -> str:
+def _kinds(library: ctypes.PyDLL, at: int) -> str:
     letters = ctypes.create_string_buffer(64)
     getattr(library, f"kinds_{at}")(letters)
     return letters.value.decode()
@@ -108,31 +129,50 @@ def _compile(functions: Mapping[str, Iterable[str]]) -> None:
             wanted.items(), pool.map(_library, wanted, wanted.values()), strict=True
         ):
             for at, name in enumerate(names):
-                _KNOWN[source, name] = (getattr(library, f"run_{at}"), _kinds(library, at))
+                run = getattr(library, f"run_{at}")
+                run.restype = ctypes.c_char_p
+                _KNOWN[source, name] = (run, _kinds(library, at))
 
 
-def _library(source: str, names: Sequence[str]) -> ctypes.CDLL:
+def _library(source: str, names: Sequence[str]) -> ctypes.PyDLL:
     """Compile the functions `names` of a source."""
+    _device()
+    seen = 'extern "C" __attribute__((visibility("default")))'
     wrappers = "".join(
-        f'extern "C" void run_{at}(const unsigned* g, const unsigned* b, void** a) '
-        f"{{ Emulated<&{name}>::run(g, b, a); }}\n"
-        f'extern "C" int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n'
+        f"{seen} const char* run_{at}(const unsigned* g, const unsigned* b, void** a) "
+        f"{{ return Emulated<&{name}>::run(g, b, a); }}\n"
+        f"{seen} int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n"
         for at, name in enumerate(names)
     )
     text = f'#include "{HEADER}"\n{source_text(source)}\n{wrappers}'
-    digest = sha256((text + HEADER.read_text()).encode()).hexdigest()[:24]
+    return _built(source, text, ["-Og", *STATIC, *CHECKED])
+
+
+@cache
+def _device() -> ctypes.PyDLL:
+    """The device that all kernels of this process run on."""
+    return _built("device", (HERE / "device.cpp").read_text(), ["-O2", f"-I{HERE}"])
+
+
+def _built(stem: str, text: str, flags: list[str]) -> ctypes.PyDLL:
+    """A library of a text, built where it is not yet; one call at a time goes into it."""
+    headers = HEADER.read_text() + (HERE / "device.h").read_text()
+    digest = sha256("\0".join([text, headers, *flags, *LANGUAGE]).encode()).hexdigest()[:24]
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{source}-{digest}.so"
+    path = FOLDER / f"{stem}-{digest}.so"
     if not path.exists():
-        code, draft = path.with_suffix(".cpp"), path.with_suffix(".draft")
-        code.write_text(text)
-        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fno-strict-aliasing"]
-        done = subprocess.run(
-            ["g++", *flags, "-o", str(draft), str(code)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[:4000]
-        draft.replace(path)
-    return ctypes.CDLL(str(path))
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+            code, made, draft = (Path(folder) / f"{stem}{end}" for end in (".cpp", ".o", ".so"))
+            code.write_text(text)
+            # linked in a step of its own, without the sanitizers' libraries
+            for step in (
+                [*LANGUAGE, *flags, "-c", "-o", str(made), str(code)],
+                ["-shared", "-o", str(draft), str(made)],
+            ):
+                done = subprocess.run(["g++", *step], capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr[:4000]
+            draft.replace(path)
+    return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 STORED = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
