@@ -158,7 +158,7 @@ def scaled(
     (launch,) = calls.of(0)
     assert isinstance(launch, Launch)
     assert CONTROL in launch.args
-    machine.run(launch, operands.address)
+    machine.run(launch, operands.address, operands.ranges(launch))
     return loaded(out, dtype)
 
 

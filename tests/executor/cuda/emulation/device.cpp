@@ -153,19 +153,32 @@ const uint16_t SEVERAL = 0xffff, SEVERAL_BLOCKS = 0xfffe;  // threads that read
 
 struct Range { uintptr_t begin, end; };
 std::vector<Range> memory;  // of the launch; none: anywhere
+size_t last_range;
 std::vector<Cell> shared_cells;
-const int PAGE_BYTES = 4096;
+const int PAGE_BYTES = 4096, RECENT = 256;
 std::unordered_map<uintptr_t, std::vector<Cell>> pages;
-uintptr_t last_page = 1;
-Cell* last_cells;
+struct Recent { uintptr_t page; Cell* cells; } recent[RECENT];
 uint32_t block_serial, first_serial;  // of this block, and of the launch's first
 bool running;
 
 bool known(uintptr_t at, size_t size) {
-  for (const Range& range : memory) {
+  for (size_t tried = 0; tried < memory.size(); tried++) {
+    const Range& range = memory[last_range];
     if (at >= range.begin && at + size <= range.end) return true;
+    last_range = (last_range + 1) % memory.size();
   }
   return memory.empty();
+}
+
+Cell& cell_of(uintptr_t byte) {
+  uintptr_t page = byte / PAGE_BYTES;
+  Recent& found = recent[page % RECENT];
+  if (found.page != page) {
+    std::vector<Cell>& cells = pages[page];
+    if (cells.empty()) cells.resize(PAGE_BYTES / 2);
+    found = {page, cells.data()};
+  }
+  return found.cells[byte % PAGE_BYTES / 2];
 }
 
 // Whether the access came before this thread's next, on any GPU; blocks before `first` did.
@@ -179,9 +192,12 @@ bool ordered(const Access& before, uint16_t warp_before, uint32_t first) {
          warp_before != warp_round[current / WARP];
 }
 
-void touch(Cell& cell, bool writes, bool shared, uintptr_t offset) {
+inline void touch(Cell& cell, bool writes, bool shared, uintptr_t offset) {
   const char* where = shared ? "shared" : "global";
   uint32_t first = shared ? block_serial : first_serial;
+  bool again = cell.read.block == block_serial && cell.read.round == block_round &&
+               cell.read.thread == current;
+  if (again && !writes) return;  // who wrote meanwhile was reported
   if (!ordered(cell.write, cell.write_warp_round, first)) {
     fail("%s of %s memory at byte %zu, which thread %d%s wrote with no barrier between",
          writes ? "write" : "read", where, (size_t)offset, cell.write.thread,
@@ -221,9 +237,10 @@ void access(const void* address, size_t size, bool writes, bool aligned) {
   if (at - (uintptr_t)&emulated_place < sizeof emulated_place) return;
   if (at - (uintptr_t)image.begin < (size_t)(image.shared - image.begin)) return;  // constants
   if (aligned && at % size) fail("access of %zu bytes that is not aligned to them", size);
-  uintptr_t shared = at - (uintptr_t)image.shared;
+  // elements have two bytes, or four and more, of which one cell tells enough
+  uintptr_t step = size < 4 ? 2 : 4, shared = at - (uintptr_t)image.shared;
   if (shared < (size_t)(image.end - image.shared)) {
-    for (uintptr_t byte = shared; byte < shared + size; byte += 2) {
+    for (uintptr_t byte = shared; byte < shared + size; byte += step) {
       Cell& cell = shared_cells[byte / 2];
       if (!writes && cell.write.block != block_serial) {
         fail("read of shared memory that the block has not written");
@@ -235,14 +252,8 @@ void access(const void* address, size_t size, bool writes, bool aligned) {
   if (!known(at, size)) {
     fail("%s of %zu bytes outside of the operands", writes ? "write" : "read", size);
   }
-  for (uintptr_t byte = at; byte < at + size; byte += 2) {
-    if (byte / PAGE_BYTES != last_page) {
-      last_page = byte / PAGE_BYTES;
-      std::vector<Cell>& cells = pages[last_page];
-      if (cells.empty()) cells.resize(PAGE_BYTES / 2);
-      last_cells = cells.data();
-    }
-    touch(last_cells[byte % PAGE_BYTES / 2], writes, false, byte - at);
+  for (uintptr_t byte = at; byte < at + size; byte += step) {
+    touch(cell_of(byte), writes, false, byte - at);
   }
 }
 
@@ -316,9 +327,9 @@ const char* emulated_run(const unsigned* grid, const unsigned* block, void (*ker
   image = of;
   shared_cells.assign((of.end - of.shared) / 2 + 1, Cell());
   first_serial = block_serial + 1;
-  if (pages.size() > 4096) {  // 100 MB of cells
+  if (pages.size() > 4096) {  // 170 MB of cells
     pages.clear();
-    last_page = 1;
+    memset(recent, 0, sizeof recent);
   }
   failed = false;
   running = true;
@@ -343,6 +354,7 @@ void emulated_seed(uint64_t seed) { random_state = seed * 2 + 1; }
 // Where the operands of the next launches lie: `count` pairs of begin and end.
 void emulated_memory(const uintptr_t* ranges, int number) {
   memory.clear();
+  last_range = 0;
   for (int i = 0; i < number; i++) memory.push_back({ranges[2 * i], ranges[2 * i + 1]});
 }
 
