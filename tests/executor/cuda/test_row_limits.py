@@ -24,6 +24,8 @@ FUNCTIONS = {
         "cross_entropy_grad<float, int, float>",
         "cross_entropy_grad<f16, int, float>",
         "shifted_sums<float, float, int, float>",
+        *(f"row_max<{name}, float>" for name in ("f16", "bf16")),
+        *(f"shifted_sums<{name}, float, int, float>" for name in ("f16", "bf16")),
         "count_valid<int, float>",
         "count_valid<int, i64>",
         "add_counts<float>",
@@ -99,6 +101,23 @@ def test_targets_of_another_rank_are_not_read_here(emulator: Emulator):
         [floats(3, 2)], input_shards=shards, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(sums[:, 1], [1, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_split_loss_keeps_float32_of_logits_of_16_bits(dtype: str, emulator: Emulator):
+    logits = np.array([[1, -3, 2.5, 0, 0.5], [4, 4, -8, 1, 2]], np.float32)
+    (largest,) = call(
+        "row_max", "b v -> b", [logits], [floats(2)], input_shards=[whole((2, 5), dtype)],
+        emulator=emulator,
+    )  # fmt: skip
+    np.testing.assert_array_equal(largest, [2.5, 4])
+    shards = [whole((2, 5), dtype), floats(2), whole((2,), "int32")]
+    (sums,) = call(
+        "shifted_sums", "b v, b, b -> b c!", [logits, largest, np.array([1, 4], np.int32)],
+        [floats(2, 2)], input_shards=shards, emulator=emulator,
+    )  # fmt: skip
+    expected = np.exp(logits - largest[:, None]).sum(1)
+    np.testing.assert_allclose(sums, np.stack((expected, [-3, 2]), 1), rtol=1e-6)
 
 
 def test_a_query_without_keys_has_no_probabilities(emulator: Emulator):
