@@ -192,6 +192,11 @@ bool ordered(const Access& before, uint16_t warp_before, uint32_t first) {
          warp_before != warp_round[current / WARP];
 }
 
+const char* whose(const Access& access) {
+  bool own = access.block == block_serial && access.thread != SEVERAL_BLOCKS;
+  return own ? "the same block" : "another block";
+}
+
 inline void touch(Cell& cell, bool writes, bool shared, uintptr_t offset) {
   const char* where = shared ? "shared" : "global";
   uint32_t first = shared ? block_serial : first_serial;
@@ -199,17 +204,15 @@ inline void touch(Cell& cell, bool writes, bool shared, uintptr_t offset) {
                cell.read.thread == current;
   if (again && !writes) return;  // who wrote meanwhile was reported
   if (!ordered(cell.write, cell.write_warp_round, first)) {
-    fail("%s of %s memory at byte %zu, which thread %d%s wrote with no barrier between",
-         writes ? "write" : "read", where, (size_t)offset, cell.write.thread,
-         cell.write.block == block_serial ? "" : " of another block");
+    fail("%s of %s memory at byte %zu, written by a thread of %s with no barrier between",
+         writes ? "write" : "read", where, (size_t)offset, whose(cell.write));
   }
   Access mine = {block_serial, (uint16_t)current, block_round};
   uint16_t warp = warp_round[current / WARP];
   if (writes) {
     if (!ordered(cell.read, cell.read_warp_round, first)) {
-      fail("write of %s memory at byte %zu, which thread %d%s reads with no barrier between",
-           where, (size_t)offset, cell.read.thread,
-           cell.read.block == block_serial ? "" : " of another block");
+      fail("write of %s memory at byte %zu, read by a thread of %s with no barrier between", where,
+           (size_t)offset, whose(cell.read));
     }
     cell.write = mine;
     cell.write_warp_round = warp;
