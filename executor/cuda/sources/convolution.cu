@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   typedef Wide<T> W;
   typedef Tile<W, DEPTH, ROWS, LANES, QUADS> Here;
   __shared__ Here tile;
+  static_assert(Here::CHANNELS * Here::DEPTH % Here::THREADS == 0, "left sides are whole too");
   __shared__ Place step[Here::DEPTH];
   __shared__ Tap columns[Here::COLUMNS];
   int thread = threadIdx.x;

@@ -91,10 +91,6 @@ __device__ inline double abs_of(double x) { return fabs(x); }
 template <typename W> __device__ inline W larger(W x, W y) { return x > y ? x : y; }
 template <typename W> __device__ inline W smaller(W x, W y) { return x < y ? x : y; }
 
-__device__ inline bool finite(float x) {
-  return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
-}
-
 // Threads that stride over elements.
 __device__ inline i64 first_element() { return blockIdx.x * (i64)blockDim.x + threadIdx.x; }
 __device__ inline i64 element_stride() { return gridDim.x * (i64)blockDim.x; }

@@ -15,7 +15,8 @@ template <typename W, int DEPTH_, int ROWS, int LANES, int QUADS> struct Tile {
   static const int COLUMNS = 4 * LANES * QUADS;
   // what a thread fetches of each side for one step
   static const int OF_LEFT = (CHANNELS * DEPTH + THREADS - 1) / THREADS;
-  static const int OF_RIGHT = (COLUMNS * DEPTH + THREADS - 1) / THREADS;
+  static const int OF_RIGHT = COLUMNS * DEPTH / THREADS;
+  static_assert(COLUMNS * DEPTH % THREADS == 0, "every thread fetches as much of the right side");
 
   // one quad more, so that threads that write down the depth meet fewer banks twice
   Quad<W> left[DEPTH][ROWS + 1];

@@ -4,10 +4,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from executor.cuda.calls import Calls, Operand
+from executor.cuda.calls import Call, Calls, Operand
 from executor.cuda.kernels.table import make_calls
 from executor.kernels.context import Array, KernelContext, Shard, whole
-from tests.executor.cuda.emulation.machine import Emulator, functions_of, to_stored, to_wide
+from planner.compile.draft import ALIGNMENT
+from tests.executor.cuda.emulation.machine import (
+    Emulator,
+    Ranges,
+    functions_of,
+    operands_of,
+    to_stored,
+    to_wide,
+)
 from tests.executor.kernel_calls import run_state
 
 Attributes = Mapping[str, int | float | str | bool]
@@ -35,10 +43,19 @@ def context_of(
     )
 
 
+def aligned(size_bytes: int) -> Array:
+    """Rubbish on as coarse a boundary as registers begin on, and on none that is coarser."""
+    room = np.full(size_bytes + 2 * ALIGNMENT, RUBBISH, np.uint8)
+    begin = (ALIGNMENT - room.ctypes.data) % (2 * ALIGNMENT)
+    return room[begin : begin + size_bytes]
+
+
 def stored(array: Array, dtype: str) -> Array:
     """An array as a device holds it, with its own memory."""
     found = to_stored(array, dtype) if dtype in FLOATS else array.astype(dtype)
-    return np.ascontiguousarray(found).copy()
+    room = aligned(found.nbytes).view(found.dtype).reshape(found.shape)
+    room[...] = found
+    return room
 
 
 def loaded(array: Array, dtype: str) -> Array:
@@ -49,23 +66,32 @@ def loaded(array: Array, dtype: str) -> Array:
 def empty(shard: Shard) -> Array:
     """Memory for a shard, full of rubbish."""
     dtype = np.dtype("uint16" if shard.dtype == "bfloat16" else shard.dtype)
-    return np.full(shard.size * dtype.itemsize, RUBBISH, np.uint8).view(dtype).reshape(shard.shape)
+    return aligned(shard.size * dtype.itemsize).view(dtype).reshape(shard.shape)
 
 
 class Operands:
     """The memory of one actor: addresses by role."""
 
     def __init__(self, calls: Calls, reads: Sequence[Array], writes: Sequence[Array]) -> None:
-        self._tables = [np.ascontiguousarray(table) for table in calls.tables]
-        self._workspace = np.full(calls.workspace_bytes + 64, RUBBISH, np.uint8)
+        self._tables = [stored(table, str(table.dtype)) for table in calls.tables]
+        self._workspace = aligned(calls.workspace_bytes)
         self.state: Sequence[Array] = ()
         self.buffer: Array | None = None
         self.control = np.zeros(128, np.uint8)
         self.stage: Sequence[Array] = ()
+        self.peers: Sequence[Array] = ()
         self._reads, self._writes = reads, writes
 
     def address(self, operand: Operand) -> int:
         """Where an operand lies."""
+        return self._array(operand).ctypes.data + operand.offset_bytes
+
+    def ranges(self, call: Call) -> Ranges:
+        """Where the operands of a call begin and end."""
+        arrays = [self._array(operand) for operand in operands_of(call)]
+        return [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
+
+    def _array(self, operand: Operand) -> Array:
         arrays = {
             "read": self._reads,
             "write": self._writes,
@@ -75,10 +101,11 @@ class Operands:
             "control": [self.control],
             "buffer": [self.buffer],
             "stage": self.stage,
+            "peer": self.peers,
         }[operand.role]
         array = arrays[operand.number]
         assert array is not None, operand
-        return array.ctypes.data + operand.offset_bytes
+        return array
 
 
 def call(
@@ -105,5 +132,5 @@ def call(
     machine = emulator or Emulator(functions_of(calls.of(0)))
     for firing in (0, 0):
         for one in calls.of(firing):
-            machine.run(one, operands.address)
+            machine.run(one, operands.address, operands.ranges(one))
     return [loaded(array, shard.dtype) for array, shard in zip(writes, outputs, strict=True)]

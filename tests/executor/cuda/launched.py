@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from executor.cuda.calls import Launch
 from executor.cuda.kernels.table import CALLS, make_calls
 from executor.kernels.context import KernelContext, whole
 from models.inference import widened
@@ -34,13 +35,22 @@ EXPANSIONS: dict[str, Narrow] = {
 
 
 @cache
+def launches() -> tuple[Launch, ...]:
+    """Every launch that differs from the others, of every op kind that has CUDA calls."""
+    trained = list(_ops_of_the_zoo())
+    found = {
+        call._replace(args=()): call
+        for context in (*trained, *_examples(_narrow(trained)))
+        for call in make_calls(context).of(0)
+        if isinstance(call, Launch)
+    }
+    return tuple(found)
+
+
+@cache
 def launched_functions() -> dict[str, frozenset[str]]:
     """Functions by source, of every op kind that has CUDA calls."""
-    found: dict[str, set[str]] = {}
-    examples = (context for _, _, context in examples_in_every_width())
-    for context in (*_ops_of_the_zoo(), *examples):
-        for source, functions in functions_of(make_calls(context).of(0)).items():
-            found.setdefault(source, set()).update(functions)
+    found = functions_of(launches())
     return {source: frozenset(found[source]) for source in sorted(found)}
 
 

@@ -1,15 +1,27 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil, prod
 
 import pytest
 
-from executor.cuda.compiling import offline_cubin
+from executor.cuda.calls import WARP_THREADS
+from executor.cuda.compiling import Cubin, offline_cubin
 from executor.cuda.source_text import source_stems
 from executor.errors import ExecutorError
-from tests.executor.cuda.launched import launched_functions
+from tests.executor.cuda.launched import launched_functions, launches
+from tests.executor.cuda.resources import resources_of
 from tests.extras import optional
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+# CUDA programming guide, technical specifications per compute capability (8.0 to 10.0): threads and
+# registers of a block, the latter in units of a warp, and its static shared memory; from 9.0 on the
+# system has a KiB of each block, which a cubin counts along.
+THREADS_MAX = 1024
+REGISTERS_MAX = 65536
+REGISTER_UNIT = 256
+SHARED_BYTES_MAX = 48 * 1024
+RESERVED_BYTES = 1024
 
 
 @pytest.mark.parametrize("source", source_stems())
@@ -24,6 +36,29 @@ def test_every_function_that_is_launched_compiles(source: str):
             assert made.code[:4] == b"\x7fELF"
             assert set(made.symbols) == functions
             assert len(set(made.symbols.values())) == len(functions)
+            require_launchable(source, made)
+
+
+def require_launchable(source: str, made: Cubin) -> None:
+    """A device refuses a launch whose block takes more than a multiprocessor has."""
+    taken = resources_of(made.code)
+    for launch in launches():
+        if launch.source == source:
+            found = taken[made.symbols[launch.function]]
+            threads = prod(launch.block)
+            of_warp = ceil(found.registers * WARP_THREADS / REGISTER_UNIT) * REGISTER_UNIT
+            registers = of_warp * threads // WARP_THREADS
+            assert registers <= REGISTERS_MAX, (launch.function, launch.block, found)
+            assert found.shared_bytes <= SHARED_BYTES_MAX + RESERVED_BYTES, launch.function
+
+
+def test_every_launch_is_one_that_a_device_takes():
+    for launch in launches():
+        x, y, z = launch.grid
+        assert 0 < x <= 2**31 - 1, launch
+        assert 0 < min(y, z) <= max(y, z) <= 65535, launch
+        assert 0 < prod(launch.block) <= THREADS_MAX, launch
+        assert prod(launch.block) % WARP_THREADS == 0, launch
 
 
 def test_what_does_not_compile_is_named_with_the_compilers_words():

@@ -43,7 +43,7 @@ def dropped(
     operands = Operands(calls, [stored(x, shard.dtype)], [y])
     operands.control.view(np.int64)[0] = step
     for one in calls.of(firing):
-        emulator.run(one, operands.address)
+        emulator.run(one, operands.address, operands.ranges(one))
     return loaded(y, shard.dtype)
 
 

@@ -171,7 +171,7 @@ def test_accumulate_overwrites_at_the_first_of_its_firings_and_adds_after(
         given = stored(np.full(5, float(firing)), narrow)
         operands = Operands(calls, [given], [total])
         for one in calls.of(firing):
-            emulator.run(one, operands.address)
+            emulator.run(one, operands.address, operands.ranges(one))
         seen.append(float(total[-1]))
     assert seen == [0, 1, 3, 3, 7, 12]
 

@@ -102,7 +102,7 @@ def margin_of(
     margin = operands.control[MARGIN_BYTE : MARGIN_BYTE + 4].view(np.float32)
     margin[0] = before
     for one in calls.of(0):
-        emulator.run(one, operands.address)
+        emulator.run(one, operands.address, operands.ranges(one))
     return float(margin[0])
 
 

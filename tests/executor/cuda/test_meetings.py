@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from executor.cuda.calls import Calls, Collective, Copy, Launch, Operand
+from executor.cuda.calls import Call, Calls, Collective, Copy, Launch, Operand
 from executor.cuda.meetings import collective_calls, cut_of, loopback_calls
 from executor.kernels.context import Array, whole
 from executor.transport.communicator import Exchange, block, exchanges_of, receive
@@ -19,7 +19,7 @@ from planner.actors.graph import ActorGraph, Meeting
 from planner.mesh import Axis
 from tests.executor.actor_graphs import ProgramWriter, checked, handed_on
 from tests.executor.cuda.calling import Operands, empty, loaded, stored
-from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, Ranges
 from tests.executor.cuda.flat_collectives import FLAT, joined
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -134,11 +134,13 @@ class Member:
     def __init__(self, calls: Calls, sends: Sequence[Array], recv: Array, at: int) -> None:
         self.calls, self.recv, self.sends = calls.of(0), recv, sends
         self._operands = Operands(calls, [sends[at]], [recv])
+        self._operands.peers = sends
 
     def address(self, operand: Operand) -> int:
-        if operand.role == "peer":
-            return self.sends[operand.number].ctypes.data + operand.offset_bytes
         return self._operands.address(operand)
+
+    def ranges(self, call: Call) -> Ranges:
+        return self._operands.ranges(call)
 
 
 def members_of(case: Case, meeting: Met, factory: Factory) -> list[Member]:
@@ -175,7 +177,7 @@ def carry_out(emulator: Emulator, members: Sequence[Member]) -> None:
             meet(members, calls)
             continue
         for member, call in zip(members, calls, strict=True):
-            emulator.run(call, member.address)
+            emulator.run(call, member.address, member.ranges(call))
 
 
 @pytest.mark.parametrize("factory", [collective_calls, loopback_calls])

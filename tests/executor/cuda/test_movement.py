@@ -213,7 +213,7 @@ def test_steps_read_the_halves_of_the_stage_in_turn(dtype: str, emulator: Emulat
     for run_step in (0, 1, 2):
         operands.control.view(np.int64)[:2] = 7 + run_step, run_step
         for one in calls.of(0):
-            emulator.run(one, operands.address)
+            emulator.run(one, operands.address, operands.ranges(one))
         np.testing.assert_array_equal(loaded(y, dtype), halves[run_step % 2])
 
 

@@ -91,7 +91,7 @@ def carry_out(
     operands.control = control_of() if control is None else control
     operands.state, operands.buffer = state, buffer
     for one in calls.of(0):
-        emulator.run(one, operands.address)
+        emulator.run(one, operands.address, operands.ranges(one))
 
 
 def made(

@@ -24,8 +24,8 @@ FUNCTIONS = {
         "cross_entropy_grad<float, int, float>",
         "cross_entropy_grad<f16, int, float>",
         "shifted_sums<float, float, int, float>",
-        "row_max<bf16, float>",
-        "shifted_sums<bf16, float, int, float>",
+        *(f"row_max<{name}, float>" for name in ("f16", "bf16")),
+        *(f"shifted_sums<{name}, float, int, float>" for name in ("f16", "bf16")),
         "count_valid<int, float>",
         "count_valid<int, i64>",
         "add_counts<float>",
@@ -103,19 +103,21 @@ def test_targets_of_another_rank_are_not_read_here(emulator: Emulator):
     np.testing.assert_array_equal(sums[:, 1], [1, 0, 0])
 
 
-def test_a_split_loss_of_16_bit_logits_is_kept_in_the_losses_dtype(emulator: Emulator):
-    logits = np.array([[1, 2, 300], [-5, -7, -6]], np.float32)
-    narrow, targets = whole((2, 3), "bfloat16"), np.array([1, 0], np.int32)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_split_loss_keeps_float32_of_logits_of_16_bits(dtype: str, emulator: Emulator):
+    logits = np.array([[1, -3, 2.5, 0, 0.5], [4, 4, -8, 1, 2]], np.float32)
     (largest,) = call(
-        "row_max", "b v -> b", [logits], [floats(2)], input_shards=[narrow], emulator=emulator
-    )
-    np.testing.assert_array_equal(largest, [300, -5])
-    (sums,) = call(
-        "shifted_sums", "b v, b, b -> b c!", [logits, largest, targets], [floats(2, 2)],
-        input_shards=[narrow, floats(2), whole((2,), "int32")], emulator=emulator,
+        "row_max", "b v -> b", [logits], [floats(2)], input_shards=[whole((2, 5), dtype)],
+        emulator=emulator,
     )  # fmt: skip
-    np.testing.assert_allclose(sums[1], [1 + np.exp(-2) + np.exp(-1), -5], rtol=1e-6)
-    np.testing.assert_allclose(sums[0], [1, 2], rtol=1e-6)
+    np.testing.assert_array_equal(largest, [2.5, 4])
+    shards = [whole((2, 5), dtype), floats(2), whole((2,), "int32")]
+    (sums,) = call(
+        "shifted_sums", "b v, b, b -> b c!", [logits, largest, np.array([1, 4], np.int32)],
+        [floats(2, 2)], input_shards=shards, emulator=emulator,
+    )  # fmt: skip
+    expected = np.exp(logits - largest[:, None]).sum(1)
+    np.testing.assert_allclose(sums, np.stack((expected, [-3, 2]), 1), rtol=1e-6)
 
 
 def test_a_query_without_keys_has_no_probabilities(emulator: Emulator):
@@ -175,7 +177,7 @@ def scaled(
     (launch,) = calls.of(0)
     assert isinstance(launch, Launch)
     assert CONTROL in launch.args
-    machine.run(launch, operands.address)
+    machine.run(launch, operands.address, operands.ranges(launch))
     return loaded(out, dtype)
 
 

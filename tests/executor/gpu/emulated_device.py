@@ -22,14 +22,19 @@ TICK_NS = 1000  # what every piece of work takes
 
 
 class EmulatedDevice:
-    """One device; `seed` decides the order in which streams go on."""
+    """One device; `seed` decides the order in which streams, threads and blocks go on.
+
+    `checked`: every access of memory by a kernel is checked (`Emulator`).
+    """
 
     name = "emulated device"
 
-    def __init__(self, seed: int = 0, total_bytes: int = 2**32) -> None:
+    def __init__(self, seed: int = 0, total_bytes: int = 2**32, *, checked: bool = False) -> None:
+        self._seed, self._checked = seed, checked
         self.total_bytes, self.context_bytes = total_bytes, 0
         self._random = random.Random(seed)
         self._memory: list[np.ndarray] = []
+        self._ranges: list[tuple[int, int]] = []  # of what was allocated
         self._held_bytes = 0
         self._streams: dict[Any, deque[tuple[str, Any]]] = {}
         self._tokens: dict[int, int] = {}  # event -> what it was last recorded as
@@ -49,14 +54,18 @@ class EmulatedDevice:
         self._held_bytes += size_bytes
         room = np.zeros(size_bytes + 256, np.uint8)
         self._memory.append(room)
-        return room.ctypes.data + -room.ctypes.data % 256
+        begin = room.ctypes.data + -room.ctypes.data % 256
+        self._ranges.append((begin, begin + size_bytes))
+        return begin
 
     def allocate_host(self, size_bytes: int) -> tuple[int, np.ndarray]:
         room = np.zeros(size_bytes + 256, np.uint8)
         self._memory.append(room)
         begin = -room.ctypes.data % 256
+        first = room.ctypes.data + begin
+        self._ranges.append((first, first + size_bytes))
         view = room[begin : begin + size_bytes]
-        return view.ctypes.data if size_bytes else room.ctypes.data + begin, view
+        return view.ctypes.data if size_bytes else first, view
 
     def to_device(self, address: int, array: np.ndarray) -> None:
         self._drain()
@@ -100,7 +109,7 @@ class EmulatedDevice:
         return self._done[self._tokens[end]] - self._done[self._tokens[start]]
 
     def load(self, functions: Mapping[str, Collection[str]]) -> None:
-        self._emulator = Emulator(functions)
+        self._emulator = Emulator(functions, self._seed, checked=self._checked)
 
     def prepare(self, call: Call, stream: int) -> None:
         """Nothing is made at first use."""
@@ -193,7 +202,7 @@ class EmulatedDevice:
         elif kind == "call":
             assert self._emulator is not None
             self._clock_ns += TICK_NS
-            self._emulator.run(what, _address)
+            self._emulator.run(what, _address, self._ranges)
         elif kind == "copy":
             target, source, size_bytes = what
             _bytes_at(target, size_bytes)[:] = _bytes_at(source, size_bytes)

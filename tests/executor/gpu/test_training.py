@@ -18,10 +18,12 @@ STEPS = 4
 ALONE = ("gpt", "llama", "bert", "resnet", "wide-deep", "mixtral")
 
 
-def train(model, precision, pins=(), *, steps=STEPS, seed=0, loss_scale=2.0**10, **how):
+def train(
+    model, precision, pins=(), *, steps=STEPS, seed=0, loss_scale=2.0**10, checked=False, **how
+):
     plan, graph, actors = planned(model, precision, pins)
     runs = runs_of(plan, actors, loss_scale=loss_scale)
-    device = EmulatedDevice(seed)
+    device = EmulatedDevice(seed, checked=checked)
     run, recordings = execute_on_device(device, actors, runs, loading(graph), steps, **how)
     found = np.array([loss / count for loss, count, _ in runs[0].totals])
     return run, recordings, found
@@ -50,6 +52,12 @@ def test_a_captured_step_gives_the_bits_of_eager_firing(model):
     np.testing.assert_array_equal(captured, eager)
     assert not run.driver.captured
     assert (recordings[0].ends_ns > recordings[0].starts_ns).all()
+
+
+@pytest.mark.parametrize(("model", "precision"), [("gpt", "bf16"), ("mixtral", "fp32")])
+def test_kernels_of_a_step_touch_only_what_is_allocated_and_meet_at_barriers(model, precision):
+    _, _, found = train(model, precision, steps=1, checked=True)
+    np.testing.assert_allclose(found, reference(model, STEPS).losses[:1], atol=2e-2, rtol=0)
 
 
 PARALLEL = [

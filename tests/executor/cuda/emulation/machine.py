@@ -2,7 +2,8 @@
 
 The sources are compiled as C++ with `on_cpu.h`, one shared library per source with every function
 that is asked for, so that their arithmetic, indexing and barriers are tested without a device.
-Libraries are kept in the temporary folder under a digest of their text.
+Libraries are kept in the temporary folder under a digest of their text. The order of threads and
+blocks is drawn from a seed, and `device.cpp` checks every access of memory.
 """
 
 import ctypes
@@ -10,18 +11,31 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from shutil import which
+from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import Call, Clear, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.calls import (
+    Call,
+    Clear,
+    Collective,
+    Copy,
+    Dim3,
+    Launch,
+    Matrices,
+    Operand,
+    Product,
+)
 from executor.cuda.source_text import source_text
 
 COMPILER = which("g++")
 FOLDER = Path(tempfile.gettempdir()) / "millrace-emulation"
-HEADER = Path(__file__).parent / "on_cpu.h"
+HERE = Path(__file__).parent
+HEADER = HERE / "on_cpu.h"
 LETTERS = {np.int32: "i", np.uint32: "u", np.int64: "l", np.float32: "f", np.float64: "d"}
 CTYPES = {
     np.int32: ctypes.c_int32,
@@ -32,6 +46,18 @@ CTYPES = {
 }
 
 Address = Callable[[Operand], int]
+Ranges = Sequence[tuple[int, int]]
+
+LANGUAGE = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing"]
+# Static memory of a library is its own (not one of all libraries), and is what kernels share.
+STATIC = ["-fvisibility=hidden", "-fno-gnu-unique"]
+# The calls that `device.cpp` answers: of every access, and of what the language leaves undefined.
+UNDEFINED = "alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero"
+CHECKED = [
+    "-fsanitize=thread",
+    f"-fsanitize={UNDEFINED}",
+    "--param=tsan-instrument-func-entry-exit=0",
+]
 
 
 class Emulator:
@@ -41,38 +67,68 @@ class Emulator:
     ----------
     functions
         Every function that will be launched, by source.
+    seed
+        What the order of threads and blocks is drawn from.
+    checked
+        Check every access of memory, which takes several times as long.
     """
 
-    def __init__(self, functions: Mapping[str, Iterable[str]]) -> None:
-        _compile(functions)
-        self._functions = {
-            (source, name): _KNOWN[source, name]
+    def __init__(
+        self, functions: Mapping[str, Iterable[str]], seed: int = 0, *, checked: bool = True
+    ) -> None:
+        _compile(functions, checked)
+        reseed(seed)
+        self._kernels = {
+            (source, name): _KNOWN[checked, source, name]
             for source, names in functions.items()
             for name in names
         }
 
-    def run(self, call: Call, address: Address) -> None:
-        """Carry out one call."""
+    def run(self, call: Call, address: Address, within: Ranges = ()) -> None:
+        """Carry out one call, which may touch what lies `within` (nothing given: all)."""
         match call:
             case Launch():
-                self._launch(call, address)
+                self._launch(call, address, within)
             case Product():
-                _multiply(call, address)
+                _multiply(call, address, within)
             case Clear():
+                _require(address(call.target), call.size_bytes, within)
                 ctypes.memset(address(call.target), 0, call.size_bytes)
             case Copy():
+                _require(address(call.target), call.size_bytes, within)
+                _require(address(call.source), call.size_bytes, within)
                 ctypes.memmove(address(call.target), address(call.source), call.size_bytes)
 
-    def _launch(self, call: Launch, address: Address) -> None:
-        function, kinds = self._functions[call.source, call.function]
+    def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
+        kernel = self._kernels[call.source, call.function]
         found = "".join("p" if isinstance(a, Operand) else LETTERS[type(a)] for a in call.args)
-        assert found == kinds, f"{call.function} takes {kinds}, was given {found}"
+        assert found == kernel.kinds, f"{call.function} takes {kernel.kinds}, was given {found}"
         values = [
             ctypes.c_void_p(address(a)) if isinstance(a, Operand) else CTYPES[type(a)](a.item())
             for a in call.args
         ]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        function((ctypes.c_uint * 3)(*call.grid), (ctypes.c_uint * 3)(*call.block), pointers)
+        fault = kernel.run(call.grid, call.block, values, within)
+        assert fault is None, f"{call.function}: {fault}"
+
+
+def operands_of(call: Call) -> list[Operand]:
+    """The operands that a call names."""
+    match call:
+        case Launch():
+            return [one for one in call.args if isinstance(one, Operand)]
+        case Product():
+            return [call.a.operand, call.b.operand, call.d.operand]
+        case Clear():
+            return [call.target]
+        case Copy():
+            return [call.source, call.target]
+        case Collective():
+            return [call.send, call.recv]
+
+
+def _require(begin: int, size_bytes: int, within: Ranges) -> None:
+    inside = any(first <= begin and begin + size_bytes <= end for first, end in within)
+    assert inside or not within or not size_bytes, f"{size_bytes} bytes outside of the operands"
 
 
 def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
@@ -84,55 +140,100 @@ def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
     return found
 
 
-def _kinds(library: ctypes.CDLL, at: int) -> str:
-    letters = ctypes.create_string_buffer(64)
-    getattr(library, f"kinds_{at}")(letters)
-    return letters.value.decode()
+class Kernel(NamedTuple):
+    """A compiled kernel, and a letter for the type of each of its parameters."""
+
+    function: Callable[..., bytes | None]
+    kinds: str
+
+    def run(
+        self, grid: Dim3, block: Dim3, values: Sequence[ctypes._SimpleCData], within: Ranges = ()
+    ) -> str | None:
+        """Launch it with arguments; return the first fault."""
+        ends = [end for found in within for end in found]
+        _device().emulated_memory((ctypes.c_size_t * len(ends))(*ends), len(within))
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        fault = self.function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), pointers)
+        return None if fault is None else fault.decode()
 
 
-_KNOWN: dict[tuple[str, str], tuple[Callable[..., object], str]] = {}
+def reseed(seed: int) -> None:
+    """Begin another order of threads and blocks."""
+    _device().emulated_seed(ctypes.c_uint64(seed))
 
 
-def _compile(functions: Mapping[str, Iterable[str]]) -> None:
+_KNOWN: dict[tuple[bool, str, str], Kernel] = {}
+
+
+def _compile(functions: Mapping[str, Iterable[str]], checked: bool) -> None:
     """Compile what this process has not, one library per source.
 
     Whoever knows all that many tests will launch asks for it at once: a library takes seconds.
     """
     wanted = {
-        source: tuple(sorted(name for name in set(names) if (source, name) not in _KNOWN))
+        source: sorted(name for name in set(names) if (checked, source, name) not in _KNOWN)
         for source, names in functions.items()
     }
     wanted = {source: names for source, names in wanted.items() if names}
+    _device()
     with ThreadPoolExecutor(2) as pool:
-        for (source, names), library in zip(
-            wanted.items(), pool.map(_library, wanted, wanted.values()), strict=True
-        ):
-            for at, name in enumerate(names):
-                _KNOWN[source, name] = (getattr(library, f"run_{at}"), _kinds(library, at))
+        made = pool.map(
+            lambda one: compiled(one[0], source_text(one[0]), one[1], checked=checked),
+            wanted.items(),
+        )
+        for source, kernels in zip(wanted, made, strict=True):
+            for name, kernel in kernels.items():
+                _KNOWN[checked, source, name] = kernel
 
 
-def _library(source: str, names: Sequence[str]) -> ctypes.CDLL:
-    """Compile the functions `names` of a source."""
+def compiled(
+    stem: str, text: str, names: Sequence[str], *, checked: bool = True
+) -> dict[str, Kernel]:
+    """Compile the kernels `names` of a text."""
+    _device()  # whose functions the library calls
+    seen = 'extern "C" __attribute__((visibility("default")))'
     wrappers = "".join(
-        f'extern "C" void run_{at}(const unsigned* g, const unsigned* b, void** a) '
-        f"{{ Emulated<&{name}>::run(g, b, a); }}\n"
-        f'extern "C" int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n'
+        f"{seen} const char* run_{at}(const unsigned* g, const unsigned* b, void** a) "
+        f"{{ return Emulated<&{name}>::run(g, b, a); }}\n"
+        f"{seen} int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n"
         for at, name in enumerate(names)
     )
-    text = f'#include "{HEADER}"\n{source_text(source)}\n{wrappers}'
-    digest = sha256((text + HEADER.read_text()).encode()).hexdigest()[:24]
+    flags = ["-Og", *CHECKED] if checked else ["-O1"]
+    library = _built(stem, f'#include "{HEADER}"\n{text}\n{wrappers}', [*flags, *STATIC])
+    found = {}
+    for at, name in enumerate(names):
+        function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(64)
+        function.restype = ctypes.c_char_p
+        getattr(library, f"kinds_{at}")(letters)
+        found[name] = Kernel(function, letters.value.decode())
+    return found
+
+
+@cache
+def _device() -> ctypes.PyDLL:
+    """The device that all kernels of this process run on."""
+    return _built("device", (HERE / "device.cpp").read_text(), ["-O2", f"-I{HERE}"])
+
+
+def _built(stem: str, text: str, flags: list[str]) -> ctypes.PyDLL:
+    """A library of a text, built where it is not yet; one call at a time goes into it."""
+    headers = HEADER.read_text() + (HERE / "device.h").read_text()
+    digest = sha256("\0".join([text, headers, *flags, *LANGUAGE]).encode()).hexdigest()[:24]
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{source}-{digest}.so"
+    path = FOLDER / f"{stem}-{digest}.so"
     if not path.exists():
-        code, draft = path.with_suffix(".cpp"), path.with_suffix(".draft")
-        code.write_text(text)
-        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fno-strict-aliasing"]
-        done = subprocess.run(
-            ["g++", *flags, "-o", str(draft), str(code)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[:4000]
-        draft.replace(path)
-    return ctypes.CDLL(str(path))
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+            code, made, draft = (Path(folder) / f"{stem}{end}" for end in (".cpp", ".o", ".so"))
+            code.write_text(text)
+            # linked in a step of its own, without the sanitizers' libraries
+            for step in (
+                [*LANGUAGE, *flags, "-c", "-o", str(made), str(code)],
+                ["-shared", "-o", str(draft), str(made)],
+            ):
+                done = subprocess.run(["g++", *step], capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr[:4000]
+            draft.replace(path)
+    return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 STORED = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
@@ -154,23 +255,26 @@ def to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
         return values.astype(STORED[dtype])
 
 
-def _multiply(call: Product, address: Address) -> None:
-    a = to_wide(_matrices(call.a, (call.batch, call.m, call.k), address), call.a.dtype)
-    b = to_wide(_matrices(call.b, (call.batch, call.k, call.n), address), call.b.dtype)
-    d = _matrices(call.d, (call.batch, call.m, call.n), address)
-    made = a @ b
+def _multiply(call: Product, address: Address, within: Ranges) -> None:
+    a = _matrices(call.a, (call.batch, call.m, call.k), address, within)
+    b = _matrices(call.b, (call.batch, call.k, call.n), address, within)
+    d = _matrices(call.d, (call.batch, call.m, call.n), address, within)
+    made = to_wide(a, call.a.dtype) @ to_wide(b, call.b.dtype)
     if call.accumulate:
         made = made + to_wide(d, call.d.dtype)
     d[...] = to_stored(made, call.d.dtype)
 
 
-def _matrices(found: Matrices, shape: tuple[int, int, int], address: Address) -> np.ndarray:
+def _matrices(
+    found: Matrices, shape: tuple[int, int, int], address: Address, within: Ranges
+) -> np.ndarray:
     stored = np.dtype(np.uint16 if found.dtype == "bfloat16" else STORED[found.dtype])
     strides = (found.batch_stride, found.row_stride, found.column_stride)
     assert 1 in strides[1:]
     last = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
-    room = (ctypes.c_char * ((last + 1) * stored.itemsize)).from_address(address(found.operand))
-    flat = np.frombuffer(room, stored)
+    begin, size_bytes = address(found.operand), (last + 1) * stored.itemsize
+    _require(begin, size_bytes, within)
+    flat = np.frombuffer((ctypes.c_char * size_bytes).from_address(begin), stored)
     return np.lib.stride_tricks.as_strided(
         flat, shape, tuple(stride * stored.itemsize for stride in strides)
     )

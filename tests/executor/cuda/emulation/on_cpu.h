@@ -1,15 +1,15 @@
-// CUDA's language on a CPU, for tests: a block's threads are fibers of one thread, blocks run one
-// after the other. What is static and `__shared__` is shared by the block, as on a device.
+// CUDA's language on a CPU, for tests. What is static and `__shared__` is shared by the block, as on
+// a device; who runs when, and what is checked meanwhile, is the emulated device's (device.cpp).
 #pragma once
 #include <math.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucontext.h>
 
 #include <type_traits>
 #include <utility>
+
+#include "device.h"
 
 #define ON_CPU 1
 #define __device__
@@ -20,8 +20,11 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 
-struct dim3 { unsigned x, y, z; };
-static dim3 threadIdx, blockIdx, blockDim, gridDim;
+#define UNCHECKED __attribute__((no_sanitize("thread"), no_sanitize("undefined")))
+#define threadIdx emulated_place.thread
+#define blockIdx emulated_place.block
+#define blockDim emulated_place.block_dim
+#define gridDim emulated_place.grid_dim
 static const int warpSize = 32;
 
 static inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
@@ -57,129 +60,39 @@ static inline unsigned short float_to_half(float x) {
   return sign | (unsigned short)(unit == -24 ? steps : ((unit + 24) << 10) + steps);
 }
 
-namespace fibers {
-const int MAX = 1024;
-const size_t STACK_BYTES = 64 * 1024;
-static jmp_buf resume[MAX], scheduler;
-static ucontext_t start[MAX], back;
-static char* stacks;
-static bool begun[MAX], ended[MAX];
-static int current, count;
-static int arrived_block, block_round;
-static int arrived_warp[MAX / 32], warp_round[MAX / 32], warp_size[MAX / 32];
-static void (*body)(void**);
-static void** arguments;
-static char exchanged[MAX][16];
-static bool finished_any;
-
-static void set_thread(int index) {
-  current = index;
-  threadIdx.x = index % blockDim.x;
-  threadIdx.y = index / blockDim.x % blockDim.y;
-  threadIdx.z = index / (blockDim.x * blockDim.y);
-}
-static void yield() {
-  int here = current;
-  if (!_setjmp(resume[here])) _longjmp(scheduler, 1);
-}
-static void trampoline() {
-  body(arguments);
-  ended[current] = true;
-  _longjmp(scheduler, 1);
-}
-static void block_barrier() {
-  int round = block_round;
-  int alive = 0;
-  for (int i = 0; i < count; i++) alive += !ended[i];
-  if (alive != count) abort();  // a barrier that some threads have left: undefined on a device
-  if (++arrived_block == count) {
-    arrived_block = 0;
-    block_round++;
-    return;
-  }
-  while (block_round == round) yield();
-}
-static void warp_barrier() {
-  int warp = current / 32, round = warp_round[warp];
-  if (++arrived_warp[warp] == warp_size[warp]) {
-    arrived_warp[warp] = 0;
-    warp_round[warp]++;
-    return;
-  }
-  while (warp_round[warp] == round) yield();
-}
-static void run_block(void (*kernel)(void**), void** args) {
-  if (!stacks) stacks = (char*)malloc(MAX * STACK_BYTES);
-  count = blockDim.x * blockDim.y * blockDim.z;
-  if (count > MAX) abort();
-  body = kernel;
-  arguments = args;
-  arrived_block = block_round = 0;
-  for (int i = 0; i < count; i++) begun[i] = ended[i] = false;
-  for (int w = 0; w * 32 < count; w++) {
-    arrived_warp[w] = warp_round[w] = 0;
-    warp_size[w] = count - w * 32 < 32 ? count - w * 32 : 32;
-  }
-  volatile int left = count;
-  while (left) {
-    left = 0;
-    for (volatile int i = 0; i < count; i++) {
-      if (ended[i]) continue;
-      set_thread(i);
-      if (!_setjmp(scheduler)) {
-        if (begun[i]) _longjmp(resume[i], 1);
-        begun[i] = true;
-        getcontext(&start[i]);
-        start[i].uc_stack.ss_sp = stacks + i * STACK_BYTES;
-        start[i].uc_stack.ss_size = STACK_BYTES;
-        start[i].uc_link = nullptr;
-        makecontext(&start[i], trampoline, 0);
-        setcontext(&start[i]);
-      }
-      if (!ended[i]) left = left + 1;
-    }
-  }
-}
-template <typename T> static T exchange(T value, int from) {
-  int warp = current / 32 * 32;
-  memcpy(exchanged[current], &value, sizeof value);
-  warp_barrier();
+// Inlined, so that the device sees from where a barrier is called.
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+ALWAYS_INLINE void __syncthreads() { emulated_block_barrier(); }
+ALWAYS_INLINE void __syncwarp(unsigned mask = ~0u) { emulated_warp_barrier(mask, true); }
+template <typename T> ALWAYS_INLINE T __shfl_sync(unsigned mask, T value, int lane) {
   T found;
-  memcpy(&found, exchanged[warp + from], sizeof found);
-  warp_barrier();
+  emulated_exchange(mask, &value, sizeof value, lane, &found);
   return found;
 }
-}  // namespace fibers
-
-static inline void __syncthreads() { fibers::block_barrier(); }
-static inline void __syncwarp(unsigned = ~0u) { fibers::warp_barrier(); }
-template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int lane) {
-  return fibers::exchange(value, (fibers::current % 32) ^ lane);
+template <typename T> ALWAYS_INLINE T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  return __shfl_sync(mask, value, emulated_lane() ^ lanes);
 }
-template <typename T> static inline T __shfl_down_sync(unsigned, T value, int delta) {
-  int lane = fibers::current % 32;
-  return fibers::exchange(value, lane + delta < 32 ? lane + delta : lane);
+template <typename T> ALWAYS_INLINE T __shfl_down_sync(unsigned mask, T value, int lanes) {
+  int lane = emulated_lane();
+  return __shfl_sync(mask, value, lane + lanes < 32 ? lane + lanes : lane);
 }
-template <typename T> static inline T __shfl_up_sync(unsigned, T value, int delta) {
-  int lane = fibers::current % 32;
-  return fibers::exchange(value, lane >= delta ? lane - delta : lane);
+template <typename T> ALWAYS_INLINE T __shfl_up_sync(unsigned mask, T value, int lanes) {
+  int lane = emulated_lane();
+  return __shfl_sync(mask, value, lane >= lanes ? lane - lanes : lane);
 }
-template <typename T> static inline T __shfl_sync(unsigned, T value, int lane) {
-  return fibers::exchange(value, lane);
-}
-static inline unsigned __ballot_sync(unsigned, int predicate) {
+ALWAYS_INLINE unsigned __ballot_sync(unsigned mask, int predicate) {
   unsigned found = 0;
   for (int lane = 0; lane < 32; lane++) {
-    found |= (unsigned)(fibers::exchange(predicate, lane) != 0) << lane;
+    found |= (unsigned)(__shfl_sync(mask, predicate, lane) != 0) << lane;
   }
   return found;
 }
-template <typename T> static inline T atomicAdd(T* at, T value) {
+template <typename T> UNCHECKED T atomicAdd(T* at, T value) {
   T before = *at;
   *at += value;
   return before;
 }
-static inline int atomicMin(int* at, int value) {
+UNCHECKED static int atomicMin(int* at, int value) {
   int before = *at;
   if (value < before) *at = value;
   return before;
@@ -195,22 +108,17 @@ template <typename T> constexpr char letter() {
   return '?';
 }
 
-// run(grid, block, arguments): every block of a grid, one after the other.
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], __bss_start[], _end[];
+
+// run(grid, block, arguments): every block of a grid; the first fault, or null.
 template <auto kernel> struct Emulated;
 template <typename... A, void (*kernel)(A...)> struct Emulated<kernel> {
-  template <size_t... I> static void apply(void** args, std::index_sequence<I...>) {
+  template <size_t... I> UNCHECKED static void apply(void** args, std::index_sequence<I...>) {
     kernel(*(A*)args[I]...);
   }
-  static void call(void** args) { apply(args, std::index_sequence_for<A...>()); }
-  static void run(const unsigned* grid, const unsigned* block, void** args) {
-    gridDim = {grid[0], grid[1], grid[2]};
-    blockDim = {block[0], block[1], block[2]};
-    for (unsigned z = 0; z < grid[2]; z++)
-      for (unsigned y = 0; y < grid[1]; y++)
-        for (unsigned x = 0; x < grid[0]; x++) {
-          blockIdx = {x, y, z};
-          fibers::run_block(call, args);
-        }
+  UNCHECKED static void call(void** args) { apply(args, std::index_sequence_for<A...>()); }
+  static const char* run(const unsigned* grid, const unsigned* block, void** args) {
+    return emulated_run(grid, block, call, args, {__ehdr_start, __bss_start, _end});
   }
   // One letter per parameter, so that an argument of another type is a failing test.
   static int kinds(char* found) {

@@ -1,0 +1,23 @@
+// What kernels on the CPU see of the emulated device (device.cpp).
+#pragma once
+#include <stddef.h>
+
+struct dim3 { unsigned x, y, z; };
+
+struct EmulatedPlace { dim3 thread, block, block_dim, grid_dim; };
+extern EmulatedPlace emulated_place;
+
+// Where the static memory of a library of kernels lies: all of it is `__shared__`.
+struct EmulatedImage { char *begin, *shared, *end; };
+
+// Waits until all threads of the block are at the same barrier.
+void emulated_block_barrier();
+// Waits for the warp; `orders` memory, which a shuffle does not do. The mask must name all lanes.
+void emulated_warp_barrier(unsigned mask, bool orders);
+// What another lane of the warp gives: every lane gives `value`, and gets that of lane `from`.
+void emulated_exchange(unsigned mask, const void* value, size_t size, int from, void* found);
+int emulated_lane();
+
+// Runs every block of a grid, in an order drawn from the seed; the first fault, or null.
+const char* emulated_run(const unsigned* grid, const unsigned* block, void (*kernel)(void**),
+                         void** arguments, EmulatedImage image);
