@@ -55,7 +55,14 @@ def rank_listing(plan: Plan, rank: int) -> str:
         known = "only rank 0" if plan.ranks == 1 else f"ranks 0 to {plan.ranks - 1}"
         raise PlanError(f"the plan has no rank {rank}: it has {known}")
     graph = compile_plan(plan)
-    run = RunState(
+    buffer = command_buffer(graph, (rank,))
+    ranks = {rank: RankCalls(graph, rank, buffer, listed_run(plan))}
+    return device_listing(graph, buffer, ranks)
+
+
+def listed_run(plan: Plan) -> RunState:
+    """Return what the kernels of a rank share where calls are only made, and no sample is read."""
+    return RunState(
         seed=plan.seed,
         dataset=Unread(),
         global_batch=plan.global_batch,
@@ -63,8 +70,6 @@ def rank_listing(plan: Plan, rank: int) -> str:
         batch=plan.batch,
         arithmetic=float32_arithmetic(plan.model),
     )
-    buffer = command_buffer(graph, (rank,))
-    return device_listing(graph, buffer, {rank: RankCalls(graph, rank, buffer, run)})
 
 
 def device_listing(graph: ActorGraph, buffer: CommandBuffer, ranks: Mapping[int, RankCalls]) -> str:

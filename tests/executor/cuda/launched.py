@@ -1,21 +1,27 @@
 """Every function that actors launch: those of all small models' training and of all examples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from executor.cuda.kernels.table import CALLS, make_calls
+from executor.cuda.listing import listed_run
+from executor.cuda.rank import RankCalls
 from executor.kernels.context import KernelContext, whole
+from executor.streams import command_buffer
 from models.inference import widened
 from models.labels import parse, shape_of
 from models.ops import OPS
 from models.zoo.catalogue import TrainingSpec, build_training
+from planner.compile import compile_plan
 from tests.executor.cuda.calling import FLOATS, context_of
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
+from tests.executor.plans.reading import stored_plan
 from tests.small_models import NAMES, small
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+PLANS = ("bf16-tp2", "bf16-pp2", "prefetched")
 
 # Which inputs and outputs are of 16 bits, where activations are, for kinds that only expansions
 # hold: a split loss is computed in the loss's dtype (`planner.compile.lowering`), and what rounds
@@ -35,19 +41,49 @@ EXPANSIONS: dict[str, Narrow] = {
 
 @cache
 def launched_functions() -> dict[str, frozenset[str]]:
-    """Functions by source, of every op kind that has CUDA calls."""
+    """Functions by source, of every op kind that has CUDA calls, and of meetings and ends of steps.
+
+    Of the small models in all precisions, of the examples in all dtypes and of the stored plans.
+    """
+    trained = list(_ops_of_the_zoo(PRECISIONS))
+    contexts = (*trained, *_examples(_narrow(trained)))
+    return _by_source([*_launched_by(contexts), *_launched_by_plans()])
+
+
+@cache
+def functions_in_bf16() -> dict[str, frozenset[str]]:
+    """Functions by source that training every small model in bf16 launches, and stored plans."""
+    return _by_source([*_launched_by(_ops_of_the_zoo(("bf16",))), *_launched_by_plans()])
+
+
+def _by_source(some: Iterable[Mapping[str, set[str]]]) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    trained = list(_ops_of_the_zoo())
-    for context in (*trained, *_examples(_narrow(trained))):
-        for source, functions in functions_of(make_calls(context).of(0)).items():
+    for one in some:
+        for source, functions in one.items():
             found.setdefault(source, set()).update(functions)
     return {source: frozenset(found[source]) for source in sorted(found)}
 
 
-def _ops_of_the_zoo() -> Iterator[KernelContext]:
+def _launched_by(contexts: Iterable[KernelContext]) -> Iterator[dict[str, set[str]]]:
+    for context in contexts:
+        yield functions_of(make_calls(context).of(0))
+
+
+def _launched_by_plans() -> Iterator[dict[str, set[str]]]:
+    """What the ranks of stored plans launch, those of each plan on one device and apart."""
+    for name in PLANS:
+        plan = stored_plan(name)
+        graph = compile_plan(plan)
+        for ranks in ((0,), range(graph.ranks)):
+            buffer = command_buffer(graph, ranks)
+            for rank in buffer.ranks:
+                yield RankCalls(graph, rank, buffer, listed_run(plan)).functions()
+
+
+def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:
     """Contexts of the ops of every small model's training step, on one device."""
     for name in NAMES:
-        for precision in PRECISIONS:
+        for precision in precisions:
             graph = build_training(small(name, precision), TrainingSpec(), 4)
             tensors = graph.tensors_by_name
             for op in graph.ops:

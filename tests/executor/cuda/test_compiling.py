@@ -6,24 +6,24 @@ import pytest
 from executor.cuda.compiling import offline_cubin
 from executor.cuda.source_text import source_stems
 from executor.errors import ExecutorError
-from tests.executor.cuda.launched import launched_functions
+from tests.executor.cuda.launched import functions_in_bf16, launched_functions
 from tests.extras import optional
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+FIRST, OTHERS = "sm_90", ("sm_80", "sm_100")
 
 
 @pytest.mark.parametrize("source", source_stems())
 def test_every_function_that_is_launched_compiles(source: str):
+    """All for one architecture; for the others what training in bf16 launches."""
     optional("cuda.core", extra="test")
-    functions = launched_functions().get(source)
-    if not functions:
-        pytest.skip(f"no example and no small model launches a function of `{source}`")
+    functions, in_bf16 = launched_functions()[source], functions_in_bf16().get(source)
+    wanted = [(FIRST, functions), *((one, in_bf16) for one in OTHERS if in_bf16)]
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
-        compiled = pool.map(lambda one: offline_cubin(source, functions, one), ARCHITECTURES)
-        for made in compiled:
+        compiled = pool.map(lambda one: offline_cubin(source, one[1], one[0]), wanted)
+        for made, (_, names) in zip(compiled, wanted, strict=True):
             assert made.code[:4] == b"\x7fELF"
-            assert set(made.symbols) == functions
-            assert len(set(made.symbols.values())) == len(functions)
+            assert set(made.symbols) == names
+            assert len(set(made.symbols.values())) == len(names)
 
 
 def test_what_does_not_compile_is_named_with_the_compilers_words():

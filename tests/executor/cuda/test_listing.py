@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.cuda.listing import Unread, device_listing, rank_listing
+from executor.cuda.listing import Unread, device_listing, listed_run, rank_listing
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
-from executor.kernels import RunState
 from executor.kernels.context import Source
 from executor.streams import command_buffer
 from planner.compile import compile_plan
@@ -27,13 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 def on_one_device(plan: Plan) -> str:
     """All ranks of a plan, as streams of one device."""
     graph = compile_plan(plan)
-    run = RunState(
-        seed=0,
-        dataset=Unread(),
-        global_batch=plan.global_batch,
-        microbatches=plan.microbatches,
-        batch=plan.batch,
-    )
+    run = listed_run(plan)
     buffer = command_buffer(graph, range(graph.ranks))
     ranks = {rank: RankCalls(graph, rank, buffer, run) for rank in buffer.ranks}
     return device_listing(graph, buffer, ranks)

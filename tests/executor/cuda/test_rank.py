@@ -8,12 +8,10 @@ import pytest
 
 from executor.cuda.binding import operands_of
 from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Matrices, Operand, Product
-from executor.cuda.listing import Unread
+from executor.cuda.listing import listed_run
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
-from executor.kernels import RunState
 from executor.streams import CommandBuffer, command_buffer
-from executor.values.loading import float32_arithmetic
 from models.graph import ITEMSIZE
 from planner.actors.graph import ActorGraph
 from planner.plan import Plan
@@ -43,14 +41,7 @@ Located = tuple[Call, int]  # and the members of the meeting that it belongs to
 def calls_of(
     plan: Plan, graph: ActorGraph, ranks: Sequence[int]
 ) -> tuple[CommandBuffer, dict[int, RankCalls]]:
-    run = RunState(
-        seed=0,
-        dataset=Unread(),
-        global_batch=plan.global_batch,
-        microbatches=plan.microbatches,
-        batch=plan.batch,
-        arithmetic=float32_arithmetic(plan.model),
-    )
+    run = listed_run(plan)
     buffer = command_buffer(graph, ranks)
     return buffer, {rank: RankCalls(graph, rank, buffer, run) for rank in buffer.ranks}
 
