@@ -13,7 +13,7 @@ from models.labels import parse, shape_of
 from models.ops import OPS
 from models.zoo.catalogue import TrainingSpec, build_training
 from planner.compile import compile_plan
-from tests.executor.cuda.calling import FLOATS, context_of
+from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
@@ -43,7 +43,7 @@ EXPANSIONS: dict[str, Narrow] = {
 def launched_functions() -> dict[str, frozenset[str]]:
     """Functions by source, of every op kind that has CUDA calls, and of meetings and ends of steps.
 
-    Of the small models in all precisions, of the examples in all dtypes and of the stored plans.
+    Of the small models in all precisions, of the examples in all widths and of the stored plans.
     """
     trained = list(_ops_of_the_zoo(PRECISIONS))
     contexts = (*trained, *_examples(_narrow(trained)))
@@ -110,10 +110,10 @@ def _narrow(contexts: Sequence[KernelContext]) -> dict[str, Narrow]:
 
 
 def _examples(narrow: dict[str, Narrow]) -> Iterator[KernelContext]:
-    """Contexts of every example, in every width."""
+    """Contexts of every example, in every width; of the two of 16 bits in one."""
     for example in EXAMPLES:
         if example.kind in CALLS:
-            for dtype in FLOATS:
+            for dtype in ("float64", "float32", "bfloat16"):
                 yield _context(example, dtype, narrow.get(example.kind))
 
 

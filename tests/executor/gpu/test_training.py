@@ -76,11 +76,9 @@ def test_a_captured_step_gives_the_bits_of_eager_firing(model):
 
 
 PARALLEL = [
-    ("gpt", {"dp": 2, "tp": 2}),
     ("gpt", {"tp": 2, "pp": 2}),
     ("llama", {"dp": 2, "tp": 2, "sequence_parallel": True}),
     ("llama", {"cp": 2}),
-    ("mixtral", {"dp": 2, "ep": 2}),
     ("mixtral", {"dp": 2, "ep": 2, "zero": 1}),
     ("gpt", {"dp": 2, "zero": 3}),
     ("bert", {"dp": 2}),
