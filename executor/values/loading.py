@@ -9,6 +9,7 @@ from executor.shards import RankValues
 from executor.values.checkpoint import load_checkpoint
 from executor.values.initial import initial_value
 from executor.values.weights import Weights
+from models.spec import ModelSpec
 
 
 def run_state(job: Job) -> RunState:
@@ -20,8 +21,13 @@ def run_state(job: Job) -> RunState:
         microbatches=job.microbatches,
         batch=job.batch,
         first_step=job.first_step,
-        arithmetic="tf32" if job.model.precision == "tf32" else "fp32",
+        arithmetic=float32_arithmetic(job.model),
     )
+
+
+def float32_arithmetic(model: ModelSpec) -> str:
+    """Return what a GPU computes products of a model's float32 operands in: fp32 or tf32."""
+    return "tf32" if model.precision == "tf32" else "fp32"
 
 
 def load_values(job: Job, state: RankValues) -> None:

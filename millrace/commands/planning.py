@@ -37,6 +37,14 @@ Framework = Annotated[
 ]
 OptimizeFor = Annotated[str, typer.Option(help="throughput, or per token: cost, energy.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Say what decided each choice.")]
+Commands = Annotated[
+    int | None,
+    typer.Option(
+        metavar="RANK",
+        help="List every call that this rank makes in a step on its GPU, in order: kernels with "
+        "their grids and operands, matrix products, collectives. No GPU is needed.",
+    ),
+]
 # Pins: what is left out, the search decides.
 Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
 SequenceParallel = Annotated[
@@ -151,20 +159,35 @@ def _documented(
 def show(
     plan: Annotated[Path, typer.Argument(metavar="PLAN")],
     other: Annotated[Path | None, typer.Argument(metavar="[PLAN]")] = None,
+    commands: Commands = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a plan, or what differs between two."""
+    """Draw a plan, or what differs between two; or list what one of its ranks runs on a GPU."""
     from millrace import drawing
     from millrace.figures import plan_summary
     from millrace.files import load_plan
 
+    if commands is not None and other is not None:
+        raise typer.BadParameter("--commands lists a rank of one plan: give one PLAN")
     before = load_plan(plan)
+    if commands is not None:
+        _list_commands(before, commands, as_json)
+        return
     if other is None:
         document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
         answer(document, as_json, lambda console: drawing.draw_plan(before, console))
         return
     found = drawing.changes(before, load_plan(other))
     answer({"changes": found}, as_json, lambda console: drawing.draw_changes(found, console))
+
+
+def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
+    from executor.cuda.listing import rank_listing
+
+    text = rank_listing(plan, rank)
+    document = {"rank": rank, "commands": text.splitlines()}
+    # As it is: lines are long, and none may be wrapped.
+    answer(document, as_json, lambda console: console.out(text, highlight=False, end=""))
 
 
 def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Console) -> None:

@@ -1,6 +1,7 @@
 """The contract of the command line: one document, one sentence, one exit code."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +135,29 @@ def test_every_error_has_its_exit_code():
     assert exit_code_of(ProtocolError("stuck")) == 3
     assert exit_code_of(OSError(28, "No space left on device")) == 3
     assert exit_code_of(ZeroDivisionError()) is None
+
+
+PLANS = Path(__file__).parents[1] / "executor" / "plans"
+
+
+def test_the_commands_of_a_rank_are_listed_without_a_gpu(call):
+    plan = str(PLANS / "bf16-tp2.json")
+    golden = (PLANS.parent / "cuda" / "golden" / "bf16-tp2.txt").read_text()
+    assert call("show", plan, "--commands", "0") == (0, golden, "")
+    code, out, err = call("show", plan, "--commands", "0", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"rank": 0, "commands": golden.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--commands", "2"), "the plan has no rank 2: it has ranks 0 to 1"),
+        (("--commands", "first"), "valid integer"),
+        ((str(PLANS / "bf16-pp2.json"), "--commands", "0"), "give one PLAN"),
+    ],
+)
+def test_commands_that_cannot_be_listed_are_not_understood(call, more, said):
+    code, out, err = call("show", str(PLANS / "bf16-tp2.json"), *more)
+    assert (code, out) == (2, "")
+    assert said in err

@@ -1,21 +1,27 @@
 """Every function that actors launch: those of all small models' training and of all examples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from executor.cuda.calls import Launch
+from executor.cuda.calls import Call, Launch
 from executor.cuda.kernels.table import CALLS, make_calls
+from executor.cuda.listing import listed_run
+from executor.cuda.rank import RankCalls
 from executor.kernels.context import KernelContext, whole
+from executor.streams import command_buffer
 from models.inference import widened
 from models.labels import parse, shape_of
 from models.ops import OPS
 from models.zoo.catalogue import TrainingSpec, build_training
+from planner.compile import compile_plan
 from tests.executor.cuda.calling import FLOATS, context_of
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
+from tests.executor.plans.reading import stored_plan
 from tests.small_models import NAMES, small
 
+PLANS = ("bf16-tp2", "bf16-pp2", "prefetched")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 # Which inputs and outputs are of 16 bits, where activations are, for kinds that only expansions
@@ -36,28 +42,58 @@ EXPANSIONS: dict[str, Narrow] = {
 
 @cache
 def launches() -> tuple[Launch, ...]:
-    """Every launch that differs from the others, of every op kind that has CUDA calls."""
-    trained = list(_ops_of_the_zoo())
-    found = {
-        call._replace(args=()): call
-        for context in (*trained, *_examples(_narrow(trained)))
-        for call in make_calls(context).of(0)
-        if isinstance(call, Launch)
-    }
-    return tuple(found)
+    """Every launch that differs from the others, of all kinds, meetings and ends of steps.
+
+    Of the small models in all precisions, of the examples in all widths and of the stored plans.
+    """
+    trained = list(_ops_of_the_zoo(PRECISIONS))
+    examples = _examples(_narrow(trained), ("float64", "float32", "bfloat16"))
+    contexts = (*trained, *(context for _, _, context in examples))
+    return _different([*_launched_by(contexts), *_launched_by_plans()])
 
 
 @cache
 def launched_functions() -> dict[str, frozenset[str]]:
-    """Functions by source, of every op kind that has CUDA calls."""
-    found = functions_of(launches())
+    """Functions of `launches`, by source."""
+    return _by_source(launches())
+
+
+@cache
+def functions_in_bf16() -> dict[str, frozenset[str]]:
+    """Functions by source that training every small model in bf16 launches, and stored plans."""
+    return _by_source([*_launched_by(_ops_of_the_zoo(("bf16",))), *_launched_by_plans()])
+
+
+def _different(calls: Iterable[Call]) -> tuple[Launch, ...]:
+    found = {call._replace(args=()): call for call in calls if isinstance(call, Launch)}
+    return tuple(found)
+
+
+def _by_source(calls: Iterable[Call]) -> dict[str, frozenset[str]]:
+    found = functions_of(calls)
     return {source: frozenset(found[source]) for source in sorted(found)}
 
 
-def _ops_of_the_zoo() -> Iterator[KernelContext]:
+def _launched_by(contexts: Iterable[KernelContext]) -> Iterator[Call]:
+    for context in contexts:
+        yield from make_calls(context).of(0)
+
+
+def _launched_by_plans() -> Iterator[Call]:
+    """What the ranks of stored plans launch, those of each plan on one device and apart."""
+    for name in PLANS:
+        plan = stored_plan(name)
+        graph = compile_plan(plan)
+        for ranks in ((0,), range(graph.ranks)):
+            buffer = command_buffer(graph, ranks)
+            for rank in buffer.ranks:
+                yield from RankCalls(graph, rank, buffer, listed_run(plan)).all_calls()
+
+
+def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:
     """Contexts of the ops of every small model's training step, on one device."""
     for name in NAMES:
-        for precision in PRECISIONS:
+        for precision in precisions:
             graph = build_training(small(name, precision), TrainingSpec(), 4)
             tensors = graph.tensors_by_name
             for op in graph.ops:
@@ -85,10 +121,15 @@ def _narrow(contexts: Sequence[KernelContext]) -> dict[str, Narrow]:
 
 def examples_in_every_width() -> Iterator[tuple[Example, str, KernelContext]]:
     """Every example that has CUDA calls, with the dtype of its activations and its context."""
-    narrow = _narrow(list(_ops_of_the_zoo()))
+    return _examples(_narrow(list(_ops_of_the_zoo(PRECISIONS))), FLOATS)
+
+
+def _examples(
+    narrow: dict[str, Narrow], dtypes: Sequence[str]
+) -> Iterator[tuple[Example, str, KernelContext]]:
     for example in EXAMPLES:
         if example.kind in CALLS:
-            for dtype in FLOATS:
+            for dtype in dtypes:
                 yield example, dtype, _context(example, dtype, narrow.get(example.kind))
 
 

@@ -8,11 +8,11 @@ from executor.cuda.calls import WARP_THREADS
 from executor.cuda.compiling import Cubin, offline_cubin
 from executor.cuda.source_text import source_stems
 from executor.errors import ExecutorError
-from tests.executor.cuda.launched import launched_functions, launches
+from tests.executor.cuda.launched import functions_in_bf16, launched_functions, launches
 from tests.executor.cuda.resources import resources_of
 from tests.extras import optional
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+FIRST, OTHERS = "sm_90", ("sm_80", "sm_100")
 
 # CUDA programming guide, technical specifications per compute capability (8.0 to 10.0): threads and
 # registers of a block, the latter in units of a warp, and its static shared memory; from 9.0 on the
@@ -26,16 +26,16 @@ RESERVED_BYTES = 1024
 
 @pytest.mark.parametrize("source", source_stems())
 def test_every_function_that_is_launched_compiles(source: str):
+    """All for one architecture; for the others what training in bf16 launches."""
     optional("cuda.core", extra="test")
-    functions = launched_functions().get(source)
-    if not functions:
-        pytest.skip(f"no example and no small model launches a function of `{source}`")
+    functions, in_bf16 = launched_functions()[source], functions_in_bf16().get(source)
+    wanted = [(FIRST, functions), *((one, in_bf16) for one in OTHERS if in_bf16)]
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
-        compiled = pool.map(lambda one: offline_cubin(source, functions, one), ARCHITECTURES)
-        for made in compiled:
+        compiled = pool.map(lambda one: offline_cubin(source, one[1], one[0]), wanted)
+        for made, (_, names) in zip(compiled, wanted, strict=True):
             assert made.code[:4] == b"\x7fELF"
-            assert set(made.symbols) == functions
-            assert len(set(made.symbols.values())) == len(functions)
+            assert set(made.symbols) == names
+            assert len(set(made.symbols.values())) == len(names)
             require_launchable(source, made)
 
 
@@ -43,7 +43,7 @@ def require_launchable(source: str, made: Cubin) -> None:
     """A device refuses a launch whose block takes more than a multiprocessor has."""
     taken = resources_of(made.code)
     for launch in launches():
-        if launch.source == source:
+        if launch.source == source and launch.function in made.symbols:
             found = taken[made.symbols[launch.function]]
             threads = prod(launch.block)
             of_warp = ceil(found.registers * WARP_THREADS / REGISTER_UNIT) * REGISTER_UNIT

@@ -3,48 +3,27 @@
 `MILLRACE_UPDATE_GOLDEN=1 pytest tests/executor/streams/test_listing.py` writes them down anew.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
 from executor.streams import command_buffer, listing
-from models.spec import ModelSpec, TrainingSpec
-from planner.clusters import local_cluster
 from planner.compile import compile_plan
-from planner.search import Pins, SearchRequest, search
+from tests.executor.golden import assert_golden
+from tests.executor.plans.reading import stored_plan
 from tests.executor.streams.buffers import one_producer
 
 GOLDEN = Path(__file__).parent / "golden"
-MODEL = ModelSpec(
-    name="small-mlp",
-    family="mlp",
-    config={"inputs": 16, "columns": 4, "hidden": 32, "layers": 2, "classes": 8},
-)
-PLANS: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
-    # Rank 0 of dp 2 x tp 2: weights are gathered before they are wanted.
-    "prefetched": ((0,), {"dp": 2, "tp": 2, "pp": 1, "zero": 3, "micro_batch": 2}),
-    # Both ranks of a pipeline.
-    "1f1b": ((0, 1), {"dp": 1, "tp": 1, "pp": 2, "schedule": "1f1b", "micro_batch": 2}),
+RANKS = {
+    "prefetched": (0,),  # of dp 2 x tp 2 with ZeRO 3: weights are gathered before they are wanted
+    "1f1b": (0, 1),  # of a pipeline, both
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", RANKS)
 def test_a_plan_is_listed_as_written_down(name: str) -> None:
-    ranks, pins = PLANS[name]
-    degrees = [value for key, value in pins.items() if key in ("dp", "tp", "pp")]
-    request = SearchRequest(
-        model=MODEL,
-        training=TrainingSpec(),
-        cluster=local_cluster(4 if degrees == [2, 2, 1] else 2, cores=2, memory_bytes=8 * 2**30),
-        global_batch=8,
-        pins=Pins(**pins),  # type: ignore[arg-type]
-    )
-    graph = compile_plan(search(request))
-    found, path = listing(graph, command_buffer(graph, ranks)), GOLDEN / f"{name}.txt"
-    if os.environ.get("MILLRACE_UPDATE_GOLDEN"):
-        path.write_text(found)
-    assert found == path.read_text()
+    graph = compile_plan(stored_plan(name))
+    assert_golden(listing(graph, command_buffer(graph, RANKS[name])), GOLDEN / f"{name}.txt")
 
 
 def test_a_line_tells_who_does_what_with_which_slots_after_whom() -> None:

@@ -1,0 +1,187 @@
+"""Device listings: command buffers as text with every call of every command, without a device.
+
+What `executor.streams.listing` says of slots is said here of bytes: a line per call, in the order
+in which `executor.gpu.driver` issues them, its operands by region and offset (`arena+0x1200`). So
+what would run on a GPU can be read, compared and kept where there is none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.rank import RankCalls
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, RunState, Source
+from executor.streams.commands import Command, CommandBuffer, command_buffer
+from executor.values.loading import float32_arithmetic
+from planner.actors.graph import ActorGraph
+from planner.compile import compile_plan
+from planner.errors import PlanError
+from planner.plan import Plan
+
+INDENT = " " * 8
+
+
+class Unread:
+    """The samples of a run that is only listed: nobody reads them."""
+
+    description = "nothing"
+
+    def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
+        """Refuse: kernels of the host are made for a listing and never fired."""
+        raise ExecutorError(f"a listing reads no `{source.name}`: run the plan instead")
+
+
+def rank_listing(plan: Plan, rank: int) -> str:
+    """Write out what one rank of a plan would issue to its GPU, ranks being one to a GPU.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    rank
+        Which of its ranks.
+
+    Raises
+    ------
+    PlanError
+        The plan has no such rank.
+    ExecutorError
+        An op has no kernel on a GPU; names it.
+    """
+    if not 0 <= rank < plan.ranks:
+        known = "only rank 0" if plan.ranks == 1 else f"ranks 0 to {plan.ranks - 1}"
+        raise PlanError(f"the plan has no rank {rank}: it has {known}")
+    graph = compile_plan(plan)
+    buffer = command_buffer(graph, (rank,))
+    ranks = {rank: RankCalls(graph, rank, buffer, listed_run(plan))}
+    return device_listing(graph, buffer, ranks)
+
+
+def listed_run(plan: Plan) -> RunState:
+    """Return what the kernels of a rank share where calls are only made, and no sample is read."""
+    return RunState(
+        seed=plan.seed,
+        dataset=Unread(),
+        global_batch=plan.global_batch,
+        microbatches=plan.microbatches,
+        batch=plan.batch,
+        arithmetic=float32_arithmetic(plan.model),
+    )
+
+
+def device_listing(graph: ActorGraph, buffer: CommandBuffer, ranks: Mapping[int, RankCalls]) -> str:
+    """Write out every call of every step of a buffer's period, in the order of the driver.
+
+    First come the bytes of every region of every rank. Then every command has a line with its
+    number, rank, stream, actor and firing, the commands it waits for, `records` where an event
+    follows, and the other members of its meeting; under it is a line per call. The launches that
+    end a step come last.
+
+    Parameters
+    ----------
+    graph, buffer
+        The actor graph, and the commands of some of its ranks.
+    ranks
+        The calls of each of these ranks.
+    """
+    lines = [
+        f"{graph.name}: {', '.join(f'rank {rank}' for rank in buffer.ranks)} of {graph.ranks}, "
+        f"{len(buffer.steps[0])} commands a step, slots repeat after "
+        f"{'every step' if buffer.period == 1 else f'{buffer.period} steps'}"
+    ]
+    for rank, streams in zip(buffer.ranks, buffer.streams, strict=True):
+        sizes = (f"{region} {size}" for region, size in ranks[rank].sizes.items())
+        lines += [f"bytes of rank {rank}: {', '.join(sizes)}"]
+        lines += [f"streams of rank {rank}: {', '.join(streams)}"]
+    for step, commands in enumerate(buffer.steps):
+        lines += ["", f"step {step}: all streams wait for the origin"]
+        for number in range(len(commands)):
+            lines += _command(graph, buffer, commands, number, ranks)
+        lines += ["      the origin waits for all streams"]
+        for rank, calls in ranks.items():
+            lines += [f"      rank {rank} origin: the end of the step"]
+            lines += [INDENT + _described(calls.finish(), rank, ())]
+    return "\n".join(lines) + "\n"
+
+
+def _command(
+    graph: ActorGraph,
+    buffer: CommandBuffer,
+    commands: Sequence[Command],
+    number: int,
+    ranks: Mapping[int, RankCalls],
+) -> Iterator[str]:
+    """The line of a command, and those of its calls."""
+    command = commands[number]
+    calls = ranks[command.rank]
+    actor = calls.program.actors[command.actor]
+    parts = [
+        f"{number:5} rank {command.rank} {buffer.stream_name(command)}: {_called(ranks, command)}"
+    ]
+    if command.waits:
+        waits = (f"{other} {_called(ranks, commands[other])}" for other in command.waits)
+        parts.append(f"after {', '.join(waits)}")
+    if command.records:
+        parts.append("records")
+    others = [f"{other}" for other in command.meets if other != number]
+    if others:
+        parts.append(f"meets {', '.join(others)}")
+    yield "; ".join(parts)
+    members = () if actor.meeting is None else graph.members(command.rank, actor.meeting)
+    peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
+    for call in calls.located(command, peers):
+        yield INDENT + _described(call, command.rank, members)
+
+
+def _called(ranks: Mapping[int, RankCalls], command: Command) -> str:
+    actor = ranks[command.rank].program.actors[command.actor]
+    return f"{actor.name} #{command.firing}" if actor.firings > 1 else actor.name
+
+
+def _described(call: Call, rank: int, members: Sequence[int]) -> str:
+    """One call in one line."""
+    match call:
+        case Launch():
+            args = ", ".join(_argument(arg, rank) for arg in call.args)
+            sizes = f"grid {_extent(call.grid)} block {_extent(call.block)}"
+            return f"{call.source}: {call.function} {sizes} ({args})"
+        case Product():
+            how = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
+            a, b, d = (_matrices(one, rank) for one in (call.a, call.b, call.d))
+            return f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
+        case Clear():
+            return f"clear {call.size_bytes} bytes: {_operand(call.target, rank)}"
+        case Copy():
+            source, target = _operand(call.source, rank), _operand(call.target, rank)
+            return f"copy {call.size_bytes} bytes: {source} -> {target}"
+        case Collective():
+            kind = call.kind
+            if kind in ("all_reduce", "reduce_scatter"):
+                kind += f" {call.reduction}"
+            ends = f"{_operand(call.send, rank)} -> {_operand(call.recv, rank)}"
+            among = ", ".join(map(str, members))
+            return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
+
+
+def _argument(arg: Operand | np.generic, rank: int) -> str:
+    return _operand(arg, rank) if isinstance(arg, Operand) else f"{arg.dtype} {arg.item()}"
+
+
+def _operand(operand: Operand, rank: int) -> str:
+    """Region and offset; the rank too where the region is another's."""
+    region = operand.role if operand.number == rank else f"rank {operand.number} {operand.role}"
+    return f"{region}+{operand.offset_bytes:#x}" if operand.offset_bytes else region
+
+
+def _matrices(found: Matrices, rank: int) -> str:
+    strides = f"{found.batch_stride} {found.row_stride} {found.column_stride}"
+    return f"{_operand(found.operand, rank)} {found.dtype} [{strides}]"
+
+
+def _extent(size: tuple[int, int, int]) -> str:
+    """Sizes, without the ones behind: `4 x 2`, `256`."""
+    used = max((at for at, one in enumerate(size) if one > 1), default=0) + 1
+    return " x ".join(map(str, size[:used]))

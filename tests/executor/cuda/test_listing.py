@@ -1,0 +1,66 @@
+"""What a rank issues to its GPU as text, compared with what was written down.
+
+`MILLRACE_UPDATE_GOLDEN=1 pytest tests/executor/cuda/test_listing.py` writes it down anew.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from executor.cuda.listing import Unread, device_listing, listed_run, rank_listing
+from executor.cuda.rank import RankCalls
+from executor.errors import ExecutorError
+from executor.kernels.context import Source
+from executor.streams import command_buffer
+from planner.compile import compile_plan
+from planner.errors import PlanError
+from planner.plan import Plan
+from tests.executor.golden import assert_golden
+from tests.executor.plans.reading import stored_plan
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def on_one_device(plan: Plan) -> str:
+    """All ranks of a plan, as streams of one device."""
+    graph = compile_plan(plan)
+    run = listed_run(plan)
+    buffer = command_buffer(graph, range(graph.ranks))
+    ranks = {rank: RankCalls(graph, rank, buffer, run) for rank in buffer.ranks}
+    return device_listing(graph, buffer, ranks)
+
+
+def test_one_of_two_ranks_meets_the_other_by_library_calls() -> None:
+    found = rank_listing(stored_plan("bf16-tp2"), 0)
+    assert " among 0, 1: " in found
+    assert_golden(found, GOLDEN / "bf16-tp2.txt")
+
+
+def test_ranks_on_one_device_read_each_others_arenas() -> None:
+    found = on_one_device(stored_plan("bf16-pp2"))
+    assert ": rank 1 arena+" in found
+    assert " among " not in found
+    assert_golden(found, GOLDEN / "bf16-pp2.txt")
+
+
+def test_products_of_float32_say_whether_they_are_made_in_tf32() -> None:
+    plan = stored_plan("1f1b")
+    assert " in fp32: " in rank_listing(plan, 0)
+    model = msgspec.structs.replace(plan.model, precision="tf32")
+    found = rank_listing(msgspec.structs.replace(plan, model=model), 0)
+    assert " in tf32: " in found
+    assert " in fp32: " not in found
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_a_plan_does_not_have_is_refused(rank: int) -> None:
+    with pytest.raises(PlanError, match=f"no rank {rank}: it has ranks 0 to 1"):
+        rank_listing(stored_plan("1f1b"), rank)
+
+
+def test_a_listing_reads_no_samples() -> None:
+    source = Source(name="tokens", values=0, shape=(), region=())
+    with pytest.raises(ExecutorError, match="a listing reads no `tokens`"):
+        Unread().read(source, np.arange(1))

@@ -1,0 +1,179 @@
+"""Located calls lie where they may: every operand in its region, aligned as its kernel needs it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+
+from executor.cuda.binding import operands_of
+from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.listing import listed_run
+from executor.cuda.rank import RankCalls
+from executor.errors import ExecutorError
+from executor.streams import CommandBuffer, command_buffer
+from models.graph import ITEMSIZE
+from planner.actors.graph import ActorGraph
+from planner.plan import Plan
+from tests.executor.gpu.plans import planned
+from tests.small_models import NAMES
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+# What registers, tables and workspaces begin on; kernels read packs of up to 16 bytes from there.
+ALIGNMENT_BYTES = 64
+# Kernels that begin inside a register or the workspace too, and take element by element.
+BY_ELEMENT = {"add_scalars", "join_block"}
+PARALLEL = [
+    ("gpt", "bf16", {"tp": 2, "pp": 2}),
+    ("gpt", "fp32", {"dp": 2, "zero": 3}),
+    ("gpt", "fp16", {"dp": 2, "offload": "optimizer"}),
+    ("llama", "tf32", {"tp": 2, "sequence_parallel": True}),
+    ("llama", "bf16", {"cp": 2, "ring": True}),
+    ("mixtral", "bf16", {"dp": 2, "ep": 2, "zero": 1}),
+    ("mixtral", "fp16", {"dp": 2, "ep": 2}),
+    ("face", "bf16", {"dp": 2, "tp": 2}),
+    ("resnet", "fp16", {"dp": 2}),
+]
+
+Located = tuple[Call, int]  # and the members of the meeting that it belongs to
+
+
+def calls_of(
+    plan: Plan, graph: ActorGraph, ranks: Sequence[int]
+) -> tuple[CommandBuffer, dict[int, RankCalls]]:
+    run = listed_run(plan)
+    buffer = command_buffer(graph, ranks)
+    return buffer, {rank: RankCalls(graph, rank, buffer, run) for rank in buffer.ranks}
+
+
+def located(buffer: CommandBuffer, ranks: dict[int, RankCalls]) -> Iterator[Located]:
+    """Every call of a buffer, and how many meet in it."""
+    for commands in buffer.steps:
+        for command in commands:
+            peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
+            exchange = ranks[command.rank].exchanges.get(command.actor)
+            members = 1 if exchange is None else len(exchange.members)
+            for call in ranks[command.rank].located(command, peers):
+                yield call, members
+    for calls in ranks.values():
+        yield calls.finish(), 1
+
+
+def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
+    """The operands of a call, each with how many bytes from its start on are touched at least."""
+    match call:
+        case Clear():
+            yield call.target, call.size_bytes
+        case Copy():
+            yield call.source, call.size_bytes
+            yield call.target, call.size_bytes
+        case Product():
+            yield call.a.operand, matrices_bytes(call.a, call.batch, call.m, call.k)
+            yield call.b.operand, matrices_bytes(call.b, call.batch, call.k, call.n)
+            yield call.d.operand, matrices_bytes(call.d, call.batch, call.m, call.n)
+        case Collective():
+            size = call.elements * ITEMSIZE[call.dtype]
+            yield (
+                call.send,
+                size * (members if call.kind in ("reduce_scatter", "all_to_all") else 1),
+            )
+            yield call.recv, size * (members if call.kind in ("all_gather", "all_to_all") else 1)
+        case Launch():
+            for operand in operands_of(call):
+                yield operand, 1
+
+
+def matrices_bytes(found: Matrices, batch: int, rows: int, columns: int) -> int:
+    last = (
+        (batch - 1) * found.batch_stride
+        + (rows - 1) * found.row_stride
+        + (columns - 1) * found.column_stride
+    )
+    return (last + 1) * ITEMSIZE[found.dtype]
+
+
+def needed_alignment(call: Call) -> int:
+    """Bytes that every operand of a call must lie on a multiple of."""
+    match call:
+        case Launch(function=function) if "<bytes" in function.lower():
+            found = re.search(r"[Bb]ytes(\d+)", function)
+            assert found is not None
+            return int(found[1])
+        case Launch(function=function) if function.partition("<")[0] in BY_ELEMENT:
+            return 2
+        case Launch():
+            return ALIGNMENT_BYTES
+        case Product():
+            return max(ITEMSIZE[one.dtype] for one in (call.a, call.b, call.d))
+        case Collective():
+            return ITEMSIZE[call.dtype]
+        case _:
+            return 1
+
+
+def check(plan: Plan, graph: ActorGraph, ranks: Sequence[int]) -> list[Call]:
+    """Check every call of some ranks; return them."""
+    buffer, calls = calls_of(plan, graph, ranks)
+    for one in calls.values():
+        for register in one.program.registers:
+            for slot in range(register.slots):
+                assert register.start_bytes(slot) % ALIGNMENT_BYTES == 0, register.name
+    found = []
+    for call, members in located(buffer, calls):
+        for operand, size_bytes in extents(call, members):
+            room = calls[operand.number].sizes[operand.role]
+            assert 0 <= operand.offset_bytes <= operand.offset_bytes + size_bytes <= room, call
+            assert operand.offset_bytes % needed_alignment(call) == 0, (operand, call)
+        found.append(call)
+    return found
+
+
+@cache
+def alone(model: str, precision: str) -> list[Call]:
+    """The calls of a model on one device, checked."""
+    plan, _, graph = planned(model, precision)
+    return check(plan, graph, (0,))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("model", NAMES)
+def test_operands_of_a_model_lie_inside_their_regions(model: str, precision: str) -> None:
+    arithmetics = {
+        call.arithmetic
+        for call in alone(model, precision)
+        if isinstance(call, Product) and call.a.dtype == "float32"
+    }
+    assert arithmetics <= {"tf32" if precision == "tf32" else "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "pins"), PARALLEL, ids=lambda x: x if isinstance(x, str) else str(x)
+)
+def test_operands_of_ranks_lie_inside_their_regions(
+    model: str, precision: str, pins: dict[str, object]
+) -> None:
+    plan, _, graph = planned(model, precision, tuple(pins.items()))
+    assert graph.ranks > 1
+    by_library = [call for one in graph.programs for call in check(plan, graph, one.ranks[:1])]
+    assert any(isinstance(call, Collective) for call in by_library)
+    assert not any(
+        isinstance(call, Launch) and "join_block" in call.function for call in by_library
+    )
+    together = check(plan, graph, range(graph.ranks))
+    assert not any(isinstance(call, Collective) for call in together)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_products_in_8_bits_are_refused(precision: str) -> None:
+    plan, _, graph = planned("gpt", precision)
+    with pytest.raises(
+        ExecutorError, match="computes nothing in float8: plan with --precision bf16"
+    ):
+        calls_of(plan, graph, (0,))
+
+
+def test_products_of_float32_operands_are_made_in_tf32_where_a_plan_says_so() -> None:
+    for model in ("gpt", "resnet"):
+        products = [call for call in alone(model, "tf32") if isinstance(call, Product)]
+        assert products
+        assert {call.arithmetic for call in products} == {"tf32"}
