@@ -7,8 +7,9 @@ struct dim3 { unsigned x, y, z; };
 struct EmulatedPlace { dim3 thread, block, block_dim, grid_dim; };
 extern EmulatedPlace emulated_place;
 
-// Where the static memory of a library of kernels lies: all of it is `__shared__`.
-struct EmulatedImage { char *begin, *shared, *end; };
+// Where the static memory of a library of kernels lies: all of it is `__shared__`. `checked`: it was
+// compiled with checks, and so plainly that a barrier of the source is one place of the code.
+struct EmulatedImage { char *begin, *shared, *end; bool checked; };
 
 // Waits until all threads of the block are at the same barrier.
 void emulated_block_barrier();

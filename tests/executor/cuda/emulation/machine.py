@@ -198,7 +198,7 @@ def compiled(
         f"{seen} int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n"
         for at, name in enumerate(names)
     )
-    flags = ["-Og", *CHECKED] if checked else ["-O1"]
+    flags = [*(["-Og", *CHECKED] if checked else ["-O1"]), f"-DON_CPU_CHECKED={int(checked)}"]
     library = _built(stem, f'#include "{HEADER}"\n{text}\n{wrappers}', [*flags, *STATIC])
     found = {}
     for at, name in enumerate(names):

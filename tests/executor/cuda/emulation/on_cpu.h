@@ -118,7 +118,7 @@ template <typename... A, void (*kernel)(A...)> struct Emulated<kernel> {
   }
   UNCHECKED static void call(void** args) { apply(args, std::index_sequence_for<A...>()); }
   static const char* run(const unsigned* grid, const unsigned* block, void** args) {
-    return emulated_run(grid, block, call, args, {__ehdr_start, __bss_start, _end});
+    return emulated_run(grid, block, call, args, {__ehdr_start, __bss_start, _end, ON_CPU_CHECKED});
   }
   // One letter per parameter, so that an argument of another type is a failing test.
   static int kinds(char* found) {
