@@ -28,7 +28,8 @@ RESERVED_BYTES = 1024
 def test_every_function_that_is_launched_compiles(source: str):
     """All for one architecture; for the others what training in bf16 launches."""
     optional("cuda.core", extra="test")
-    functions, in_bf16 = launched_functions()[source], functions_in_bf16().get(source)
+    functions, in_bf16 = launched_functions().get(source), functions_in_bf16().get(source)
+    assert functions, f"no example, small model or stored plan launches a function of `{source}`"
     wanted = [(FIRST, functions), *((one, in_bf16) for one in OTHERS if in_bf16)]
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
         compiled = pool.map(lambda one: offline_cubin(source, one[1], one[0]), wanted)

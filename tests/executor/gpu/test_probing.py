@@ -172,6 +172,7 @@ class Ticking:
         self._device.issue(call, stream)
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_time_collectives_of_every_size_and_wait_alike(ranks: int) -> None:
     waits, tables = [], []

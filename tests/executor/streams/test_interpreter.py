@@ -112,7 +112,7 @@ def in_lockstep(name: str) -> list[RankState]:
     return run(plan, plan_graph(plan), graph, STEPS)
 
 
-@pytest.mark.parametrize(("seed", "name"), enumerate(TRAINED))
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(TRAINED)))
 def test_losses_and_variables_are_equal_bit_for_bit(seed: int, name: str) -> None:
     plan, graph = plans()[name]()
     states = begun(plan, plan_graph(plan), graph)
