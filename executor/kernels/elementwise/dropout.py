@@ -78,19 +78,25 @@ def _rows(context: KernelContext) -> _Rows:
     )
 
 
-def dropout(context: KernelContext) -> Kernel:
-    """Return x / (1 − rate), or 0 with probability `rate`.
+def rate_of(context: KernelContext) -> float:
+    """Return the share of values that a dropout leaves out.
 
     Raises
     ------
     ExecutorError
-        The rate is not from 0 up to, but less than, 1.
+        It is not from 0 up to, but less than, 1.
     """
     rate = float(context.attributes["rate"])
     if not 0 <= rate < 1:
         raise ExecutorError(
             f"dropout rate is {rate}: give one of 0 or more, below 1", actor=context.name
         )
+    return rate
+
+
+def dropout(context: KernelContext) -> Kernel:
+    """Return x / (1 − rate), or 0 with probability `rate`; raises as `rate_of` does."""
+    rate = rate_of(context)
     rows = _rows(context)
     bits = _Bits(key_of(context.run.seed, str(context.attributes["op"])), round(rate * 2**32), rows)
     factor = 1 / (1 - rate)

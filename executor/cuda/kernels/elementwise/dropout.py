@@ -11,8 +11,8 @@ import numpy as np
 
 from executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_fours, read, table, write
 from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged
-from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext
+from executor.kernels.elementwise.dropout import rate_of
 from executor.kernels.random_bits import key_of
 from models.labels import BATCH, bind, parse
 
@@ -20,18 +20,8 @@ WORDS = 4  # that a counter gives
 
 
 def dropout(context: KernelContext) -> Calls:
-    """Return x / (1 − rate), or 0 with probability `rate`.
-
-    Raises
-    ------
-    ExecutorError
-        The rate is not from 0 up to, but less than, 1.
-    """
-    rate = float(context.attributes["rate"])
-    if not 0 <= rate < 1:
-        raise ExecutorError(
-            f"dropout rate is {rate}: give one of 0 or more, below 1", actor=context.name
-        )
+    """Return x / (1 − rate), or 0 with probability `rate`; raises as `rate_of` does."""
+    rate = rate_of(context)
     path, first_sample, first_index = _places(context)
     run, count = context.run, context.inputs[0].size
     keys = key_of(run.seed, str(context.attributes["op"]))

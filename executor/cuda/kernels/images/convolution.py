@@ -30,6 +30,7 @@ from executor.cuda.kernels.images.windows import (
     sizes_of,
     windows_table,
 )
+from executor.cuda.kernels.matmul import arithmetic_of
 from executor.kernels.context import KernelContext
 
 SOURCE = "convolution"
@@ -127,13 +128,6 @@ def _windows(sizes: Sizes, windows: tuple[Windows, ...]) -> Calls:
     return always(launch, tables=(windows_table(*windows),))
 
 
-def _arithmetic(context: KernelContext, dtype: str) -> str:
-    """Return what products of operands of this dtype are computed in."""
-    if dtype == "float32":
-        return context.run.arithmetic
-    return {"float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}[dtype]
-
-
 def _by_sample(
     context: KernelContext, sizes: Sizes, weight: Matrices, made: int, depth: int
 ) -> Product:
@@ -144,7 +138,7 @@ def _by_sample(
     )
     return Product(
         weight, image, out, m=made, n=sizes.places, k=depth, batch=sizes.b,
-        arithmetic=_arithmetic(context, sizes.dtype),
+        arithmetic=arithmetic_of(sizes.dtype, context.run),
     )  # fmt: skip
 
 
@@ -171,7 +165,7 @@ def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
             given(read(0), start, sizes.c, (1, sizes.places)),
             Matrices(target, partial, sizes.c, 1, weights),
             m=sizes.n, n=sizes.c, k=sizes.places, batch=min(together, sizes.b - start),
-            arithmetic=_arithmetic(context, sizes.dtype), accumulate=start > 0,
+            arithmetic=arithmetic_of(sizes.dtype, context.run), accumulate=start > 0,
         )
         for start in range(0, sizes.b, together)
     ]  # fmt: skip
