@@ -15,6 +15,7 @@ from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, RunState, Source
 from executor.streams.commands import Command, CommandBuffer, command_buffer
+from executor.streams.listing import command_line
 from executor.values.loading import float32_arithmetic
 from planner.actors.graph import ActorGraph
 from planner.compile import compile_plan
@@ -118,27 +119,11 @@ def _command(
     command = commands[number]
     calls = ranks[command.rank]
     actor = calls.program.actors[command.actor]
-    parts = [
-        f"{number:5} rank {command.rank} {buffer.stream_name(command)}: {_called(ranks, command)}"
-    ]
-    if command.waits:
-        waits = (f"{other} {_called(ranks, commands[other])}" for other in command.waits)
-        parts.append(f"after {', '.join(waits)}")
-    if command.records:
-        parts.append("records")
-    others = [f"{other}" for other in command.meets if other != number]
-    if others:
-        parts.append(f"meets {', '.join(others)}")
-    yield "; ".join(parts)
+    yield command_line(graph, buffer, commands, number, slots=False)
     members = () if actor.meeting is None else graph.members(command.rank, actor.meeting)
     peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
     for call in calls.located(command, peers):
         yield INDENT + _described(call, command.rank, members)
-
-
-def _called(ranks: Mapping[int, RankCalls], command: Command) -> str:
-    actor = ranks[command.rank].program.actors[command.actor]
-    return f"{actor.name} #{command.firing}" if actor.firings > 1 else actor.name
 
 
 def _described(call: Call, rank: int, members: Sequence[int]) -> str:

@@ -22,22 +22,30 @@ def listing(graph: ActorGraph, buffer: CommandBuffer) -> str:
     for step, commands in enumerate(buffer.steps):
         lines += ["", f"step {step}"]
         lines += (
-            _line(graph, buffer, commands, number).rstrip() for number in range(len(commands))
+            command_line(graph, buffer, commands, number).rstrip()
+            for number in range(len(commands))
         )
     return "\n".join(lines) + "\n"
 
 
-def _line(
-    graph: ActorGraph, buffer: CommandBuffer, commands: Sequence[Command], number: int
+def command_line(
+    graph: ActorGraph,
+    buffer: CommandBuffer,
+    commands: Sequence[Command],
+    number: int,
+    *,
+    slots: bool = True,
 ) -> str:
+    """Return the line of one command of a step, with the slots of its registers or without."""
     command = commands[number]
     program = graph.programs[graph.program_of(command.rank)]
     actor = program.actors[command.actor]
     parts = [
-        f"{number:5} rank {command.rank} {buffer.stream_name(command)}: {_called(graph, command)}",
-        *_slots("reads", program, actor.inputs, command.reads),
-        *_slots("writes", program, actor.outputs, command.writes),
+        f"{number:5} rank {command.rank} {buffer.stream_name(command)}: {_called(graph, command)}"
     ]
+    if slots:
+        parts += _slots("reads", program, actor.inputs, command.reads)
+        parts += _slots("writes", program, actor.outputs, command.writes)
     if command.waits:
         waits = (f"{other} {_called(graph, commands[other])}" for other in command.waits)
         parts.append(f"after {', '.join(waits)}")

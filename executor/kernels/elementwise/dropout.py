@@ -33,18 +33,38 @@ class _Rows(NamedTuple):
     has_samples: bool
 
 
-def _rows(context: KernelContext) -> _Rows:
-    """Cut the shard into rows as long as possible."""
+class Labels(NamedTuple):
+    """Labels of what is dropped, outermost first: their sizes here and in all, and first indexes.
+
+    Only the first label of a dim may be cut, so only it has an offset.
+    """
+
+    labels: list[str]
+    local: dict[str, int]
+    whole: dict[str, int]
+    offsets: dict[str, int]
+
+
+def labels_of(context: KernelContext) -> Labels:
+    """Return the labels of a dropout's input."""
     shard = context.inputs[0]
     expression = parse(context.labels)
     (dims,) = expression.inputs
     local = bind(expression, [shard.shape], [shard.shape], op=context.name)
-    whole = bind(expression, [shard.global_shape], [shard.global_shape], op=context.name)
-    offsets = {
-        dim[0]: offset // prod(local[label] for label in dim[1:])
-        for dim, offset in zip(dims, shard.offsets, strict=True)
-    }
-    labels = [label for dim in dims for label in dim]
+    return Labels(
+        labels=[label for dim in dims for label in dim],
+        local=local,
+        whole=bind(expression, [shard.global_shape], [shard.global_shape], op=context.name),
+        offsets={
+            dim[0]: offset // prod(local[label] for label in dim[1:])
+            for dim, offset in zip(dims, shard.offsets, strict=True)
+        },
+    )
+
+
+def _rows(context: KernelContext) -> _Rows:
+    """Cut the shard into rows as long as possible."""
+    labels, local, whole, offsets = labels_of(context)
     inside = [label for label in labels if label != BATCH]
     strides = {
         label: prod(whole[later] for later in inside[at + 1 :]) for at, label in enumerate(inside)

@@ -5,16 +5,14 @@ key of seed and op. The step comes from the rank's `Control`, so that a captured
 each time; all else is known when the calls are made.
 """
 
-from math import prod
-
 import numpy as np
 
 from executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_fours, read, table, write
 from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged
 from executor.kernels.context import KernelContext
-from executor.kernels.elementwise.dropout import rate_of
+from executor.kernels.elementwise.dropout import labels_of, rate_of
 from executor.kernels.random_bits import key_of
-from models.labels import BATCH, bind, parse
+from models.labels import BATCH
 
 WORDS = 4  # that a counter gives
 
@@ -57,16 +55,7 @@ def _places(context: KernelContext) -> tuple[Walk, int | None, int]:
 
     Samples are those of the microbatch; None: no dim numbers them.
     """
-    shard = context.inputs[0]
-    expression = parse(context.labels)
-    (dims,) = expression.inputs
-    local = bind(expression, [shard.shape], [shard.shape], op=context.name)
-    whole = bind(expression, [shard.global_shape], [shard.global_shape], op=context.name)
-    offsets = {
-        dim[0]: offset // prod(local[label] for label in dim[1:])
-        for dim, offset in zip(dims, shard.offsets, strict=True)
-    }
-    labels = [label for dim in dims for label in dim]
+    labels, local, whole, offsets = labels_of(context)
     inside = [label for label in labels if label != BATCH]
     steps = dict(zip(inside, contiguous([whole[label] for label in inside]), strict=True))
     path = merged(
