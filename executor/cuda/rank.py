@@ -10,6 +10,7 @@ runs), the `control` block and the `history` of steps, which the host reads. A l
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import accumulate
 from math import floor, log2, prod
 
 import numpy as np
@@ -32,7 +33,6 @@ from executor.kernels.context import Array, KernelContext
 from executor.shards import RankShards
 from executor.streams.commands import Command, CommandBuffer
 from executor.transport.communicator import Exchange
-from models.training import STEP_TOTALS
 from planner.actors.graph import HOST, Actor, ActorGraph, Port
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
@@ -102,6 +102,7 @@ class RankCalls(RankShards):
         self.tables, self._table_offsets, table_bytes = self._tabled()
         self._workspaces, workspace_bytes = self._scratch()
         self.inputs, self._half_bytes = self._staged()
+        self._stage_offsets = {(one.actor, one.firing): one.offset_bytes for one in self.inputs}
         self.sizes: Mapping[str, int] = {
             "arena": self.program.memory_bytes,
             "host": self.program.host_bytes,
@@ -182,16 +183,17 @@ class RankCalls(RankShards):
         raise ExecutorError(f"no operand has the role `{operand.role}`", actor=actor.name)
 
     @property
-    def totals(self) -> Operand | None:
-        """Where the totals of a step lie when it ends; None on a rank that updates nothing."""
-        port = next((a.inputs[1] for a in self.program.actors if a.kind in UPDATES), None)
-        return None if port is None else self.register_at(port.register, 0)
+    def totals(self) -> Port | None:
+        """The register with the totals of a step when it ends; None where nothing is updated."""
+        return next((a.inputs[1] for a in self.program.actors if a.kind in UPDATES), None)
 
     def finish(self) -> Call:
         """Return the located launch that ends a step: totals to the history, clocks on by one."""
-        dtypes = {r.dtype for r in self.program.registers if r.tensor == STEP_TOTALS}
-        dtype = dtypes.pop() if dtypes else "float32"
-        launch = finish_step_call(self.totals, dtype, self.at("history"), HISTORY_STEPS)
+        where, dtype = None, "float32"
+        if (port := self.totals) is not None:
+            where = self.register_at(port.register, 0)
+            dtype = self.program.registers[port.register].dtype
+        launch = finish_step_call(where, dtype, self.at("history"), HISTORY_STEPS)
         return bound(launch, lambda one: self.at("control") if one == CONTROL else one)
 
     def control(self) -> NDArray[np.uint8]:
@@ -274,10 +276,8 @@ class RankCalls(RankShards):
                 if command.rank == self.rank:
                     needed = self._calls[command.actor].workspace_bytes
                     sizes[command.stream] = max(sizes[command.stream], needed)
-        ends = np.cumsum([_aligned(size) for size in sizes])
-        return [int(end) - _aligned(size) for end, size in zip(ends, sizes, strict=True)], int(
-            ends[-1]
-        )
+        *starts, end = accumulate(map(_aligned, sizes), initial=0)
+        return starts, end
 
     def _staged(self) -> tuple[tuple[StagedInput, ...], int]:
         """Lay out a half of the stage: the samples of every firing of every `input` actor."""
@@ -286,20 +286,19 @@ class RankCalls(RankShards):
         for index, actor in enumerate(self.program.actors):
             if actor.kind != "input":
                 continue
-            shard = self.context(actor, self.run_state).outputs[0]
             context = self._host_context(actor)
+            (shard,), read = context.outputs, make_kernel(context)
             for firing in range(actor.firings):
                 one = StagedInput(
                     actor=index,
                     firing=firing,
                     offset_bytes=end,
                     shape=shard.shape,
-                    dtype=stage_dtype(shard.dtype),
-                    read=make_kernel(context),
+                    dtype=shard.dtype,
+                    read=read,
                 )
                 found.append(one)
                 end += _aligned(one.size_bytes)
-        self._stage_offsets = {(one.actor, one.firing): one.offset_bytes for one in found}
         return tuple(found), end
 
     def _host_context(self, actor: Actor) -> KernelContext:

@@ -1,6 +1,6 @@
 """A run on one device: the steps of its ranks, their times, and what they leave behind."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Any
 
@@ -115,7 +115,7 @@ class DeviceRun:
             event = events[step % len(events)]
             self._device.record(event, self.driver.origin)
             self._feeder.used(step, event)
-            timeline.issued(step, event)
+            timeline.issued(event)
             waits = traced or is_kept(step) or step == steps - 1
             if step == min(FIRST_REPLAY, steps - 1):
                 self._device.synchronize(event)
@@ -210,8 +210,8 @@ class _Timeline:
         if marks:
             self._marks[step] = marks
 
-    def issued(self, step: int, event: Any) -> None:
-        """Take note that `event` comes at the end of a step."""
+    def issued(self, event: Any) -> None:
+        """Take note that `event` comes at the end of the next step."""
         self._events.append(event)
 
     def ended(self, ahead: int) -> list[int]:
@@ -249,24 +249,3 @@ class _Timeline:
                 Recording(rank=rank, step_end_ns=ends, starts_ns=starts_ns, ends_ns=ends_ns)
             )
         return found
-
-
-def execute_on_device(
-    device: Device,
-    graph: ActorGraph,
-    runs: Mapping[int, RunState],
-    load: Callable[[Sequence[DeviceValues]], None],
-    steps: int,
-    *,
-    eager: bool = False,
-    spans: bool = False,
-) -> tuple[DeviceRun, list[Recording]]:
-    """Run all ranks of a graph on one device (loopback): for tests and trials.
-
-    `load` fills the variables of all ranks before the first step.
-    """
-    run = DeviceRun(device, graph, runs)
-    load(tuple(run.values.values()))
-    recordings = run.train(steps, perf_counter_ns(), eager=eager, spans=spans)
-    run.finish()
-    return run, recordings

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from executor.gpu.memory_use import MemoryUse
-from executor.gpu.running import execute_on_device
 from millrace import api
 from planner.compile import compile_plan
 from planner.plan import plan_graph
-from tests.executor.gpu.plans import loading, runs_of
+from tests.executor.gpu.plans import execute_on_device, loading, runs_of
 from tests.gpu.commands import middling_plan
 from tests.gpu.conftest import EMULATED
 

@@ -5,8 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.gpu.running import execute_on_device
-from tests.executor.gpu.plans import loading, planned, reference, runs_of
+from tests.executor.gpu.plans import (
+    batch_of,
+    execute_on_device,
+    loading,
+    planned,
+    reference,
+    runs_of,
+)
 from tests.executor.gpu.test_training import ALONE, PARALLEL
 
 STEPS = 20
@@ -45,7 +51,7 @@ def test_losses_equal_the_reference_captured_and_eager(
 ) -> None:
     run, _, captured = train(device, model, precision)
     assert run.driver.captured
-    expected = reference(model, STEPS).losses
+    expected = reference(model, STEPS, batch_of(model, precision)).losses
     np.testing.assert_allclose(captured, expected, atol=NEAR[precision], rtol=0)
     history = run.regions.history(0)[:STEPS]
     assert history[:, 4].all(), "a step was skipped"

@@ -80,3 +80,12 @@ def test_a_process_hands_on_what_failed_and_leaves_no_folder(monkeypatch, tmp_pa
     with pytest.raises(ExecutorError, match=r"rank 0, actor `.*ln.*`: an illegal address was read"):
         on_gpu(planned("gpt", "fp32")[0], 2)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_is_killed_ends_the_run_and_leaves_nothing(monkeypatch, tmp_path):
+    emulate_gpus(monkeypatch, death="layer_norm")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ExecutorError, match="rank 0: the process ended") as failed:
+        on_gpu(planned("gpt", "fp32")[0], 2)
+    assert failed.value.rank == 0
+    assert not list(tmp_path.iterdir())

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from executor.gpu.running import DeviceRun, execute_on_device
+from executor.gpu.running import DeviceRun
 from planner.errors import InfeasibleError
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.front import emulate_gpus, on_gpu
-from tests.executor.gpu.plans import loading, planned, runs_of
+from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

@@ -5,14 +5,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.gpu.running import TRACED_STEPS, execute_on_device
+from executor.gpu.running import TRACED_STEPS
 from executor.recording import trace_of
 from millrace import api
 from millrace.compare import join
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK_EAGER, emulate_gpus, on_gpu
-from tests.executor.gpu.plans import loading, planned, runs_of
+from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
