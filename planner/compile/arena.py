@@ -273,11 +273,9 @@ def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
     """
     draft = spans.draft
     found: dict[int, tuple[int, int]] = {}
-    for actor in draft.actors:
-        if not actor.in_place or len(actor.outputs) != 1:
-            continue
-        parts, whole = _gathered(spans, actor.outputs[0].register)
-        total, reduced = _summed(spans, actor.inputs[0].register)
+    for variable, gradient in _updates(draft):
+        parts, whole = _gathered(spans, variable)
+        total, reduced = _summed(spans, gradient)
         if total is None or whole is None or {total, whole, *parts, *reduced} & shared:
             continue
         if not _read_before(spans, whole, total):
@@ -296,6 +294,18 @@ def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
             if alone and draft.registers[one].slot_bytes <= draft.registers[owner].slot_bytes:
                 found[one] = owner, 0
     return found
+
+
+def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
+    """Every variable that an actor updates, and the gradient that it reads for it."""
+    for actor in draft.actors:
+        if not actor.in_place:
+            continue
+        ports = [*actor.inputs, *actor.outputs]
+        for part in actor.parts:
+            yield ports[part.outputs[0]].register, ports[part.inputs[1]].register
+        if not actor.parts and len(actor.outputs) == 1:
+            yield actor.outputs[0].register, actor.inputs[0].register
 
 
 def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
@@ -330,7 +340,7 @@ def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
         if index is None or not alone:
             return None, []
         actor = draft.actors[index]
-        if actor.kind == "accumulate":
+        if "accumulate" in actor.kinds:
             return gradient, reduced[::-1]
         if not spans.local(index):
             return None, []
