@@ -157,6 +157,9 @@ class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latency_ns: int = 0
 
 
+OURS = "millrace"  # our own executor on GPUs, as `Software.name`
+
+
 class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a training framework drives its devices: habits that a plan does not show.
 
@@ -225,6 +228,10 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_ranks: int = 0
     broadcast_ns: int = 0
     source: str = ""
+
+
+OWN_SOFTWARE = (Software().name, OURS)
+"""Who runs the actors as they are compiled; anything else is a framework with its own kernels."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):

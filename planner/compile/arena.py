@@ -29,7 +29,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
-from planner.compile.draft import BEGIN, BOXING, PART_ORDER, UPDATE, DraftStage, Section
+from planner.compile.draft import (
+    BEGIN,
+    BOXING,
+    PART_ORDER,
+    UPDATE,
+    DraftActor,
+    DraftStage,
+    Section,
+)
 from planner.compile.slots import Timetable, Turn
 
 
@@ -308,6 +316,17 @@ def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
             yield actor.outputs[0].register, actor.inputs[0].register
 
 
+def _made_of(actor: DraftActor, register: int) -> list[int]:
+    """What an actor makes of one of its inputs."""
+    if not actor.parts:
+        return [port.register for port in actor.outputs]
+    at = [port.register for port in actor.inputs].index(register)
+    ports = (*actor.inputs, *actor.outputs)
+    return [
+        ports[one].register for part in actor.parts if at in part.inputs for one in part.outputs
+    ]
+
+
 def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
     """What is made of a variable before the first microbatch, and the last of it, read in them."""
     draft, parts = spans.draft, list[int]()
@@ -320,9 +339,10 @@ def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
         if len(readers) > 1 or (last != variable and len(spans.readers[last]) > 1):
             return [], None
         actor = draft.actors[readers[0]]
-        if len(actor.outputs) != 1 or (actor.lane != "compute" and not spans.local(readers[0])):
+        outputs = _made_of(actor, last)
+        if len(outputs) != 1 or (actor.lane != "compute" and not spans.local(readers[0])):
             return [], None
-        last = actor.outputs[0].register
+        (last,) = outputs
         parts.append(last)
 
 

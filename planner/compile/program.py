@@ -9,7 +9,7 @@ from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.validate import validate
 from planner.compile.arena import lay_out
 from planner.compile.draft import DraftStage
-from planner.compile.fused import fused_draft, joined_launches
+from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
 from planner.compile.orders import (
     FirstStep,
@@ -23,7 +23,7 @@ from planner.compile.placement import check_plan, place
 from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable, timetable
 from planner.costs import durations
-from planner.plan import FUSED, Plan, plan_graph
+from planner.plan import Plan, plan_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,9 @@ def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)
-    drafts = lowering.stages
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
-    if plan.fusion == FUSED:
-        drafts = [joined_launches(fused_draft(draft, joint=table.joint)) for draft in drafts]
+    drafts = fused_stages(lowering.stages, plan.fusion, joint=table.joint)
     for draft in drafts:
         hold_back(draft, table.joint)
     programs = [

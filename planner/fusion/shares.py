@@ -14,6 +14,12 @@ from models.ops import op_kind
 from planner.fusion.net import Net, Node, Value
 from planner.fusion.rules import PRODUCT, fused_groups
 
+# Kinds that a step's ends do for all variables in one launch (`planner.compile.fused.launches`).
+AT_ENDS = ("cast", "squared_sum", "adamw", "sgd")
+
+# Ops that become no actor, or one that updates in place.
+ALONE = ("variable", "repeat", "input", "constant", "adamw", "sgd", "step_totals", "learning_rate")
+
 
 class Share(NamedTuple):
     """One op's share of a group.
@@ -99,7 +105,11 @@ def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
     """
     nodes, values = _net_of(graph)
     net = fused_groups(nodes, values, joint=joint)
-    found: dict[str, Share] = {}
+    found = {
+        node.name: _alone(node, values, follows=True)
+        for node in nodes
+        if node.kind in AT_ENDS and node.firings == 1
+    }
     for group in dict.fromkeys(net.groups.values()):
         members = [net.nodes[index] for index in group]
         shares = shares_of(members, values, written(net, group))
@@ -141,7 +151,3 @@ def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
         tensor.name: Value(shape=tensor.shape, dtype=tensor.dtype) for tensor in graph.tensors
     }
     return nodes, values
-
-
-# Ops that become no actor, or one that updates in place.
-ALONE = ("variable", "repeat", "input", "constant", "adamw", "sgd", "step_totals", "learning_rate")
