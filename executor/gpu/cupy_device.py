@@ -24,7 +24,7 @@ LOG_LINES = 20  # of what the compiler says
 
 
 class Products(Protocol):
-    """A library of matrix products (`executor.gpu.cublaslt.ProductLibrary`)."""
+    """A library of matrix products (`executor.gpu.products.cublaslt.ProductLibrary`)."""
 
     def plan(self, product: Product, addresses: tuple[int, int, int], workspace_bytes: int) -> Any:
         """Choose how to carry out a product whose a, b and d lie there."""

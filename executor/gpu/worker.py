@@ -16,7 +16,7 @@ import msgspec
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
 from executor.gpu.collectives import NcclCollectives
-from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives

@@ -2,7 +2,7 @@
 
 import sys
 
-from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 
 

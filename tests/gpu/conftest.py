@@ -45,7 +45,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield EmulatedDevice()
         return
     request.getfixturevalue("gpu")
-    from executor.gpu.cublaslt import ProductLibrary
+    from executor.gpu.products.cublaslt import ProductLibrary
     from executor.gpu.cupy_device import CupyDevice
 
     found = CupyDevice(0, ProductLibrary)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from executor.errors import ExecutorError
-from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import (
     Group,

@@ -12,7 +12,7 @@ import msgspec
 
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
-from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
 from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu

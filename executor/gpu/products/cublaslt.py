@@ -12,8 +12,8 @@ from math import gcd
 from typing import Any
 
 from executor.cuda.calls import Product
-from executor.gpu.column_major import ColumnMajor, ProductLayout, layout_of
-from executor.gpu.cublaslt_binding import (
+from executor.gpu.products.column_major import ColumnMajor, ProductLayout, layout_of
+from executor.gpu.products.binding import (
     ALIGNMENT_MAX_BYTES,
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
