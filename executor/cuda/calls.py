@@ -123,11 +123,35 @@ class Matrices(NamedTuple):
     batch_stride: int
 
 
+class Vector(NamedTuple):
+    """A value for every column (or row) of some matrices, side by side in an operand.
+
+    `batch_stride` elements lie between those of one matrix of a stack and of the next; 0: all
+    matrices share them.
+    """
+
+    operand: Operand
+    dtype: str
+    batch_stride: int = 0
+
+
 class Product(NamedTuple):
-    """d = a b for `batch` pairs of matrices [m, k] and [k, n], by the vendor's library.
+    """d = f(a b + c + bias) for `batch` pairs of matrices [m, k] and [k, n].
 
     `arithmetic` is fp64, fp32, tf32 (of float32 operands) or the 16-bit dtype's own products with
-    float32 sums. `accumulate`: add to what d holds.
+    float32 sums. Everything behind it is an epilogue, computed on those sums before d is rounded,
+    in this order:
+
+    * `accumulate`: add what d holds; or `c`: add other matrices [m, n]. A product has one of them.
+    * `bias`: add a value per column of d.
+    * `aux`, matrices [m, n]: keep what there is now, rounded.
+    * `activation`: gelu (the tanh form), relu or none.
+
+    Backward, instead of all these, `slope`: d = (a b) times the slope of gelu at `aux`, which is
+    read. And `bias_grad`: write sums over k of a (one per row of d, `bias_grad_of` a) or of b (one
+    per column, `bias_grad_of` b), or with a slope the sums of every column of d (`bias_grad_of` d).
+
+    Stacks may share an operand that is read: its batch stride is 0.
     """
 
     a: Matrices
@@ -139,6 +163,27 @@ class Product(NamedTuple):
     batch: int
     arithmetic: str
     accumulate: bool = False
+    c: Matrices | None = None
+    bias: Vector | None = None
+    activation: str = ""
+    aux: Matrices | None = None
+    slope: str = ""
+    bias_grad: Vector | None = None
+    bias_grad_of: str = ""
+
+    @property
+    def parts(self) -> dict[str, Matrices | Vector]:
+        """Everything that lies in memory, by field."""
+        found = {name: getattr(self, name) for name in ("a", "b", "d", *EPILOGUE_PARTS)}
+        return {name: part for name, part in found.items() if part is not None}
+
+    @property
+    def plain(self) -> "Product":
+        """The product without an epilogue, but for `accumulate`."""
+        return Product(*self[:9])
+
+
+EPILOGUE_PARTS = ("c", "bias", "aux", "bias_grad")
 
 
 class Clear(NamedTuple):

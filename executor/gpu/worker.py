@@ -16,10 +16,10 @@ import msgspec
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
 from executor.gpu.collectives import NcclCollectives
-from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.running import DeviceRun
 from executor.job import Job, read_job
 from executor.kernels import RunState

@@ -12,11 +12,11 @@ import msgspec
 
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
-from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
 from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
 from executor.gpu.probing.transfers import groups_of
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.processes import open_line
 from executor.transport.mpi import World, join_world
 from executor.worker import give_up, watch_parent

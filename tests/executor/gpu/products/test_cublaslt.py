@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from executor.cuda.calls import Matrices, Product, read, write
 from executor.errors import ExecutorError
-from executor.gpu.products.column_major import ColumnMajor, layout_of
-from executor.gpu.products.cublaslt import alignment_bytes, compute_type, describe
 from executor.gpu.products.binding import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
@@ -18,6 +16,8 @@ from executor.gpu.products.binding import (
     check,
     open_library,
 )
+from executor.gpu.products.column_major import ColumnMajor, layout_of
+from executor.gpu.products.cublaslt import alignment_bytes, compute_type, describe
 from executor.kernels.context import Array
 
 
