@@ -170,7 +170,7 @@ def _eager(plan: Plan) -> Figures:
 
 
 def _device() -> Any:
-    from executor.gpu.cublaslt import ProductLibrary
+    from executor.gpu.products.cublaslt import ProductLibrary
     from executor.gpu.cupy_device import CupyDevice
 
     return CupyDevice(0, ProductLibrary)

@@ -1,6 +1,7 @@
 """Binding: calls with their operands put in their places, by a function from role to address."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Operand, Product
 
@@ -14,11 +15,11 @@ def bound(call: Call, place: Place) -> Call:
             args = tuple(place(a) if isinstance(a, Operand) else a for a in call.args)
             return call._replace(args=args)
         case Product():
-            return call._replace(
-                a=call.a._replace(operand=place(call.a.operand)),
-                b=call.b._replace(operand=place(call.b.operand)),
-                d=call.d._replace(operand=place(call.d.operand)),
-            )
+            placed: dict[str, Any] = {
+                name: part._replace(operand=place(part.operand))
+                for name, part in call.parts.items()
+            }
+            return call._replace(**placed)
         case Clear():
             return call._replace(target=place(call.target))
         case Copy():
@@ -33,7 +34,7 @@ def operands_of(call: Call) -> Iterator[Operand]:
         case Launch():
             yield from (a for a in call.args if isinstance(a, Operand))
         case Product():
-            yield from (call.a.operand, call.b.operand, call.d.operand)
+            yield from (part.operand for part in call.parts.values())
         case Clear():
             yield call.target
         case Copy():

@@ -7,7 +7,7 @@ buffer can be made, printed and checked where there is none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -123,11 +123,35 @@ class Matrices(NamedTuple):
     batch_stride: int
 
 
+class Vector(NamedTuple):
+    """A value for every column (or row) of some matrices, side by side in an operand.
+
+    `batch_stride` elements lie between those of one matrix of a stack and of the next; 0: all
+    matrices share them.
+    """
+
+    operand: Operand
+    dtype: str
+    batch_stride: int = 0
+
+
 class Product(NamedTuple):
-    """d = a b for `batch` pairs of matrices [m, k] and [k, n], by the vendor's library.
+    """d = f(a b + c + bias) for `batch` pairs of matrices [m, k] and [k, n].
 
     `arithmetic` is fp64, fp32, tf32 (of float32 operands) or the 16-bit dtype's own products with
-    float32 sums. `accumulate`: add to what d holds.
+    float32 sums. Everything behind it is an epilogue, computed on those sums before d is rounded,
+    in this order:
+
+    * `accumulate`: add what d holds; or `c`: add other matrices [m, n]. A product has one of them.
+    * `bias`: add a value per column of d.
+    * `aux`, matrices [m, n]: keep what there is now, rounded.
+    * `activation`: gelu (the tanh form), relu or none.
+
+    Backward, instead of all these, `slope`: d = (a b) times the slope of gelu at `aux`, which is
+    read. And `bias_grad`: write sums over k of a (one per row of d, `bias_grad_of` a) or of b (one
+    per column, `bias_grad_of` b), or with a slope the sums of every column of d (`bias_grad_of` d).
+
+    Stacks may share an operand that is read: its batch stride is 0.
     """
 
     a: Matrices
@@ -139,6 +163,27 @@ class Product(NamedTuple):
     batch: int
     arithmetic: str
     accumulate: bool = False
+    c: Matrices | None = None
+    bias: Vector | None = None
+    activation: str = ""
+    aux: Matrices | None = None
+    slope: str = ""
+    bias_grad: Vector | None = None
+    bias_grad_of: str = ""
+
+    @property
+    def parts(self) -> dict[str, Matrices | Vector]:
+        """Everything that lies in memory, by field."""
+        found = {name: getattr(self, name) for name in ("a", "b", "d", *EPILOGUE_PARTS)}
+        return {name: part for name, part in found.items() if part is not None}
+
+    @property
+    def plain(self) -> "Product":
+        """The product without an epilogue, but for `accumulate`."""
+        return Product(*self[:9])
+
+
+EPILOGUE_PARTS = ("c", "bias", "aux", "bias_grad")
 
 
 class Clear(NamedTuple):
@@ -173,7 +218,100 @@ class Collective(NamedTuple):
     reduction: str = "sum"
 
 
-Call = Launch | Product | Clear | Copy | Collective
+class Strided(NamedTuple):
+    """A tensor inside an operand; strides in elements, one for every dim that its call names."""
+
+    operand: Operand
+    dtype: str
+    strides: tuple[int, ...]
+
+
+class Attention(NamedTuple):
+    """Attention by the vendor's library, with the logsumexp of every query's scaled scores.
+
+    Sizes by letter: b samples, h query heads, g heads of keys and values (query head i reads head
+    i // (h / g)), t queries, s keys, d head dim, u value dim. Dims are q [b h t d], k [b g s d],
+    v [b g s u], out [b h t u] and logsumexp [b h t], whatever order their strides give them. Query
+    i sees the keys j with -`ahead` < i - j < `behind`; None is without end, and an `ahead` of 1 is
+    causal. `scale` multiplies the products of q and k.
+    """
+
+    q: Strided
+    k: Strided
+    v: Strided
+    out: Strided
+    logsumexp: Strided
+    b: int
+    h: int
+    g: int
+    t: int
+    s: int
+    d: int
+    u: int
+    scale: float
+    behind: int | None = None
+    ahead: int | None = None
+
+
+class AttentionGrad(NamedTuple):
+    """dq, dk and dv of an `Attention`, from what it read and made, and dout.
+
+    Each gradient has the dims of what it is the gradient of. `deterministic`: every sum in a fixed
+    order.
+    """
+
+    forward: Attention
+    dout: Strided
+    dq: Strided
+    dk: Strided
+    dv: Strided
+    deterministic: bool = True
+
+
+class Convolution(NamedTuple):
+    """A convolution or one of its gradients by the vendor's library.
+
+    Dims are image [b c y x], weight [n c i j] and output [b n y x], whatever order their strides
+    give them; c channels of a weight, the image having `groups` times as many. `direction` is
+    forward (makes the output), grad_input (the image) or grad_weight (the weight): that one operand
+    is written, the others are read. Sizes are of image, output and window, as are `stride`, `pad`
+    and `dilation`, each along y and x. `arithmetic` as in `Product`; `deterministic` as in
+    `AttentionGrad`.
+    """
+
+    direction: str
+    image: Strided
+    weight: Strided
+    output: Strided
+    b: int
+    c: int
+    n: int
+    groups: int
+    given: tuple[int, int]
+    made: tuple[int, int]
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilation: tuple[int, int]
+    arithmetic: str
+    deterministic: bool = True
+
+
+class Choice(NamedTuple):
+    """Ways to compute one thing, of which the device picks one before the first step.
+
+    They are in the order of preference. The last consists of our own kernels and products and can
+    be carried out by every device; one that cannot carry out the others takes it.
+    """
+
+    options: tuple[tuple["Call", ...], ...]
+
+
+Call = (
+    Launch | Product | Clear | Copy | Collective | Attention | AttentionGrad | Convolution | Choice
+)
+LibraryCall = Attention | AttentionGrad | Convolution
+"""What only the vendor's library of neural networks carries out: always an option of a `Choice`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +336,11 @@ class Calls:
 def always(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 0) -> Calls:
     """Return calls that every firing makes alike."""
     return Calls(of=lambda firing: calls, tables=tables, workspace_bytes=workspace_bytes)
+
+
+def rather(preferred: Call, calls: Calls) -> Calls:
+    """Return calls that every firing may make by `preferred` alone instead."""
+    return replace(calls, of=lambda firing: (Choice(((preferred,), calls.of(firing))),))
 
 
 def elementwise(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:

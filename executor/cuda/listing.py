@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.calls import (
+    Call,
+    Clear,
+    Collective,
+    Copy,
+    Launch,
+    Matrices,
+    Operand,
+    Product,
+    Vector,
+)
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, RunState, Source
@@ -136,7 +146,8 @@ def _described(call: Call, rank: int, members: Sequence[int]) -> str:
         case Product():
             how = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
             a, b, d = (_matrices(one, rank) for one in (call.a, call.b, call.d))
-            return f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
+            made = f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
+            return "; ".join((made, *_epilogue(call, rank)))
         case Clear():
             return f"clear {call.size_bytes} bytes: {_operand(call.target, rank)}"
         case Copy():
@@ -149,6 +160,22 @@ def _described(call: Call, rank: int, members: Sequence[int]) -> str:
             ends = f"{_operand(call.send, rank)} -> {_operand(call.recv, rank)}"
             among = ", ".join(map(str, members))
             return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
+
+
+def _epilogue(call: Product, rank: int) -> Iterator[str]:
+    """What a product does beside multiplying, in the order of its doing."""
+    if call.c is not None:
+        yield f"plus {_matrices(call.c, rank)}"
+    if call.bias is not None:
+        yield f"bias {_vector(call.bias, rank)}"
+    if call.aux is not None and not call.slope:
+        yield f"kept in {_matrices(call.aux, rank)}"
+    if call.activation:
+        yield call.activation
+    if call.aux is not None and call.slope:
+        yield f"slope of {call.slope} at {_matrices(call.aux, rank)}"
+    if call.bias_grad is not None:
+        yield f"sums of {call.bias_grad_of} in {_vector(call.bias_grad, rank)}"
 
 
 def _argument(arg: Operand | np.generic, rank: int) -> str:
@@ -164,6 +191,10 @@ def _operand(operand: Operand, rank: int) -> str:
 def _matrices(found: Matrices, rank: int) -> str:
     strides = f"{found.batch_stride} {found.row_stride} {found.column_stride}"
     return f"{_operand(found.operand, rank)} {found.dtype} [{strides}]"
+
+
+def _vector(found: Vector, rank: int) -> str:
+    return f"{_operand(found.operand, rank)} {found.dtype} [{found.batch_stride}]"
 
 
 def _extent(size: tuple[int, int, int]) -> str:

@@ -16,6 +16,7 @@ from executor.cuda.calls import Call, Clear, Copy, Launch, Operand, Product
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
 from executor.gpu.device import Bytes, address_of
+from executor.gpu.products.tuning import Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 OPTIONS = ("-std=c++17",)
@@ -24,13 +25,13 @@ LOG_LINES = 20  # of what the compiler says
 
 
 class Products(Protocol):
-    """A library of matrix products (`executor.gpu.cublaslt.ProductLibrary`)."""
+    """A library of matrix products (`executor.gpu.products.cublaslt.ProductLibrary`)."""
 
-    def plan(self, product: Product, addresses: tuple[int, int, int], workspace_bytes: int) -> Any:
-        """Choose how to carry out a product whose a, b and d lie there."""
+    def plan(self, product: Product, workspace_bytes: int) -> Any:
+        """Choose how to carry out a bound product."""
         ...
 
-    def run(self, planned: Any, a: int, b: int, d: int, workspace: int, stream: int) -> None:
+    def run(self, planned: Any, product: Product, workspace: int, stream: int, /) -> None:
         """Carry it out in the order of a stream."""
         ...
 
@@ -48,9 +49,13 @@ class CupyDevice:
         Which of the GPUs that this process sees.
     products
         Makes the library of products, when the GPU is current.
+    tuner
+        Chooses the algorithms of products by timing them; None: those that the library puts first.
     """
 
-    def __init__(self, index: int, products: Callable[[], Products]) -> None:
+    def __init__(
+        self, index: int, products: Callable[[], Products], tuner: Tuner | None = None
+    ) -> None:
         import cupy
 
         self.index = index
@@ -69,7 +74,7 @@ class CupyDevice:
         self._memory: list[int] = []
         self._host_memory: list[int] = []
         self._functions: dict[tuple[str, str], Any] = {}
-        self._make_products = products
+        self._make_products, self._tuner = products, tuner
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
@@ -196,10 +201,35 @@ class CupyDevice:
             return
         if self._products is None:
             self._products = self._make_products()
-        if call not in self._planned:
-            self._planned[call] = self._products.plan(call, _addresses(call), WORKSPACE_BYTES)
         if stream not in self._workspaces:
             self._workspaces[stream] = self.allocate(WORKSPACE_BYTES)
+        if call not in self._planned:
+            self._planned[call] = self._plan(self._products, call, stream)
+
+    def plan_again(self) -> None:
+        """Plan all prepared products once more, after the picks of the tuner have changed."""
+        for call in self._planned:
+            self._planned[call] = self._plan(self._products, call, next(iter(self._workspaces)))
+
+    def _plan(self, products: Any, call: Product, stream: int) -> Any:
+        """Plan a product, on a stream that has a workspace."""
+        if self._tuner is None:
+            return products.plan(call, WORKSPACE_BYTES)
+        room = Room(self._workspaces[stream], WORKSPACE_BYTES)
+        return self._tuner.plan(products, call, self, stream, room)
+
+    @contextmanager
+    def scratch(self, size_bytes: int) -> Iterator[int]:
+        """Lend memory that is given back, when all work is done, at the end of the `with`."""
+        try:
+            address = int(self._runtime.malloc(size_bytes))
+        except self._runtime.CUDARuntimeError as error:
+            raise self._short(size_bytes, error) from error
+        try:
+            yield address
+        finally:
+            self._runtime.deviceSynchronize()
+            self._runtime.free(address)
 
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call in the order of a stream."""
@@ -241,8 +271,7 @@ class CupyDevice:
                 f"a product of [{call.m}, {call.k}] and [{call.k}, {call.n}] was captured before "
                 f"it was prepared on its stream"
             )
-        a, b, d = _addresses(call)
-        self._products.run(planned, a, b, d, self._workspaces[stream], stream)
+        self._products.run(planned, call, self._workspaces[stream], stream)
 
     def begin_capture(self, stream: int) -> None:
         """Record what is issued from now on.
@@ -332,9 +361,3 @@ class CupyDevice:
             f"GPU {self.index} ({self.name}): {asked} are asked for, and {free} of its {total} are "
             f"free: use more GPUs, smaller microbatches or --recompute full"
         )
-
-
-def _addresses(call: Product) -> tuple[int, int, int]:
-    """Where the operands of a bound product lie."""
-    a, b, d = (address_of(one.operand) for one in (call.a, call.b, call.d))
-    return a, b, d

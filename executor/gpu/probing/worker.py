@@ -12,15 +12,18 @@ import msgspec
 
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
-from executor.gpu.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
 from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
 from executor.gpu.probing.transfers import groups_of
+from executor.gpu.products.cublaslt import ProductLibrary
+from executor.gpu.products.tuning import Tuner
+from executor.measure import cache_folder
 from executor.processes import open_line
 from executor.transport.mpi import World, join_world
 from executor.worker import give_up, watch_parent
 
+TUNING_SHARE = 0.5  # of the time for kernels, on top of it
 LANES = 2  # NCCL gets as many channels as in a run with collectives on so many
 
 
@@ -50,7 +53,8 @@ def main(arguments: Sequence[str]) -> None:
 def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
     local = world.local_rank()
     require_gpu(local + 1)
-    device = CupyDevice(local, ProductLibrary)
+    tuner = Tuner(cache_folder(), seconds=order.seconds * TUNING_SHARE)
+    device = CupyDevice(local, ProductLibrary, tuner)
     communicator, meetings = None, None
     if world.size > 1:
 
@@ -67,6 +71,8 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
         meetings=meetings,
     )
     world.barrier()
+    if local == 0:
+        tuner.save()
     if communicator is not None:
         communicator.close()
     device.close()

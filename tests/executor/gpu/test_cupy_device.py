@@ -26,12 +26,12 @@ class Products:
         self.ran: list[tuple] = []
         self.closed = False
 
-    def plan(self, product, addresses, workspace_bytes):
-        self.planned.append((product, addresses, workspace_bytes))
+    def plan(self, product, workspace_bytes):
+        self.planned.append((product, workspace_bytes))
         return len(self.planned)
 
-    def run(self, planned, a, b, d, workspace, stream):
-        self.ran.append((planned, a, b, d, workspace, stream))
+    def run(self, planned, product, workspace, stream):
+        self.ran.append((planned, product, workspace, stream))
 
     def close(self):
         self.closed = True
@@ -198,10 +198,10 @@ def test_products_are_planned_once_and_have_a_workspace_per_stream(
     device.prepare(call, first)
     for stream in (first, second, second):
         device.issue(call, stream)
-    assert products.planned == [(call, (a, b, d), 1 << 10)]
-    assert [ran[:4] for ran in products.ran] == [(1, a, b, d)] * 3
-    assert [ran[5] for ran in products.ran] == [first, second, second]
-    assert products.ran[0][4] != products.ran[1][4] == products.ran[2][4]
+    assert products.planned == [(call, 1 << 10)]
+    assert [ran[:2] for ran in products.ran] == [(1, call)] * 3
+    assert [ran[3] for ran in products.ran] == [first, second, second]
+    assert products.ran[0][2] != products.ran[1][2] == products.ran[2][2]
     device.close()
     assert products.closed
 

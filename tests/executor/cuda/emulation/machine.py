@@ -29,6 +29,7 @@ from executor.cuda.calls import (
     Matrices,
     Operand,
     Product,
+    Vector,
 )
 from executor.cuda.source_text import source_text
 
@@ -117,7 +118,7 @@ def operands_of(call: Call) -> list[Operand]:
         case Launch():
             return [one for one in call.args if isinstance(one, Operand)]
         case Product():
-            return [call.a.operand, call.b.operand, call.d.operand]
+            return [part.operand for part in call.parts.values()]
         case Clear():
             return [call.target]
         case Copy():
@@ -256,13 +257,58 @@ def to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _multiply(call: Product, address: Address, within: Ranges) -> None:
-    a = _matrices(call.a, (call.batch, call.m, call.k), address, within)
-    b = _matrices(call.b, (call.batch, call.k, call.n), address, within)
-    d = _matrices(call.d, (call.batch, call.m, call.n), address, within)
-    made = to_wide(a, call.a.dtype) @ to_wide(b, call.b.dtype)
-    if call.accumulate:
-        made = made + to_wide(d, call.d.dtype)
-    d[...] = to_stored(made, call.d.dtype)
+    shapes = {
+        "a": (call.batch, call.m, call.k),
+        "b": (call.batch, call.k, call.n),
+        **dict.fromkeys(("d", "c", "aux"), (call.batch, call.m, call.n)),
+    }
+    parts = call.parts
+    views = {
+        name: _matrices(parts[name], shape, address, within)
+        for name, shape in shapes.items()
+        if name in parts
+    }
+    wide = {name: to_wide(views[name], parts[name].dtype) for name in views}
+    made = wide["a"] @ wide["b"]
+    if call.accumulate or call.c is not None:
+        made = made + wide["d" if call.c is None else "c"]
+    if call.bias is not None:
+        bias = _vectors(call.bias, (call.batch, call.n), address, within)
+        made = made + to_wide(bias, call.bias.dtype)[:, None, :]
+    if call.slope:
+        made = made * SLOPES[call.slope](wide["aux"])
+    elif call.aux is not None:
+        views["aux"][...] = to_stored(made, call.aux.dtype)
+    if call.activation:
+        made = ACTIVATIONS[call.activation](made)
+    views["d"][...] = to_stored(made, call.d.dtype)
+    if call.bias_grad is not None:
+        summed = {"a": (wide["a"], 2), "b": (wide["b"], 1), "d": (made, 1)}
+        values, axis = summed[call.bias_grad_of]
+        total = values.sum(axis, dtype=values.dtype)
+        grad = _vectors(call.bias_grad, total.shape, address, within)
+        grad[...] = to_stored(total, call.bias_grad.dtype)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x**3))) / 2
+
+
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    tanh = np.tanh(GELU_SCALE * (x + 0.044715 * x**3))
+    inner = GELU_SCALE * (1 + 3 * 0.044715 * x**2)
+    return (1 + tanh) / 2 + x * (1 - tanh**2) * inner / 2
+
+
+GELU_SCALE = float(np.sqrt(2 / np.pi))
+ACTIVATIONS = {"gelu": _gelu, "relu": lambda x: np.maximum(x, 0)}
+SLOPES = {"gelu": _gelu_slope}
+
+
+def _vectors(found: Vector, shape: tuple[int, int], address: Address, within: Ranges) -> np.ndarray:
+    """Vectors of a stack; those that are written do not overlap."""
+    stacked = Matrices(found.operand, found.dtype, 1, 1, found.batch_stride)
+    return _matrices(stacked, (shape[0], 1, shape[1]), address, within)[:, 0, :]
 
 
 def _matrices(
