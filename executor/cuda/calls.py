@@ -82,8 +82,24 @@ def peer(number: int) -> Operand:
 CONTROL = Operand("control")
 BUFFER = Operand("buffer")
 
+
+class Pointers(NamedTuple):
+    """Many operands as one argument: their addresses by value, in a struct of as many pointers.
+
+    The kernel's parameter is `Pointers<len(operands)>` of `sources/scalar.cuh`.
+    """
+
+    operands: tuple[Operand, ...]
+
+
+POINTERS_MAX = 480
+"""Of a launch: its parameters have 4 KB on every device (CUDA programming guide, C++ language
+extensions, function parameters), and others are among them."""
+
 Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
 """By value, of exactly the type that the kernel's parameter has."""
+
+Argument = Operand | Pointers | Scalar
 
 Dim3 = tuple[int, int, int]
 
@@ -100,14 +116,14 @@ class Launch(NamedTuple):
     grid, block
         Blocks, and threads of a block.
     args
-        In the order of the kernel's parameters: pointers and values.
+        In the order of the kernel's parameters: pointers, structs of pointers, and values.
     """
 
     source: str
     function: str
     grid: Dim3
     block: Dim3
-    args: tuple[Operand | Scalar, ...]
+    args: tuple[Argument, ...]
 
 
 class Matrices(NamedTuple):
@@ -200,19 +216,19 @@ def always(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 
     return Calls(of=lambda firing: calls, tables=tables, workspace_bytes=workspace_bytes)
 
 
-def elementwise(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:
+def elementwise(source: str, function: str, count: int, *args: Argument) -> Launch:
     """Launch a kernel whose threads stride over `count` elements; `count` is its last argument."""
     blocks = max(1, min(ceil(count / BLOCK_THREADS), BLOCKS_MAX))
     return Launch(source, function, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), (*args, np.int64(count)))
 
 
-def by_fours(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:
+def by_fours(source: str, function: str, count: int, *args: Argument) -> Launch:
     """Launch a kernel whose threads take four neighbours at once; `count` is its last argument."""
     launch = elementwise(source, function, ceil(count / 4), *args)
     return launch._replace(args=(*args, np.int64(count)))
 
 
-def by_row(source: str, function: str, rows: int, columns: int, *args: Operand | Scalar) -> Launch:
+def by_row(source: str, function: str, rows: int, columns: int, *args: Argument) -> Launch:
     """Launch a kernel with one block per row; its last arguments are `rows` and `columns`.
 
     A block has as many warps as a row fills, at most eight.

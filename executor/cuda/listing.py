@@ -10,7 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.calls import (
+    Argument,
+    Call,
+    Clear,
+    Collective,
+    Copy,
+    Launch,
+    Matrices,
+    Operand,
+    Pointers,
+    Product,
+)
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, RunState, Source
@@ -151,7 +162,9 @@ def _described(call: Call, rank: int, members: Sequence[int]) -> str:
             return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
 
 
-def _argument(arg: Operand | np.generic, rank: int) -> str:
+def _argument(arg: Argument, rank: int) -> str:
+    if isinstance(arg, Pointers):
+        return f"[{', '.join(_operand(one, rank) for one in arg.operands)}]"
     return _operand(arg, rank) if isinstance(arg, Operand) else f"{arg.dtype} {arg.item()}"
 
 
