@@ -6,7 +6,7 @@ slots of a firing are (`executor.cuda.binding`). Nothing here touches a device, 
 buffer can be made, printed and checked where there is none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -14,9 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from executor.kernels.context import Array
+from models.graph import ITEMSIZE
 
 WARP_THREADS = 32
 BLOCK_THREADS = 256  # of kernels that go element by element
+PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide, vector types)
+PACKS_TOGETHER = 2  # that a thread has on their way at once, `TOGETHER` of sources/packs.cuh
 BLOCKS_MAX = 4096  # of such kernels, whose threads stride over what is left
 
 
@@ -222,10 +225,17 @@ def elementwise(source: str, function: str, count: int, *args: Argument) -> Laun
     return Launch(source, function, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), (*args, np.int64(count)))
 
 
-def by_fours(source: str, function: str, count: int, *args: Argument) -> Launch:
-    """Launch a kernel whose threads take four neighbours at once; `count` is its last argument."""
-    launch = elementwise(source, function, ceil(count / 4), *args)
-    return launch._replace(args=(*args, np.int64(count)))
+def by_packs(
+    source: str, function: str, count: int, dtypes: Sequence[str], *args: Argument
+) -> Launch:
+    """Launch a kernel whose threads take packs of neighbours; `count` is its last argument.
+
+    A pack is 16 bytes of the narrowest of the dtypes of what lies as the elements do.
+    """
+    elements = PACK_BYTES // min(ITEMSIZE[dtype] for dtype in dtypes)
+    blocks = ceil(count / (elements * PACKS_TOGETHER * BLOCK_THREADS))
+    grid, block = (max(1, min(blocks, 2**31 - 1)), 1, 1), (BLOCK_THREADS, 1, 1)
+    return Launch(source, function, grid, block, (*args, np.int64(count)))
 
 
 def by_row(source: str, function: str, rows: int, columns: int, *args: Argument) -> Launch:

@@ -17,6 +17,17 @@ template <typename... T> __device__ constexpr int pack_of() {
   return 16 / least;
 }
 
+// A thread of an elementwise kernel has so many packs on their way at once, each a block's width
+// behind the one before it (calls.py launches as many threads as that takes).
+const int TOGETHER = 2;
+template <int N> __device__ inline i64 first_pack() {
+  return (blockIdx.x * (i64)TOGETHER * blockDim.x + threadIdx.x) * N;
+}
+template <int N> __device__ inline i64 next_pack() { return (i64)blockDim.x * N; }
+template <int N> __device__ inline i64 pack_stride() {
+  return (i64)gridDim.x * TOGETHER * blockDim.x * N;
+}
+
 template <int N, typename W, typename T> __device__ inline void take(W (&into)[N], const T* from) {
   Pack<T, N> pack = *(const Pack<T, N>*)from;
 #pragma unroll

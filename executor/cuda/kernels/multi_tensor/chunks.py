@@ -119,8 +119,7 @@ def groups(kind: str, rows: Sequence[Sequence[Tensor]]) -> Iterator[Group]:
         Operands of one row differ in size.
     """
     for row in rows:
-        sizes = {one.size for one in row}
-        if len(sizes) > 1:
+        if len({one.size for one in row}) > 1:
             raise ExecutorError(
                 f"{kind} of many tensors needs operands of one size, found "
                 f"{', '.join(str(one.size) for one in row)} ({row[0].operand})"
