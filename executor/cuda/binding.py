@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Operand, Product
+from executor.cuda.calls import (
+    Argument,
+    Call,
+    Clear,
+    Collective,
+    Copy,
+    Launch,
+    Operand,
+    Pointers,
+    Product,
+)
 
 Place = Callable[[Operand], Operand]
 
@@ -12,8 +22,7 @@ def bound(call: Call, place: Place) -> Call:
     """Return the call with every operand replaced by what `place` says of it."""
     match call:
         case Launch():
-            args = tuple(place(a) if isinstance(a, Operand) else a for a in call.args)
-            return call._replace(args=args)
+            return call._replace(args=tuple(_bound_argument(a, place) for a in call.args))
         case Product():
             placed: dict[str, Any] = {
                 name: part._replace(operand=place(part.operand))
@@ -28,11 +37,21 @@ def bound(call: Call, place: Place) -> Call:
             return call._replace(send=place(call.send), recv=place(call.recv))
 
 
+def _bound_argument(argument: Argument, place: Place) -> Argument:
+    if isinstance(argument, Pointers):
+        return Pointers(tuple(place(operand) for operand in argument.operands))
+    return place(argument) if isinstance(argument, Operand) else argument
+
+
 def operands_of(call: Call) -> Iterator[Operand]:
     """Yield the operands of a call."""
     match call:
         case Launch():
-            yield from (a for a in call.args if isinstance(a, Operand))
+            for argument in call.args:
+                if isinstance(argument, Pointers):
+                    yield from argument.operands
+                elif isinstance(argument, Operand):
+                    yield argument
         case Product():
             yield from (part.operand for part in call.parts.values())
         case Clear():

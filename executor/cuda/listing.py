@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.cuda.calls import (
+    Argument,
     Call,
     Clear,
     Collective,
@@ -18,6 +19,7 @@ from executor.cuda.calls import (
     Launch,
     Matrices,
     Operand,
+    Pointers,
     Product,
     Vector,
 )
@@ -178,7 +180,9 @@ def _epilogue(call: Product, rank: int) -> Iterator[str]:
         yield f"sums of {call.bias_grad_of} in {_vector(call.bias_grad, rank)}"
 
 
-def _argument(arg: Operand | np.generic, rank: int) -> str:
+def _argument(arg: Argument, rank: int) -> str:
+    if isinstance(arg, Pointers):
+        return f"[{', '.join(_operand(one, rank) for one in arg.operands)}]"
     return _operand(arg, rank) if isinstance(arg, Operand) else f"{arg.dtype} {arg.item()}"
 
 

@@ -12,7 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Clear, Copy, Launch, Operand, Product
+from executor.cuda.calls import (
+    Argument,
+    Call,
+    Clear,
+    Copy,
+    Launch,
+    Operand,
+    Pointers,
+    Product,
+)
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
 from executor.gpu.device import Bytes, address_of
@@ -256,10 +265,7 @@ class CupyDevice:
         function = self._functions.get((call.source, call.function))
         if function is None:
             raise ExecutorError(f"kernel `{call.function}` of `{call.source}` was not loaded")
-        # A pointer goes by value as eight bytes, like any scalar of NumPy (CuPy's `_pointer`).
-        args = tuple(
-            np.uint64(address_of(arg)) if isinstance(arg, Operand) else arg for arg in call.args
-        )
+        args = tuple(_by_value(arg) for arg in call.args)
         function(call.grid, call.block, args, stream=self._streams[stream])
 
     def _multiply(self, call: Product, stream: int) -> None:
@@ -361,3 +367,14 @@ class CupyDevice:
             f"GPU {self.index} ({self.name}): {asked} are asked for, and {free} of its {total} are "
             f"free: use more GPUs, smaller microbatches or --recompute full"
         )
+
+
+def _by_value(argument: Argument) -> Any:
+    """What CuPy (14.2, `_pointer`) passes by value: a scalar of NumPy, or an array of size one.
+
+    A pointer goes as the eight bytes of an integer, and a struct of pointers as one element.
+    """
+    if isinstance(argument, Pointers):
+        addresses = np.array([address_of(one) for one in argument.operands], np.uint64)
+        return addresses.view(np.dtype((np.void, addresses.nbytes)))
+    return np.uint64(address_of(argument)) if isinstance(argument, Operand) else argument

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from executor.cuda.binding import operands_of
 from executor.cuda.calls import Call, Calls, Operand
 from executor.cuda.kernels.table import make_calls
 from executor.kernels.context import Array, KernelContext, Shard, whole
@@ -12,7 +13,6 @@ from tests.executor.cuda.emulation.machine import (
     Emulator,
     Ranges,
     functions_of,
-    operands_of,
     to_stored,
     to_wide,
 )
@@ -88,7 +88,7 @@ class Operands:
 
     def ranges(self, call: Call) -> Ranges:
         """Where the operands of a call begin and end."""
-        arrays = [self._array(operand) for operand in operands_of(call)]
+        arrays = [self._array(operand) for operand in dict.fromkeys(operands_of(call))]
         return [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
 
     def _array(self, operand: Operand) -> Array:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from executor.cuda.calls import Launch, Operand
+from executor.cuda.calls import Launch, Operand, Pointers
 from tests.executor.cuda.emulation.machine import Emulator
 
 TOTAL_BYTES, CONTEXT_BYTES = 1 << 26, 1 << 20
@@ -144,16 +144,12 @@ class Cupy:
     def RawModule(self, *, code, options, backend, name_expressions):  # noqa: N802
         if "broken" in code:
             raise CompileException('error: identifier "broken" is undefined')
-        (source,) = (stem for stem in ("layer_norm",) if stem in code)
+        (source,) = (stem for stem in ("layer_norm", "multi_tensor") if stem in code)
         emulator = Emulator({source: name_expressions})
 
         def function(name: str):
             def launch(grid, block, args, stream) -> None:
-                bound = tuple(
-                    Operand("address", 0, int(arg)) if isinstance(arg, np.uint64) else arg
-                    for arg in args
-                )
-                call = Launch(source, name, grid, block, bound)
+                call = Launch(source, name, grid, block, tuple(map(_argument, args)))
                 self.work.do(
                     stream.ptr, lambda: emulator.run(call, lambda operand: operand.offset_bytes)
                 )
@@ -161,6 +157,18 @@ class Cupy:
             return SimpleNamespace(kernel=launch)
 
         return SimpleNamespace(get_function=function)
+
+
+def _argument(arg):
+    """What a kernel is given, of what CuPy passes by value (14.2, `_pointer`)."""
+    if isinstance(arg, np.ndarray):
+        assert arg.size == 1, "an array of size one"
+        return Pointers(tuple(_at(address) for address in np.frombuffer(arg.tobytes(), np.uint64)))
+    return _at(arg) if isinstance(arg, np.uint64) else arg
+
+
+def _at(address: np.uint64) -> Operand:
+    return Operand("address", 0, int(address))
 
 
 class Stream:

@@ -5,7 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+from executor.cuda.binding import bound
 from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product, read
+from executor.cuda.kernels.multi_tensor.chunks import Tensor
+from executor.cuda.kernels.multi_tensor.moves import cast
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
 from executor.gpu import cupy_device
@@ -179,6 +182,31 @@ def test_a_kernel_runs_with_pointers_and_values(device: CupyDevice) -> None:
     centred = x - x.mean(-1, keepdims=True)
     right = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
     np.testing.assert_allclose(found, right, atol=1e-12)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_a_kernel_takes_many_pointers_by_value(device: CupyDevice) -> None:
+    sizes = (3, 70, 1)
+    values = [np.arange(size, dtype=np.float32) + size for size in sizes]
+    given, made = ([device.allocate(4 * size) for size in sizes] for _ in range(2))
+    for address, value in zip(given, values, strict=True):
+        device.to_device(address, value)
+    calls = cast(
+        [
+            (Tensor(at(one), "float32", size), Tensor(at(other), "float32", size))
+            for one, other, size in zip(given, made, sizes, strict=True)
+        ]
+    )
+    table = device.allocate(calls.tables[0].nbytes)
+    device.to_device(table, calls.tables[0])
+    (launch,) = (bound(one, lambda o: at(table) if o.role == "table" else o) for one in calls.of(0))
+    assert isinstance(launch, Launch)
+    device.load({launch.source: [launch.function]})
+    device.issue(launch, device.stream())
+    for address, value in zip(made, values, strict=True):
+        found = np.empty_like(value)
+        device.to_host(found, address)
+        np.testing.assert_array_equal(found, value)
 
 
 def test_a_source_that_does_not_compile_is_named_with_the_compilers_words(

@@ -15,19 +15,20 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from shutil import which
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from executor.cuda.calls import (
+    Argument,
     Call,
     Clear,
-    Collective,
     Copy,
     Dim3,
     Launch,
     Matrices,
     Operand,
+    Pointers,
     Product,
     Vector,
 )
@@ -102,29 +103,26 @@ class Emulator:
 
     def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
         kernel = self._kernels[call.source, call.function]
-        found = "".join("p" if isinstance(a, Operand) else LETTERS[type(a)] for a in call.args)
+        found = "".join(_kind(argument) for argument in call.args)
         assert found == kernel.kinds, f"{call.function} takes {kernel.kinds}, was given {found}"
-        values = [
-            ctypes.c_void_p(address(a)) if isinstance(a, Operand) else CTYPES[type(a)](a.item())
-            for a in call.args
-        ]
+        values = [_by_value(argument, address) for argument in call.args]
         fault = kernel.run(call.grid, call.block, values, within)
         assert fault is None, f"{call.function}: {fault}"
 
 
-def operands_of(call: Call) -> list[Operand]:
-    """The operands that a call names."""
-    match call:
-        case Launch():
-            return [one for one in call.args if isinstance(one, Operand)]
-        case Product():
-            return [part.operand for part in call.parts.values()]
-        case Clear():
-            return [call.target]
-        case Copy():
-            return [call.source, call.target]
-        case Collective():
-            return [call.send, call.recv]
+def _kind(argument: Argument) -> str:
+    """As `letters` of `on_cpu.h` has it."""
+    if isinstance(argument, Pointers):
+        return f"[{len(argument.operands)}]"
+    return "p" if isinstance(argument, Operand) else LETTERS[type(argument)]
+
+
+def _by_value(argument: Argument, address: Address) -> Any:
+    if isinstance(argument, Pointers):
+        return (ctypes.c_void_p * len(argument.operands))(*map(address, argument.operands))
+    if isinstance(argument, Operand):
+        return ctypes.c_void_p(address(argument))
+    return CTYPES[type(argument)](argument.item())
 
 
 def _require(begin: int, size_bytes: int, within: Ranges) -> None:
@@ -148,7 +146,7 @@ class Kernel(NamedTuple):
     kinds: str
 
     def run(
-        self, grid: Dim3, block: Dim3, values: Sequence[ctypes._SimpleCData], within: Ranges = ()
+        self, grid: Dim3, block: Dim3, values: Sequence[Any], within: Ranges = ()
     ) -> str | None:
         """Launch it with arguments; return the first fault."""
         ends = [end for found in within for end in found]
@@ -203,7 +201,7 @@ def compiled(
     library = _built(stem, f'#include "{HEADER}"\n{text}\n{wrappers}', [*flags, *STATIC])
     found = {}
     for at, name in enumerate(names):
-        function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(64)
+        function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(256)
         function.restype = ctypes.c_char_p
         getattr(library, f"kinds_{at}")(letters)
         found[name] = Kernel(function, letters.value.decode())
