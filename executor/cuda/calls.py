@@ -101,6 +101,8 @@ class Launch(NamedTuple):
         Blocks, and threads of a block.
     args
         In the order of the kernel's parameters: pointers and values.
+    shared_bytes
+        Dynamic shared memory of a block (`DYNAMIC_SHARED` of `sources/matrix_units.cuh`).
     """
 
     source: str
@@ -108,6 +110,7 @@ class Launch(NamedTuple):
     grid: Dim3
     block: Dim3
     args: tuple[Operand | Scalar, ...]
+    shared_bytes: int = 0
 
 
 class Matrices(NamedTuple):

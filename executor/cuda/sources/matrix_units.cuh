@@ -14,14 +14,15 @@
 #pragma once
 #include "scalar.cuh"
 
-#ifndef ON_CPU
-// The address of shared memory within its own space.
+// `name`: the shared memory that a launch asks for (`Launch.shared_bytes`), bytes without a type.
+#ifdef ON_CPU
+#define DYNAMIC_SHARED(name) unsigned char* name = emulated_shared
+#else
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+
+// The address of shared memory within its own space; the compiler adds what is constant to it.
 __device__ inline unsigned shared_address(const void* at) {
-  unsigned found;
-  asm("{ .reg .u64 whole; cvta.to.shared.u64 whole, %1; cvt.u32.u64 %0, whole; }"
-      : "=r"(found)
-      : "l"(at));
-  return found;
+  return (unsigned)__cvta_generic_to_shared(at);
 }
 #endif
 

@@ -100,6 +100,15 @@ __global__ void copied(const int* from, int* to, int there) {
   for (int at = 0; at < 4; at++) to[128 + 32 * at + threadIdx.x] = rows[1][32 * at + threadIdx.x];
 }
 
+// Turned around in shared memory that the launch asks for.
+__global__ void turned(const int* from, int* to) {
+  DYNAMIC_SHARED(memory);
+  int* row = (int*)memory;
+  row[threadIdx.x] = from[threadIdx.x];
+  __syncthreads();
+  to[threadIdx.x] = row[31 - threadIdx.x];
+}
+
 // Faults: the wait, or the barrier behind it, is left out.
 __global__ void not_awaited(const int* from, int* to) {
   alignas(16) __shared__ int row[4 * 32];
@@ -151,17 +160,20 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, Kernel]:
-    names = [*PRODUCTS, *CHAINS, "copied", "not_awaited", *FAULTS]
+    names = [*PRODUCTS, *CHAINS, "copied", "turned", "not_awaited", *FAULTS]
     return compiled("matrix_units", TEXT + KERNELS, names)
 
 
-def launched(kernel: Kernel, arrays: list[Array], *more: ctypes.c_int32) -> str | None:
+def launched(
+    kernel: Kernel, arrays: list[Array], *more: ctypes.c_int32, shared_bytes: int = 0
+) -> str | None:
     reseed(0)
     return kernel.run(
         (1, 1, 1),
         (32, 1, 1),
         [*(ctypes.c_void_p(array.ctypes.data) for array in arrays), *more],
         [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays],
+        shared_bytes,
     )
 
 
@@ -211,6 +223,14 @@ def test_what_is_not_awaited_has_not_arrived(kernels: dict[str, Kernel]):
     assert (found[:32] == -1).all()
 
 
+def test_a_kernel_has_the_shared_memory_that_its_launch_asks_for(kernels: dict[str, Kernel]):
+    source, found = (aligned(4 * 32).view(np.int32) for _ in range(2))
+    source[:] = np.arange(32)
+    assert launched(kernels["turned"], [source, found], shared_bytes=128) is None
+    np.testing.assert_array_equal(found, source[::-1])
+    assert launched(kernels["turned"], [source, found], shared_bytes=124) is not None
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, Kernel]):
     source, found = (aligned(4 * 128).view(np.int32) for _ in range(2))
@@ -225,7 +245,7 @@ def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, Kernel]):
 def test_the_header_compiles_for_every_architecture(architecture: str):
     core = optional("cuda.core", extra="test")
     options = core.ProgramOptions(arch=architecture, std="c++17")
-    names = (*PRODUCTS, *CHAINS, "copied")
+    names = (*PRODUCTS, *CHAINS, "copied", "turned")
     made = core.Program(TEXT + KERNELS, "c++", options).compile("cubin", name_expressions=names)
     taken = resources_of(bytes(made.code))
     assert {made.symbol_mapping[name].decode() for name in names} <= set(taken)

@@ -128,6 +128,7 @@ class Cupy:
         self.work = work = Work()
         self.names: list[str] = []
         self.handles = 16
+        self.shared_bytes: dict[str, tuple[int, int]] = {}  # of launches: taken, and allowed
         self.cuda = SimpleNamespace(
             runtime=Runtime(work),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
@@ -148,17 +149,19 @@ class Cupy:
         emulator = Emulator({source: name_expressions})
 
         def function(name: str):
-            def launch(grid, block, args, stream) -> None:
+            def launch(grid, block, args, shared_mem, stream) -> None:
                 bound = tuple(
                     Operand("address", 0, int(arg)) if isinstance(arg, np.uint64) else arg
                     for arg in args
                 )
-                call = Launch(source, name, grid, block, bound)
+                call = Launch(source, name, grid, block, bound, shared_mem)
+                self.shared_bytes[name] = shared_mem, made.max_dynamic_shared_size_bytes
                 self.work.do(
                     stream.ptr, lambda: emulator.run(call, lambda operand: operand.offset_bytes)
                 )
 
-            return SimpleNamespace(kernel=launch)
+            made = SimpleNamespace(kernel=launch, max_dynamic_shared_size_bytes=48 << 10)
+            return made
 
         return SimpleNamespace(get_function=function)
 

@@ -27,6 +27,7 @@
 #include <vector>
 
 EmulatedPlace emulated_place;
+unsigned char* emulated_shared;
 
 namespace {
 const int THREADS_MAX = 1024, WARP = 32;
@@ -159,7 +160,7 @@ const uint16_t SEVERAL = 0xffff, SEVERAL_BLOCKS = 0xfffe;  // threads that read
 
 struct Range { uintptr_t begin, end; };
 std::vector<Range> memory;  // of the launch; none: anywhere
-size_t last_range;
+size_t last_range, dynamic_bytes;
 std::vector<Cell> shared_cells;
 const int PAGE_BYTES = 4096, RECENT = 256;
 std::unordered_map<uintptr_t, std::vector<Cell>> pages;
@@ -244,11 +245,19 @@ void access(const void* address, size_t size, bool writes, bool aligned) {
   uintptr_t at = (uintptr_t)address;
   if (at - (uintptr_t)stacks < THREADS_MAX * STACK_BYTES) return;
   if (at - (uintptr_t)&emulated_place < sizeof emulated_place) return;
+  if (at == (uintptr_t)&emulated_shared) return;
   if (at - (uintptr_t)image.begin < (size_t)(image.shared - image.begin)) return;  // constants
   if (aligned && at % size) fail("access of %zu bytes that is not aligned to them", size);
   // elements have two bytes, or four and more, of which one cell tells enough
   uintptr_t step = size < 4 ? 2 : 4, shared = at - (uintptr_t)image.shared;
-  if (shared < (size_t)(image.end - image.shared)) {
+  size_t fixed_bytes = image.end - image.shared;
+  uintptr_t dynamic = at - (uintptr_t)emulated_shared;
+  bool is_dynamic = dynamic < dynamic_bytes;
+  if (is_dynamic) {
+    if (dynamic + size > dynamic_bytes) fail("an access beyond the dynamic shared memory");
+    shared = fixed_bytes + dynamic;  // its cells lie behind
+  }
+  if (is_dynamic || shared < fixed_bytes) {
     for (uintptr_t byte = shared; byte < shared + size; byte += step) {
       Cell& cell = shared_cells[byte / 2];
       if (!writes && cell.write.block != block_serial) {
@@ -431,7 +440,7 @@ const char* emulated_run(const unsigned* grid, const unsigned* block, void (*ker
   body = kernel;
   arguments = given;
   image = of;
-  shared_cells.assign((of.end - of.shared) / 2 + 1, Cell());
+  shared_cells.assign((of.end - of.shared + dynamic_bytes) / 2 + 1, Cell());
   first_serial = block_serial + 1;
   if (pages.size() > 4096) {  // 170 MB of cells
     pages.clear();
@@ -462,6 +471,13 @@ void emulated_memory(const uintptr_t* ranges, int number) {
   memory.clear();
   last_range = 0;
   for (int i = 0; i < number; i++) memory.push_back({ranges[2 * i], ranges[2 * i + 1]});
+}
+
+// Dynamic shared memory of the blocks of the next launches.
+void emulated_shared_bytes(size_t size) {
+  free(emulated_shared);
+  emulated_shared = (unsigned char*)aligned_alloc(128, (size + 128) / 128 * 128);
+  dynamic_bytes = size;
 }
 
 // What the compiler calls before every access (GCC's tsan.def).

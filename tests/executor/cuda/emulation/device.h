@@ -6,6 +6,7 @@ struct dim3 { unsigned x, y, z; };
 
 struct EmulatedPlace { dim3 thread, block, block_dim, grid_dim; };
 extern EmulatedPlace emulated_place;
+extern unsigned char* emulated_shared;  // dynamic shared memory of the block
 
 // Where the static memory of a library of kernels lies: all of it is `__shared__`. `checked`: it was
 // compiled with checks, and so plainly that a barrier of the source is one place of the code.
