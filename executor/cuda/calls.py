@@ -120,6 +120,8 @@ class Launch(NamedTuple):
         Blocks, and threads of a block.
     args
         In the order of the kernel's parameters: pointers, structs of pointers, and values.
+    shared_bytes
+        Dynamic shared memory of a block (`DYNAMIC_SHARED` of `sources/matrix_units.cuh`).
     """
 
     source: str
@@ -127,6 +129,7 @@ class Launch(NamedTuple):
     grid: Dim3
     block: Dim3
     args: tuple[Argument, ...]
+    shared_bytes: int = 0
 
 
 class Matrices(NamedTuple):

@@ -144,6 +144,8 @@ def _described(call: Call, rank: int, members: Sequence[int]) -> str:
         case Launch():
             args = ", ".join(_argument(arg, rank) for arg in call.args)
             sizes = f"grid {_extent(call.grid)} block {_extent(call.block)}"
+            if call.shared_bytes:
+                sizes += f" shared {call.shared_bytes}"
             return f"{call.source}: {call.function} {sizes} ({args})"
         case Product():
             how = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"

@@ -31,6 +31,7 @@ WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (
 OPTIONS = ("-std=c++17",)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
 LOG_LINES = 20  # of what the compiler says
+SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUDA C++ guide)
 
 
 class Products(Protocol):
@@ -83,6 +84,8 @@ class CupyDevice:
         self._memory: list[int] = []
         self._host_memory: list[int] = []
         self._functions: dict[tuple[str, str], Any] = {}
+        self._attributes: dict[tuple[str, str], Any] = {}  # CuPy's kernels, which hold them
+        self._shared_bytes: dict[tuple[str, str], int] = {}  # that a function has asked for
         self._make_products, self._tuner = products, tuner
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
@@ -197,7 +200,8 @@ class CupyDevice:
                     name_expressions=missing,
                 )
                 for name in missing:
-                    self._functions[source, name] = module.get_function(name).kernel
+                    self._attributes[source, name] = module.get_function(name)
+                    self._functions[source, name] = self._attributes[source, name].kernel
             except self._cupy.cuda.compiler.CompileException as error:
                 said = "\n".join(str(error).splitlines()[:LOG_LINES])
                 raise ExecutorError(
@@ -266,7 +270,12 @@ class CupyDevice:
         if function is None:
             raise ExecutorError(f"kernel `{call.function}` of `{call.source}` was not loaded")
         args = tuple(_by_value(arg) for arg in call.args)
-        function(call.grid, call.block, args, stream=self._streams[stream])
+        name, shared_bytes = (call.source, call.function), call.shared_bytes
+        if shared_bytes > self._shared_bytes.get(name, SHARED_BYTES):
+            self._attributes[name].max_dynamic_shared_size_bytes = shared_bytes
+            self._shared_bytes[name] = shared_bytes
+        stream_of = self._streams[stream]
+        function(call.grid, call.block, args, shared_mem=shared_bytes, stream=stream_of)
 
     def _multiply(self, call: Product, stream: int) -> None:
         if self._capturing is None:

@@ -128,6 +128,7 @@ class Cupy:
         self.work = work = Work()
         self.names: list[str] = []
         self.handles = 16
+        self.shared_bytes: dict[str, tuple[int, int]] = {}  # of launches: taken, and allowed
         self.cuda = SimpleNamespace(
             runtime=Runtime(work),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
@@ -148,13 +149,16 @@ class Cupy:
         emulator = Emulator({source: name_expressions})
 
         def function(name: str):
-            def launch(grid, block, args, stream) -> None:
-                call = Launch(source, name, grid, block, tuple(map(_argument, args)))
+            def launch(grid, block, args, shared_mem, stream) -> None:
+                bound = tuple(map(_argument, args))
+                call = Launch(source, name, grid, block, bound, shared_mem)
+                self.shared_bytes[name] = shared_mem, made.max_dynamic_shared_size_bytes
                 self.work.do(
                     stream.ptr, lambda: emulator.run(call, lambda operand: operand.offset_bytes)
                 )
 
-            return SimpleNamespace(kernel=launch)
+            made = SimpleNamespace(kernel=launch, max_dynamic_shared_size_bytes=48 << 10)
+            return made
 
         return SimpleNamespace(get_function=function)
 

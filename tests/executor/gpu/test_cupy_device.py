@@ -149,7 +149,9 @@ def test_a_stream_that_waits_for_a_captured_one_is_captured_too(device: CupyDevi
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-def test_a_kernel_runs_with_pointers_and_values(device: CupyDevice) -> None:
+def test_a_kernel_runs_with_pointers_values_and_shared_memory(
+    device: CupyDevice, cupy: Cupy
+) -> None:
     rows, columns = 3, 40
     generator = np.random.default_rng(0)
     values = [generator.standard_normal(s) for s in ((rows, columns), columns, columns)]
@@ -176,6 +178,11 @@ def test_a_kernel_runs_with_pointers_and_values(device: CupyDevice) -> None:
     device.load({call.source: [call.function]})
     device.load({call.source: [call.function]})
     device.issue(bound, stream)
+    assert cupy.shared_bytes[call.function] == (0, 48 << 10)
+    for size_bytes in (1 << 10, 96 << 10, 64 << 10):
+        device.issue(bound._replace(shared_bytes=size_bytes), stream)
+        allowed = (48 if size_bytes == 1 << 10 else 96) << 10
+        assert cupy.shared_bytes[call.function] == (size_bytes, allowed)
     found = np.empty((rows, columns))
     device.to_host(found, writes[0])
     x, gamma, beta = values
@@ -318,5 +325,6 @@ def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     assert issubclass(cupy.cuda.driver.CUDADriverError, RuntimeError)
     assert {"begin_capture", "end_capture"} <= set(dir(cupy.cuda.Stream))
     assert {"launch", "upload"} <= set(dir(cupy.cuda.Graph))
+    assert {"kernel", "max_dynamic_shared_size_bytes"} <= set(dir(cupy.RawKernel))
     for value in ("memcpyDefault", "hostAllocPortable", "hostAllocMapped"):
         assert getattr(cupy.cuda.runtime, value) == getattr(cupy_in_memory.Runtime, value)

@@ -106,7 +106,7 @@ class Emulator:
         found = "".join(_kind(argument) for argument in call.args)
         assert found == kernel.kinds, f"{call.function} takes {kernel.kinds}, was given {found}"
         values = [_by_value(argument, address) for argument in call.args]
-        fault = kernel.run(call.grid, call.block, values, within)
+        fault = kernel.run(call.grid, call.block, values, within, call.shared_bytes)
         assert fault is None, f"{call.function}: {fault}"
 
 
@@ -146,11 +146,17 @@ class Kernel(NamedTuple):
     kinds: str
 
     def run(
-        self, grid: Dim3, block: Dim3, values: Sequence[Any], within: Ranges = ()
+        self,
+        grid: Dim3,
+        block: Dim3,
+        values: Sequence[Any],
+        within: Ranges = (),
+        shared_bytes: int = 0,
     ) -> str | None:
         """Launch it with arguments; return the first fault."""
         ends = [end for found in within for end in found]
         _device().emulated_memory((ctypes.c_size_t * len(ends))(*ends), len(within))
+        _device().emulated_shared_bytes(ctypes.c_size_t(shared_bytes))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         fault = self.function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), pointers)
         return None if fault is None else fault.decode()
