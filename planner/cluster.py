@@ -230,10 +230,6 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str = ""
 
 
-OWN_SOFTWARE = (Software().name, OURS)
-"""Who runs the actors as they are compiled; anything else is a framework with its own kernels."""
-
-
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """`devices` neighbours that a link joins, and the neighbours inside that meet over it."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from models.spec import ModelSpec, TrainingSpec
 from models.unfused import UNFUSED
-from planner.cluster import OWN_SOFTWARE, Cluster, Device
+from planner.cluster import OURS, Cluster, Device
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
 from planner.plan import FUSED, FUSIONS, MAX_GAP, ON_DEVICES, OPTIMIZER
@@ -129,7 +129,7 @@ class SearchRequest:
         """Whether ops are fused, as in a Plan."""
         if self.fusion is not None:
             return self.fusion
-        ours = self.cluster.cores_per_node is None and self.cluster.software.name in OWN_SOFTWARE
+        ours = self.cluster.cores_per_node is None and self.cluster.software.name == OURS
         return FUSED if ours else NOT_FUSED
 
     @property
