@@ -4,11 +4,12 @@ from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
+from models.ops import op_kind
 from planner.actors.graph import Part, Port, Register
 from planner.compile.draft import BOXING, DraftActor, DraftStage
 from planner.fusion.net import Net, Node, Value
-from planner.fusion.rules import fused_groups
-from planner.fusion.shares import written
+from planner.fusion.rules import PRODUCT, fused_groups
+from planner.fusion.shares import components, written
 
 
 def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
@@ -28,7 +29,7 @@ def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
         for name in _made(net, group) - set(written(net, group))
     }
     numbers: dict[int, int] = {}
-    for register in range(len(draft.registers)):
+    for register in _in_stacks(net, len(draft.registers)):
         if register not in inner:
             numbers[register] = len(numbers)
     fused = DraftStage(
@@ -43,6 +44,32 @@ def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
         actor = members[0] if len(unit) == 1 else _joined(draft, members, inner)
         fused.add_actor(_renumbered(actor, numbers))
     return fused
+
+
+def _in_stacks(net: Net, count: int) -> list[int]:
+    """Registers in the order of their places: results of alike products as their operands are.
+
+    What is read and written at equal distances, in one order, is one stack of products. The two
+    may have come in opposite orders, for gradients are made backwards.
+    """
+    order = list(range(count))
+    for group in dict.fromkeys(net.groups.values()):
+        heads = [index for index in group if op_kind(net.nodes[index].kind).role == PRODUCT]
+        rows = components([net.nodes[index] for index in group])
+        if len(heads) < 2 or len(rows) != len(heads):
+            continue
+        (sides,) = {tuple(at for at in (0, 1) if len({net.nodes[h].inputs[at] for h in heads}) > 1)}
+        if len(sides) != 1:
+            continue
+        by_operand = sorted(rows, key=lambda row: net.nodes[group[row[0]]].inputs[sides[0]])
+        for made in zip(
+            *([x for at in row for x in net.nodes[group[at]].outputs] for row in by_operand),
+            strict=True,
+        ):
+            places = sorted(order.index(register) for register in made)
+            for place, register in zip(places, made, strict=True):
+                order[place] = register
+    return order
 
 
 def _nodes(draft: DraftStage) -> list[Node]:
