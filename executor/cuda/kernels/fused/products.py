@@ -129,13 +129,8 @@ def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Produ
             return None
         return product._replace(c=_beside(product.d, other, dtype))
     length = prod(found.sizes[label] for label in dims)
-    if (
-        product.bias is None
-        and dims == found.outputs[0][-len(dims) :]
-        and _columns(product, length)
-    ):
-        return product._replace(bias=Vector(other, dtype))
-    return None
+    along = dims == found.outputs[0][-len(dims) :] and _columns(product, length)
+    return product._replace(bias=Vector(other, dtype)) if along and not product.bias else None
 
 
 def _columns(product: Product, length: int) -> bool:
