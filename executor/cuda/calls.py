@@ -7,7 +7,7 @@ buffer can be made, printed and checked where there is none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -173,7 +173,100 @@ class Collective(NamedTuple):
     reduction: str = "sum"
 
 
-Call = Launch | Product | Clear | Copy | Collective
+class Strided(NamedTuple):
+    """A tensor inside an operand; strides in elements, one for every dim that its call names."""
+
+    operand: Operand
+    dtype: str
+    strides: tuple[int, ...]
+
+
+class Attention(NamedTuple):
+    """Attention by the vendor's library, with the logsumexp of every query's scaled scores.
+
+    Sizes by letter: b samples, h query heads, g heads of keys and values (query head i reads head
+    i // (h / g)), t queries, s keys, d head dim, u value dim. Dims are q [b h t d], k [b g s d],
+    v [b g s u], out [b h t u] and logsumexp [b h t], whatever order their strides give them. Query
+    i sees the keys j with -`ahead` < i - j < `behind`; None is without end, and an `ahead` of 1 is
+    causal. `scale` multiplies the products of q and k.
+    """
+
+    q: Strided
+    k: Strided
+    v: Strided
+    out: Strided
+    logsumexp: Strided
+    b: int
+    h: int
+    g: int
+    t: int
+    s: int
+    d: int
+    u: int
+    scale: float
+    behind: int | None = None
+    ahead: int | None = None
+
+
+class AttentionGrad(NamedTuple):
+    """dq, dk and dv of an `Attention`, from what it read and made, and dout.
+
+    Each gradient has the dims of what it is the gradient of. `deterministic`: every sum in a fixed
+    order.
+    """
+
+    forward: Attention
+    dout: Strided
+    dq: Strided
+    dk: Strided
+    dv: Strided
+    deterministic: bool = True
+
+
+class Convolution(NamedTuple):
+    """A convolution or one of its gradients by the vendor's library.
+
+    Dims are image [b c y x], weight [n c i j] and output [b n y x], whatever order their strides
+    give them; c channels of a weight, the image having `groups` times as many. `direction` is
+    forward (makes the output), grad_input (the image) or grad_weight (the weight): that one operand
+    is written, the others are read. Sizes are of image, output and window, as are `stride`, `pad`
+    and `dilation`, each along y and x. `arithmetic` as in `Product`; `deterministic` as in
+    `AttentionGrad`.
+    """
+
+    direction: str
+    image: Strided
+    weight: Strided
+    output: Strided
+    b: int
+    c: int
+    n: int
+    groups: int
+    given: tuple[int, int]
+    made: tuple[int, int]
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilation: tuple[int, int]
+    arithmetic: str
+    deterministic: bool = True
+
+
+class Choice(NamedTuple):
+    """Ways to compute one thing, of which the device picks one before the first step.
+
+    They are in the order of preference. The last consists of our own kernels and products and can
+    be carried out by every device; one that cannot carry out the others takes it.
+    """
+
+    options: tuple[tuple["Call", ...], ...]
+
+
+Call = (
+    Launch | Product | Clear | Copy | Collective | Attention | AttentionGrad | Convolution | Choice
+)
+LibraryCall = Attention | AttentionGrad | Convolution
+"""What only the vendor's library of neural networks carries out: always an option of a `Choice`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +291,11 @@ class Calls:
 def always(*calls: Call, tables: tuple[Array, ...] = (), workspace_bytes: int = 0) -> Calls:
     """Return calls that every firing makes alike."""
     return Calls(of=lambda firing: calls, tables=tables, workspace_bytes=workspace_bytes)
+
+
+def rather(preferred: Call, calls: Calls) -> Calls:
+    """Return calls that every firing may make by `preferred` alone instead."""
+    return replace(calls, of=lambda firing: (Choice(((preferred,), calls.of(firing))),))
 
 
 def elementwise(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:

@@ -1,0 +1,79 @@
+"""Convolution by the vendor's library, as the first option beside kernels of ours.
+
+Images lie in memory in the order b y x c and weights in the order n i j c, with c of all groups
+innermost in an image and c of one group in a weight. Shape legend: see `windows.py`.
+"""
+
+from executor.cuda.calls import Calls, Convolution, Operand, Strided, rather, read, write
+from executor.cuda.kernels.images.windows import Sizes
+from executor.cuda.kernels.matmul import arithmetic_of
+from executor.kernels.context import RunState
+
+FORWARD, GRAD_INPUT, GRAD_WEIGHT = "forward", "grad_input", "grad_weight"
+LIBRARY_DTYPES = ("bfloat16", "float16")
+"""Dtypes of which the library's convolutions run on matrix units and add up in float32."""
+
+_OPERANDS = {
+    FORWARD: (read(0), read(1), write(0)),
+    GRAD_INPUT: (write(0), read(1), read(0)),
+    GRAD_WEIGHT: (read(0), write(0), read(1)),
+}
+"""Image, weight and output, by direction, as the ops `conv…` list them."""
+
+
+def with_library(
+    direction: str,
+    sizes: Sizes,
+    run: RunState,
+    calls: Calls,
+    operands: tuple[Operand, Operand, Operand] | None = None,
+) -> Calls:
+    """Return a choice between the vendor's library and `calls`, or `calls` where it has no form.
+
+    Parameters
+    ----------
+    direction
+        `FORWARD` (of (x, w)), `GRAD_INPUT` (of (dy, w)) or `GRAD_WEIGHT` (of (x, dy)).
+    sizes
+        Of the convolution here; `sizes.c` and `sizes.n` are the channels of one group.
+    run
+        Says what products of float32 are computed in.
+    calls
+        Kernels of ours that compute the same on the same memory.
+    operands
+        Where image, weight and output lie; None: where the op of that direction lists them.
+    """
+    if sizes.dtype not in LIBRARY_DTYPES or not sizes.b * sizes.places:
+        return calls
+    found = operands or _OPERANDS[direction]
+    return rather(convolution_call(direction, sizes, found, arithmetic_of(sizes.dtype, run)), calls)
+
+
+def convolution_call(
+    direction: str, sizes: Sizes, operands: tuple[Operand, Operand, Operand], arithmetic: str
+) -> Convolution:
+    """Return the library's call on image, weight and output in channels-last order."""
+    image, weight, output = operands
+    y, x = sizes.y, sizes.x
+    return Convolution(
+        direction=direction,
+        image=_channels_last(image, sizes.dtype, sizes.g * sizes.c, y.given, x.given),
+        weight=_channels_last(weight, sizes.dtype, sizes.c, y.size, x.size),
+        output=_channels_last(output, sizes.dtype, sizes.g * sizes.n, y.made, x.made),
+        b=sizes.b,
+        c=sizes.c,
+        n=sizes.g * sizes.n,
+        groups=sizes.g,
+        given=(y.given, x.given),
+        made=(y.made, x.made),
+        window=(y.size, x.size),
+        stride=(y.stride, x.stride),
+        pad=(y.pad, x.pad),
+        dilation=(y.dilation, x.dilation),
+        arithmetic=arithmetic,
+    )
+
+
+def _channels_last(operand: Operand, dtype: str, channels: int, rows: int, columns: int) -> Strided:
+    """Strides along samples (or filters), channels, rows and columns of memory in b y x c order."""
+    return Strided(operand, dtype, (rows * columns * channels, 1, columns * channels, channels))
