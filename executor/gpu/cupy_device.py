@@ -12,9 +12,23 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Clear, Copy, Launch, Operand, Product
+from executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
+    Call,
+    Choice,
+    Clear,
+    Collective,
+    Convolution,
+    Copy,
+    Launch,
+    Operand,
+    Product,
+)
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
+from executor.gpu.choices import Choose, Picks, first_supported
+from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
@@ -48,9 +62,19 @@ class CupyDevice:
         Which of the GPUs that this process sees.
     products
         Makes the library of products, when the GPU is current.
+    networks
+        Opens the library of neural networks likewise; returns None where none is to be used.
+    choose
+        Picks among the ways of computing one thing that the GPU can take.
     """
 
-    def __init__(self, index: int, products: Callable[[], Products]) -> None:
+    def __init__(
+        self,
+        index: int,
+        products: Callable[[], Products],
+        networks: Callable[[], Library | None] = lambda: None,
+        choose: Choose = first_supported,
+    ) -> None:
         import cupy
 
         self.index = index
@@ -73,6 +97,8 @@ class CupyDevice:
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
+        self._networks = LibraryCalls(self, networks)
+        self._picks = Picks(self._supports, choose)
         self._capturing: int | None = None
         self._own = self.stream()
 
@@ -191,9 +217,27 @@ class CupyDevice:
                 ) from error
 
     def prepare(self, call: Call, stream: int) -> None:
-        """Plan a product and reserve the workspace of its stream."""
-        if not isinstance(call, Product):
-            return
+        """Plan what a library carries out, and reserve its workspace; pick one way of a choice."""
+        match call:
+            case Product():
+                self._prepare_product(call, stream)
+            case Attention() | AttentionGrad() | Convolution():
+                self._networks.prepare(call, stream)
+            case Choice():
+                for one in self._picks.pick(call):
+                    self.prepare(one, stream)
+
+    def _supports(self, call: Call) -> bool:
+        if isinstance(call, Attention | AttentionGrad | Convolution):
+            return self._networks.supports(call)
+        return True
+
+    @property
+    def library_bytes(self) -> int:
+        """Memory that the workspaces of libraries take."""
+        return WORKSPACE_BYTES * len(self._workspaces) + self._networks.workspace_bytes
+
+    def _prepare_product(self, call: Product, stream: int) -> None:
         if self._products is None:
             self._products = self._make_products()
         if call not in self._planned:
@@ -219,7 +263,14 @@ class CupyDevice:
             case Copy():
                 source, target = address_of(call.source), address_of(call.target)
                 self.copy_async(target, source, call.size_bytes, stream)
-            case _:
+            case Attention() | AttentionGrad() | Convolution():
+                self._networks.issue(call, stream, captured=self._capturing is not None)
+            case Choice():
+                if self._capturing is None:
+                    self.prepare(call, stream)
+                for one in self._picks.picked(call):
+                    self._carry_out(one, stream)
+            case Collective():
                 raise ExecutorError(f"{call.kind} is for a communicator, not for the device")
 
     def _launch(self, call: Launch, stream: int) -> None:
@@ -234,7 +285,7 @@ class CupyDevice:
 
     def _multiply(self, call: Product, stream: int) -> None:
         if self._capturing is None:
-            self.prepare(call, stream)
+            self._prepare_product(call, stream)
         planned = self._planned.get(call)
         if planned is None or stream not in self._workspaces or self._products is None:
             raise ExecutorError(
@@ -251,6 +302,7 @@ class CupyDevice:
         which would end a global capture; a relaxed one would let this thread allocate unnoticed,
         and such memory would be given away again before the graph is replayed.
         """
+        self._networks.reserve()
         self._streams[stream].begin_capture(self._runtime.streamCaptureModeThreadLocal)
         self._capturing = stream
 
@@ -294,6 +346,7 @@ class CupyDevice:
         if self._products is not None:
             self._products.close()
             self._products = None
+        self._networks.close()
         self._planned.clear()
         self._events.clear()
         self._streams.clear()

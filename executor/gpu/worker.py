@@ -17,6 +17,7 @@ from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
 from executor.gpu.collectives import NcclCollectives
 from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives
@@ -37,7 +38,7 @@ def run_on_gpu(job: Job, folder: Path, world: World) -> None:
     """Train this process's rank, or all of a job in loopback, on a GPU of this node."""
     local = world.local_rank()
     require_gpu(local + 1)
-    device = CupyDevice(local, ProductLibrary)
+    device = CupyDevice(local, ProductLibrary, cudnn_library)
     collectives = None
     if not job.loopback and job.graph.ranks > 1:
 

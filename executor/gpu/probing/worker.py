@@ -13,6 +13,7 @@ import msgspec
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
 from executor.gpu.cublaslt import ProductLibrary
+from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
 from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
 def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
     local = world.local_rank()
     require_gpu(local + 1)
-    device = CupyDevice(local, ProductLibrary)
+    device = CupyDevice(local, ProductLibrary, cudnn_library)
     communicator, meetings = None, None
     if world.size > 1:
 

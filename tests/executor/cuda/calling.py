@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from executor.cuda.binding import operands_of
 from executor.cuda.calls import Call, Calls, Operand
 from executor.cuda.kernels.table import make_calls
 from executor.kernels.context import Array, KernelContext, Shard, whole
@@ -12,7 +13,6 @@ from tests.executor.cuda.emulation.machine import (
     Emulator,
     Ranges,
     functions_of,
-    operands_of,
     to_stored,
     to_wide,
 )

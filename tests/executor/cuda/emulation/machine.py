@@ -19,18 +19,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from executor.cuda.binding import leaves
 from executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
     Call,
+    Choice,
     Clear,
-    Collective,
+    Convolution,
     Copy,
     Dim3,
     Launch,
+    LibraryCall,
     Matrices,
     Operand,
     Product,
 )
 from executor.cuda.source_text import source_text
+from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 
 COMPILER = which("g++")
 FOLDER = Path(tempfile.gettempdir()) / "millrace-emulation"
@@ -71,11 +77,20 @@ class Emulator:
         What the order of threads and blocks is drawn from.
     checked
         Check every access of memory, which takes several times as long.
+    option
+        Which option of a choice is taken: the last, of kernels of ours, or one with the library's
+        calls, which are then computed in NumPy.
     """
 
     def __init__(
-        self, functions: Mapping[str, Iterable[str]], seed: int = 0, *, checked: bool = True
+        self,
+        functions: Mapping[str, Iterable[str]],
+        seed: int = 0,
+        *,
+        checked: bool = True,
+        option: int = -1,
     ) -> None:
+        self._option = option
         _compile(functions, checked)
         reseed(seed)
         self._kernels = {
@@ -98,6 +113,11 @@ class Emulator:
                 _require(address(call.target), call.size_bytes, within)
                 _require(address(call.source), call.size_bytes, within)
                 ctypes.memmove(address(call.target), address(call.source), call.size_bytes)
+            case Attention() | AttentionGrad() | Convolution():
+                _by_library(call, address, within)
+            case Choice():
+                for one in call.options[self._option]:
+                    self.run(one, address, within)
 
     def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
         kernel = self._kernels[call.source, call.function]
@@ -111,21 +131,6 @@ class Emulator:
         assert fault is None, f"{call.function}: {fault}"
 
 
-def operands_of(call: Call) -> list[Operand]:
-    """The operands that a call names."""
-    match call:
-        case Launch():
-            return [one for one in call.args if isinstance(one, Operand)]
-        case Product():
-            return [call.a.operand, call.b.operand, call.d.operand]
-        case Clear():
-            return [call.target]
-        case Copy():
-            return [call.source, call.target]
-        case Collective():
-            return [call.send, call.recv]
-
-
 def _require(begin: int, size_bytes: int, within: Ranges) -> None:
     inside = any(first <= begin and begin + size_bytes <= end for first, end in within)
     assert inside or not within or not size_bytes, f"{size_bytes} bytes outside of the operands"
@@ -134,7 +139,7 @@ def _require(begin: int, size_bytes: int, within: Ranges) -> None:
 def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
     """The functions that some calls launch, by source."""
     found: dict[str, set[str]] = {}
-    for call in calls:
+    for call in leaves(*calls):
         if isinstance(call, Launch):
             found.setdefault(call.source, set()).add(call.function)
     return found
@@ -263,6 +268,15 @@ def _multiply(call: Product, address: Address, within: Ranges) -> None:
     if call.accumulate:
         made = made + to_wide(d, call.d.dtype)
     d[...] = to_stored(made, call.d.dtype)
+
+
+def _by_library(call: LibraryCall, address: Address, within: Ranges) -> None:
+    arrays = []
+    for tensor, sizes in zip(call.tensors, call.sizes, strict=True):
+        begin = address(tensor.operand)
+        _require(begin, reach_bytes(tensor, sizes), within)
+        arrays.append(strided_memory(begin, tensor, sizes))
+    carry_out(call, arrays, to_wide, to_stored)
 
 
 def _matrices(
