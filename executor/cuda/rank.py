@@ -16,7 +16,7 @@ from math import floor, log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.binding import bound
+from executor.cuda.binding import bound, leaves
 from executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
 from executor.cuda.control import (
     CONTROL_DTYPE,
@@ -24,6 +24,7 @@ from executor.cuda.control import (
     control_bytes,
     finish_step_call,
 )
+from executor.cuda.kernels.fused.siblings import stacked_calls
 from executor.cuda.kernels.source import stage_dtype
 from executor.cuda.kernels.table import make_calls
 from executor.cuda.meetings import collective_calls, loopback_calls
@@ -145,7 +146,8 @@ class RankCalls(RankShards):
             base = self._base(operand, command, reads, writes, peers)
             return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
-        return tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
+        calls = tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
+        return stacked_calls(calls) if actor.parts else calls
 
     def _base(
         self,
@@ -216,9 +218,9 @@ class RankCalls(RankShards):
         return np.frombuffer(control_bytes(first, "fp16", loss_scale=scale), np.uint8)
 
     def functions(self) -> dict[str, set[str]]:
-        """Every function that the rank launches, by source."""
+        """Every function that the rank may launch, by source."""
         found: dict[str, set[str]] = {}
-        for call in self.all_calls():
+        for call in leaves(*self.all_calls()):
             if isinstance(call, Launch):
                 found.setdefault(call.source, set()).add(call.function)
         return found

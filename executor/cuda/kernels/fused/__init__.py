@@ -1,5 +1,6 @@
-"""Calls of fused actors: one kernel, or one product with its epilogue, in place of several.
+"""Fused: calls of actors that compute several ops, where they are fewer than those of the ops.
 
-Comes in: the context of an actor with parts. Goes out: its calls. Read `table.py` first (which form
-computes which parts), then `products.py`; what no form computes runs part by part (`in_turn.py`).
+Comes in: the context of a fused actor, and the calls of its parts in turn (`kernels.in_turn`),
+which are always right. Goes out: fewer calls, or a choice between them and those. `table.py` lists
+who knows which actors; `products.py` has products with epilogues.
 """

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from executor.cuda.calls import Calls, Operand
-from executor.cuda.kernels.fused.in_turn import one_after_another, operand_at
+from executor.cuda.kernels.in_turn import one_after_another, operand_at
 from executor.cuda.kernels.multi_tensor import moves, updates
 from executor.cuda.kernels.multi_tensor.chunks import Tensor
 from executor.kernels.context import FusedPart, KernelContext

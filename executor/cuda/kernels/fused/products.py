@@ -1,142 +1,190 @@
-"""Products of fused actors: what follows on a product becomes its epilogue.
+"""Products with what follows on them: one call of the library where it has the epilogue.
 
-The library adds to a product's sums, in this order, what is there (or another tensor of that
-shape), then a bias along the columns, then applies GELU; it keeps what GELU is taken of for the
-backward pass, and multiplies with GELU's slope there. Where the library has no algorithm for a
-product with an epilogue, the parts run one after the other.
+What follows on a product is a bias, another tensor that is added, gelu (whose argument may be kept
+for the backward pass) or its slope, and the sum over microbatches; or the sum of several products,
+each of which then adds to what the one before it made. Where the library may have no algorithm for
+an epilogue, a choice says so, and its last option are the parts in turn.
+
+In one call nothing is rounded between the parts: a weight's gradient goes from float32 sums into
+the float32 sum over microbatches.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from math import prod
 
-from executor.cuda.calls import Call, Calls, Choice, Matrices, Product, Vector, always
-from executor.cuda.kernels.fused.in_turn import is_inner, of_part, operand_at
-from executor.cuda.kernels.matmul import LIBRARY, matmul
-from executor.kernels.context import FusedPart, KernelContext, Shard
-from models.ops import op_kind
+from executor.cuda.binding import bound
+from executor.cuda.calls import Call, Calls, Choice, Matrices, Operand, Product, Vector
+from executor.cuda.kernels.in_turn import operand_at
+from executor.cuda.kernels.matmul import library_products, multiplied
+from executor.kernels.context import FusedPart, KernelContext
+from executor.kernels.dims import Dims, layout
 
-PRODUCT = "product"
-
-
-class Epilogue(NamedTuple):
-    """A product with its epilogue, and whether the library is sure to have it."""
-
-    product: Product
-    plain: bool = True
+PRODUCT = "matmul"
 
 
-def fused_products(context: KernelContext, parts_in_turn: Calls) -> Calls | None:
-    """Return the calls of products with what follows on them; None where there is no such form.
+def product_calls(context: KernelContext, in_turn: Calls) -> Calls | None:
+    """Return the calls of a product and what follows on it, or of a sum of products.
 
     Parameters
     ----------
     context
-        Of an actor whose first parts are products.
-    parts_in_turn
-        The parts one after the other, for where the library has no such product.
+        Of a fused actor.
+    in_turn
+        The calls of its parts in turn.
+
+    Returns
+    -------
+    Calls or None
+        None: no product of the library begins it, or what follows is no epilogue of one.
     """
-    products = [part for part in context.parts if op_kind(part.context.kind).role == PRODUCT]
-    others = context.parts[len(products) :]
-    made = [_single(context, part) for part in products]
-    if not made or any(one is None for one in made):
+    products = [part for part in context.parts if part.context.kind == PRODUCT]
+    if len(products) > 1:
+        return _sum_of_products(context, products)
+    if not products or context.parts[0] is not products[0]:
         return None
-    singles = [one for one in made if one is not None]
-    if len(singles) > 1:
-        return _summed(context, singles, others)
-    if others[-1].context.kind == "accumulate":
-        return _accumulated(context, singles[0], others)
-    found: Epilogue | None = Epilogue(singles[0])
-    for part in others:
-        found = _followed(context, found.product, found.plain, part) if found else None
-    if found is None:
+    found = _started(context, products[0])
+    for part in context.parts[1:]:
+        if found is None:
+            return None
+        found = _followed(context, found, part)
+    return None if found is None else _calls(found, in_turn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A product with the epilogues so far: what it makes is operand `made` of the actor.
+
+    `hold`: it is added to what is there in all but the first of so many firings; 0: in none.
+    """
+
+    product: Product
+    made: int
+    dims: Dims
+    hold: int = 0
+
+
+def _started(context: KernelContext, part: FusedPart) -> _Chain | None:
+    """The product of a part, where the library makes it in one call."""
+    products = library_products(part.context)
+    if len(products) != 1:
         return None
-    if found.plain:
-        return always(found.product)
-    return Calls(
-        of=lambda firing: (Choice(((found.product,), parts_in_turn.of(firing))),),
-        tables=parts_in_turn.tables,
-        workspace_bytes=parts_in_turn.workspace_bytes,
+
+    def place(operand: Operand) -> Operand:
+        numbers = part.inputs if operand.role == "read" else part.outputs
+        found = operand_at(context, numbers[operand.number])
+        return found._replace(offset_bytes=found.offset_bytes + operand.offset_bytes)
+
+    product = bound(products[0], place)
+    assert isinstance(product, Product)
+    (dims,) = layout(part.context).outputs
+    return _Chain(product, part.outputs[0], dims)
+
+
+def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain | None:
+    """The chain with one more part; None where that is no epilogue."""
+    (made,) = part.outputs
+    if chain.made not in part.inputs or chain.hold:
+        return None
+    inside = chain.made >= len(context.inputs) + len(context.outputs)
+    kind, product = part.context.kind, chain.product
+    if product.activation or product.slope or not (inside or kind == "gelu"):
+        return None
+    more: Product | None
+    match kind:
+        case "add":
+            more = _with_added(context, chain, part)
+        case "gelu":
+            kept = None if inside else product.d
+            more = product._replace(activation="gelu", aux=kept)
+        case "gelu_grad" if part.inputs[1] == chain.made and product == product.plain:
+            argument = operand_at(context, part.inputs[0])
+            dtype = part.context.inputs[0].dtype
+            more = product._replace(slope="gelu", aux=_beside(product.d, argument, dtype))
+        case "accumulate" if product == product.plain and multiplied(
+            product.a.dtype, part.context.outputs[0].dtype
+        ):
+            more = product
+        case _:
+            more = None
+    if more is None:
+        return None
+    target = _beside(product.d, operand_at(context, made), part.context.outputs[0].dtype)
+    hold = part.context.output_hold if kind == "accumulate" else 0
+    return replace(chain, product=more._replace(d=target), made=made, hold=hold)
+
+
+def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Product | None:
+    """A product to which another tensor of its dims is added, or a bias along its columns."""
+    found = layout(part.context)
+    if len(part.inputs) != 2 or part.inputs[0] == part.inputs[1]:
+        return None
+    at = 1 - part.inputs.index(chain.made)
+    other, dims = operand_at(context, part.inputs[at]), found.inputs[at]
+    dtype, product = part.context.inputs[at].dtype, chain.product
+    if found.inputs[1 - at] != found.outputs[0]:
+        return None
+    if dims == found.outputs[0]:
+        if product.c is not None:
+            return None
+        return product._replace(c=_beside(product.d, other, dtype))
+    length = prod(found.sizes[label] for label in dims)
+    along = dims == found.outputs[0][-len(dims) :] and _columns(product, length)
+    return product._replace(bias=Vector(other, dtype)) if along and not product.bias else None
+
+
+def _columns(product: Product, length: int) -> bool:
+    """Whether the last `length` elements of a contiguous result are the columns of every row."""
+    d = product.d
+    return (
+        d.column_stride == 1
+        and product.n == length
+        and (product.m == 1 or d.row_stride % length == 0)
+        and (product.batch == 1 or d.batch_stride % length == 0)
     )
 
 
-def _single(context: KernelContext, part: FusedPart) -> Product | None:
-    """The one product of the library that a part is, with the actor's operands."""
-    (call, *more) = of_part(context, part, matmul(part.context)).of(0)
-    return call if isinstance(call, Product) and not more else None
+def _beside(d: Matrices, operand: Operand, dtype: str) -> Matrices:
+    """What lies in another operand as d does in its own."""
+    return d._replace(operand=operand, dtype=dtype)
 
 
-def _shard(context: KernelContext, number: int) -> Shard:
-    return (*context.inputs, *context.outputs, *context.inner)[number]
+def _calls(chain: _Chain, in_turn: Calls) -> Calls:
+    """The calls of a chain: a choice where the library may not have its epilogue."""
+    product, hold = chain.product, chain.hold
+    epilogue = product._replace(c=None) != product.plain
+    if epilogue or (product.c is not None and product.c.dtype != product.d.dtype):
+        return replace(in_turn, of=lambda firing: (Choice(((product,), in_turn.of(firing))),))
+    later = product._replace(accumulate=True)
+    return Calls(of=lambda firing: (later if hold and firing % hold else product,))
 
 
-def _like(product: Product, context: KernelContext, number: int) -> Matrices:
-    """An operand that lies as the product's result does."""
-    dtype = _shard(context, number).dtype
-    return product.d._replace(operand=operand_at(context, number), dtype=dtype)
-
-
-def _written_to(product: Product, context: KernelContext, number: int) -> Product | None:
-    """The product with its result there; None where the library does not make it so."""
-    d = _like(product, context, number)
-    return product._replace(d=d) if (product.a.dtype, d.dtype) in LIBRARY else None
-
-
-def _summed(
-    context: KernelContext, products: Sequence[Product], others: Sequence[FusedPart]
-) -> Calls | None:
-    """The sum of several products and at most one tensor more: each adds to what is there."""
-    (add,) = others
-    made = {number for part in context.parts[: len(products)] for number in part.outputs}
-    beside = [number for number in add.inputs if number not in made]
-    calls: list[Call] = []
-    for at, product in enumerate(products):
-        one = _written_to(product, context, add.outputs[0])
-        if one is None:
-            return None
-        if at:
+def _sum_of_products(context: KernelContext, products: Sequence[FusedPart]) -> Calls | None:
+    """Several products and their sum: each but the first adds to what is there."""
+    *parts, last = context.parts
+    chains = [_started(context, part) for part in products]
+    if list(parts) != list(products) or last.context.kind != "add" or None in chains:
+        return None
+    dims = {*layout(last.context).inputs, *layout(last.context).outputs}
+    made = {part.outputs[0] for part in products}
+    others = [at for at, number in enumerate(last.inputs) if number not in made]
+    inside = len(context.inputs) + len(context.outputs)
+    if len(dims) > 1 or len(others) > 1 or min(made) < inside or len(last.inputs) < len(made):
+        return None
+    dtype = last.context.outputs[0].dtype
+    target = operand_at(context, last.outputs[0])
+    found: list[Call] = []
+    for chain in chains:
+        assert chain is not None
+        one = chain.product._replace(d=_beside(chain.product.d, target, dtype))
+        if found:
             one = one._replace(accumulate=True)
-        elif beside:
-            one = one._replace(c=_like(one, context, beside[0]))
-        calls.append(one)
-    return always(*calls)
-
-
-def _accumulated(
-    context: KernelContext, product: Product, others: Sequence[FusedPart]
-) -> Calls | None:
-    """A product that is added to the sum of a step's microbatches."""
-    (total,) = others
-    first = _written_to(product, context, total.outputs[0])
-    if first is None:
+        elif others:
+            added = operand_at(context, last.inputs[others[0]])
+            if last.context.inputs[others[0]].dtype != dtype:
+                return None
+            one = one._replace(c=_beside(one.d, added, dtype))
+        found.append(one)
+    if any(chain is not None and chain.product.d.dtype != dtype for chain in chains):
         return None
-    later, hold = first._replace(accumulate=True), total.context.output_hold
-    return Calls(of=lambda firing: (later if firing % hold else first,))
-
-
-def _followed(
-    context: KernelContext, product: Product, plain: bool, part: FusedPart
-) -> Epilogue | None:
-    """The product with one part more behind it."""
-    moved = _written_to(product, context, part.outputs[0])
-    if moved is None:
-        return None
-    kind = part.context.kind
-    if kind == "add":
-        (other,) = [number for number in part.inputs if not _is_result(context, product, number)]
-        shard = _shard(context, other)
-        if shard.shape == _shard(context, part.outputs[0]).shape:
-            return Epilogue(moved._replace(c=_like(moved, context, other)), plain)
-        if shard.size != product.n or product.d.column_stride != 1 or product.batch != 1:
-            return None
-        bias = Vector(operand_at(context, other), shard.dtype)
-        return Epilogue(moved._replace(bias=bias), plain=False)
-    if kind.endswith("_grad"):
-        aux = _like(moved, context, part.inputs[0])
-        return Epilogue(moved._replace(slope=kind.removesuffix("_grad"), aux=aux), plain=False)
-    (before,) = part.inputs
-    kept = None if is_inner(context, before) else _like(moved, context, before)
-    return Epilogue(moved._replace(activation=kind, aux=kept), plain=False)
-
-
-def _is_result(context: KernelContext, product: Product, number: int) -> bool:
-    return operand_at(context, number) == product.d.operand
+    return Calls(of=lambda firing: tuple(found))

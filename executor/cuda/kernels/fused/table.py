@@ -1,29 +1,42 @@
-"""Which form computes the parts of a fused actor; a test holds it to the rules of fusion."""
+"""The table of fused actors: factories that know some of them, asked one after the other."""
 
 from collections.abc import Callable
 
 from executor.cuda.calls import Calls
-from executor.cuda.kernels.fused.in_turn import in_turn
 from executor.cuda.kernels.fused.launches import many_tensors
-from executor.cuda.kernels.fused.products import PRODUCT, fused_products
+from executor.cuda.kernels.fused.products import product_calls
+from executor.cuda.kernels.fused.siblings import sibling_calls
+from executor.cuda.kernels.in_turn import in_turn
 from executor.kernels.context import KernelContext
-from models.ops import op_kind
+
+InTurn = Callable[[KernelContext], Calls]
+"""`in_turn(context)`: the calls of the parts of a context, one after the other."""
+
+FusedFactory = Callable[[KernelContext, InTurn], Calls | None]
+"""`factory(context, in_turn)`: fewer calls than those of the parts in turn, or None."""
+
+FUSED: tuple[FusedFactory, ...] = (
+    lambda context, _: many_tensors(context),
+    sibling_calls,
+    lambda context, alone: product_calls(context, alone(context)),
+)
 
 
-def fused_calls(context: KernelContext, alone: Callable[[KernelContext], Calls]) -> Calls:
-    """Return the calls of an actor with parts.
+def fused_calls(context: KernelContext, make: Callable[[KernelContext], Calls]) -> Calls:
+    """Return the calls of a fused actor; those of its parts in turn where nobody knows better.
 
     Parameters
     ----------
     context
         The actor's.
-    alone
-        Makes the calls of a part that runs on its own.
+    make
+        Makes the calls of a part that runs alone.
     """
-    if (many := many_tensors(context)) is not None:
-        return many
-    parts = in_turn(context, [alone(part.context) for part in context.parts])
-    made = None
-    if op_kind(context.parts[0].context.kind).role == PRODUCT:
-        made = fused_products(context, parts)
-    return parts if made is None else made
+
+    def alone(some: KernelContext) -> Calls:
+        return in_turn(some, [make(part.context) for part in some.parts])
+
+    for factory in FUSED:
+        if (found := factory(context, alone)) is not None:
+            return found
+    return alone(context)
