@@ -87,7 +87,7 @@ def library_products(context: KernelContext) -> tuple[Product, ...]:
 
 def multiplied(operands: str, result: str) -> bool:
     """Whether the library multiplies operands of one dtype into a result of another."""
-    return (operands, result) in _LIBRARY
+    return (operands, result) in LIBRARY
 
 
 def _classified(

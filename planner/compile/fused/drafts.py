@@ -54,22 +54,28 @@ def _in_stacks(net: Net, count: int) -> list[int]:
     """
     order = list(range(count))
     for group in dict.fromkeys(net.groups.values()):
-        heads = [index for index in group if op_kind(net.nodes[index].kind).role == PRODUCT]
-        rows = components([net.nodes[index] for index in group])
-        if len(heads) < 2 or len(rows) != len(heads):
+        nodes = [net.nodes[index] for index in group]
+        rows = [[nodes[at] for at in row] for row in components(nodes)]
+        heads = [row[0] for row in rows]
+        if len(rows) < 2 or any(op_kind(head.kind).role != PRODUCT for head in heads):
             continue
-        (sides,) = {tuple(at for at in (0, 1) if len({net.nodes[h].inputs[at] for h in heads}) > 1)}
-        if len(sides) != 1:
+        own = [at for at in (0, 1) if len({head.inputs[at] for head in heads}) == len(heads)]
+        if len(own) != 1:
             continue
-        by_operand = sorted(rows, key=lambda row: net.nodes[group[row[0]]].inputs[sides[0]])
-        for made in zip(
-            *([x for at in row for x in net.nodes[group[at]].outputs] for row in by_operand),
-            strict=True,
-        ):
-            places = sorted(order.index(register) for register in made)
-            for place, register in zip(places, made, strict=True):
+        by_operand = sorted((_number(row[0].inputs[own[0]]), at) for at, row in enumerate(rows))
+        results = [
+            [_number(name) for node in rows[at] for name in node.outputs] for _, at in by_operand
+        ]
+        for made in zip(*results, strict=True):
+            for place, register in zip(sorted(map(order.index, made)), made, strict=True):
                 order[place] = register
     return order
+
+
+def _number(value: Hashable) -> int:
+    """A register: what values are named by here."""
+    assert isinstance(value, int)
+    return value
 
 
 def _nodes(draft: DraftStage) -> list[Node]:
