@@ -27,7 +27,7 @@ ROWS = (8192, 4096)  # R and features
 
 def device() -> CupyDevice:
     """Return the first GPU, with cuBLASLt's products where they are asked for."""
-    from executor.gpu.cublaslt import ProductLibrary
+    from executor.gpu.products.cublaslt import ProductLibrary
 
     return CupyDevice(0, ProductLibrary)
 

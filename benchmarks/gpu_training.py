@@ -170,8 +170,8 @@ def _eager(plan: Plan) -> Figures:
 
 
 def _device() -> Any:
-    from executor.gpu.cublaslt import ProductLibrary
     from executor.gpu.cupy_device import CupyDevice
+    from executor.gpu.products.cublaslt import ProductLibrary
 
     return CupyDevice(0, ProductLibrary)
 

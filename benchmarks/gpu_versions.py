@@ -53,7 +53,7 @@ def versions() -> Figures:
 
 
 def _cublaslt_version() -> int:
-    binding = importlib.import_module("executor.gpu.cublaslt_binding")
+    binding = importlib.import_module("executor.gpu.products.binding")
     library = binding.open_library()
     library.cublasLtGetVersion.restype = ctypes.c_size_t
     return int(library.cublasLtGetVersion())

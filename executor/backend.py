@@ -20,6 +20,10 @@ class Backend:
         On GPUs: fire actor by actor, not the captured step.
     loopback
         On GPUs: all ranks as streams of one process on one device, to check a plan, not its speed.
+    deterministic
+        On GPUs: products take the algorithm that the library puts first, not the fastest by timing,
+        and of the library only what adds up in one order: equal bits on any GPU of one kind, with
+        nothing kept.
 
     Raises
     ------
@@ -30,6 +34,7 @@ class Backend:
     name: str = "numpy"
     eager: bool = False
     loopback: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in WORKERS:
@@ -38,6 +43,8 @@ class Backend:
             return
         if self.eager:
             raise PlanError("--eager: on CPUs actors always fire one by one; leave it out")
+        if self.deterministic:
+            raise PlanError("--deterministic: runs on CPUs always are; leave it out")
         if self.loopback:
             raise PlanError(
                 "--loopback puts all ranks on one GPU: add --backend cupy or leave it out"

@@ -17,7 +17,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `variables` holds, per variable, the attributes that say how it is initialised. `parent` is the
     process whose end the ranks do not outlive. `resume` is a checkpoint to begin from, `weights` a
     file of initial values, `checkpoint` the folder to save in. On GPUs, `eager` fires actor by
-    actor and `loopback` puts all ranks on one device.
+    actor, `loopback` puts all ranks on one device, and `deterministic` takes the algorithms of
+    products that need no timing.
     """
 
     graph: ActorGraph
@@ -38,6 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     checkpoint_every: int = 0
     eager: bool = False
     loopback: bool = False
+    deterministic: bool = False
 
     def save(self, folder: Path) -> None:
         """Write the job into its folder."""

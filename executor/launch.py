@@ -144,6 +144,7 @@ def execute(
         checkpoint_every=checkpoint_every,
         eager=backend.eager,
         loopback=backend.loopback,
+        deterministic=backend.deterministic,
     )
     with TemporaryDirectory(prefix="millrace-") as name:
         _run(job, Path(name), plan.model.name, digest, progress, WORKERS[backend.name])

@@ -61,7 +61,10 @@ class RankMemory(RankValues):
             if actor.meeting is not None:
                 reads = reads[:1]  # a further input is only waited for
             writes = [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)]
-            found = known[slots] = ([writes[0], *reads] if actor.in_place else reads, writes)
+            found = known[slots] = (
+                [writes[0], *reads] if actor.reads_first_output else reads,
+                writes,
+            )
         return found
 
     def name(self, fire: Fire) -> str:

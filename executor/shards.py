@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext, RunState, Shard
-from planner.actors.graph import HOST, Actor, ActorGraph, Program, Register
+from executor.kernels.context import Array, FusedPart, KernelContext, RunState, Shard
+from planner.actors.graph import HOST, Actor, ActorGraph, Part, Program, Register
 from planner.sbp import parse_nd_sbp, shard_offsets
 
 
@@ -66,6 +66,36 @@ class RankShards:
             buffer=buffer,
             buffer_bytes=0 if passes is None else passes.slot_bytes,
             variable_in_host=updated is not None and updated.memory_kind == HOST,
+            parts=tuple(self._part(actor, part, run, state) for part in actor.parts),
+            inner=tuple(self.shard(register) for register in actor.inner),
+        )
+
+    def _part(self, actor: Actor, part: Part, run: RunState, state: Sequence[Array]) -> FusedPart:
+        """What the kernel of one op of a fused actor is told."""
+        operands = self.program.all_operands(actor)
+        inputs = [operands[number] for number in part.inputs]
+        outputs = [operands[number] for number in part.outputs]
+        ports = (*actor.inputs, *actor.outputs)
+        first = part.outputs[0]
+        return FusedPart(
+            context=KernelContext(
+                kind=part.kind,
+                name=part.name,
+                labels=part.labels,
+                attributes=part.attributes,
+                inputs=tuple(self.shard(register) for register in inputs),
+                outputs=tuple(self.shard(register) for register in outputs),
+                run=run,
+                output_hold=ports[first].hold if first < len(ports) else 1,
+                input_sbp=tuple(parse_nd_sbp(register.sbp) for register in inputs),
+                output_sbp=tuple(parse_nd_sbp(register.sbp) for register in outputs),
+                coordinate=self.coordinate,
+                axis_sizes=self.graph.axis_sizes,
+                state=tuple(state[at] for at in part.state) if state else (),
+            ),
+            inputs=part.inputs,
+            outputs=part.outputs,
+            state=part.state,
         )
 
 

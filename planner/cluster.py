@@ -157,6 +157,9 @@ class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latency_ns: int = 0
 
 
+OURS = "millrace"  # our own executor on GPUs, as `Software.name`
+
+
 class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a training framework drives its devices: habits that a plan does not show.
 

@@ -23,6 +23,9 @@ MAX_GAP = 0.02
 # Where optimizer state lies: on the devices, or in the memory of their nodes.
 ON_DEVICES, OPTIMIZER = "none", "optimizer"
 OFFLOADS = (ON_DEVICES, OPTIMIZER)
+# Whether ops become one actor where one kernel can compute them (`planner.fusion`).
+UNFUSED, FUSED = "none", "full"
+FUSIONS = (UNFUSED, FUSED)
 
 
 class OpSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +88,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `microbatches` microbatches of `global_batch / microbatches` samples. `chunks` are in model
     order; chunk i lies on stage i mod stages for an interleaved schedule. With `offload` optimizer
     the moments of every variable, and the variable itself where a step only reads it cast to 16
-    bits, lie in host memory and pass through the device once a step.
+    bits, lie in host memory and pass through the device once a step. With `fusion` full, ops that
+    one kernel can compute are one actor.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -104,6 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     memory_limit_bytes: int = 0
     seed: int = 0
     offload: str = ON_DEVICES
+    fusion: str = UNFUSED
     evidence: Evidence | None = None
     figures: dict[str, Any] = {}  # what the simulator said of it: step_time_s, memory_bytes_max, …
 

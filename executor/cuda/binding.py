@@ -1,9 +1,10 @@
 """Binding: calls with their operands put in their places, by a function from role to address."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from executor.cuda.calls import (
+    Argument,
     Attention,
     AttentionGrad,
     Call,
@@ -14,26 +15,26 @@ from executor.cuda.calls import (
     Copy,
     Launch,
     LibraryCall,
-    Matrices,
     Operand,
+    Pointers,
     Product,
     Strided,
 )
 
 Place = Callable[[Operand], Operand]
-Tensor = TypeVar("Tensor", Strided, Matrices)
 
 
 def bound(call: Call, place: Place) -> Call:
     """Return the call with every operand replaced by what `place` says of it."""
     match call:
         case Launch():
-            args = tuple(place(a) if isinstance(a, Operand) else a for a in call.args)
-            return call._replace(args=args)
+            return call._replace(args=tuple(_bound_argument(a, place) for a in call.args))
         case Product():
-            return call._replace(
-                a=_placed(call.a, place), b=_placed(call.b, place), d=_placed(call.d, place)
-            )
+            placed: dict[str, Any] = {
+                name: part._replace(operand=place(part.operand))
+                for name, part in call.parts.items()
+            }
+            return call._replace(**placed)
         case Clear():
             return call._replace(target=place(call.target))
         case Copy():
@@ -51,7 +52,7 @@ def bound(call: Call, place: Place) -> Call:
 def bound_library(call: LibraryCall, place: Place) -> LibraryCall:
     """Return a call of the library with every operand replaced by what `place` says of it."""
     fields: dict[str, Any] = {
-        name: _placed(value, place)
+        name: value._replace(operand=place(value.operand))
         for name, value in call._asdict().items()
         if isinstance(value, Strided)
     }
@@ -60,17 +61,23 @@ def bound_library(call: LibraryCall, place: Place) -> LibraryCall:
     return call._replace(**fields)
 
 
-def _placed(tensor: Tensor, place: Place) -> Tensor:
-    return tensor._replace(operand=place(tensor.operand))
+def _bound_argument(argument: Argument, place: Place) -> Argument:
+    if isinstance(argument, Pointers):
+        return Pointers(tuple(place(operand) for operand in argument.operands))
+    return place(argument) if isinstance(argument, Operand) else argument
 
 
 def operands_of(call: Call) -> Iterator[Operand]:
     """Yield the operands of a call; of a choice those of every option."""
     match call:
         case Launch():
-            yield from (a for a in call.args if isinstance(a, Operand))
+            for argument in call.args:
+                if isinstance(argument, Pointers):
+                    yield from argument.operands
+                elif isinstance(argument, Operand):
+                    yield argument
         case Product():
-            yield from (call.a.operand, call.b.operand, call.d.operand)
+            yield from (part.operand for part in call.parts.values())
         case Clear():
             yield call.target
         case Copy():

@@ -6,7 +6,7 @@ slots of a firing are (`executor.cuda.binding`). Nothing here touches a device, 
 buffer can be made, printed and checked where there is none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -14,9 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from executor.kernels.context import Array
+from models.graph import ITEMSIZE
 
 WARP_THREADS = 32
 BLOCK_THREADS = 256  # of kernels that go element by element
+PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide, vector types)
+PACKS_TOGETHER = 2  # that a thread has on their way at once, `TOGETHER` of sources/packs.cuh
 BLOCKS_MAX = 4096  # of such kernels, whose threads stride over what is left
 
 
@@ -82,8 +85,24 @@ def peer(number: int) -> Operand:
 CONTROL = Operand("control")
 BUFFER = Operand("buffer")
 
+
+class Pointers(NamedTuple):
+    """Many operands as one argument: their addresses by value, in a struct of as many pointers.
+
+    The kernel's parameter is `Pointers<len(operands)>` of `sources/scalar.cuh`.
+    """
+
+    operands: tuple[Operand, ...]
+
+
+POINTERS_MAX = 480
+"""Of a launch: its parameters have 4 KB on every device (CUDA programming guide, C++ language
+extensions, function parameters), and others are among them."""
+
 Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
 """By value, of exactly the type that the kernel's parameter has."""
+
+Argument = Operand | Pointers | Scalar
 
 Dim3 = tuple[int, int, int]
 
@@ -100,14 +119,17 @@ class Launch(NamedTuple):
     grid, block
         Blocks, and threads of a block.
     args
-        In the order of the kernel's parameters: pointers and values.
+        In the order of the kernel's parameters: pointers, structs of pointers, and values.
+    shared_bytes
+        Dynamic shared memory of a block (`DYNAMIC_SHARED` of `sources/matrix_units.cuh`).
     """
 
     source: str
     function: str
     grid: Dim3
     block: Dim3
-    args: tuple[Operand | Scalar, ...]
+    args: tuple[Argument, ...]
+    shared_bytes: int = 0
 
 
 class Matrices(NamedTuple):
@@ -123,11 +145,35 @@ class Matrices(NamedTuple):
     batch_stride: int
 
 
+class Vector(NamedTuple):
+    """A value for every column (or row) of some matrices, side by side in an operand.
+
+    `batch_stride` elements lie between those of one matrix of a stack and of the next; 0: all
+    matrices share them.
+    """
+
+    operand: Operand
+    dtype: str
+    batch_stride: int = 0
+
+
 class Product(NamedTuple):
-    """d = a b for `batch` pairs of matrices [m, k] and [k, n], by the vendor's library.
+    """d = f(a b + c + bias) for `batch` pairs of matrices [m, k] and [k, n].
 
     `arithmetic` is fp64, fp32, tf32 (of float32 operands) or the 16-bit dtype's own products with
-    float32 sums. `accumulate`: add to what d holds.
+    float32 sums. Everything behind it is an epilogue, computed on those sums before d is rounded,
+    in this order:
+
+    * `accumulate`: add what d holds; or `c`: add other matrices [m, n]. A product has one of them.
+    * `bias`: add a value per column of d.
+    * `aux`, matrices [m, n]: keep what there is now, rounded.
+    * `activation`: gelu (the tanh form), relu or none.
+
+    Backward, instead of all these, `slope`: d = (a b) times the slope of gelu at `aux`, which is
+    read. And `bias_grad`: write sums over k of a (one per row of d, `bias_grad_of` a) or of b (one
+    per column, `bias_grad_of` b), or with a slope the sums of every column of d (`bias_grad_of` d).
+
+    Stacks may share an operand that is read: its batch stride is 0.
     """
 
     a: Matrices
@@ -139,6 +185,27 @@ class Product(NamedTuple):
     batch: int
     arithmetic: str
     accumulate: bool = False
+    c: Matrices | None = None
+    bias: Vector | None = None
+    activation: str = ""
+    aux: Matrices | None = None
+    slope: str = ""
+    bias_grad: Vector | None = None
+    bias_grad_of: str = ""
+
+    @property
+    def parts(self) -> dict[str, Matrices | Vector]:
+        """Everything that lies in memory, by field."""
+        found = {name: getattr(self, name) for name in ("a", "b", "d", *EPILOGUE_PARTS)}
+        return {name: part for name, part in found.items() if part is not None}
+
+    @property
+    def plain(self) -> "Product":
+        """The product without an epilogue, but for `accumulate`."""
+        return Product(*self[:9])
+
+
+EPILOGUE_PARTS = ("c", "bias", "aux", "bias_grad")
 
 
 class Clear(NamedTuple):
@@ -350,19 +417,26 @@ def rather(preferred: Call, calls: Calls) -> Calls:
     return replace(calls, of=lambda firing: (Choice(((preferred,), calls.of(firing))),))
 
 
-def elementwise(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:
+def elementwise(source: str, function: str, count: int, *args: Argument) -> Launch:
     """Launch a kernel whose threads stride over `count` elements; `count` is its last argument."""
     blocks = max(1, min(ceil(count / BLOCK_THREADS), BLOCKS_MAX))
     return Launch(source, function, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), (*args, np.int64(count)))
 
 
-def by_fours(source: str, function: str, count: int, *args: Operand | Scalar) -> Launch:
-    """Launch a kernel whose threads take four neighbours at once; `count` is its last argument."""
-    launch = elementwise(source, function, ceil(count / 4), *args)
-    return launch._replace(args=(*args, np.int64(count)))
+def by_packs(
+    source: str, function: str, count: int, dtypes: Sequence[str], *args: Argument
+) -> Launch:
+    """Launch a kernel whose threads take packs of neighbours; `count` is its last argument.
+
+    A pack is 16 bytes of the narrowest of the dtypes of what lies as the elements do.
+    """
+    elements = PACK_BYTES // min(ITEMSIZE[dtype] for dtype in dtypes)
+    blocks = ceil(count / (elements * PACKS_TOGETHER * BLOCK_THREADS))
+    grid, block = (max(1, min(blocks, 2**31 - 1)), 1, 1), (BLOCK_THREADS, 1, 1)
+    return Launch(source, function, grid, block, (*args, np.int64(count)))
 
 
-def by_row(source: str, function: str, rows: int, columns: int, *args: Operand | Scalar) -> Launch:
+def by_row(source: str, function: str, rows: int, columns: int, *args: Argument) -> Launch:
     """Launch a kernel with one block per row; its last arguments are `rows` and `columns`.
 
     A block has as many warps as a row fills, at most eight.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.cuda.calls import (
+    Argument,
     Attention,
     AttentionGrad,
     Call,
@@ -23,7 +24,9 @@ from executor.cuda.calls import (
     LibraryCall,
     Matrices,
     Operand,
+    Pointers,
     Product,
+    Vector,
     described,
 )
 from executor.cuda.rank import RankCalls
@@ -157,11 +160,14 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
         case Launch():
             args = ", ".join(_argument(arg, rank) for arg in call.args)
             sizes = f"grid {_extent(call.grid)} block {_extent(call.block)}"
+            if call.shared_bytes:
+                sizes += f" shared {call.shared_bytes}"
             return f"{call.source}: {call.function} {sizes} ({args})"
         case Product():
             how = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
             a, b, d = (_matrices(one, rank) for one in (call.a, call.b, call.d))
-            return f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
+            made = f"product {how}: {d} {'+=' if call.accumulate else '='} {a} x {b}"
+            return "; ".join((made, *_epilogue(call, rank)))
         case Clear():
             return f"clear {call.size_bytes} bytes: {_operand(call.target, rank)}"
         case Copy():
@@ -188,7 +194,25 @@ def _library_line(call: LibraryCall, rank: int) -> str:
     return f"library: {described(call)}: {tensors}"
 
 
-def _argument(arg: Operand | np.generic, rank: int) -> str:
+def _epilogue(call: Product, rank: int) -> Iterator[str]:
+    """What a product does beside multiplying, in the order of its doing."""
+    if call.c is not None:
+        yield f"plus {_matrices(call.c, rank)}"
+    if call.bias is not None:
+        yield f"bias {_vector(call.bias, rank)}"
+    if call.aux is not None and not call.slope:
+        yield f"kept in {_matrices(call.aux, rank)}"
+    if call.activation:
+        yield call.activation
+    if call.aux is not None and call.slope:
+        yield f"slope of {call.slope} at {_matrices(call.aux, rank)}"
+    if call.bias_grad is not None:
+        yield f"sums of {call.bias_grad_of} in {_vector(call.bias_grad, rank)}"
+
+
+def _argument(arg: Argument, rank: int) -> str:
+    if isinstance(arg, Pointers):
+        return f"[{', '.join(_operand(one, rank) for one in arg.operands)}]"
     return _operand(arg, rank) if isinstance(arg, Operand) else f"{arg.dtype} {arg.item()}"
 
 
@@ -201,6 +225,10 @@ def _operand(operand: Operand, rank: int) -> str:
 def _matrices(found: Matrices, rank: int) -> str:
     strides = f"{found.batch_stride} {found.row_stride} {found.column_stride}"
     return f"{_operand(found.operand, rank)} {found.dtype} [{strides}]"
+
+
+def _vector(found: Vector, rank: int) -> str:
+    return f"{_operand(found.operand, rank)} {found.dtype} [{found.batch_stride}]"
 
 
 def _extent(size: tuple[int, int, int]) -> str:

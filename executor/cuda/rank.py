@@ -138,7 +138,7 @@ class RankCalls(RankShards):
         actor = self.program.actors[command.actor]
         reads = [self.register_at(p.register, s) for p, s in _slots(actor.inputs, command.reads)]
         writes = [self.register_at(p.register, s) for p, s in _slots(actor.outputs, command.writes)]
-        if actor.in_place:
+        if actor.reads_first_output:
             reads.insert(0, writes[0])
 
         def place(operand: Operand) -> Operand:

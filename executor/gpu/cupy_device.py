@@ -7,12 +7,13 @@ captured step may neither allocate nor call cuBLAS through CuPy (it refuses that
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.cuda.calls import (
+    Argument,
     Attention,
     AttentionGrad,
     Call,
@@ -23,6 +24,7 @@ from executor.cuda.calls import (
     Copy,
     Launch,
     Operand,
+    Pointers,
     Product,
 )
 from executor.cuda.source_text import source_text
@@ -30,27 +32,13 @@ from executor.errors import ExecutorError
 from executor.gpu.choices import Choose, Picks, first_supported
 from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
+from executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 OPTIONS = ("-std=c++17",)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
 LOG_LINES = 20  # of what the compiler says
-
-
-class Products(Protocol):
-    """A library of matrix products (`executor.gpu.cublaslt.ProductLibrary`)."""
-
-    def plan(self, product: Product, addresses: tuple[int, int, int], workspace_bytes: int) -> Any:
-        """Choose how to carry out a product whose a, b and d lie there."""
-        ...
-
-    def run(self, planned: Any, a: int, b: int, d: int, workspace: int, stream: int) -> None:
-        """Carry it out in the order of a stream."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back."""
-        ...
+SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUDA C++ guide)
 
 
 class CupyDevice:
@@ -66,6 +54,8 @@ class CupyDevice:
         Opens the library of neural networks likewise; returns None where none is to be used.
     choose
         Picks among the ways of computing one thing that the GPU can take.
+    tuner
+        Chooses the algorithms of products by timing them; None: those that the library puts first.
     """
 
     def __init__(
@@ -74,6 +64,7 @@ class CupyDevice:
         products: Callable[[], Products],
         networks: Callable[[], Library | None] = lambda: None,
         choose: Choose = first_supported,
+        tuner: Tuner | None = None,
     ) -> None:
         import cupy
 
@@ -93,7 +84,9 @@ class CupyDevice:
         self._memory: list[int] = []
         self._host_memory: list[int] = []
         self._functions: dict[tuple[str, str], Any] = {}
-        self._make_products = products
+        self._attributes: dict[tuple[str, str], Any] = {}  # CuPy's kernels, which hold them
+        self._shared_bytes: dict[tuple[str, str], int] = {}  # that a function has asked for
+        self._make_products, self._tuner = products, tuner
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
@@ -209,7 +202,8 @@ class CupyDevice:
                     name_expressions=missing,
                 )
                 for name in missing:
-                    self._functions[source, name] = module.get_function(name).kernel
+                    self._attributes[source, name] = module.get_function(name)
+                    self._functions[source, name] = self._attributes[source, name].kernel
             except self._cupy.cuda.compiler.CompileException as error:
                 said = "\n".join(str(error).splitlines()[:LOG_LINES])
                 raise ExecutorError(
@@ -230,6 +224,8 @@ class CupyDevice:
     def _supports(self, call: Call) -> bool:
         if isinstance(call, Attention | AttentionGrad | Convolution):
             return self._networks.supports(call)
+        if isinstance(call, Product):
+            return self._library().supports(call, WORKSPACE_BYTES)
         return True
 
     @property
@@ -238,12 +234,41 @@ class CupyDevice:
         return WORKSPACE_BYTES * len(self._workspaces) + self._networks.workspace_bytes
 
     def _prepare_product(self, call: Product, stream: int) -> None:
-        if self._products is None:
-            self._products = self._make_products()
-        if call not in self._planned:
-            self._planned[call] = self._products.plan(call, _addresses(call), WORKSPACE_BYTES)
         if stream not in self._workspaces:
             self._workspaces[stream] = self.allocate(WORKSPACE_BYTES)
+        if call not in self._planned:
+            self._planned[call] = self._plan(call, stream)
+
+    def plan_again(self) -> None:
+        """Plan all prepared products once more, after the picks of the tuner have changed."""
+        for call in self._planned:
+            self._planned[call] = self._plan(call, next(iter(self._workspaces)))
+
+    def _library(self) -> Products:
+        """The library of products, opened when it is first asked something."""
+        if self._products is None:
+            self._products = self._make_products()
+        return self._products
+
+    def _plan(self, call: Product, stream: int) -> Any:
+        """Plan a product, on a stream that has a workspace."""
+        if self._tuner is None:
+            return self._library().plan(call, WORKSPACE_BYTES)
+        room = Room(self._workspaces[stream], WORKSPACE_BYTES)
+        return self._tuner.plan(self._library(), call, self, stream, room)
+
+    @contextmanager
+    def scratch(self, size_bytes: int) -> Iterator[int]:
+        """Lend memory that is given back, when all work is done, at the end of the `with`."""
+        try:
+            address = int(self._runtime.malloc(size_bytes))
+        except self._runtime.CUDARuntimeError as error:
+            raise self._short(size_bytes, error) from error
+        try:
+            yield address
+        finally:
+            self._runtime.deviceSynchronize()
+            self._runtime.free(address)
 
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call in the order of a stream."""
@@ -277,11 +302,13 @@ class CupyDevice:
         function = self._functions.get((call.source, call.function))
         if function is None:
             raise ExecutorError(f"kernel `{call.function}` of `{call.source}` was not loaded")
-        # A pointer goes by value as eight bytes, like any scalar of NumPy (CuPy's `_pointer`).
-        args = tuple(
-            np.uint64(address_of(arg)) if isinstance(arg, Operand) else arg for arg in call.args
-        )
-        function(call.grid, call.block, args, stream=self._streams[stream])
+        args = tuple(_by_value(arg) for arg in call.args)
+        name, shared_bytes = (call.source, call.function), call.shared_bytes
+        if shared_bytes > self._shared_bytes.get(name, SHARED_BYTES):
+            self._attributes[name].max_dynamic_shared_size_bytes = shared_bytes
+            self._shared_bytes[name] = shared_bytes
+        stream_of = self._streams[stream]
+        function(call.grid, call.block, args, shared_mem=shared_bytes, stream=stream_of)
 
     def _multiply(self, call: Product, stream: int) -> None:
         if self._capturing is None:
@@ -292,8 +319,7 @@ class CupyDevice:
                 f"a product of [{call.m}, {call.k}] and [{call.k}, {call.n}] was captured before "
                 f"it was prepared on its stream"
             )
-        a, b, d = _addresses(call)
-        self._products.run(planned, a, b, d, self._workspaces[stream], stream)
+        self._products.run(planned, call, self._workspaces[stream], stream)
 
     def begin_capture(self, stream: int) -> None:
         """Record what is issued from now on.
@@ -387,7 +413,12 @@ class CupyDevice:
         )
 
 
-def _addresses(call: Product) -> tuple[int, int, int]:
-    """Where the operands of a bound product lie."""
-    a, b, d = (address_of(one.operand) for one in (call.a, call.b, call.d))
-    return a, b, d
+def _by_value(argument: Argument) -> Any:
+    """What CuPy (14.2, `_pointer`) passes by value: a scalar of NumPy, or an array of size one.
+
+    A pointer goes as the eight bytes of an integer, and a struct of pointers as one element.
+    """
+    if isinstance(argument, Pointers):
+        addresses = np.array([address_of(one) for one in argument.operands], np.uint64)
+        return addresses.view(np.dtype((np.void, addresses.nbytes)))
+    return np.uint64(address_of(argument)) if isinstance(argument, Operand) else argument

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,14 +17,17 @@ import msgspec
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
 from executor.gpu.collectives import NcclCollectives
-from executor.gpu.cublaslt import ProductLibrary
 from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives
+from executor.gpu.products.cublaslt import ProductLibrary
+from executor.gpu.products.picks import agreed
+from executor.gpu.products.tuning import Tuner
 from executor.gpu.running import DeviceRun
 from executor.job import Job, read_job
 from executor.kernels import RunState
+from executor.measure import cache_folder
 from executor.processes import open_line
 from executor.recording import Recording
 from executor.transport.mpi import World, join_world
@@ -38,7 +42,9 @@ def run_on_gpu(job: Job, folder: Path, world: World) -> None:
     """Train this process's rank, or all of a job in loopback, on a GPU of this node."""
     local = world.local_rank()
     require_gpu(local + 1)
-    device = CupyDevice(local, ProductLibrary, cudnn_library)
+    library = partial(ProductLibrary, deterministic=job.deterministic)
+    tuner = None if job.deterministic else Tuner(cache_folder())
+    device = CupyDevice(local, library, cudnn_library, tuner=tuner)
     collectives = None
     if not job.loopback and job.graph.ranks > 1:
 
@@ -46,7 +52,15 @@ def run_on_gpu(job: Job, folder: Path, world: World) -> None:
             give_up(folder, world.rank, error.actor, error)
 
         collectives = NcclCollectives(job.graph, world, device, failed)
-    train_and_record(job, folder, world, device, collectives)
+
+    def prepared() -> None:
+        if tuner is not None:
+            tuner.settle(agreed(world.communicator.allgather(tuner.used), world.rank))
+            device.plan_again()
+            if local == 0:
+                tuner.save()
+
+    train_and_record(job, folder, world, device, collectives, prepared)
     if collectives is not None:
         collectives.close()
     device.close()
@@ -69,13 +83,25 @@ def main(arguments: Sequence[str], run: Run = run_on_gpu) -> None:
         give_up(folder, rank, None, error)
 
 
+def nothing_more() -> None:
+    """Leave calls as they were prepared."""
+
+
 def train_and_record(
-    job: Job, folder: Path, world: World, device: Device, collectives: Collectives | None
+    job: Job,
+    folder: Path,
+    world: World,
+    device: Device,
+    collectives: Collectives | None,
+    prepared: Callable[[], None] = nothing_more,
 ) -> None:
-    """Train the ranks of this process and write what they recorded into the job's folder."""
+    """Train the ranks of this process and write what they recorded into the job's folder.
+
+    `prepared` is called when the device has prepared every call, before the first is issued.
+    """
     ranks = range(job.graph.ranks) if job.loopback else (world.rank,)
     runs = {rank: run_state(job) for rank in ranks}
-    for recording in train(job, folder, device, runs, collectives, world.origin_ns):
+    for recording in train(job, folder, device, runs, collectives, world.origin_ns, prepared):
         recording.save(folder / f"rank.{recording.rank}.npz")
     world.barrier()
 
@@ -87,12 +113,14 @@ def train(
     runs: Mapping[int, RunState],
     collectives: Collectives | None,
     origin: Callable[[], int],
+    prepared: Callable[[], None] = nothing_more,
 ) -> list[Recording]:
     """Train the ranks of one device as a job says, and return what each recorded.
 
     `origin` agrees on the origin of the clock; it is asked when all is ready for the first step.
     """
     run = DeviceRun(device, job.graph, runs, collectives)
+    prepared()
     savers = []
     for values in run.values.values():
         load_values(job, values)

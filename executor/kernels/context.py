@@ -166,6 +166,11 @@ class KernelContext:
     variable_in_host
         The variable that an optimizer updates lies in host memory too (of a `cast` with a buffer
         the one that it reads always does).
+    parts
+        The ops of a fused actor, in their order; their operands are numbered inputs first, then
+        outputs, then what is inner.
+    inner
+        What one part makes for another alone; a kernel need not write it down.
     run
         The run that the actor belongs to.
     """
@@ -186,7 +191,29 @@ class KernelContext:
     buffer: Array | None = None
     buffer_bytes: int = 0
     variable_in_host: bool = False
+    parts: tuple["FusedPart", ...] = ()
+    inner: tuple[Shard, ...] = ()
 
     def number(self, attribute: str, default: float) -> float:
         """Return an attribute as a float."""
         return float(self.attributes.get(attribute, default))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedPart:
+    """One op of a fused actor.
+
+    Parameters
+    ----------
+    context
+        What its own kernel would be told, were it alone.
+    inputs, outputs
+        Its operands, as numbers of the actor's.
+    state
+        Its arrays of state, as places in the actor's.
+    """
+
+    context: KernelContext
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    state: tuple[int, ...] = ()

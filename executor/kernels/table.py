@@ -20,6 +20,7 @@ from executor.kernels.elementwise.pointwise import (
     swiglu_grad,
 )
 from executor.kernels.experts.table import EXPERTS
+from executor.kernels.fused import fused
 from executor.kernels.images.table import IMAGES
 from executor.kernels.matmul import matmul
 from executor.kernels.movement import broadcast, concat, narrow, pad, rearrange, slice_, sum_, widen
@@ -140,6 +141,8 @@ def make_kernel(context: KernelContext) -> Kernel:
         The kind has no kernel, a dtype is too narrow for a CPU, or the labels or shapes are ones
         that the kernel cannot compute.
     """
+    if context.parts:
+        return fused(context, [make_kernel(part.context) for part in context.parts])
     if context.kind not in KERNELS:
         raise ExecutorError(f"no NumPy kernel for op kind `{context.kind}`", actor=context.name)
     for shard in (*context.inputs, *context.outputs):

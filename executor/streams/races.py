@@ -140,7 +140,7 @@ class _Search:
                 if at.firing % port.hold:  # adds to what the firing before left
                     before = self.numbers[Firing(at.actor, at.firing - 1)]
                     yield Access(number, False, port.register, slot, before)
-                elif actor.in_place and port is actor.outputs[0]:
+                elif port in actor.updates:
                     version = self.versions.made(port.register, port.hold, at.firing) - 1
                     before = self._write_of(port.register, version)
                     yield Access(number, False, port.register, slot, before)

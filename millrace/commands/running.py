@@ -112,6 +112,10 @@ def run(
     loopback: Annotated[
         bool, typer.Option("--loopback", help="All ranks on one GPU: to check a plan.")
     ] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="On GPUs: no algorithm of a product by timing."),
+    ] = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
     weights: Annotated[
@@ -129,7 +133,7 @@ def run(
     from millrace import api
     from millrace.files import check_writable, load_plan, write_trace
 
-    where = Backend(name=backend, eager=eager, loopback=loopback)
+    where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
     if lr is not None and not 0 < lr < inf:
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     if resume and checkpoint is None:

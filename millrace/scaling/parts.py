@@ -23,6 +23,7 @@ from models.graph import Graph
 from models.ops import OPS, op_kind
 from planner.actors.graph import Actor, ActorGraph, Program
 from planner.cluster import Cluster, Link, NodeGroup
+from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
 from planner.compile.orders import joined, unordered
 from planner.compile.placement import place
@@ -109,9 +110,10 @@ def _lowered(plan: Plan, graph: Graph) -> ActorGraph:
         lowering.lower(placed)
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
+    drafts = fused_stages(lowering.stages, plan.fusion, joint=table.joint)
     programs = [
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
-        for stage, draft in enumerate(lowering.stages)
+        for stage, draft in enumerate(drafts)
     ]
     return joined(programs, plan.model.name, plan.mesh.axes)
 
@@ -137,7 +139,7 @@ def _resource(actor: Actor, gains: Mapping[str, int]) -> str:
     best = max(gains, key=lambda name: gains[name])  # the first of equals
     if gains[best] > 0:
         return best
-    products = actor.kind in OPS and op_kind(actor.kind).products
+    products = any(kind in OPS and op_kind(kind).products for kind in actor.kinds)
     return COMPUTE if products else MEMORY_BOUND
 
 

@@ -13,6 +13,7 @@ PRODUCTS = (
         reduction="sum",
         products=((0, 1),),
         differentiable=True,
+        role="product",
     ),
     OpKind(
         name="mul",
@@ -27,6 +28,7 @@ PRODUCTS = (
         description="b t n, n -> b t n: two or more, broadcast by label",
         linear="joint",
         differentiable=True,
+        joins=("product", "norm", "norm_grad"),
     ),
     OpKind(
         name="sum",
@@ -34,6 +36,7 @@ PRODUCTS = (
         linear="joint",
         reduction="sum",
         differentiable=True,
+        role="sum",
     ),
     OpKind(
         name="scale",

@@ -47,6 +47,12 @@ class OpKind:
         `models.gradients` has a rule for it.
     expansion_only : bool
         Occurs inside expansions of extra signatures only, never in a Graph.
+    role : str
+        What other ops may be fused into it as: `product` (they follow on what it has just
+        multiplied), `sum` (they add to what is there what it has just added up), `norm` (they come
+        before it, in its pass over a row), `norm_grad` (they follow in that pass); empty: nothing.
+    joins : tuple of str
+        The roles of ops into which ops of this kind may be fused; `planner.fusion` says when.
     """
 
     name: str
@@ -64,3 +70,5 @@ class OpKind:
     reads_output: bool = False
     differentiable: bool = False
     expansion_only: bool = False
+    role: str = ""
+    joins: tuple[str, ...] = ()

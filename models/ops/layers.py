@@ -15,11 +15,13 @@ NORMS = (
         wide_outputs=(1, 2),
         attributes=("epsilon",),
         differentiable=True,
+        role="norm",
     ),
     OpKind(
         name="layer_norm_grad_input",
         description="(dy, x, gamma, mean, rstd) b t d!, b t d!, d!, b t, b t -> b t d!: dx",
         linear=(0,),
+        role="norm_grad",
     ),
     OpKind(
         name="layer_norm_grad_weight",
@@ -27,6 +29,8 @@ NORMS = (
         linear=(0,),
         reduction="sum",
         extra_outputs=("beta",),
+        role="sum",
+        joins=("norm_grad",),
     ),
     OpKind(
         name="rms_norm",
@@ -35,17 +39,21 @@ NORMS = (
         wide_outputs=(1,),
         attributes=("epsilon",),
         differentiable=True,
+        role="norm",
     ),
     OpKind(
         name="rms_norm_grad_input",
         description="(dy, x, gamma, rstd) b t d!, b t d!, d!, b t -> b t d!: dx",
         linear=(0,),
+        role="norm_grad",
     ),
     OpKind(
         name="rms_norm_grad_weight",
         description="(dy, x, rstd) b t d, b t d, b t -> d: dgamma",
         linear=(0,),
         reduction="sum",
+        role="sum",
+        joins=("norm_grad",),
     ),
     OpKind(
         name="l2_normalize",

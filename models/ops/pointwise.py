@@ -26,15 +26,22 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+# What a library of products can do with a product before it is written, and with the gradient of
+# what was made so: cuBLASLt's epilogues GELU_AUX and DGELU (the tanh form), cuBLAS 13 guide.
+AFTER_PRODUCTS = ("gelu",)
+
+
 def _rows() -> tuple[OpKind, ...]:
     found: list[OpKind] = []
     for name, (formula, attributes) in FUNCTIONS.items():
+        joins = ("product",) if name in AFTER_PRODUCTS else ()
         found.append(
             OpKind(
                 name=name,
                 description=f"b t n -> b t n: {formula}",
                 attributes=attributes,
                 differentiable=True,
+                joins=joins,
             )
         )
         found.append(
@@ -43,6 +50,7 @@ def _rows() -> tuple[OpKind, ...]:
                 description="(x, dy) b t n, b t n -> b t n: dy times the slope at x",
                 linear=(1,),
                 attributes=attributes,
+                joins=joins,
             )
         )
     return tuple(found)

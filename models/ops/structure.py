@@ -57,6 +57,7 @@ LAYOUT = (
         rate=Rate.STEP,
         wide_outputs=(0,),
         reads_output=True,
+        joins=("product", "sum"),
     ),
     OpKind(
         name="cast",

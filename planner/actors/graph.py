@@ -98,6 +98,23 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     copies: int = 1
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One op of a fused actor.
+
+    `inputs` and `outputs` are its operands as its labels list them, numbers of operands of the
+    actor: first its inputs, then its outputs, then what is `inner`. `state` are places in the
+    actor's `state`.
+    """
+
+    name: str
+    kind: str
+    labels: str
+    attributes: dict[str, int | float | str | bool] = {}
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    state: tuple[int, ...] = ()
+
+
 class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One op, boxing step or end of a meeting, fired `firings` times a step.
 
@@ -106,6 +123,11 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `in_place`: the op's first operand is the version before the one it writes, found in the same
     slot (a variable under its optimizer), so no input port reads it. A collective sends its first
     input; a second one only says what it waits for.
+
+    A fused actor computes several ops, its `parts` in their order; its kind lists theirs, joined by
+    plus signs. What one part makes for another alone is `inner`: it has a shape and a dtype but no
+    place, for a backend need not write it down. A fused actor that is `in_place` updates all its
+    outputs so, and its parts say which operand they read.
     """
 
     name: str
@@ -122,6 +144,25 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     buffer: int | None = None
     in_place: bool = False
     meeting: Meeting | None = None
+    parts: tuple[Part, ...] = ()
+    inner: tuple[Register, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the ops that it computes."""
+        return tuple(part.kind for part in self.parts) or (self.kind,)
+
+    @property
+    def updates(self) -> tuple[Port, ...]:
+        """Outputs of which the version before is read."""
+        if not self.in_place:
+            return ()
+        return self.outputs if self.parts else self.outputs[:1]
+
+    @property
+    def reads_first_output(self) -> bool:
+        """True when the labels list its first output as the first input."""
+        return self.in_place and not self.parts
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,7 +187,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Registers of an actor's input and output operands, as its labels list them."""
         outputs = tuple(self.registers[port.register] for port in actor.outputs)
         inputs = tuple(self.registers[port.register] for port in actor.inputs)
-        return ((outputs[0], *inputs) if actor.in_place else inputs), outputs
+        return ((outputs[0], *inputs) if actor.reads_first_output else inputs), outputs
+
+    def all_operands(self, actor: Actor) -> tuple[Register, ...]:
+        """What the parts of a fused actor number: inputs, outputs, and what is inside."""
+        ports = (*actor.inputs, *actor.outputs)
+        return (*(self.registers[port.register] for port in ports), *actor.inner)
 
     @property
     def memory_bytes(self) -> int:

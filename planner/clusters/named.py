@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from planner.cluster import Cluster, Device, Host, Link, Software
+from planner.cluster import OURS, Cluster, Device, Host, Link, Software
 from planner.clusters.checks import validate
 from planner.clusters.files import read_cluster, reference_node, resized
 from planner.errors import ClusterError
@@ -173,7 +173,7 @@ def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
                 source=host.source,
             ),
             software=Software(
-                name="millrace", source="captured steps: what launches take was measured with ops"
+                name=OURS, source="captured steps: what launches take was measured with ops"
             ),
         )
     )

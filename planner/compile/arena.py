@@ -29,7 +29,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
-from planner.compile.draft import BEGIN, BOXING, PART_ORDER, UPDATE, DraftStage, Section
+from planner.compile.draft import (
+    BEGIN,
+    BOXING,
+    PART_ORDER,
+    UPDATE,
+    DraftActor,
+    DraftStage,
+    Section,
+)
 from planner.compile.slots import Timetable, Turn
 
 
@@ -273,11 +281,9 @@ def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
     """
     draft = spans.draft
     found: dict[int, tuple[int, int]] = {}
-    for actor in draft.actors:
-        if not actor.in_place or len(actor.outputs) != 1:
-            continue
-        parts, whole = _gathered(spans, actor.outputs[0].register)
-        total, reduced = _summed(spans, actor.inputs[0].register)
+    for variable, gradient in _updates(draft):
+        parts, whole = _gathered(spans, variable)
+        total, reduced = _summed(spans, gradient)
         if total is None or whole is None or {total, whole, *parts, *reduced} & shared:
             continue
         if not _read_before(spans, whole, total):
@@ -298,6 +304,29 @@ def lent_places(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
     return found
 
 
+def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
+    """Every variable that an actor updates, and the gradient that it reads for it."""
+    for actor in draft.actors:
+        if not actor.in_place:
+            continue
+        ports = [*actor.inputs, *actor.outputs]
+        for part in actor.parts:
+            yield ports[part.outputs[0]].register, ports[part.inputs[1]].register
+        if not actor.parts and len(actor.outputs) == 1:
+            yield actor.outputs[0].register, actor.inputs[0].register
+
+
+def _made_of(actor: DraftActor, register: int) -> list[int]:
+    """What an actor makes of one of its inputs."""
+    if not actor.parts:
+        return [port.register for port in actor.outputs]
+    at = [port.register for port in actor.inputs].index(register)
+    ports = (*actor.inputs, *actor.outputs)
+    return [
+        ports[one].register for part in actor.parts if at in part.inputs for one in part.outputs
+    ]
+
+
 def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
     """What is made of a variable before the first microbatch, and the last of it, read in them."""
     draft, parts = spans.draft, list[int]()
@@ -310,9 +339,10 @@ def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
         if len(readers) > 1 or (last != variable and len(spans.readers[last]) > 1):
             return [], None
         actor = draft.actors[readers[0]]
-        if len(actor.outputs) != 1 or (actor.lane != "compute" and not spans.local(readers[0])):
+        outputs = _made_of(actor, last)
+        if len(outputs) != 1 or (actor.lane != "compute" and not spans.local(readers[0])):
             return [], None
-        last = actor.outputs[0].register
+        (last,) = outputs
         parts.append(last)
 
 
@@ -330,7 +360,7 @@ def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
         if index is None or not alone:
             return None, []
         actor = draft.actors[index]
-        if actor.kind == "accumulate":
+        if "accumulate" in actor.kinds:
             return gradient, reduced[::-1]
         if not spans.local(index):
             return None, []

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from models.graph import ITEMSIZE
-from planner.actors.graph import Actor, Meeting, Port, Register
+from planner.actors.graph import Actor, Meeting, Part, Port, Register
 from planner.rings import ROTATE
 from planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
 
@@ -36,6 +36,13 @@ class DraftActor:
     in_place: bool = False
     meeting: Meeting | None = None
     lane: str = "compute"
+    parts: tuple[Part, ...] = ()
+    inner: tuple[Register, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the ops that it computes."""
+        return tuple(part.kind for part in self.parts) or (self.kind,)
 
     def finished(self, queues: tuple[int, ...]) -> Actor:
         """The actor as the document holds it."""
@@ -54,6 +61,8 @@ class DraftActor:
             buffer=self.buffer,
             in_place=self.in_place,
             meeting=self.meeting,
+            parts=self.parts,
+            inner=self.inner,
         )
 
 

@@ -16,6 +16,7 @@ from models.graph import GLOBAL_BLOCK, Graph, Op, Rate
 from planner.actors.graph import ActorGraph, Meeting, Port
 from planner.actors.pacing import Pacing, pacing_of
 from planner.compile.draft import UPDATE, DraftActor, Section
+from planner.compile.fused import fused_stages
 from planner.compile.lowering import PARTS, Lowering, Value
 from planner.compile.orders import (
     FirstStep,
@@ -100,8 +101,8 @@ class Pieces:
             for reading in wiring.read_from.get(block, ()):
                 if wiring.chunk_of[reading.reader.block] != chunk:
                     lowering.leaves(reading, wiring.read_as(reading))
-        drafts = lowering.stages[:ELSEWHERE]
         table = self._table(schedule)
+        drafts = fused_stages(lowering.stages[:ELSEWHERE], plan.fusion, joint=table.joint)
         hold_back(drafts[HERE], table.joint)
         alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
         actors = with_slots(joined([alone], plan.model.name, plan.mesh.axes), drafts, table)

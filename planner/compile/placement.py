@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from planner.errors import InfeasibleError, PlanError
-from planner.plan import OFFLOADS, OpSignature, Plan
+from planner.plan import FUSIONS, OFFLOADS, OpSignature, Plan
 from planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
 from planner.schedules import SCHEDULES
 
@@ -45,6 +45,8 @@ def check_plan(plan: Plan) -> None:
         raise PlanError(f"plan: mesh axes {plan.mesh.names} are not all different")
     if plan.offload not in OFFLOADS:
         raise PlanError(f"plan: offload is `{plan.offload}`; one of {', '.join(OFFLOADS)}")
+    if plan.fusion not in FUSIONS:
+        raise PlanError(f"plan: fusion is `{plan.fusion}`; one of {', '.join(FUSIONS)}")
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"plan: unknown schedule `{plan.schedule}`; one of {', '.join(SCHEDULES)}")
     if plan.global_batch % plan.microbatches:

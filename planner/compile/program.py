@@ -9,6 +9,7 @@ from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.validate import validate
 from planner.compile.arena import lay_out
 from planner.compile.draft import DraftStage
+from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
 from planner.compile.orders import (
     FirstStep,
@@ -80,9 +81,9 @@ def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
     lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
     for placed in place(plan, graph):
         lowering.lower(placed)
-    drafts = lowering.stages
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
+    drafts = fused_stages(lowering.stages, plan.fusion, joint=table.joint)
     for draft in drafts:
         hold_back(draft, table.joint)
     programs = [

@@ -1,13 +1,13 @@
 """Compiled actors: the duration of each one's firing on a cluster."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from math import prod
 
 import numpy as np
 
 from models.graph import ITEMSIZE
 from models.ops import state_of
-from planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Program
+from planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Part, Program, Register
 from planner.cluster import Cluster, Device, Host
 from planner.costs.buckets import State, Totals
 from planner.costs.collectives import collective_duration_ns
@@ -15,9 +15,41 @@ from planner.costs.firings import LOCAL_BOXING
 from planner.costs.host import host_of, state_copies_ns
 from planner.costs.layout import frame_of, layout_of
 from planner.costs.ops import op_duration_ns
+from planner.fusion.net import Node, Value
+from planner.fusion.shares import Share, shares_of
 
 # Attributes that change what an op of equal shapes takes, besides those that `state_of` asks for.
 PRICED_ATTRIBUTES = ("causal", "window", "arithmetic")
+
+
+Priced = tuple[Part, tuple[Register, ...], tuple[Register, ...], Share]
+
+
+def _parts(actor: Actor, program: Program) -> Iterator[Priced]:
+    """The ops of a fused actor with their operands and shares."""
+    operands = program.all_operands(actor)
+    names = [(*part.inputs, *part.outputs) for part in actor.parts]
+    nodes = [
+        Node(
+            name=part.name,
+            kind=part.kind,
+            labels=part.labels,
+            inputs=part.inputs,
+            outputs=part.outputs,
+            section=actor.phase,
+        )
+        for part in actor.parts
+    ]
+    values: dict[Hashable, Value] = {
+        number: Value(shape=operands[number].shape, dtype=operands[number].dtype)
+        for row in names
+        for number in row
+    }
+    places = range(len(actor.inputs), len(actor.inputs) + len(actor.outputs))
+    shares = shares_of(nodes, values, places)
+    for part, share in zip(actor.parts, shares, strict=True):
+        inputs = tuple(operands[number] for number in part.inputs)
+        yield part, inputs, tuple(operands[number] for number in part.outputs), share
 
 
 class _Costs:
@@ -37,25 +69,42 @@ class _Costs:
     def actor_ns(self, actor: Actor, program: Program) -> int:
         if actor.meeting is not None:
             return self._meeting_ns(actor.meeting, program, self._state(actor, program))
-        inputs, outputs = program.operands(actor)
+        if actor.parts:
+            return sum(
+                self._op_ns(part, inputs, outputs, program, share)
+                for part, inputs, outputs, share in _parts(actor, program)
+            )
+        duration_ns = self._op_ns(actor, *program.operands(actor), program)
+        return duration_ns + self._copies_ns(actor, program)
+
+    def _op_ns(
+        self,
+        op: Actor | Part,
+        inputs: Sequence[Register],
+        outputs: Sequence[Register],
+        program: Program,
+        share: Share | None = None,
+    ) -> int:
+        """Duration of one op: of an actor, or of a fused one its share."""
         work = (
             tuple(register.shape for register in inputs),
             tuple(register.shape for register in outputs),
             tuple(register.dtype for register in inputs),
             tuple(register.dtype for register in outputs),
         )
-        kept = () if actor.kind in LOCAL_BOXING else state_of(actor.kind, actor.attributes)
-        told = tuple(actor.attributes.get(name) for name in PRICED_ATTRIBUTES)
+        kept = () if op.kind in LOCAL_BOXING else state_of(op.kind, op.attributes)
+        told = tuple(op.attributes.get(name) for name in PRICED_ATTRIBUTES)
         devices = self._kinds(program.ranks)
         names = tuple(device.name for device in devices)
-        key = (actor.kind, actor.labels, kept, told, work, names)
-        software = self.cluster.software
+        key = (op.kind, op.labels, kept, told, work, names, share)
         if key not in self._ops:
             self._ops[key] = max(
-                op_duration_ns(actor.kind, actor.labels, actor.attributes, *work, device, software)
+                op_duration_ns(
+                    op.kind, op.labels, op.attributes, *work, device, self.cluster.software, share
+                )
                 for device in devices
             )
-        return self._ops[key] + self._copies_ns(actor, program)
+        return self._ops[key]
 
     def _copies_ns(self, actor: Actor, program: Program) -> int:
         """What an update or a cast waits for what passes between it and host memory."""

@@ -15,6 +15,7 @@ from models.ops import op_kind, op_work
 from planner.cluster import Device
 from planner.costs.measured import Floats, Ints
 from planner.errors import ClusterError
+from planner.fusion.shares import Share
 
 Shape = tuple[int, ...]
 Attributes = Mapping[str, int | float | str | bool]
@@ -43,6 +44,8 @@ class Firings(NamedTuple):
     precision
         Of the arithmetic, see `precision_of`; without products only a measured device's tables
         tell one from another.
+    follows
+        It is done inside the kernel of another op (`planner.fusion`) and launches nothing.
     """
 
     kind: str
@@ -51,6 +54,7 @@ class Firings(NamedTuple):
     sizes: Mapping[str, Ints]
     bytes: Ints
     precision: str
+    follows: bool = False
 
     @property
     def flops(self) -> Floats:
@@ -118,16 +122,19 @@ def firing_of(
     output_shapes: Sequence[Shape],
     input_dtypes: Sequence[str],
     output_dtypes: Sequence[str],
+    share: Share | None = None,
 ) -> Firings:
-    """Return one firing, of the local shapes of its operands.
+    """Return one firing, of the local shapes of its operands; `share`: as part of a fused actor.
 
     Raises
     ------
     ModelError
         The op table has no such kind, or the shapes do not fit the labels.
     """
-    inputs = [ITEMSIZE[dtype] for dtype in input_dtypes]
-    outputs = [ITEMSIZE[dtype] for dtype in output_dtypes]
+    inputs: Sequence[int] = [ITEMSIZE[dtype] for dtype in input_dtypes]
+    outputs: Sequence[int] = [ITEMSIZE[dtype] for dtype in output_dtypes]
+    if share is not None:
+        inputs, outputs = share.inputs, share.outputs
     sizes: dict[str, Ints] = {}
     precision = "fp32"
     if kind in LOCAL_BOXING:
@@ -143,4 +150,5 @@ def firing_of(
             bound = bind(parse(labels), input_shapes, output_shapes)
             sizes = {label: np.array([size]) for label, size in bound.items()}
         precision = precision_of(kind, input_dtypes, attributes)
-    return Firings(kind, labels, attributes, sizes, np.array([moved]), precision)
+    follows = share is not None and share.follows
+    return Firings(kind, labels, attributes, sizes, np.array([moved]), precision, follows)

@@ -29,6 +29,7 @@ from planner.costs.traffic import (
     kernel_ns,
     moving_seconds,
 )
+from planner.fusion.shares import Share
 from planner.likeness import priced_like
 
 # Kinds whose tables are measured per head size, the last dim of their first input.
@@ -107,6 +108,19 @@ def _seconds(firings: Firings, device: Device, software: Software) -> Floats:
     return np.maximum(moving_s, found)
 
 
+def _following_ns(firings: Firings, device: Device, software: Software) -> Ints:
+    """What an op adds to the kernel that it is done in: its bytes, at the device's best rate.
+
+    Where the device was measured the rate is that of the largest point of the op's table.
+    """
+    like = priced_like(firings.kind, device.kernels, firings.precision)
+    precise = device.kernels.get(f"{like.kind}@{firings.precision}")
+    if points := precise or device.kernels.get(like.kind):
+        work, duration_ns = points[-1]
+        return whole_ns(np.float64(like.factor * duration_ns / work) * firings.bytes)
+    return whole_ns(moving_seconds(firings, device, software) * 1e9)
+
+
 def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SOFTWARE) -> Ints:
     """Durations of many firings of one op, each on its own local shapes.
 
@@ -133,6 +147,8 @@ def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SO
     >>> op_durations_ns(work, device("a100-sxm-80gb")).tolist()
     [7540, 4786407]
     """
+    if firings.follows:
+        return _following_ns(firings, device, software)
     found = _table_ns(firings, device) if device.kernels else None
     if found is not None:
         return found
@@ -150,6 +166,7 @@ def op_duration_ns(
     output_dtypes: Sequence[str],
     device: Device,
     software: Software = NO_SOFTWARE,
+    share: Share | None = None,
 ) -> int:
     """Duration of one firing of an op on these local shapes.
 
@@ -163,6 +180,8 @@ def op_duration_ns(
         Measured or from the catalogue.
     software
         What drives the device.
+    share
+        What it moves and pays as one of the ops of a fused actor.
 
     Raises
     ------
@@ -172,6 +191,6 @@ def op_duration_ns(
         The op table has no such kind, or the shapes do not fit the labels.
     """
     firing = firing_of(
-        kind, labels, attributes, input_shapes, output_shapes, input_dtypes, output_dtypes
+        kind, labels, attributes, input_shapes, output_shapes, input_dtypes, output_dtypes, share
     )
     return int(op_durations_ns(firing, device, software)[0])

@@ -27,6 +27,7 @@ from planner.compile.arena import (
     taking_turns,
 )
 from planner.compile.draft import DraftStage, Section
+from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
 from planner.compile.prefetch import hold_back
@@ -138,14 +139,15 @@ def _lowered(
     lowering.gathers_again = gathers_again
     for placed in place(plan, small.graph):
         lowering.lower(placed)
-    for draft in lowering.stages:
+    drafts = fused_stages(lowering.stages, plan.fusion, joint=joint_backward, across_blocks=False)
+    for draft in drafts:
         hold_back(draft, joint_backward)
         for actor in draft.actors if grown else ():
             for port in actor.outputs if actor.name in grown else ():
                 register = draft.registers[port.register]
                 slot_bytes = int(register.slot_bytes * grown[actor.name])
                 draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
-    return lowering.stages
+    return drafts
 
 
 def _registers(

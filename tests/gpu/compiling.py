@@ -2,8 +2,8 @@
 
 import sys
 
-from executor.gpu.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.products.cublaslt import ProductLibrary
 
 
 def load_one_by_one(device: CupyDevice, names: list[str]) -> None:

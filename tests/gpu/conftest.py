@@ -45,8 +45,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield EmulatedDevice()
         return
     request.getfixturevalue("gpu")
-    from executor.gpu.cublaslt import ProductLibrary
     from executor.gpu.cupy_device import CupyDevice
+    from executor.gpu.products.cublaslt import ProductLibrary
 
     found = CupyDevice(0, ProductLibrary)
     yield found

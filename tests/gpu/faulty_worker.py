@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from executor.cuda.calls import Call, Launch, Operand
-from executor.gpu.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.gpu.worker import main, train_and_record
 from executor.job import Job
 from executor.transport.mpi import World

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from executor.errors import ExecutorError
-from executor.gpu.cublaslt import ProductLibrary
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import (
     Group,
@@ -16,6 +15,7 @@ from executor.gpu.nccl import (
     set_environment,
     warm_up_bytes,
 )
+from executor.gpu.products.cublaslt import ProductLibrary
 from executor.processes import open_line
 from executor.transport.mpi import join_world
 from executor.worker import give_up

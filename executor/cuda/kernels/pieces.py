@@ -1,12 +1,14 @@
 """Arrays in host memory that pass through a buffer of the device, piece by piece."""
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from executor.cuda.calls import BUFFER, Call, Copy, Operand
 from executor.errors import ExecutorError
 
 ALIGNMENT_BYTES = 16  # of every array's part of the buffer: the widest load of a thread
+PIECE_UNIT = 8  # elements: pieces of tensors of 16 bits begin on as much, too
 
 
 class HostArray(NamedTuple):
@@ -60,14 +62,18 @@ def in_pieces(
     Raises
     ------
     ExecutorError
-        The buffer does not hold one element of each.
+        The buffer holds less of each than all of a small array, or `PIECE_UNIT` elements.
     """
+    itemsize = max(array.itemsize for array in arrays)
+    least = ceil(min(count, PIECE_UNIT) * itemsize / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     share = buffer_bytes // len(arrays) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    length = share // max(array.itemsize for array in arrays)
-    if not length:
+    length = share // itemsize
+    if length < count:
+        length -= length % PIECE_UNIT
+    if share < least:
         raise ExecutorError(
-            f"a buffer for {len(arrays)} arrays needs {len(arrays) * ALIGNMENT_BYTES} bytes or "
-            f"more, found {buffer_bytes}; compile the plan again",
+            f"a buffer for {len(arrays)} arrays needs {len(arrays) * least} bytes or more, found "
+            f"{buffer_bytes}; compile the plan again",
             actor=name,
         )
     places = tuple(further(BUFFER, at * share) for at in range(len(arrays)))

@@ -3,7 +3,7 @@
 //
 // Element i of sample n of the run is kept by word i mod 4 of the counter (i div 4, n).
 #include "control.cuh"
-#include "fours.cuh"
+#include "packs.cuh"
 #include "strides.cuh"
 
 struct Words { unsigned at[4]; };
@@ -26,31 +26,41 @@ __device__ inline Words philox(i64 index, i64 sample, unsigned first, unsigned s
 
 // y = x factor, or 0 where the word is below the threshold. A table leads to the sample (in the
 // microbatch) and the index in the sample of every element; `in_step` numbers the first sample of
-// the firing within its step, which has `per_step` samples. A thread has four neighbours; where
-// `by_counter` holds, they are the four words of one counter.
+// the firing within its step, which has `per_step` samples. Where `by_counter` holds, four neighbours
+// are the four words of one counter.
 template <typename T, typename I>
 __global__ void dropout(const T* x, T* y, const Control* control, const i64* table, int dims,
                         i64 first_index, i64 in_step, i64 per_step, unsigned key, unsigned key_second,
                         i64 threshold, int by_counter, double factor, i64 count) {
   typedef Wide<T> W;
   i64 first_sample = control->step * per_step + in_step;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<T> given = load_four(x, start, count), made;
-    Words words;
-    for (int i = 0; i < 4; i++) {
-      i64 at = smaller(start + i, count - 1);  // behind the end: a word that nobody reads
-      int word = i;
-      if (i == 0 || !by_counter) {
-        Places place = places_of((I)at, table, dims);
-        i64 index = first_index + place.second;
-        words = philox(index >> 2, first_sample + place.first, key, key_second);
-        if (!by_counter) word = (int)(index & 3);
-      }
-      unsigned bits = word == 0 ? words.at[0] : word == 1 ? words.at[1]
-                    : word == 2 ? words.at[2] : words.at[3];
-      bool kept = (i64)bits >= threshold;
-      made.at[i] = narrow<T>(kept ? wide(given.at[i]) * (W)factor : (W)0);
+  const int N = pack_of<T>() < 4 ? 4 : pack_of<T>();
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<T, N> given[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      given[i] = load_pack<N>(x, start + i * next_pack<N>(), count);
     }
-    store_four(y, start, count, made);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      Words words;
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        // behind the end: a word that nobody reads
+        i64 at = smaller(start + i * next_pack<N>() + k, count - 1);
+        int word = k % 4;
+        if (k % 4 == 0 || !by_counter) {
+          Places place = places_of((I)at, table, dims);
+          i64 index = first_index + place.second;
+          words = philox(index >> 2, first_sample + place.first, key, key_second);
+          if (!by_counter) word = (int)(index & 3);
+        }
+        unsigned bits = word == 0 ? words.at[0] : word == 1 ? words.at[1]
+                      : word == 2 ? words.at[2] : words.at[3];
+        bool kept = (i64)bits >= threshold;
+        given[i].of[k] = narrow<T>(kept ? wide(given[i].of[k]) * (W)factor : (W)0);
+      }
+      store_pack(y, start + i * next_pack<N>(), count, given[i]);
+    }
   }
 }

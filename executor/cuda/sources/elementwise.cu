@@ -1,5 +1,5 @@
 // Sums and products of two tensors, broadcast by label; y = F(a, b).
-#include "fours.cuh"
+#include "packs.cuh"
 #include "strides.cuh"
 
 struct Sum {
@@ -14,43 +14,63 @@ struct Prelu {  // of x and the slope of its channel
   }
 };
 
+template <typename F, typename A, typename B, typename Y, int N>
+__device__ inline Pack<Y, N> joined(const Pack<A, N>& left, const Pack<B, N>& right) {
+  typedef Joined<A, B> W;
+  Pack<Y, N> made;
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    made.of[k] = narrow<Y>(F::of((W)wide(left.of[k]), (W)wide(right.of[k])));
+  }
+  return made;
+}
+
 // Both lie as the output does. y may be a or b.
 template <typename F, typename A, typename B, typename Y>
 __global__ void join_flat(const A* a, const B* b, Y* y, i64 count) {
-  typedef Joined<A, B> W;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<A> left = load_four(a, start, count);
-    Four<B> right = load_four(b, start, count);
-    Four<Y> made;
-    for (int i = 0; i < 4; i++) {
-      made.at[i] = narrow<Y>(F::of((W)wide(left.at[i]), (W)wide(right.at[i])));
+  const int N = pack_of<A, B, Y>();
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<A, N> left[TOGETHER];
+    Pack<B, N> right[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      left[i] = load_pack<N>(a, start + i * next_pack<N>(), count);
+      right[i] = load_pack<N>(b, start + i * next_pack<N>(), count);
     }
-    store_four(y, start, count, made);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      store_pack(y, start + i * next_pack<N>(), count, joined<F, A, B, Y, N>(left[i], right[i]));
+    }
   }
 }
 
 // a lies as the output does; b has `period` values, each for `inner` neighbours, again and again.
 template <typename F, typename A, typename B, typename Y, typename I>
 __global__ void join_repeated(const A* a, const B* b, Y* y, i64 inner, i64 period, i64 count) {
-  typedef Joined<A, B> W;
+  const int N = pack_of<A, B, Y>();
   I near = (I)inner, turn = (I)period;
-  bool shared = near % 4 == 0, in_line = near == 1 && turn % 4 == 0;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<A> left = load_four(a, start, count);
-    Four<B> right;
-    if (in_line) {
-      right = *(const Four<B>*)(b + (I)start % turn);
-    } else {
-      B same = b[(I)start / near % turn];
-      for (int i = 0; i < 4; i++) {
-        right.at[i] = shared ? same : b[((I)start + i) / near % turn];
+  bool shared = near % N == 0, in_line = near == 1 && turn % N == 0;
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<A, N> left[TOGETHER];
+    Pack<B, N> right[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      i64 at = start + i * next_pack<N>();
+      left[i] = load_pack<N>(a, at, count);
+      if (in_line) {
+        right[i] = *(const Pack<B, N>*)(b + (I)at % turn);
+      } else {
+        B same = b[(I)at / near % turn];
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+          right[i].of[k] = shared ? same : b[((I)at + k) / near % turn];
+        }
       }
     }
-    Four<Y> made;
-    for (int i = 0; i < 4; i++) {
-      made.at[i] = narrow<Y>(F::of((W)wide(left.at[i]), (W)wide(right.at[i])));
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      store_pack(y, start + i * next_pack<N>(), count, joined<F, A, B, Y, N>(left[i], right[i]));
     }
-    store_four(y, start, count, made);
   }
 }
 

@@ -3,13 +3,8 @@
 // Gradients arrive as sums over the step's tokens times the loss scale. Where the totals' sum of
 // squares is not finite, nothing is updated: that is how a step is skipped whose float16 gradients
 // overflowed (Micikevicius et al., "Mixed precision training", 2018, section 3.2).
-#include "control.cuh"
 #include "reduce.cuh"
-
-__device__ inline bool is_finite(double x) {
-  const i64 exponent = 0x7ff0000000000000ll;
-  return (__double_as_longlong(x) & exponent) != exponent;
-}
+#include "updates.cuh"
 
 // The gradient with which a chain of gradients begins: `value` times the loss scale.
 template <typename T>
@@ -86,89 +81,29 @@ __global__ void learning_rate(const Control* control, T* rate, double peak, doub
   *rate = narrow<T>((Wide<T>)found);
 }
 
-// What a gradient is multiplied by: 1 / (tokens · loss scale), and the clipping.
-template <typename T>
-__device__ inline double gradient_scale(const T* totals, double loss_scale, double clip_norm) {
-  double tokens = larger((double)wide(totals[1]), 1.0);
-  double norm = sqrt_of((double)wide(totals[2])) / loss_scale / tokens;
-  double clipping = clip_norm > 0 && clip_norm < norm ? clip_norm / norm : 1.0;
-  return clipping / (tokens * loss_scale);
-}
-
-// w, m and v of the next step. Corrections of the bias are folded into two scalars, as in
-// w' = w (1 − rate · decay) − rate √c₂ / c₁ · m / (√v + ε √c₂), where c = 1 − βᵗ.
-// Every element is read before it is written, so that w and `next` may be one.
+// w, m and v of the next step.
 template <typename W, typename G, typename T, typename R>
 __global__ void adamw(const Control* control, const W* w, const G* gradient, const T* totals,
                       const R* rate, W* next, W* m, W* v, double beta1, double beta2,
                       double epsilon, double decay, double clip_norm, i64 count) {
-  typedef Wide<W> V;
-  __shared__ double shared[5];
-  if (threadIdx.x == 0) {
-    double updates = (double)(control->updates + 1), lr = (double)wide(*rate);
-    double correction = sqrt_of(1 - pow_of(beta2, updates));
-    shared[0] = is_finite((double)wide(totals[2]));
-    shared[1] = gradient_scale(totals, control->loss_scale, clip_norm);
-    shared[2] = lr * correction / (1 - pow_of(beta1, updates));
-    shared[3] = epsilon * correction;
-    shared[4] = 1 - lr * decay;
-  }
-  __syncthreads();
-  bool updated = shared[0] != 0;
-  V scale = (V)shared[1], pace = (V)shared[2], floor = (V)shared[3], kept = (V)shared[4];
-  V of_m = (V)beta1, of_v = (V)beta2, into_m = (V)(1 - beta1), into_v = (V)(1 - beta2);
-  for (i64 at = first_element(); at < count; at += element_stride()) {
-    V value = wide(w[at]);
-    if (updated) {
-      V slope = (V)wide(gradient[at]) * scale;
-      V first = of_m * wide(m[at]) + into_m * slope;
-      V second = of_v * wide(v[at]) + into_v * slope * slope;
-      m[at] = narrow<W>(first);
-      v[at] = narrow<W>(second);
-      value = value * kept - pace * (first / (sqrt_of(second) + floor));
-    }
-    next[at] = narrow<W>(value);
-  }
-}
-
-// w' = w (1 − rate · decay) − rate · change; the change is the gradient, or with momentum the
-// velocity, velocity' = momentum · velocity + gradient.
-template <bool WITH_MOMENTUM, typename W, typename G, typename T, typename R>
-__device__ inline void descend(const Control* control, const W* w, const G* gradient,
-                               const T* totals, const R* rate, W* next, W* velocity,
-                               double momentum, double decay, double clip_norm, i64 count) {
-  typedef Wide<W> V;
-  double lr = (double)wide(*rate);
-  bool updated = is_finite((double)wide(totals[2]));
-  V scale = (V)gradient_scale(totals, control->loss_scale, clip_norm);
-  V pace = (V)lr, kept = (V)(1 - lr * decay);
-  for (i64 at = first_element(); at < count; at += element_stride()) {
-    V value = wide(w[at]);
-    if (updated) {
-      V change = (V)wide(gradient[at]) * scale;
-      if (WITH_MOMENTUM) {
-        change += (V)momentum * wide(velocity[at]);
-        velocity[at] = narrow<W>(change);
-      }
-      value = value * kept - pace * change;
-    }
-    next[at] = narrow<W>(value);
-  }
+  AdamW<Wide<W>> update(control, totals, rate, beta1, beta2, epsilon, decay, clip_norm);
+  update.over(w, gradient, next, m, v, first_element(), element_stride(), count);
 }
 
 template <typename W, typename G, typename T, typename R>
 __global__ void sgd(const Control* control, const W* w, const G* gradient, const T* totals,
                     const R* rate, W* next, double decay, double clip_norm, i64 count) {
-  descend<false>(control, w, gradient, totals, rate, next, (W*)nullptr, 0.0, decay, clip_norm,
-                 count);
+  Descent<Wide<W>> update(control, totals, rate, 0.0, decay, clip_norm);
+  update.template over<false>(w, gradient, next, (W*)nullptr, first_element(), element_stride(),
+                              count);
 }
 
 template <typename W, typename G, typename T, typename R>
 __global__ void sgd_momentum(const Control* control, const W* w, const G* gradient,
                              const T* totals, const R* rate, W* next, W* velocity, double momentum,
                              double decay, double clip_norm, i64 count) {
-  descend<true>(control, w, gradient, totals, rate, next, velocity, momentum, decay, clip_norm,
-                count);
+  Descent<Wide<W>> update(control, totals, rate, momentum, decay, clip_norm);
+  update.template over<true>(w, gradient, next, velocity, first_element(), element_stride(), count);
 }
 
 // Gradients here are of sums, so that a scale below 1 may be what many tokens need.

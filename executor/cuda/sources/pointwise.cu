@@ -2,7 +2,7 @@
 //
 // A function has `value(x, first, second)` and `slope(x, first, second)`; the numbers are the op's
 // attributes. Comparisons are written so that a NaN stays one.
-#include "fours.cuh"
+#include "packs.cuh"
 #include "strides.cuh"
 
 #define FUNCTION(name, of_value, of_slope)                                                   \
@@ -81,13 +81,22 @@ FUNCTION(Shifted, return x + first, return (W)1)
 template <typename F, typename X, typename Y>
 __global__ void value(const X* x, Y* y, double first, double second, i64 count) {
   typedef Joined<X, Y> W;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<X> given = load_four(x, start, count);
-    Four<Y> made;
-    for (int i = 0; i < 4; i++) {
-      made.at[i] = narrow<Y>(F::value((W)wide(given.at[i]), (W)first, (W)second));
+  const int N = pack_of<X, Y>();
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<X, N> given[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      given[i] = load_pack<N>(x, start + i * next_pack<N>(), count);
     }
-    store_four(y, start, count, made);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      Pack<Y, N> made;
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        made.of[k] = narrow<Y>(F::value((W)wide(given[i].of[k]), (W)first, (W)second));
+      }
+      store_pack(y, start + i * next_pack<N>(), count, made);
+    }
   }
 }
 
@@ -95,28 +104,48 @@ __global__ void value(const X* x, Y* y, double first, double second, i64 count) 
 template <typename F, typename X, typename D, typename Y>
 __global__ void gradient(const X* x, const D* dy, Y* dx, double first, double second, i64 count) {
   typedef Joined<X, D> W;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<X> given = load_four(x, start, count);
-    Four<D> back = load_four(dy, start, count);
-    Four<Y> made;
-    for (int i = 0; i < 4; i++) {
-      W slope = F::slope((W)wide(given.at[i]), (W)first, (W)second);
-      made.at[i] = narrow<Y>(slope * (W)wide(back.at[i]));
+  const int N = pack_of<X, D, Y>();
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<X, N> given[TOGETHER];
+    Pack<D, N> back[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      given[i] = load_pack<N>(x, start + i * next_pack<N>(), count);
+      back[i] = load_pack<N>(dy, start + i * next_pack<N>(), count);
     }
-    store_four(dx, start, count, made);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      Pack<Y, N> made;
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W slope = F::slope((W)wide(given[i].of[k]), (W)first, (W)second);
+        made.of[k] = narrow<Y>(slope * (W)wide(back[i].of[k]));
+      }
+      store_pack(dx, start + i * next_pack<N>(), count, made);
+    }
   }
 }
 
 // y = silu(gate) up
 template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i64 count) {
   typedef Wide<T> W;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<T> gates = load_four(gate, start, count), ups = load_four(up, start, count), made;
-    for (int i = 0; i < 4; i++) {
-      W g = wide(gates.at[i]);
-      made.at[i] = narrow<T>(g * sigmoid_of(g) * wide(ups.at[i]));
+  const int N = pack_of<T>();
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<T, N> gates[TOGETHER], ups[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      gates[i] = load_pack<N>(gate, start + i * next_pack<N>(), count);
+      ups[i] = load_pack<N>(up, start + i * next_pack<N>(), count);
     }
-    store_four(y, start, count, made);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W g = wide(gates[i].of[k]);
+        gates[i].of[k] = narrow<T>(g * sigmoid_of(g) * wide(ups[i].of[k]));
+      }
+      store_pack(y, start + i * next_pack<N>(), count, gates[i]);
+    }
   }
 }
 
@@ -124,16 +153,26 @@ template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i
 template <typename T>
 __global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T* dup, i64 count) {
   typedef Wide<T> W;
-  for (i64 start = first_four(); start < count; start += four_stride()) {
-    Four<T> gates = load_four(gate, start, count), ups = load_four(up, start, count);
-    Four<T> back = load_four(dy, start, count), of_gate, of_up;
-    for (int i = 0; i < 4; i++) {
-      W g = wide(gates.at[i]), d = wide(back.at[i]);
-      of_gate.at[i] = narrow<T>(d * wide(ups.at[i]) * silu_slope(g));
-      of_up.at[i] = narrow<T>(d * g * sigmoid_of(g));
+  const int N = pack_of<T>();
+  for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
+    Pack<T, N> gates[TOGETHER], ups[TOGETHER], back[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      gates[i] = load_pack<N>(gate, start + i * next_pack<N>(), count);
+      ups[i] = load_pack<N>(up, start + i * next_pack<N>(), count);
+      back[i] = load_pack<N>(dy, start + i * next_pack<N>(), count);
     }
-    store_four(dgate, start, count, of_gate);
-    store_four(dup, start, count, of_up);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W g = wide(gates[i].of[k]), d = wide(back[i].of[k]);
+        gates[i].of[k] = narrow<T>(d * wide(ups[i].of[k]) * silu_slope(g));
+        ups[i].of[k] = narrow<T>(d * g * sigmoid_of(g));
+      }
+      store_pack(dgate, start + i * next_pack<N>(), count, gates[i]);
+      store_pack(dup, start + i * next_pack<N>(), count, ups[i]);
+    }
   }
 }
 

@@ -4,19 +4,8 @@
 // its packs by column (take, put). Otherwise a row begins and ends inside a pack: `Row` goes over
 // the packs that touch it and leaves alone what is not its own.
 #pragma once
+#include "packs.cuh"
 #include "reduce.cuh"
-
-template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T of[N]; };
-
-template <int N, typename W, typename T> __device__ inline void take(W (&into)[N], const T* from) {
-  Pack<T, N> pack = *(const Pack<T, N>*)from;
-  for (int k = 0; k < N; k++) into[k] = (W)wide(pack.of[k]);
-}
-template <int N, typename W, typename T> __device__ inline void put(T* into, const W (&from)[N]) {
-  Pack<T, N> pack;
-  for (int k = 0; k < N; k++) pack.of[k] = narrow<T>(from[k]);
-  *(Pack<T, N>*)into = pack;
-}
 
 // A row of any length (below 2^31), of tensors of T. `at` is a column, that of a pack's first
 // element: below 0 where the row begins inside of its first pack.

@@ -91,6 +91,9 @@ __device__ inline double abs_of(double x) { return fabs(x); }
 template <typename W> __device__ inline W larger(W x, W y) { return x > y ? x : y; }
 template <typename W> __device__ inline W smaller(W x, W y) { return x < y ? x : y; }
 
+// Addresses by value: what a kernel over many tensors is given (`Pointers` of executor/cuda/calls.py).
+template <int N> struct Pointers { void* at[N]; };
+
 // Threads that stride over elements.
 __device__ inline i64 first_element() { return blockIdx.x * (i64)blockDim.x + threadIdx.x; }
 __device__ inline i64 element_stride() { return gridDim.x * (i64)blockDim.x; }

@@ -12,16 +12,19 @@ import msgspec
 
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
-from executor.gpu.cublaslt import ProductLibrary
 from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
 from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
 from executor.gpu.probing.transfers import groups_of
+from executor.gpu.products.cublaslt import ProductLibrary
+from executor.gpu.products.tuning import Tuner
+from executor.measure import cache_folder
 from executor.processes import open_line
 from executor.transport.mpi import World, join_world
 from executor.worker import give_up, watch_parent
 
+TUNING_SHARE = 0.5  # of the time for kernels, on top of it
 LANES = 2  # NCCL gets as many channels as in a run with collectives on so many
 
 
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str]) -> None:
 def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
     local = world.local_rank()
     require_gpu(local + 1)
-    device = CupyDevice(local, ProductLibrary, cudnn_library)
+    tuner = Tuner(cache_folder(), seconds=order.seconds * TUNING_SHARE)
+    device = CupyDevice(local, ProductLibrary, cudnn_library, tuner=tuner)
     communicator, meetings = None, None
     if world.size > 1:
 
@@ -68,6 +72,8 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
         meetings=meetings,
     )
     world.barrier()
+    if local == 0:
+        tuner.save()
     if communicator is not None:
         communicator.close()
     device.close()

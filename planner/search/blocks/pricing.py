@@ -19,8 +19,9 @@ from planner.costs import Firings
 from planner.costs.buckets import state_tensors
 from planner.costs.firings import precision_of
 from planner.costs.host import host_of, state_copies_ns
+from planner.fusion import Share, shares_of_graph
 from planner.memory import UPDATES
-from planner.plan import ON_DEVICES, OPTIMIZER
+from planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
 from planner.rings import RINGS, ROTATE, ring_ns
 from planner.sbp import parse_nd_sbp
 from planner.search.blocks.layouts import alphabets, ends, likeness
@@ -77,6 +78,8 @@ class Pricing:
         Paths and collectives of the same cluster that were looked up before.
     offload : str
         Where optimizer state lies, as in a Plan.
+    fusion : str
+        Whether ops are fused, as in a Plan: priced as if nothing were boxed inside a group.
     alike : Pricing, optional
         The same rows where blocks recompute otherwise: what is no clone is not priced again.
     """
@@ -93,6 +96,7 @@ class Pricing:
         starts: Sequence[tuple[int, ...]] = (),
         known: Known | None = None,
         offload: str = ON_DEVICES,
+        fusion: str = UNFUSED,
         alike: "Pricing | None" = None,
     ) -> None:
         self.space = space
@@ -107,6 +111,8 @@ class Pricing:
         self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
         self.crossing_partial = np.broadcast_to(crossing_partial, self.rows)
+        graph = space.folded.graph
+        self._shares = shares_of_graph(graph) if fusion == FUSED else {}
         self._ends = ends(space)
         self._dims: dict[str, Ints] = {}
         self._sized: dict[object, tuple[Ints, Bools]] = {}
@@ -250,6 +256,7 @@ class Pricing:
             (op.kind, op.labels, tuple(op.attributes.items())),
             tuple((one.shape, one.batch_dim, one.dtype) for one in tensors),
             (id(one.base), one.taken.tobytes(), one.states.tobytes()),
+            self._shares.get(op.name),
         )
         if key not in self._durations:
             self._durations[key] = self._distinct_ns(one)
@@ -261,7 +268,8 @@ class Pricing:
         names = (*op.inputs, *op.outputs)
         dims = [self.dims(name) for name in names]
         dtypes = [self.tensors[name].dtype for name in names]
-        found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states))
+        share = self._shares.get(op.name)
+        found = self._kernel_ns(op, op.kind, op.labels, dims, dtypes, list(one.states), share)
         expanded = np.flatnonzero(one.expanded)
         if op.kind in RINGS:
             for axes, options in one.rings(expanded).items():
@@ -278,12 +286,15 @@ class Pricing:
         dims: list[Ints],
         dtypes: list[str],
         states: list[Ints],
+        share: Share | None = None,
     ) -> Ints:
         """Duration of a kernel on every row: [O, K]."""
         row = op_kind(kind)
         inputs = len(parse(labels).inputs)
         sizes = [self._local(d, s)[0] for d, s in zip(dims, states, strict=True)]
         item = [ITEMSIZE[dtype] for dtype in dtypes]
+        if share is not None:
+            item = [*share.inputs, *share.outputs]
         first = sizes[inputs]
         moved = np.zeros_like(first)
         for at, size in enumerate(sizes):
@@ -294,8 +305,9 @@ class Pricing:
         moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
         spans = self._spans(labels, dims, states) if row.products else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
+        follows = share is not None and share.follows
         found = kernel_ns(
-            self.cluster, Firings(kind, labels, op.attributes, spans, moved, precision)
+            self.cluster, Firings(kind, labels, op.attributes, spans, moved, precision, follows)
         )
         if self.stretch == 1.0:
             return found

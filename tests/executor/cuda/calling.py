@@ -88,7 +88,7 @@ class Operands:
 
     def ranges(self, call: Call) -> Ranges:
         """Where the operands of a call begin and end."""
-        arrays = [self._array(operand) for operand in operands_of(call)]
+        arrays = [self._array(operand) for operand in dict.fromkeys(operands_of(call))]
         return [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
 
     def _array(self, operand: Operand) -> Array:

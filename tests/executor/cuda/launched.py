@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from executor.cuda.binding import leaves
-from executor.cuda.calls import Call, Launch
+from executor.cuda.calls import Call, Launch, read
+from executor.cuda.kernels.multi_tensor.chunks import Tensor
+from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
+from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
 from executor.cuda.kernels.table import CALLS, make_calls
 from executor.cuda.listing import listed_run
 from executor.cuda.rank import RankCalls
@@ -50,7 +53,7 @@ def launches() -> tuple[Launch, ...]:
     trained = list(_ops_of_the_zoo(PRECISIONS))
     examples = _examples(_narrow(trained), ("float64", "float32", "bfloat16"))
     contexts = (*trained, *(context for _, _, context in examples))
-    return _different([*_launched_by(contexts), *_launched_by_plans()])
+    return _different([*_launched_by(contexts), *_launched_by_plans(), *_on_many_tensors()])
 
 
 @cache
@@ -62,7 +65,8 @@ def launched_functions() -> dict[str, frozenset[str]]:
 @cache
 def functions_in_bf16() -> dict[str, frozenset[str]]:
     """Functions by source that training every small model in bf16 launches, and stored plans."""
-    return _by_source([*_launched_by(_ops_of_the_zoo(("bf16",))), *_launched_by_plans()])
+    in_bf16 = _launched_by(_ops_of_the_zoo(("bf16",)))
+    return _by_source([*in_bf16, *_launched_by_plans(), *_on_many_tensors()])
 
 
 def _different(calls: Iterable[Call]) -> tuple[Launch, ...]:
@@ -89,6 +93,27 @@ def _launched_by_plans() -> Iterator[Call]:
             buffer = command_buffer(graph, ranks)
             for rank in buffer.ranks:
                 yield from RankCalls(graph, rank, buffer, listed_run(plan)).all_calls()
+
+
+def _on_many_tensors() -> Iterator[Call]:
+    """What works on many tensors at once: few of them, and as many as a launch takes."""
+    for count in (3, 240):
+        for narrow in ("float32", "bfloat16"):
+            wide, slim = (Tensor(read(0), dtype, 64) for dtype in ("float32", narrow))
+            states = [(read(0),) * kept for kept in (2, 1, 0)]
+            moments, velocities, alone = (
+                [Variable(value=wide, gradient=slim, next_value=read(0), state=one)] * count
+                for one in states
+            )
+            for made in (
+                adamw(moments, wide, wide),
+                sgd(velocities, wide, wide, momentum=0.9),
+                sgd(alone, wide, wide),
+                cast([(wide, slim)] * count),
+                accumulate([(slim, wide)] * count, 2),
+                squared_sum([(slim, wide)] * count),
+            ):
+                yield from (*made.of(0), *made.of(1))
 
 
 def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:

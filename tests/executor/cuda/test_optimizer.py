@@ -248,8 +248,8 @@ def test_an_optimizer_that_narrows_is_refused() -> None:
 
 def test_a_buffer_that_holds_no_element_is_refused() -> None:
     arrays = [HostArray(Operand("state", at), 4) for at in range(3)]
-    with pytest.raises(ExecutorError, match=r"actor `w`: .*48 bytes or more, found 47"):
-        in_pieces("w", 5, arrays, 47, lambda start, count, places: ())
+    with pytest.raises(ExecutorError, match=r"actor `w`: .*96 bytes or more, found 95"):
+        in_pieces("w", 5, arrays, 95, lambda start, count, places: ())
 
 
 def test_an_array_that_is_only_read_is_not_copied_back() -> None:
@@ -259,11 +259,11 @@ def test_an_array_that_is_only_read_is_not_copied_back() -> None:
         seen.append((start, count))
         return (Copy(places[0], Operand("write", 0, start * 2), count * 2),)
 
-    calls = in_pieces("w.cast", 10, [HostArray(Operand("read", 0), 4)], 16, work)
-    assert seen == [(0, 4), (4, 4), (8, 2)]
+    calls = in_pieces("w.cast", 20, [HostArray(Operand("read", 0), 4)], 48, work)
+    assert seen == [(0, 8), (8, 8), (16, 4)]
     assert calls[2:4] == (
-        Copy(Operand("read", 0, 16), Operand("buffer"), 16),
-        Copy(Operand("buffer"), Operand("write", 0, 8), 8),
+        Copy(Operand("read", 0, 32), Operand("buffer"), 32),
+        Copy(Operand("buffer"), Operand("write", 0, 16), 16),
     )
     assert len(calls) == 6
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from executor.cuda.calls import Launch, Operand
+from executor.cuda.calls import Launch, Operand, Pointers
 from tests.executor.cuda.emulation.machine import Emulator
 
 TOTAL_BYTES, CONTEXT_BYTES = 1 << 26, 1 << 20
@@ -128,6 +128,7 @@ class Cupy:
         self.work = work = Work()
         self.names: list[str] = []
         self.handles = 16
+        self.shared_bytes: dict[str, tuple[int, int]] = {}  # of launches: taken, and allowed
         self.cuda = SimpleNamespace(
             runtime=Runtime(work),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
@@ -144,23 +145,34 @@ class Cupy:
     def RawModule(self, *, code, options, backend, name_expressions):  # noqa: N802
         if "broken" in code:
             raise CompileException('error: identifier "broken" is undefined')
-        (source,) = (stem for stem in ("layer_norm",) if stem in code)
+        (source,) = (stem for stem in ("layer_norm", "multi_tensor") if stem in code)
         emulator = Emulator({source: name_expressions})
 
         def function(name: str):
-            def launch(grid, block, args, stream) -> None:
-                bound = tuple(
-                    Operand("address", 0, int(arg)) if isinstance(arg, np.uint64) else arg
-                    for arg in args
-                )
-                call = Launch(source, name, grid, block, bound)
+            def launch(grid, block, args, shared_mem, stream) -> None:
+                bound = tuple(map(_argument, args))
+                call = Launch(source, name, grid, block, bound, shared_mem)
+                self.shared_bytes[name] = shared_mem, made.max_dynamic_shared_size_bytes
                 self.work.do(
                     stream.ptr, lambda: emulator.run(call, lambda operand: operand.offset_bytes)
                 )
 
-            return SimpleNamespace(kernel=launch)
+            made = SimpleNamespace(kernel=launch, max_dynamic_shared_size_bytes=48 << 10)
+            return made
 
         return SimpleNamespace(get_function=function)
+
+
+def _argument(arg):
+    """What a kernel is given, of what CuPy passes by value (14.2, `_pointer`)."""
+    if isinstance(arg, np.ndarray):
+        assert arg.size == 1, "an array of size one"
+        return Pointers(tuple(_at(address) for address in np.frombuffer(arg.tobytes(), np.uint64)))
+    return _at(arg) if isinstance(arg, np.uint64) else arg
+
+
+def _at(address: np.uint64) -> Operand:
+    return Operand("address", 0, int(address))
 
 
 class Stream:

@@ -5,7 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+from executor.cuda.binding import bound
 from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product, read
+from executor.cuda.kernels.multi_tensor.chunks import Tensor
+from executor.cuda.kernels.multi_tensor.moves import cast
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
 from executor.gpu import cupy_device
@@ -26,12 +29,12 @@ class Products:
         self.ran: list[tuple] = []
         self.closed = False
 
-    def plan(self, product, addresses, workspace_bytes):
-        self.planned.append((product, addresses, workspace_bytes))
+    def plan(self, product, workspace_bytes):
+        self.planned.append((product, workspace_bytes))
         return len(self.planned)
 
-    def run(self, planned, a, b, d, workspace, stream):
-        self.ran.append((planned, a, b, d, workspace, stream))
+    def run(self, planned, product, workspace, stream):
+        self.ran.append((planned, product, workspace, stream))
 
     def close(self):
         self.closed = True
@@ -146,7 +149,9 @@ def test_a_stream_that_waits_for_a_captured_one_is_captured_too(device: CupyDevi
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-def test_a_kernel_runs_with_pointers_and_values(device: CupyDevice) -> None:
+def test_a_kernel_runs_with_pointers_values_and_shared_memory(
+    device: CupyDevice, cupy: Cupy
+) -> None:
     rows, columns = 3, 40
     generator = np.random.default_rng(0)
     values = [generator.standard_normal(s) for s in ((rows, columns), columns, columns)]
@@ -173,12 +178,42 @@ def test_a_kernel_runs_with_pointers_and_values(device: CupyDevice) -> None:
     device.load({call.source: [call.function]})
     device.load({call.source: [call.function]})
     device.issue(bound, stream)
+    assert cupy.shared_bytes[call.function] == (0, 48 << 10)
+    for size_bytes in (1 << 10, 96 << 10, 64 << 10):
+        device.issue(bound._replace(shared_bytes=size_bytes), stream)
+        allowed = (48 if size_bytes == 1 << 10 else 96) << 10
+        assert cupy.shared_bytes[call.function] == (size_bytes, allowed)
     found = np.empty((rows, columns))
     device.to_host(found, writes[0])
     x, gamma, beta = values
     centred = x - x.mean(-1, keepdims=True)
     right = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
     np.testing.assert_allclose(found, right, atol=1e-12)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_a_kernel_takes_many_pointers_by_value(device: CupyDevice) -> None:
+    sizes = (3, 70, 1)
+    values = [np.arange(size, dtype=np.float32) + size for size in sizes]
+    given, made = ([device.allocate(4 * size) for size in sizes] for _ in range(2))
+    for address, value in zip(given, values, strict=True):
+        device.to_device(address, value)
+    calls = cast(
+        [
+            (Tensor(at(one), "float32", size), Tensor(at(other), "float32", size))
+            for one, other, size in zip(given, made, sizes, strict=True)
+        ]
+    )
+    table = device.allocate(calls.tables[0].nbytes)
+    device.to_device(table, calls.tables[0])
+    (launch,) = (bound(one, lambda o: at(table) if o.role == "table" else o) for one in calls.of(0))
+    assert isinstance(launch, Launch)
+    device.load({launch.source: [launch.function]})
+    device.issue(launch, device.stream())
+    for address, value in zip(made, values, strict=True):
+        found = np.empty_like(value)
+        device.to_host(found, address)
+        np.testing.assert_array_equal(found, value)
 
 
 def test_a_source_that_does_not_compile_is_named_with_the_compilers_words(
@@ -198,10 +233,10 @@ def test_products_are_planned_once_and_have_a_workspace_per_stream(
     device.prepare(call, first)
     for stream in (first, second, second):
         device.issue(call, stream)
-    assert products.planned == [(call, (a, b, d), 1 << 10)]
-    assert [ran[:4] for ran in products.ran] == [(1, a, b, d)] * 3
-    assert [ran[5] for ran in products.ran] == [first, second, second]
-    assert products.ran[0][4] != products.ran[1][4] == products.ran[2][4]
+    assert products.planned == [(call, 1 << 10)]
+    assert [ran[:2] for ran in products.ran] == [(1, call)] * 3
+    assert [ran[3] for ran in products.ran] == [first, second, second]
+    assert products.ran[0][2] != products.ran[1][2] == products.ran[2][2]
     device.close()
     assert products.closed
 
@@ -290,5 +325,6 @@ def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     assert issubclass(cupy.cuda.driver.CUDADriverError, RuntimeError)
     assert {"begin_capture", "end_capture"} <= set(dir(cupy.cuda.Stream))
     assert {"launch", "upload"} <= set(dir(cupy.cuda.Graph))
+    assert {"kernel", "max_dynamic_shared_size_bytes"} <= set(dir(cupy.RawKernel))
     for value in ("memcpyDefault", "hostAllocPortable", "hostAllocMapped"):
         assert getattr(cupy.cuda.runtime, value) == getattr(cupy_in_memory.Runtime, value)

@@ -13,7 +13,7 @@ from executor.cuda.calls import (
     Launch,
     Operand,
     always,
-    by_fours,
+    by_packs,
     elementwise,
     read,
     table,
@@ -67,14 +67,15 @@ def join(
     """
     path = walk(result.dims, a.dims, b.dims, sizes)
     count, pointers = path.count, (a.operand, b.operand, result.operand)
-    given = f"{name}, {TYPES[a.dtype]}, {TYPES[b.dtype]}, {TYPES[result.dtype]}"
+    dtypes = (a.dtype, b.dtype, result.dtype)
+    given = f"{name}, {types(*dtypes)[1:-1]}"
     if path.is_flat:
-        return by_fours(SOURCE, f"join_flat<{given}>", count, *pointers), ()
+        return by_packs(SOURCE, f"join_flat<{given}>", count, dtypes, *pointers), ()
     index = index_type(count)
     period = repeats(path)
     if period is not None:
-        return by_fours(
-            SOURCE, f"join_repeated<{given}, {index}>", count,
+        return by_packs(
+            SOURCE, f"join_repeated<{given}, {index}>", count, dtypes,
             *pointers, np.int64(period[0]), np.int64(period[1]),
         ), ()  # fmt: skip
     return elementwise(
@@ -178,7 +179,7 @@ def accumulate(context: KernelContext) -> Calls:
     x, y = context.inputs[0].dtype, context.outputs[0].dtype
     first = _as(context)
     name = f"join_flat<Sum, {TYPES[y]}, {TYPES[x]}, {TYPES[y]}>"
-    later = by_fours(SOURCE, name, count, write(0), read(0), write(0))
+    later = by_packs(SOURCE, name, count, (x, y), write(0), read(0), write(0))
     return Calls(of=lambda firing: (later,) if firing % hold else (first,))
 
 
@@ -199,7 +200,7 @@ def _as(
             "floating dtype",
             actor=context.name,
         )
-    return by_fours(
-        "pointwise", f"value<Same, {types(x.dtype, y.dtype)[1:]}", size,
+    return by_packs(
+        "pointwise", f"value<Same, {types(x.dtype, y.dtype)[1:]}", size, (x.dtype, y.dtype),
         source, target, np.float64(0), np.float64(0),
     )  # fmt: skip

@@ -7,7 +7,7 @@ each time; all else is known when the calls are made.
 
 import numpy as np
 
-from executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_fours, read, table, write
+from executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_packs, read, table, write
 from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged
 from executor.kernels.context import KernelContext
 from executor.kernels.elementwise.dropout import labels_of, rate_of
@@ -28,10 +28,11 @@ def dropout(context: KernelContext) -> Calls:
 
     def launch(firing: int) -> Launch:
         in_step = firing if first_sample is None else firing * run.batch + first_sample
-        return by_fours(
+        return by_packs(
             "dropout",
             name,
             count,
+            (context.inputs[0].dtype,),
             read(0),
             write(0),
             CONTROL,

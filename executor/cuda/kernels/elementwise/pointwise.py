@@ -8,7 +8,7 @@ from executor.cuda.calls import (
     Calls,
     Launch,
     always,
-    by_fours,
+    by_packs,
     elementwise,
     read,
     types,
@@ -36,7 +36,8 @@ def function(context: KernelContext, functor: str, *numbers: float) -> Launch:
     x, y = context.inputs[0], context.outputs[0]
     _check_floating(context)
     name = f"value<{functor}, {types(x.dtype, y.dtype)[1:]}"
-    return by_fours(SOURCE, name, y.size, read(0), write(0), *_two(numbers))
+    dtypes = (x.dtype, y.dtype)
+    return by_packs(SOURCE, name, y.size, dtypes, read(0), write(0), *_two(numbers))
 
 
 def _two(numbers: tuple[float, ...]) -> tuple[np.float64, np.float64]:
@@ -78,8 +79,10 @@ def _gradient(name: str) -> CallsFactory:
         _check_floating(context)
         (x, dy), (dx,) = context.inputs, context.outputs
         numbers = tuple(float(context.attributes[attribute]) for attribute in attributes)
-        kernel = f"gradient<{_functor(name)}, {types(x.dtype, dy.dtype, dx.dtype)[1:]}"
-        return always(by_fours(SOURCE, kernel, dx.size, read(0), read(1), write(0), *_two(numbers)))
+        dtypes = (x.dtype, dy.dtype, dx.dtype)
+        kernel = f"gradient<{_functor(name)}, {types(*dtypes)[1:]}"
+        operands = (read(0), read(1), write(0))
+        return always(by_packs(SOURCE, kernel, dx.size, dtypes, *operands, *_two(numbers)))
 
     return factory
 
@@ -104,16 +107,18 @@ def _check_same_dtype(context: KernelContext) -> str:
 
 def swiglu(context: KernelContext) -> Calls:
     """Return silu(gate) · up of (gate, up)."""
-    kernel = "swiglu" + types(_check_same_dtype(context))
-    return always(by_fours(SOURCE, kernel, context.outputs[0].size, read(0), read(1), write(0)))
+    dtype, count = _check_same_dtype(context), context.outputs[0].size
+    kernel = "swiglu" + types(dtype)
+    return always(by_packs(SOURCE, kernel, count, (dtype,), read(0), read(1), write(0)))
 
 
 def swiglu_grad(context: KernelContext) -> Calls:
     """Return dgate and dup of (gate, up, dy)."""
-    kernel = "swiglu_grad" + types(_check_same_dtype(context))
+    dtype, count = _check_same_dtype(context), context.outputs[0].size
+    kernel = "swiglu_grad" + types(dtype)
     return always(
-        by_fours(
-            SOURCE, kernel, context.outputs[0].size,
+        by_packs(
+            SOURCE, kernel, count, (dtype,),
             read(0), read(1), read(2), write(0), write(1),
         )
     )  # fmt: skip
@@ -145,11 +150,10 @@ def prelu(context: KernelContext) -> Calls:
     _check_floating(context)
     inner, channels = _channels(context, layout(context))
     (x, slope), (y,) = context.inputs, context.outputs
-    given = types(x.dtype, slope.dtype, y.dtype)[1:-1]
-    kernel = f"join_repeated<Prelu, {given}, {index_type(y.size)}>"
-    return always(
-        by_fours("elementwise", kernel, y.size, read(0), read(1), write(0), inner, channels)
-    )
+    dtypes = (x.dtype, slope.dtype, y.dtype)
+    kernel = f"join_repeated<Prelu, {types(*dtypes)[1:-1]}, {index_type(y.size)}>"
+    operands = (read(0), read(1), write(0))
+    return always(by_packs("elementwise", kernel, y.size, dtypes, *operands, inner, channels))
 
 
 def prelu_grad(context: KernelContext) -> Calls:

@@ -10,6 +10,7 @@ import numpy as np
 
 from executor.cuda.calls import (
     BLOCK_THREADS,
+    PACK_BYTES,
     TYPES,
     WARP_THREADS,
     Calls,
@@ -24,7 +25,6 @@ from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext, Shard
 from models.graph import ITEMSIZE
 
-PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide, vector types)
 BLOCKS_WANTED = 512  # about four blocks for each of the 132 multiprocessors of an H100
 SLAB_ROWS_MIN = 32  # four rows for each of a block's 8 warps, so that a slab's sum is worth a store
 INT_MAX = 2**31 - 1  # also the blocks of a grid's first dim (CUDA programming guide, limits)

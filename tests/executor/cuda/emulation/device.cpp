@@ -13,6 +13,7 @@
 // - barriers and shuffles that not all threads reach, or reach in different places.
 #include "device.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -26,6 +27,7 @@
 #include <vector>
 
 EmulatedPlace emulated_place;
+unsigned char* emulated_shared;
 
 namespace {
 const int THREADS_MAX = 1024, WARP = 32;
@@ -42,7 +44,10 @@ int arrived_block, arrived_warp[WARP];
 uint16_t block_round, warp_round[WARP];  // barriers that order memory, so far
 void *block_site, *warp_site[WARP];      // where the first to arrive came from
 int ready[WARP][WARP], ready_count[WARP];
-char exchanged[THREADS_MAX][16];
+char exchanged[THREADS_MAX][32];
+struct Pending { char* to; const char* from; size_t size; bool there; int group; };
+std::vector<Pending> pending[THREADS_MAX];  // copies that are under way
+int groups[THREADS_MAX];                    // of copies, that a thread has closed
 void (*body)(void**);
 void** arguments;
 EmulatedImage image;
@@ -127,6 +132,8 @@ void run_block() {
   for (int w = 0; w < warps; w++) arrived_warp[w] = warp_round[w] = ready_count[w] = 0;
   for (int thread = 0; thread < count; thread++) {
     begun[thread] = false;
+    pending[thread].clear();
+    groups[thread] = 0;
     make_ready(thread);
   }
   while (ended < count) {
@@ -153,7 +160,7 @@ const uint16_t SEVERAL = 0xffff, SEVERAL_BLOCKS = 0xfffe;  // threads that read
 
 struct Range { uintptr_t begin, end; };
 std::vector<Range> memory;  // of the launch; none: anywhere
-size_t last_range;
+size_t last_range, dynamic_bytes;
 std::vector<Cell> shared_cells;
 const int PAGE_BYTES = 4096, RECENT = 256;
 std::unordered_map<uintptr_t, std::vector<Cell>> pages;
@@ -238,11 +245,19 @@ void access(const void* address, size_t size, bool writes, bool aligned) {
   uintptr_t at = (uintptr_t)address;
   if (at - (uintptr_t)stacks < THREADS_MAX * STACK_BYTES) return;
   if (at - (uintptr_t)&emulated_place < sizeof emulated_place) return;
+  if (at == (uintptr_t)&emulated_shared) return;
   if (at - (uintptr_t)image.begin < (size_t)(image.shared - image.begin)) return;  // constants
   if (aligned && at % size) fail("access of %zu bytes that is not aligned to them", size);
   // elements have two bytes, or four and more, of which one cell tells enough
   uintptr_t step = size < 4 ? 2 : 4, shared = at - (uintptr_t)image.shared;
-  if (shared < (size_t)(image.end - image.shared)) {
+  size_t fixed_bytes = image.end - image.shared;
+  uintptr_t dynamic = at - (uintptr_t)emulated_shared;
+  bool is_dynamic = dynamic < dynamic_bytes;
+  if (is_dynamic) {
+    if (dynamic + size > dynamic_bytes) fail("an access beyond the dynamic shared memory");
+    shared = fixed_bytes + dynamic;  // its cells lie behind
+  }
+  if (is_dynamic || shared < fixed_bytes) {
     for (uintptr_t byte = shared; byte < shared + size; byte += step) {
       Cell& cell = shared_cells[byte / 2];
       if (!writes && cell.write.block != block_serial) {
@@ -313,6 +328,101 @@ void emulated_exchange(unsigned mask, const void* value, size_t size, int from, 
 
 int emulated_lane() { return current % WARP; }
 
+// ---- matrix units ----
+
+// Every lane of the warp gets what every lane gives: lane after lane.
+static void gather(const void* value, size_t size, void* all, void* site) {
+  int first = current / WARP * WARP;
+  memcpy(exchanged[current], value, size);
+  warp_barrier(false, site);
+  for (int lane = 0; lane < WARP; lane++) {
+    memcpy((char*)all + lane * size, exchanged[first + lane], size);
+  }
+  warp_barrier(false, site);
+}
+
+// Every number of 16 bits, by its bits: those of float16, then those of bfloat16.
+static const std::vector<float>& numbers() {
+  static std::vector<float> found;
+  if (!found.empty()) return found;
+  found.resize(2 << 16);
+  for (unsigned bits = 0; bits < 1 << 16; bits++) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float size = exponent == 31  ? (fraction ? NAN : INFINITY)
+                 : exponent == 0 ? ldexpf((float)fraction, -24)
+                                 : ldexpf((float)(fraction | 1024), exponent - 25);
+    found[bits] = bits & 0x8000 ? -size : size;
+    unsigned wide = bits << 16;
+    memcpy(&found[(1 << 16) + bits], &wide, sizeof wide);
+  }
+  return found;
+}
+
+void emulated_product(float* sums, const unsigned* left, const unsigned* right, bool is_bf16) {
+  struct Sides { unsigned left[4], right[2]; } mine, all[WARP];
+  memcpy(mine.left, left, sizeof mine.left);
+  memcpy(mine.right, right, sizeof mine.right);
+  gather(&mine, sizeof mine, all, __builtin_return_address(0));
+  const float* number = numbers().data() + (is_bf16 ? 1 << 16 : 0);
+  int lane = current % WARP;
+  for (int at = 0; at < 4; at++) {
+    int row = lane / 4 + at / 2 * 8, column = lane % 4 * 2 + at % 2;
+    double sum = sums[at];
+    for (int depth = 0; depth < 16; depth++) {
+      int pair = depth % 8 / 2, shift = depth % 2 * 16, later = depth / 8;
+      unsigned a = all[row % 8 * 4 + pair].left[row / 8 + 2 * later];
+      unsigned b = all[column * 4 + pair].right[later];
+      sum += (double)number[a >> shift & 0xffffu] * number[b >> shift & 0xffffu];
+    }
+    sums[at] = (float)sum;
+  }
+}
+
+void emulated_rows(unsigned* to, EmulatedRow row, bool transposed) {
+  EmulatedRow all[WARP];
+  gather(&row, sizeof row, all, __builtin_return_address(0));
+  int lane = current % WARP, place = lane / 4, pair = lane % 4;
+  for (int matrix = 0; matrix < 4; matrix++) {
+    const EmulatedRow* rows = all + 8 * matrix;
+    if (!transposed) {
+      to[matrix] = rows[place].of[pair];
+      continue;
+    }
+    to[matrix] = 0;
+    for (int half = 0; half < 2; half++) {
+      unsigned found = rows[2 * pair + half].of[place / 2] >> (16 * (place % 2)) & 0xffffu;
+      to[matrix] |= found << (16 * half);
+    }
+  }
+}
+
+// ---- asynchronous copies ----
+
+// A device may write the place as soon as the copy begins, and may not have before the wait.
+void emulated_copy(void* to, const void* from, size_t size, bool there) {
+  if ((uintptr_t)to % size || (there && (uintptr_t)from % size)) {
+    fail("a copy of %zu bytes that is not aligned to them", size);
+  }
+  if (image.checked) {
+    if (there) access(from, size, false, true);
+    access(to, size, true, true);
+  }
+  pending[current].push_back({(char*)to, (const char*)from, size, there, groups[current]});
+}
+
+void emulated_commit() { groups[current]++; }
+
+void emulated_wait(int left) {
+  std::vector<Pending>& mine = pending[current];
+  size_t done = 0;
+  while (done < mine.size() && mine[done].group < groups[current] - left) {
+    const Pending& copy = mine[done++];
+    if (image.checked) access(copy.to, copy.size, true, true);
+    copy.there ? memcpy(copy.to, copy.from, copy.size) : memset(copy.to, 0, copy.size);
+  }
+  mine.erase(mine.begin(), mine.begin() + done);
+}
+
 const char* emulated_run(const unsigned* grid, const unsigned* block, void (*kernel)(void**),
                          void** given, EmulatedImage of) {
   if (!stacks) stacks = (char*)malloc(THREADS_MAX * STACK_BYTES);
@@ -330,7 +440,7 @@ const char* emulated_run(const unsigned* grid, const unsigned* block, void (*ker
   body = kernel;
   arguments = given;
   image = of;
-  shared_cells.assign((of.end - of.shared) / 2 + 1, Cell());
+  shared_cells.assign((of.end - of.shared + dynamic_bytes) / 2 + 1, Cell());
   first_serial = block_serial + 1;
   if (pages.size() > 4096) {  // 170 MB of cells
     pages.clear();
@@ -361,6 +471,13 @@ void emulated_memory(const uintptr_t* ranges, int number) {
   memory.clear();
   last_range = 0;
   for (int i = 0; i < number; i++) memory.push_back({ranges[2 * i], ranges[2 * i + 1]});
+}
+
+// Dynamic shared memory of the blocks of the next launches.
+void emulated_shared_bytes(size_t size) {
+  free(emulated_shared);
+  emulated_shared = (unsigned char*)aligned_alloc(128, (size + 128) / 128 * 128);
+  dynamic_bytes = size;
 }
 
 // What the compiler calls before every access (GCC's tsan.def).

@@ -15,12 +15,13 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from shutil import which
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from executor.cuda.binding import leaves
 from executor.cuda.calls import (
+    Argument,
     Attention,
     AttentionGrad,
     Call,
@@ -33,7 +34,9 @@ from executor.cuda.calls import (
     LibraryCall,
     Matrices,
     Operand,
+    Pointers,
     Product,
+    Vector,
 )
 from executor.cuda.source_text import source_text
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
@@ -121,14 +124,26 @@ class Emulator:
 
     def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
         kernel = self._kernels[call.source, call.function]
-        found = "".join("p" if isinstance(a, Operand) else LETTERS[type(a)] for a in call.args)
+        found = "".join(_kind(argument) for argument in call.args)
         assert found == kernel.kinds, f"{call.function} takes {kernel.kinds}, was given {found}"
-        values = [
-            ctypes.c_void_p(address(a)) if isinstance(a, Operand) else CTYPES[type(a)](a.item())
-            for a in call.args
-        ]
-        fault = kernel.run(call.grid, call.block, values, within)
+        values = [_by_value(argument, address) for argument in call.args]
+        fault = kernel.run(call.grid, call.block, values, within, call.shared_bytes)
         assert fault is None, f"{call.function}: {fault}"
+
+
+def _kind(argument: Argument) -> str:
+    """As `letters` of `on_cpu.h` has it."""
+    if isinstance(argument, Pointers):
+        return f"[{len(argument.operands)}]"
+    return "p" if isinstance(argument, Operand) else LETTERS[type(argument)]
+
+
+def _by_value(argument: Argument, address: Address) -> Any:
+    if isinstance(argument, Pointers):
+        return (ctypes.c_void_p * len(argument.operands))(*map(address, argument.operands))
+    if isinstance(argument, Operand):
+        return ctypes.c_void_p(address(argument))
+    return CTYPES[type(argument)](argument.item())
 
 
 def _require(begin: int, size_bytes: int, within: Ranges) -> None:
@@ -152,11 +167,17 @@ class Kernel(NamedTuple):
     kinds: str
 
     def run(
-        self, grid: Dim3, block: Dim3, values: Sequence[ctypes._SimpleCData], within: Ranges = ()
+        self,
+        grid: Dim3,
+        block: Dim3,
+        values: Sequence[Any],
+        within: Ranges = (),
+        shared_bytes: int = 0,
     ) -> str | None:
         """Launch it with arguments; return the first fault."""
         ends = [end for found in within for end in found]
         _device().emulated_memory((ctypes.c_size_t * len(ends))(*ends), len(within))
+        _device().emulated_shared_bytes(ctypes.c_size_t(shared_bytes))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         fault = self.function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), pointers)
         return None if fault is None else fault.decode()
@@ -207,7 +228,7 @@ def compiled(
     library = _built(stem, f'#include "{HEADER}"\n{text}\n{wrappers}', [*flags, *STATIC])
     found = {}
     for at, name in enumerate(names):
-        function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(64)
+        function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(256)
         function.restype = ctypes.c_char_p
         getattr(library, f"kinds_{at}")(letters)
         found[name] = Kernel(function, letters.value.decode())
@@ -261,13 +282,58 @@ def to_stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _multiply(call: Product, address: Address, within: Ranges) -> None:
-    a = _matrices(call.a, (call.batch, call.m, call.k), address, within)
-    b = _matrices(call.b, (call.batch, call.k, call.n), address, within)
-    d = _matrices(call.d, (call.batch, call.m, call.n), address, within)
-    made = to_wide(a, call.a.dtype) @ to_wide(b, call.b.dtype)
-    if call.accumulate:
-        made = made + to_wide(d, call.d.dtype)
-    d[...] = to_stored(made, call.d.dtype)
+    shapes = {
+        "a": (call.batch, call.m, call.k),
+        "b": (call.batch, call.k, call.n),
+        **dict.fromkeys(("d", "c", "aux"), (call.batch, call.m, call.n)),
+    }
+    parts = call.parts
+    views = {
+        name: _matrices(parts[name], shape, address, within)
+        for name, shape in shapes.items()
+        if name in parts
+    }
+    wide = {name: to_wide(views[name], parts[name].dtype) for name in views}
+    made = wide["a"] @ wide["b"]
+    if call.accumulate or call.c is not None:
+        made = made + wide["d" if call.c is None else "c"]
+    if call.bias is not None:
+        bias = _vectors(call.bias, (call.batch, call.n), address, within)
+        made = made + to_wide(bias, call.bias.dtype)[:, None, :]
+    if call.slope:
+        made = made * SLOPES[call.slope](wide["aux"])
+    elif call.aux is not None:
+        views["aux"][...] = to_stored(made, call.aux.dtype)
+    if call.activation:
+        made = ACTIVATIONS[call.activation](made)
+    views["d"][...] = to_stored(made, call.d.dtype)
+    if call.bias_grad is not None:
+        summed = {"a": (wide["a"], 2), "b": (wide["b"], 1), "d": (made, 1)}
+        values, axis = summed[call.bias_grad_of]
+        total = values.sum(axis, dtype=values.dtype)
+        grad = _vectors(call.bias_grad, total.shape, address, within)
+        grad[...] = to_stored(total, call.bias_grad.dtype)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x**3))) / 2
+
+
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    tanh = np.tanh(GELU_SCALE * (x + 0.044715 * x**3))
+    inner = GELU_SCALE * (1 + 3 * 0.044715 * x**2)
+    return (1 + tanh) / 2 + x * (1 - tanh**2) * inner / 2
+
+
+GELU_SCALE = float(np.sqrt(2 / np.pi))
+ACTIVATIONS = {"gelu": _gelu, "relu": lambda x: np.maximum(x, 0)}
+SLOPES = {"gelu": _gelu_slope}
+
+
+def _vectors(found: Vector, shape: tuple[int, int], address: Address, within: Ranges) -> np.ndarray:
+    """Vectors of a stack; those that are written do not overlap."""
+    stacked = Matrices(found.operand, found.dtype, 1, 1, found.batch_stride)
+    return _matrices(stacked, (shape[0], 1, shape[1]), address, within)[:, 0, :]
 
 
 def _by_library(call: LibraryCall, address: Address, within: Ranges) -> None:

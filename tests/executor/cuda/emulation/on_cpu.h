@@ -3,6 +3,7 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@
 #define __restrict__
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 #define UNCHECKED __attribute__((no_sanitize("thread"), no_sanitize("undefined")))
 #define threadIdx emulated_place.thread
@@ -98,14 +100,17 @@ UNCHECKED static int atomicMin(int* at, int value) {
   return before;
 }
 
-template <typename T> constexpr char letter() {
-  if (std::is_pointer<T>::value) return 'p';
-  if (std::is_same<T, int>::value) return 'i';
-  if (std::is_same<T, unsigned>::value) return 'u';
-  if (std::is_same<T, long long>::value) return 'l';
-  if (std::is_same<T, float>::value) return 'f';
-  if (std::is_same<T, double>::value) return 'd';
-  return '?';
+// A letter for the type of a parameter; of a struct of pointers, their number: `[480]`.
+template <typename T> char* letters(char* end) {
+  if (std::is_class<T>::value) return end + sprintf(end, "[%zu]", sizeof(T) / sizeof(void*));
+  *end = '?';
+  if (std::is_pointer<T>::value) *end = 'p';
+  if (std::is_same<T, int>::value) *end = 'i';
+  if (std::is_same<T, unsigned>::value) *end = 'u';
+  if (std::is_same<T, long long>::value) *end = 'l';
+  if (std::is_same<T, float>::value) *end = 'f';
+  if (std::is_same<T, double>::value) *end = 'd';
+  return end + 1;
 }
 
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], __bss_start[], _end[];
@@ -120,10 +125,10 @@ template <typename... A, void (*kernel)(A...)> struct Emulated<kernel> {
   static const char* run(const unsigned* grid, const unsigned* block, void** args) {
     return emulated_run(grid, block, call, args, {__ehdr_start, __bss_start, _end, ON_CPU_CHECKED});
   }
-  // One letter per parameter, so that an argument of another type is a failing test.
+  // Of every parameter, so that an argument of another type is a failing test.
   static int kinds(char* found) {
-    char all[] = {letter<A>()..., 0};
-    memcpy(found, all, sizeof all);
+    ((found = letters<A>(found)), ...);
+    *found = 0;
     return sizeof...(A);
   }
 };

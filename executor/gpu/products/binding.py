@@ -29,6 +29,21 @@ COMPUTE_32F, COMPUTE_64F = 68, 70  # cublasComputeType_t of cublas_api.h
 COMPUTE_32F_FAST_TF32 = 77
 OP_N, OP_T = 0, 1  # cublasOperation_t of cublas_api.h
 DESC_TRANSA, DESC_TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t of cublasLt.h, int32_t
+DESC_EPILOGUE = 7  # uint32_t
+DESC_BIAS_POINTER = 8  # of a bias or of its gradient: void *
+DESC_BIAS_BATCH_STRIDE = 10  # in elements, int64_t
+DESC_EPILOGUE_AUX_POINTER = 11  # void *
+DESC_EPILOGUE_AUX_LD = 12  # in elements, int64_t
+DESC_EPILOGUE_AUX_BATCH_STRIDE = 13  # in elements, int64_t
+DESC_BIAS_DATA_TYPE = 26  # int32_t
+EPILOGUE_DEFAULT = 1  # cublasLtEpilogue_t of cublasLt.h: bits of one number
+EPILOGUE_RELU = 2
+EPILOGUE_BIAS = 4
+EPILOGUE_GELU = 32
+EPILOGUE_WITH_AUX = 128  # with GELU: GELU_AUX
+EPILOGUE_DGELU = 64 | 128
+EPILOGUE_DGELU_BGRAD = 64 | 128 | 16
+EPILOGUE_BGRADA, EPILOGUE_BGRADB = 256, 512
 LAYOUT_BATCH_COUNT = 5  # cublasLtMatrixLayoutAttribute_t of cublasLt.h, int32_t
 LAYOUT_STRIDED_BATCH_OFFSET = 6  # int64_t
 PREF_MAX_WORKSPACE_BYTES = 1  # cublasLtMatmulPreferenceAttributes_t of cublasLt.h, uint64_t
@@ -88,6 +103,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # parameters, as cublasLt.h declares 
     "cublasLtMatmulPreferenceSetAttribute": _SET,
     "cublasLtMatmulPreferenceDestroy": (_POINTER,),
     "cublasLtMatmulAlgoGetHeuristic": (*(_POINTER,) * 7, _INT, _POINTER, _POINTER),
+    "cublasLtMatmulAlgoCheck": (_POINTER,) * 8,
     "cublasLtMatmul": (*(_POINTER,) * 14, _SIZE, _POINTER),
 }  # fmt: skip
 
@@ -148,6 +164,7 @@ def open_library(files: Sequence[str] = FILES) -> ctypes.CDLL:
     for name, parameters in FUNCTIONS.items():
         function = getattr(found, name)
         function.argtypes, function.restype = parameters, ctypes.c_int
+    found.cublasLtGetVersion.argtypes, found.cublasLtGetVersion.restype = (), _SIZE
     return found
 
 

@@ -28,6 +28,8 @@ class ProductLayout(NamedTuple):
         A is the product's b, and B its a.
     transpose_a, transpose_b
         Whether op transposes what is stored.
+    c, aux
+        Those of an epilogue; None where it has none. They are stored as D is.
     """
 
     swapped: bool
@@ -40,6 +42,8 @@ class ProductLayout(NamedTuple):
     n: int
     k: int
     batch: int
+    c: ColumnMajor | None = None
+    aux: ColumnMajor | None = None
 
 
 def layout_of(product: Product) -> ProductLayout:
@@ -74,7 +78,14 @@ def layout_of(product: Product) -> ProductLayout:
         n=d.columns,
         k=product.k,
         batch=product.batch,
+        c=_beside(product.c, product),
+        aux=_beside(product.aux, product),
     )
+
+
+def _beside(found: Matrices | None, product: Product) -> ColumnMajor | None:
+    """Matrices of an epilogue, in the order of d."""
+    return None if found is None else _stored(found, product.m, product.n)[0]
 
 
 def _stored(found: Matrices, rows: int, columns: int) -> tuple[ColumnMajor, bool]:

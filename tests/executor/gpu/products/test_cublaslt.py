@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from executor.cuda.calls import Matrices, Product, read, write
 from executor.errors import ExecutorError
-from executor.gpu.column_major import ColumnMajor, layout_of
-from executor.gpu.cublaslt import alignment_bytes, compute_type, describe
-from executor.gpu.cublaslt_binding import (
+from executor.gpu.products.binding import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
     COMPUTE_64F,
@@ -18,6 +16,8 @@ from executor.gpu.cublaslt_binding import (
     check,
     open_library,
 )
+from executor.gpu.products.column_major import ColumnMajor, layout_of
+from executor.gpu.products.cublaslt import alignment_bytes, compute_type, describe
 from executor.kernels.context import Array
 
 

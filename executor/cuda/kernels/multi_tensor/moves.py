@@ -1,0 +1,81 @@
+"""Casts, added sums and sums of squares of many tensors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor.cuda.calls import BLOCK_THREADS, Calls, Launch, always, workspace
+from executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, Tensor, groups, types_of
+from executor.errors import ExecutorError
+
+Pair = tuple[Tensor, Tensor]
+"""What is read, and what is written, of one size."""
+
+
+def cast(pairs: Sequence[Pair]) -> Calls:
+    """Return the same values in the dtypes of the targets.
+
+    Raises
+    ------
+    ExecutorError
+        Floats would become integers, or sizes differ.
+    """
+    return _moved("cast", pairs, added=False)
+
+
+def accumulate(pairs: Sequence[Pair], hold: int) -> Calls:
+    """Return sums over the firings that share one version of the targets.
+
+    Parameters
+    ----------
+    pairs
+        What is added, and the sum.
+    hold
+        Firings of one version: the first of them writes, the others add.
+
+    Raises
+    ------
+    ExecutorError
+        As `cast` raises.
+    """
+    first, later = (_moved("accumulate", pairs, added=added) for added in (False, True))
+    return Calls(of=lambda firing: (later if firing % hold else first).of(0), tables=first.tables)
+
+
+def _moved(kind: str, pairs: Sequence[Pair], *, added: bool) -> Calls:
+    made = Made()
+    for group in groups(kind, pairs):
+        source, target = group.dtypes
+        if target.startswith("int") and not source.startswith("int"):
+            raise ExecutorError(
+                f"{kind} from {source} to {target} would lose fractions: give the output a "
+                f"floating dtype ({group.columns[1][0]})"
+            )
+        made.add(group, "move_many", (str(added).lower(), *types_of(source, target)))
+    return always(*made.launches, tables=tuple(made.tables))
+
+
+def squared_sum(pairs: Sequence[Pair]) -> Calls:
+    """Return the sum of squares of every tensor, added up in double in a fixed order.
+
+    Parameters
+    ----------
+    pairs
+        A tensor, and the one number that its sum is written to.
+    """
+    made, offset = Made(), 0
+    for group in groups("squared_sum", [(x, y._replace(size=x.size)) for x, y in pairs]):
+        (source, target), room = types_of(*group.dtypes), str(group.room)
+        parts, firsts = workspace(offset), np.cumsum((0, *group.chunks_of_tensors))
+        made.add(group, "squares_of_chunks", (source,), parts)
+        made.launches.append(
+            Launch(
+                SOURCE,
+                f"sums_of_chunks<{target}, {room}>",
+                (len(group.sizes), 1, 1),
+                (BLOCK_THREADS, 1, 1),
+                (group.pointers, made.table(firsts.astype(np.int64)), parts),
+            )
+        )
+        offset += 8 * int(firsts[-1])
+    return always(*made.launches, tables=tuple(made.tables), workspace_bytes=offset)

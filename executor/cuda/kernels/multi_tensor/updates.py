@@ -1,0 +1,106 @@
+"""Updates of many variables: AdamW and SGD, as `optimizer.py` has them for one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.cuda.calls import CONTROL, Calls, Operand, always
+from executor.cuda.kernels.multi_tensor.chunks import Made, Tensor, groups, types_of
+from executor.errors import ExecutorError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One variable of an update.
+
+    Parameters
+    ----------
+    value, gradient
+        What is read; the gradient is the step's sum, in a dtype of its own.
+    next_value
+        Where the next value goes, which may be where the value is.
+    state
+        The moments m and v of AdamW, or the velocity of SGD with momentum, in the value's dtype.
+    """
+
+    value: Tensor
+    gradient: Tensor
+    next_value: Operand
+    state: tuple[Operand, ...] = ()
+
+
+def adamw(
+    variables: Sequence[Variable],
+    totals: Tensor,
+    rate: Tensor,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.95,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Calls:
+    """Return the next values of variables; numbers are those of `optimizer.adamw`.
+
+    Parameters
+    ----------
+    variables
+        Each with the two moments as its state.
+    totals, rate
+        Loss sum, token count and sum of squares of the step, and its learning rate.
+
+    Raises
+    ------
+    ExecutorError
+        A variable has another number of states, or its gradient another size.
+    """
+    values = (beta1, beta2, epsilon, weight_decay, clip_norm)
+    return _update("adamw", variables, 2, totals, rate, values)
+
+
+def sgd(
+    variables: Sequence[Variable],
+    totals: Tensor,
+    rate: Tensor,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Calls:
+    """Return the next values of variables, as `adamw` does; without momentum they have no state."""
+    if not momentum:
+        return _update("sgd", variables, 0, totals, rate, (weight_decay, clip_norm))
+    values = (momentum, weight_decay, clip_norm)
+    return _update("sgd_momentum", variables, 1, totals, rate, values)
+
+
+def _update(
+    kind: str,
+    variables: Sequence[Variable],
+    states: int,
+    totals: Tensor,
+    rate: Tensor,
+    values: Sequence[float],
+) -> Calls:
+    made = Made()
+    rows = [_row(kind, one, states) for one in variables]
+    for group in groups(kind, rows):
+        types = types_of(*group.dtypes[:2], totals.dtype, rate.dtype)
+        numbers = (np.float64(value) for value in values)
+        made.add(
+            group, f"{kind}_of_many", types, CONTROL, totals.operand, rate.operand, *numbers
+        )  # fmt: skip
+    return always(*made.launches, tables=tuple(made.tables))
+
+
+def _row(kind: str, variable: Variable, states: int) -> tuple[Tensor, ...]:
+    """Return a variable's operands in the order of the kernel's columns."""
+    if len(variable.state) != states:
+        raise ExecutorError(
+            f"{kind} of many tensors keeps {states} arrays of state of each, found "
+            f"{len(variable.state)} ({variable.value.operand})"
+        )
+    written = (variable.next_value, *variable.state)
+    value = variable.value
+    return (value, variable.gradient, *(value._replace(operand=one) for one in written))

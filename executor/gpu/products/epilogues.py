@@ -1,0 +1,135 @@
+"""Epilogues: what the library computes in the same call as a product, and what it cannot.
+
+A result of contiguous rows is told to the library as d^T = b^T a^T (`column_major.py`), so a value
+per column of d is one per row of the library's D, as its bias is. Where d has contiguous columns
+it is not, and sums over k of a and b change sides.
+
+Notes
+-----
+Rules are those of `cublasLt.h` 13.10.0 (NVIDIA, wheel `nvidia-cublas` 13.10.0.20, read 2026-11):
+`cublasLtEpilogue_t`, and of `cublasLtMatmulDescAttributes_t` BIAS_POINTER, BIAS_DATA_TYPE,
+EPILOGUE_AUX_LD and EPILOGUE_AUX_DATA_TYPE. Which of the products that they allow have an algorithm
+is another question, which only the library answers (`ProductLibrary.supports`).
+"""
+
+from executor.cuda.calls import Matrices, Product
+from executor.gpu.products.binding import (
+    EPILOGUE_BGRADA,
+    EPILOGUE_BGRADB,
+    EPILOGUE_BIAS,
+    EPILOGUE_DEFAULT,
+    EPILOGUE_DGELU,
+    EPILOGUE_DGELU_BGRAD,
+    EPILOGUE_GELU,
+    EPILOGUE_RELU,
+    EPILOGUE_WITH_AUX,
+)
+from executor.gpu.products.column_major import layout_of
+
+AUX_ELEMENTS = 8  # leading dimensions and batch strides of what GELU keeps are multiples of it
+ACTIVATIONS = {"gelu": EPILOGUE_GELU, "relu": EPILOGUE_RELU}
+
+
+def epilogue_of(product: Product) -> int:
+    """Return the number of the epilogue of a product that `refusal` allows.
+
+    Examples
+    --------
+    >>> from executor.cuda.calls import Matrices, Vector, read, write
+    >>> sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
+    >>> bias = Vector(read(2), "bfloat16")
+    >>> product = Product(*sides, 8, 8, 8, 1, "bf16", bias=bias, activation="gelu")
+    >>> epilogue_of(product) == EPILOGUE_GELU | EPILOGUE_BIAS
+    True
+    """
+    by_rows = product.d.column_stride == 1
+    if product.slope:
+        return EPILOGUE_DGELU if product.bias_grad is None else EPILOGUE_DGELU_BGRAD
+    if product.bias_grad is not None:
+        # the library's A is b where d has contiguous rows
+        of_a = product.bias_grad_of == ("b" if by_rows else "a")
+        return EPILOGUE_BGRADA if of_a else EPILOGUE_BGRADB
+    code = ACTIVATIONS.get(product.activation, 0)
+    if product.aux is not None:
+        code |= EPILOGUE_WITH_AUX
+    if product.bias is not None:
+        code |= EPILOGUE_BIAS
+    return code or EPILOGUE_DEFAULT
+
+
+def refusal(product: Product) -> str:
+    """Say why the library cannot compute a product in one call; nothing where its rules allow it.
+
+    Examples
+    --------
+    >>> from executor.cuda.calls import Matrices, Vector, read, write
+    >>> sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
+    >>> refusal(Product(*sides, 8, 8, 8, 1, "bf16", bias=Vector(read(2), "float32")))
+    'the bias is of float32 and d of bfloat16'
+    """
+    checks = (_of_kind, _of_dtypes, _of_places, _of_sums)
+    return next((reason for check in checks if (reason := check(product))), "")
+
+
+def _of_kind(product: Product) -> str:
+    """What combinations of fields have an epilogue."""
+    if product.accumulate and product.c is not None:
+        return "a product adds either what d holds or c"
+    if product.activation not in ("", *ACTIVATIONS):
+        return f"there is no epilogue of {product.activation}"
+    forward = product.activation or product.bias or product.c or product.accumulate
+    if product.slope:
+        if product.slope != "gelu":
+            return f"the slope of {product.slope} is read from a bit mask, not from values"
+        if forward or product.aux is None:
+            return "a slope goes with aux and with nothing else but sums of d"
+        return ""
+    if product.aux is not None and product.activation != "gelu":
+        return "only gelu keeps the values before it (relu keeps a bit mask)"
+    return ""
+
+
+def _of_dtypes(product: Product) -> str:
+    """Whatever lies beside d has its dtype, in all but 8-bit products."""
+    words = {"c": "c", "aux": "aux", "bias": "the bias", "bias_grad": "the bias gradient"}
+    for name, word in words.items():
+        part = getattr(product, name)
+        if part is not None and part.dtype != product.d.dtype:
+            return f"{word} is of {part.dtype} and d of {product.d.dtype}"
+    return ""
+
+
+def _of_places(product: Product) -> str:
+    """C and aux are stored in the order of d; what GELU keeps in multiples of eight."""
+    for name in ("c", "aux"):
+        part: Matrices | None = getattr(product, name)
+        if part is not None and _by_rows(part) != _by_rows(product.d):
+            return f"d and {name} are not contiguous along one dim"
+    if product.bias is not None and not _by_rows(product.d):
+        return "d has contiguous columns, along which the library has a bias"
+    aux = layout_of(product).aux
+    if aux is not None:
+        stride = aux.batch_stride if product.batch > 1 else 0
+        if aux.leading % AUX_ELEMENTS or stride % AUX_ELEMENTS:
+            return f"aux has strides {aux.leading} and {stride}, no multiples of {AUX_ELEMENTS}"
+    return ""
+
+
+def _of_sums(product: Product) -> str:
+    """Sums of an operand are an epilogue of their own; those of d go with a slope."""
+    if product.bias_grad is None:
+        return ""
+    if product.bias_grad_of == "d":
+        if not product.slope:
+            return "sums of d go with a slope only"
+        if not _by_rows(product.d):
+            return "d has contiguous columns, which the library does not add up"
+    elif product.slope or product.activation or product.bias is not None:
+        return f"sums of {product.bias_grad_of} are an epilogue of their own"
+    if product.batch > 1 and not product.bias_grad.batch_stride:
+        return "matrices of a stack share the place of their sums"
+    return ""
+
+
+def _by_rows(found: Matrices) -> bool:
+    return found.column_stride == 1

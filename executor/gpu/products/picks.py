@@ -1,0 +1,105 @@
+"""Picks: which algorithm each product takes on a device, found by timing and then kept.
+
+They lie beside the profiles of this machine (`executor.measure.cache_folder`), one file per kind of
+device and version of the library: algorithms are opaque and mean something to that version only
+(`cublasLtMatmulAlgo_t` of cublasLt.h 13.10.0).
+"""
+
+import os
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from models.graph import to_json
+
+SCHEMA_VERSION = 1
+
+
+class Pick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The algorithm that a product takes, as hexadecimal digits of its 64 bytes, and its time."""
+
+    algorithm: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{128}$")]
+    duration_ns: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Picks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Picks by product (`executor.gpu.products.cublaslt.key_of`).
+
+    Parameters
+    ----------
+    device
+        What the maker of the device calls it.
+    library_version
+        `cublasLtGetVersion`.
+    picks
+        The pick of every product.
+    """
+
+    device: str
+    library_version: int
+    picks: dict[str, Pick]
+    schema_version: int = SCHEMA_VERSION
+
+    def with_first(self, other: "Picks") -> "Picks":
+        """Return these and, for every product that another has too, the other's pick."""
+        if (other.device, other.library_version) != (self.device, self.library_version):
+            return self
+        return msgspec.structs.replace(self, picks=self.picks | other.picks)
+
+
+def agreed(several: Sequence[Picks | None], rank: int) -> Picks | None:
+    """Return what a rank takes so that all ranks take the same: the pick of the lowest that has it.
+
+    Ranks that compute the same value from the same operands must get the same bits. Picks of
+    other kinds of devices, and of other versions, are left out.
+
+    Parameters
+    ----------
+    several
+        What every rank has; None where it has no products.
+    rank
+        Which of them asks.
+    """
+    own = several[rank]
+    if own is None:
+        return None
+    for other in reversed(several):
+        own = own if other is None else own.with_first(other)
+    return own
+
+
+def picks_path(folder: Path, device: str, library_version: int) -> Path:
+    """Return where picks are kept."""
+    digest = sha256(f"{device}; cublasLt {library_version}".encode()).hexdigest()[:16]
+    return folder / f"products-{digest}.json"
+
+
+def load_picks(folder: Path, device: str, library_version: int) -> Picks:
+    """Return the picks that are kept in a folder; none where the file is missing or not one."""
+    none = Picks(device=device, library_version=library_version, picks={})
+    path = picks_path(folder, device, library_version)
+    if not path.exists():
+        return none
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Picks)
+    except msgspec.DecodeError:
+        return none
+    return found if found.schema_version == SCHEMA_VERSION else none
+
+
+def save_picks(folder: Path, picks: Picks) -> None:
+    """Keep picks in a folder; those that were kept before stay, so that runs stay what they were.
+
+    The file is replaced in one step: a reader sees the old one or the new one.
+    """
+    kept = load_picks(folder, picks.device, picks.library_version)
+    if picks.picks.keys() <= kept.picks.keys():
+        return
+    path = picks_path(folder, picks.device, picks.library_version)
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(to_json(picks.with_first(kept)))
+    draft.replace(path)

@@ -1,0 +1,293 @@
+"""Tuning: the library's candidates for a product are timed, and the fastest is kept.
+
+A product is timed on copies of its operands in scratch memory, as large and as aligned as they are
+and full of numbers, so nothing of a run is touched, whatever the product reads of what it writes.
+Before every timed run the caches are flushed: in a step a product finds what the kernel before it
+left, and no more of its operands than fit beside that. Candidates take turns; those that are far
+behind after their first turn have no other. What is timed is kept (`picks.py`), and a product that
+has a pick takes it: with all picks kept, runs give equal bits.
+
+A product that has not enough room for copies, or whose turn comes when the time is spent, takes the
+algorithm that the library puts first.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.cuda.calls import Call, Clear, Operand, Product
+from executor.cuda.products import spans
+from executor.errors import ExecutorError
+from executor.gpu.device import ADDRESS, address_of
+from executor.gpu.probing.arena import CACHE_BYTES, NOISE_ELEMENTS, noise
+from executor.gpu.products.cublaslt import PlannedProduct
+from executor.gpu.products.picks import Pick, Picks, load_picks, save_picks
+
+CANDIDATES = 8
+ROUNDS = 5  # turns of every candidate that is not far behind, of which the median counts
+FAR_BEHIND = 1.3  # times as slow as the fastest
+TUNING_SECONDS = 20.0  # of a run, for all its products
+FREE_SHARE = 0.9  # of what is free, for copies
+PLACE_BYTES = 256  # finer than this, copies are as aligned as what they are copies of
+
+
+class Products(Protocol):
+    """A library of matrix products (`executor.gpu.products.cublaslt.ProductLibrary`)."""
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        ...
+
+    def supports(self, product: Product, workspace_bytes: int) -> bool:
+        """Whether it can carry out a bound product."""
+        ...
+
+    def plan(self, product: Product, workspace_bytes: int) -> PlannedProduct:
+        """Return a product with the algorithm that it puts first."""
+        ...
+
+    def candidates(self, product: Product, workspace_bytes: int, count: int) -> list[Any]:
+        """Return a product with each of some algorithms."""
+        ...
+
+    def restored(self, planned: PlannedProduct, algorithm: bytes) -> PlannedProduct | None:
+        """Return a product with an algorithm that was kept."""
+        ...
+
+    def run(self, planned: Any, product: Product, workspace: int, stream: int, /) -> None:
+        """Carry a product out in the order of a stream."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Bench(Protocol):
+    """What is asked of a device (`executor.gpu.device.Device`, and scratch)."""
+
+    name: str
+
+    def free_bytes(self) -> int:
+        """Return the memory that nobody holds now."""
+        ...
+
+    def scratch(self, size_bytes: int) -> AbstractContextManager[int]:
+        """Lend memory that is given back at the end of the `with`."""
+        ...
+
+    def to_device(self, address: int, array: NDArray[Any]) -> None:
+        """Copy an array to device memory."""
+        ...
+
+    def copy_async(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Copy bytes in the order of a stream."""
+        ...
+
+    def issue(self, call: Call, stream: int) -> None:
+        """Carry out one bound call."""
+        ...
+
+    def event(self, timed: bool = False) -> int:
+        """Make an event."""
+        ...
+
+    def record(self, event: int, stream: int) -> None:
+        """Let an event happen when all that the stream was given by now is done."""
+        ...
+
+    def synchronize(self, event: int) -> None:
+        """Wait until the event has happened."""
+        ...
+
+    def elapsed_ns(self, start: int, end: int) -> int:
+        """Return the time between two events."""
+        ...
+
+
+class Room(NamedTuple):
+    """The workspace of a stream."""
+
+    address: int
+    size_bytes: int
+
+
+class Tuner:
+    """Chooses algorithms for the products of one device.
+
+    Parameters
+    ----------
+    folder
+        Where picks are kept.
+    seconds
+        About how long products may be timed, all together.
+    """
+
+    def __init__(self, folder: Path, *, seconds: float = TUNING_SECONDS) -> None:
+        self._folder, self._left_ns = folder, round(seconds * 1e9)
+        self._known: Picks | None = None
+        self._used: dict[str, Pick] = {}
+        self._settled = False
+        self._events: tuple[int, int] | None = None
+
+    @property
+    def used(self) -> Picks | None:
+        """The picks of all products planned so far; None before the first."""
+        if self._known is None:
+            return None
+        known = self._known
+        return Picks(device=known.device, library_version=known.library_version, picks=self._used)
+
+    def plan(
+        self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
+    ) -> PlannedProduct:
+        """Return a bound product with its pick, timing its candidates where it has none.
+
+        Raises
+        ------
+        ExecutorError
+            The library has no algorithm for it.
+        """
+        planned = library.plan(product, workspace.size_bytes)
+        if self._known is None:
+            self._known = load_picks(self._folder, device.name, library.version)
+        pick = self._used.get(planned.key) or self._known.picks.get(planned.key)
+        if pick is not None:
+            restored = library.restored(planned, bytes.fromhex(pick.algorithm))
+            if restored is not None:
+                self._used[planned.key] = pick
+                return restored
+        if self._settled or self._left_ns <= 0:
+            return planned
+        began = perf_counter_ns()
+        found = self._fastest(library, product, device, stream, workspace)
+        self._left_ns -= perf_counter_ns() - began
+        if found is None:
+            return planned
+        fastest, duration_ns = found
+        self._used[planned.key] = Pick(
+            algorithm=bytes(fastest.algorithm).hex(), duration_ns=duration_ns
+        )
+        return fastest
+
+    def settle(self, picks: Picks | None) -> None:
+        """Take the picks that all ranks agreed on, and time nothing from now on."""
+        self._used = {} if picks is None else dict(picks.picks)
+        self._settled = True
+
+    def save(self) -> None:
+        """Keep the picks that were used."""
+        if self.used is not None:
+            save_picks(self._folder, self.used)
+
+    def _fastest(
+        self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
+    ) -> tuple[PlannedProduct, int] | None:
+        """Time the candidates; None where there is no room or none of them runs."""
+        copied, copied_bytes = copy_of(product)
+        size_bytes = copied_bytes + CACHE_BYTES
+        if size_bytes > device.free_bytes() * FREE_SHARE:
+            return None
+        candidates = library.candidates(product, workspace.size_bytes, CANDIDATES)
+        if self._events is None:
+            self._events = device.event(timed=True), device.event(timed=True)
+        start, end = self._events
+        with device.scratch(size_bytes) as base:
+            begin = base + -base % PLACE_BYTES
+            call = placed_at(copied, begin)
+            fill(device, begin, copied_bytes, stream)
+            flush = Clear(Operand(ADDRESS, 0, begin + copied_bytes), CACHE_BYTES - PLACE_BYTES)
+
+            def timed_ns(one: PlannedProduct) -> int:
+                device.issue(flush, stream)
+                device.record(start, stream)
+                library.run(one, call, workspace.address, stream)
+                device.record(end, stream)
+                device.synchronize(end)
+                return device.elapsed_ns(start, end)
+
+            return fastest(candidates, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
+
+
+def fastest(
+    candidates: Sequence[PlannedProduct], timed_ns: Any, *, deadline_ns: int
+) -> tuple[PlannedProduct, int] | None:
+    """Return the candidate of the least median time; of equals the one that comes first.
+
+    Parameters
+    ----------
+    candidates
+        In the library's order.
+    timed_ns
+        Runs one and returns its time; one that raises an ExecutorError is left out.
+    deadline_ns
+        When to stop (`perf_counter_ns`); every candidate has one turn all the same.
+    """
+    times: list[tuple[PlannedProduct, list[int]]] = []
+    for one in candidates:
+        try:
+            timed_ns(one)  # code is sent to the device at its first run
+            times.append((one, [timed_ns(one)]))
+        except ExecutorError:
+            continue
+    if not times:
+        return None
+    limit = FAR_BEHIND * min(durations[0] for _, durations in times)
+    times = [each for each in times if each[1][0] <= limit]
+    for _ in range(ROUNDS - 1):
+        if len(times) == 1 or perf_counter_ns() > deadline_ns:
+            break
+        for one, durations in times:
+            durations.append(timed_ns(one))
+    one, durations = min(times, key=lambda each: median(each[1]))
+    return one, round(median(durations))
+
+
+def copy_of(product: Product) -> tuple[Product, int]:
+    """Return a bound product with its parts behind each other from address 0, and their bytes.
+
+    Every part is as aligned as it was, and parts that lay in one place do so again.
+    """
+    places: dict[Operand, int] = {}
+    end = 0
+    sizes = spans(product)
+    for name, part in product.parts.items():
+        if part.operand not in places:
+            places[part.operand] = end + address_of(part.operand) % PLACE_BYTES
+        last = places[part.operand] + sizes[name]
+        end = max(end, -(-last // PLACE_BYTES) * PLACE_BYTES)
+    changes: dict[str, Any] = {
+        name: part._replace(operand=Operand(ADDRESS, 0, places[part.operand]))
+        for name, part in product.parts.items()
+    }
+    return product._replace(**changes), end
+
+
+def placed_at(product: Product, base: int) -> Product:
+    """Return a product that lies from address 0 on at another base."""
+    changes: dict[str, Any] = {
+        name: part._replace(operand=Operand(ADDRESS, 0, base + part.operand.offset_bytes))
+        for name, part in product.parts.items()
+    }
+    return product._replace(**changes)
+
+
+def fill(device: Bench, address: int, size_bytes: int, stream: int) -> None:
+    """Fill memory with numbers, of which products of zeros would draw less power.
+
+    Bits of bfloat16 from 0 to 1 are finite numbers in every floating dtype.
+    """
+    content = noise("bfloat16", NOISE_ELEMENTS).view(np.uint8)[:size_bytes]
+    device.to_device(address, content)
+    done = content.nbytes
+    while done < size_bytes:
+        more = min(done, size_bytes - done)
+        device.copy_async(address + done, address, more, stream)
+        done += more

@@ -1,0 +1,9 @@
+"""Fused: a stage's ops that one kernel can compute, made one actor each.
+
+Comes in: drafts with one actor per op. Goes out: the same with fewer actors and registers. Read
+`drafts.py` first (groups that `planner.fusion` finds), then `launches.py` (many small updates).
+"""
+
+from planner.compile.fused.stages import fused_stages
+
+__all__ = ["fused_stages"]

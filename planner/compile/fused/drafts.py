@@ -1,0 +1,141 @@
+"""Drafts with fused actors: a stage's groups made one actor each, what is inside them gone."""
+
+from collections.abc import Hashable, Sequence
+
+from msgspec.structs import replace
+
+from planner.actors.graph import Part, Port, Register
+from planner.compile.draft import BOXING, DraftActor, DraftStage
+from planner.fusion.net import Net, Node, Value
+from planner.fusion.rules import fused_groups
+from planner.fusion.shares import written
+
+
+def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
+    """Return the stage with its groups fused.
+
+    Parameters
+    ----------
+    draft
+        Actors in an order in which every register is made before it is read.
+    joint
+        As `fused_groups` has it.
+    """
+    net = fused_groups(_nodes(draft), _values(draft), joint=joint)
+    inner = {
+        name
+        for group in dict.fromkeys(net.groups.values())
+        for name in _made(net, group) - set(written(net, group))
+    }
+    numbers: dict[int, int] = {}
+    for register in range(len(draft.registers)):
+        if register not in inner:
+            numbers[register] = len(numbers)
+    fused = DraftStage(
+        draft.sizes,
+        registers=[draft.registers[old] for old in numbers],
+        places={
+            numbers[one]: numbers[other] for one, other in draft.places.items() if one in numbers
+        },
+    )
+    for unit in net.order():
+        members = [draft.actors[index] for index in unit]
+        actor = members[0] if len(unit) == 1 else _joined(draft, members, inner)
+        fused.add_actor(_renumbered(actor, numbers))
+    return fused
+
+
+def _nodes(draft: DraftStage) -> list[Node]:
+    return [
+        Node(
+            name=actor.name,
+            kind=actor.kind,
+            labels=actor.labels,
+            inputs=tuple(port.register for port in actor.inputs),
+            outputs=tuple(port.register for port in actor.outputs),
+            section=actor.section,
+            firings=actor.firings,
+            free=_is_free(actor),
+        )
+        for actor in draft.actors
+    ]
+
+
+def _is_free(actor: DraftActor) -> bool:
+    """Whether an actor is one op on the compute queue, with nothing but inputs and outputs."""
+    return (
+        actor.lane == "compute"
+        and actor.meeting is None
+        and not (actor.state or actor.in_place or actor.parts)
+        and actor.buffer is None
+        and actor.kind not in BOXING
+    )
+
+
+def _values(draft: DraftStage) -> dict[Hashable, Value]:
+    return {
+        index: Value(shape=register.shape, dtype=register.dtype, begins=register.initial > 0)
+        for index, register in enumerate(draft.registers)
+    }
+
+
+def _made(net: Net, group: Sequence[int]) -> set[Hashable]:
+    return {name for index in group for name in net.nodes[index].outputs}
+
+
+def _joined(draft: DraftStage, members: Sequence[DraftActor], inner: set[Hashable]) -> DraftActor:
+    """One actor of several, which run in their order."""
+    outputs = [p for actor in members for p in actor.outputs if p.register not in inner]
+    made = {port.register for actor in members for port in actor.outputs}
+    inputs: dict[int, Port] = {}
+    for actor in members:
+        for port in actor.inputs:
+            if port.register not in made:
+                inputs.setdefault(port.register, port)
+    within = [p.register for actor in members for p in actor.outputs if p.register in inner]
+    at = {
+        register: number
+        for number, register in enumerate([*inputs, *(p.register for p in outputs), *within])
+    }
+    head = members[0]
+    return DraftActor(
+        name=name_of([actor.name for actor in members], head.block),
+        kind="+".join(actor.kind for actor in members),
+        section=head.section,
+        firings=head.firings,
+        inputs=tuple(inputs.values()),
+        outputs=tuple(outputs),
+        block=head.block,
+        parts=tuple(
+            Part(
+                name=actor.name,
+                kind=actor.kind,
+                labels=actor.labels,
+                attributes=actor.attributes,
+                inputs=tuple(at[port.register] for port in actor.inputs),
+                outputs=tuple(at[port.register] for port in actor.outputs),
+            )
+            for actor in members
+        ),
+        inner=tuple(_without_place(draft.registers[register]) for register in within),
+    )
+
+
+def name_of(names: Sequence[str], block: str) -> str:
+    """The name of a fused actor: those of its ops, the block's written once."""
+    first, *others = names
+    return " + ".join([first, *(name.removeprefix(f"{block}.") for name in others)])
+
+
+def _without_place(register: Register) -> Register:
+    return replace(register, slot_bytes=0)
+
+
+def _renumbered(actor: DraftActor, numbers: dict[int, int]) -> DraftActor:
+    def moved(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+        return tuple(Port(register=numbers[port.register], hold=port.hold) for port in ports)
+
+    actor.inputs, actor.outputs = moved(actor.inputs), moved(actor.outputs)
+    actor.state = tuple(numbers[register] for register in actor.state)
+    actor.buffer = None if actor.buffer is None else numbers[actor.buffer]
+    return actor

@@ -1,0 +1,30 @@
+"""Stages as a plan's `fusion` wants them."""
+
+from collections.abc import Sequence
+
+from planner.compile.draft import DraftStage
+from planner.compile.fused.drafts import fused_draft
+from planner.compile.fused.launches import joined_launches
+from planner.plan import FUSED
+
+
+def fused_stages(
+    drafts: Sequence[DraftStage], fusion: str, *, joint: bool, across_blocks: bool = True
+) -> list[DraftStage]:
+    """Return drafts with their actors fused, or as they are.
+
+    Parameters
+    ----------
+    drafts
+        One per stage.
+    fusion
+        As a Plan has it.
+    joint
+        Gradients of inputs and of weights run together.
+    across_blocks
+        Join what launches for many variables too, which no block can be counted for.
+    """
+    if fusion != FUSED:
+        return list(drafts)
+    fused = [fused_draft(draft, joint=joint) for draft in drafts]
+    return [joined_launches(draft) for draft in fused] if across_blocks else fused

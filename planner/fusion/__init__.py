@@ -1,0 +1,23 @@
+"""Fusion: which ops become one actor, so that what passes between them is not written down.
+
+Comes in: ops as nodes of a net, of a graph that is searched or of a stage that is compiled. Goes
+out: groups of them, and what each op of a group moves and pays.
+
+Read first `rules.py` (what may be fused), then `net.py` (when it is allowed) and `shares.py`
+(pricing). `planner.compile.fused` makes actors of the groups.
+"""
+
+from planner.fusion.net import Net, Node, Value
+from planner.fusion.rules import fused_groups
+from planner.fusion.shares import Share, shares_of, shares_of_graph, written
+
+__all__ = [
+    "Net",
+    "Node",
+    "Share",
+    "Value",
+    "fused_groups",
+    "shares_of",
+    "shares_of_graph",
+    "written",
+]

@@ -1,0 +1,216 @@
+"""Rules: which ops are fused, by the roles and joins of the op table.
+
+* *Products.* What follows on a product and is done before the tile leaves the chip: a bias along
+  its last dims, GELU (the value before it may be kept for the backward pass) or its slope, a
+  residual, the sum of several products, the sum over microbatches that a weight's gradient is added
+  to.
+* *Sums.* A sum over rows that goes straight into the sum over microbatches.
+* *Norms.* The residual sum before a norm; after a norm's gradient the sum with the residual's, and,
+  where input and weight gradients run together, the gradients of its weights too, which read the
+  same two tensors.
+
+What the rules put together a GPU computes in one kernel, or one product and its epilogue; elsewhere
+the parts run one after the other.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from models.labels import parse
+from models.ops import FUNCTIONS, OPS, op_kind
+from planner.fusion.net import Net, Node, Value
+
+PRODUCT, SUM, NORM, NORM_GRAD = "product", "sum", "norm", "norm_grad"
+
+
+def fused_groups(
+    nodes: Sequence[Node], values: Mapping[Hashable, Value], *, joint: bool = True
+) -> Net:
+    """Return the net with its groups made.
+
+    Parameters
+    ----------
+    nodes, values
+        As `Net` has them.
+    joint
+        Gradients of inputs and of weights run together (no schedule defers the latter), so that ops
+        of the two can be one.
+
+    Examples
+    --------
+    >>> shape = {"x": (8, 4), "w": (4, 6), "b": (6,), "m": (8, 6), "y": (8, 6)}
+    >>> values = {name: Value(shape=s, dtype="bfloat16") for name, s in shape.items()}
+    >>> nodes = [
+    ...     Node(name="fc.matmul", kind="matmul", labels="t k, k n -> t n", inputs=("x", "w"),
+    ...          outputs=("m",), section="F"),
+    ...     Node(name="fc", kind="add", labels="t n, n -> t n", inputs=("m", "b"),
+    ...          outputs=("y",), section="F"),
+    ... ]
+    >>> fused_groups(nodes, values).groups
+    {0: (0, 1), 1: (0, 1)}
+    """
+    net = Net(nodes, values)
+    for rule in (_sums_of_products, _products, _norm_gradients, _norms, _sums):
+        for index, node in enumerate(net.nodes):
+            if node.kind in OPS and net.alone(index):
+                rule(net, index, joint)
+    return net
+
+
+def _role(net: Net, index: int) -> str:
+    kind = net.nodes[index].kind
+    return op_kind(kind).role if kind in OPS else ""
+
+
+def _follower(net: Net, value: Hashable, head: Node, role: str) -> int | None:
+    """The node that alone reads a value, where it may join `head` and runs as often, there too."""
+    index = net.only_reader(value)
+    if index is None:
+        return None
+    node = net.nodes[index]
+    fits = (node.section, node.firings) == (head.section, head.firings)
+    return index if fits and node.kind in OPS and role in op_kind(node.kind).joins else None
+
+
+def _same_dims(node: Node) -> bool:
+    """Whether all operands of an op have the same dims in the same order."""
+    return len(set(parse(node.labels).operands)) == 1
+
+
+def _products(net: Net, index: int, joint: bool) -> None:
+    """A product, and what is done with it before it is written."""
+    if _role(net, index) != PRODUCT:
+        return
+    head = net.nodes[index]
+    (made,) = head.outputs
+    members = [index]
+    after = _follower(net, made, head, PRODUCT)
+    if after is not None and _is_bias(net, after, made):
+        members.append(after)
+        (made,) = net.nodes[after].outputs
+        after = _follower(net, made, head, PRODUCT)
+    gate = _gate(net, made, head)
+    last = gate if gate is not None else after
+    if last is not None and (gate is not None or _ends(net, last, made, len(members) == 1)):
+        members.append(last)
+    net.join(members)
+
+
+def _is_bias(net: Net, index: int, made: Hashable) -> bool:
+    """Whether a node adds to `made` what lies along its last dims, and none of those before."""
+    node = net.nodes[index]
+    if node.kind != "add" or len(node.inputs) != 2 or not net.alike(made, node.outputs[0]):
+        return False
+    expression = parse(node.labels)
+    (whole,), bias = expression.outputs, expression.inputs[1 - node.inputs.index(made)]
+    return 0 < len(bias) < len(whole) and whole[-len(bias) :] == bias
+
+
+def _ends(net: Net, index: int, made: Hashable, unbiased: bool) -> bool:
+    """Whether a product can end in this node: a sum over microbatches, a residual, a slope."""
+    node = net.nodes[index]
+    if node.kind == "accumulate":
+        return unbiased
+    if not net.alike(made, node.outputs[0]):
+        return False
+    if node.kind == "add":
+        return len(set(node.inputs)) == 2 and all(net.alike(x, made) for x in node.inputs)
+    return unbiased and node.inputs[1:] == (made,)
+
+
+def _gate(net: Net, made: Hashable, head: Node) -> int | None:
+    """A function of what a product made, which the backward pass may read too: it is kept then."""
+    for index in net.readers.get(made, ()):
+        node = net.nodes[index]
+        runs = (node.section, node.firings) == (head.section, head.firings)
+        if runs and net.alone(index) and node.kind in FUNCTIONS:
+            joins, (result,) = op_kind(node.kind).joins, node.outputs
+            if PRODUCT in joins and net.alike(made, result):
+                return index
+    return None
+
+
+def _sums_of_products(net: Net, index: int, joint: bool) -> None:
+    """Two products or more that only their sum is wanted of, with at most one thing more."""
+    node = net.nodes[index]
+    if node.kind != "add" or not _same_dims(node) or len(set(node.inputs)) < len(node.inputs):
+        return
+    members = []
+    for name in node.inputs:
+        maker = net.makers.get(name)
+        if not net.alike(name, node.outputs[0]):
+            return
+        if (
+            maker is not None
+            and net.alone(maker)
+            and _role(net, maker) == PRODUCT
+            and _follower(net, name, net.nodes[maker], PRODUCT) == index
+        ):
+            members.append(maker)
+    if len(members) >= 2 and len(node.inputs) - len(members) <= 1:
+        net.join([*members, index])
+
+
+def _sums(net: Net, index: int, joint: bool) -> None:
+    """A sum over rows, all of whose results are added to sums over microbatches."""
+    if _role(net, index) == SUM and (after := _accumulated(net, index)):
+        net.join([index, *after])
+
+
+def _accumulated(net: Net, index: int) -> list[int]:
+    """The sums over microbatches that all results of a node go into; none if one does not."""
+    node = net.nodes[index]
+    found = []
+    for name in node.outputs:
+        after = _follower(net, name, node, SUM)
+        if after is None or net.nodes[after].kind != "accumulate":
+            return []
+        found.append(after)
+    return found
+
+
+def _norms(net: Net, index: int, joint: bool) -> None:
+    """A norm and the sum of two tensors that it normalises."""
+    if _role(net, index) != NORM:
+        return
+    node = net.nodes[index]
+    before = net.makers.get(node.inputs[0])
+    if before is None or not net.alone(before):
+        return
+    added = net.nodes[before]
+    fits = (added.section, added.firings) == (node.section, node.firings)
+    alike = all(net.alike(name, node.inputs[0]) for name in added.inputs)
+    if added.kind == "add" and fits and alike and len(added.inputs) == 2 and _same_dims(added):
+        net.join([before, index])
+
+
+def _norm_gradients(net: Net, index: int, joint: bool) -> None:
+    """A norm's gradient with the residual's added, and the gradients of its weights beside it."""
+    if _role(net, index) != NORM_GRAD:
+        return
+    node = net.nodes[index]
+    (made,) = node.outputs
+    members = [index]
+    after = _follower(net, made, node, NORM_GRAD)
+    if after is not None:
+        added = net.nodes[after]
+        if (
+            added.kind == "add"
+            and len(added.inputs) == 2
+            and _same_dims(added)
+            and all(net.alike(name, made) for name in (*added.inputs, *added.outputs))
+        ):
+            members.append(after)
+    weights = node.kind.replace("_input", "_weight")
+    for beside in net.readers.get(node.inputs[0], ()) if joint else ():
+        other = net.nodes[beside]
+        if (
+            other.kind == weights
+            and net.alone(beside)
+            and other.inputs[:2] == node.inputs[:2]
+            and other.firings == node.firings
+        ):
+            sums = _accumulated(net, beside)
+            if net.join([*members, beside, *sums]):
+                return
+            break
+    net.join(members)

@@ -1,0 +1,153 @@
+"""Shares: what each op of a group moves and pays, so that the ops' prices add up to the group's.
+
+A price is asked for op by op, in the search on many shards at once. So a group is told by its ops:
+each moves what no op before it has on the chip already, and what the group does not write costs
+nothing. What the others move of tensors as large as the head's result, the head moves with its own,
+while it multiplies; the other ops are no kernels of their own.
+"""
+
+from collections.abc import Container, Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from models.graph import ITEMSIZE, Graph, Rate
+from models.ops import op_kind
+from planner.fusion.net import Net, Node, Value
+from planner.fusion.rules import PRODUCT, fused_groups
+
+# Kinds that a step's ends do for all variables in one launch (`planner.compile.fused.launches`).
+AT_ENDS = ("cast", "squared_sum", "adamw", "sgd")
+
+# Ops that become no actor, or one that updates in place.
+ALONE = ("variable", "repeat", "input", "constant", "adamw", "sgd", "step_totals", "learning_rate")
+
+
+class Share(NamedTuple):
+    """One op's share of a group.
+
+    Attributes
+    ----------
+    inputs, outputs
+        Bytes moved per element of every operand.
+    follows
+        It is not what the group's kernel is launched for.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    follows: bool
+
+
+def shares_of(
+    nodes: Sequence[Node], values: Mapping[Hashable, Value], written: Container[Hashable]
+) -> tuple[Share, ...]:
+    """Return the shares of one group's ops, in their order.
+
+    Parameters
+    ----------
+    nodes
+        The ops.
+    values
+        What they read and make.
+    written
+        Results that others read, and which are written therefore.
+    """
+    if len({node.kind for node in nodes}) == 1 and len(nodes) > 1:
+        return tuple(_alone(node, values, follows=at > 0) for at, node in enumerate(nodes))
+    products = [at for at, node in enumerate(nodes) if op_kind(node.kind).role == PRODUCT]
+    head = products[-1] if products else _head(nodes)
+    size = values[nodes[head].outputs[0]].elements
+    there: set[Hashable] = set()
+    rows: list[tuple[list[int], list[int]]] = []
+    beside = 0
+    for at, node in enumerate(nodes):
+        reads = [0 if x in there else ITEMSIZE[values[x].dtype] for x in node.inputs]
+        writes = [ITEMSIZE[values[x].dtype] if x in written else 0 for x in node.outputs]
+        if at in products[:-1]:  # written, and read again by the next, whatever becomes of it
+            writes = [
+                ITEMSIZE[values[x].dtype] * (1 if at == products[0] else 2) for x in node.outputs
+            ]
+        there.update(node.inputs, node.outputs)
+        if at != head and at not in products:
+            again = op_kind(node.kind).reads_output
+            for row, names in ((reads, node.inputs), (writes, node.outputs)):
+                for place, name in enumerate(names):
+                    if values[name].elements == size:
+                        beside += row[place] * (2 if again and row is writes else 1)
+                        row[place] = 0
+        rows.append((reads, writes))
+    if len(products) > 1:
+        beside += ITEMSIZE[values[nodes[head].outputs[0]].dtype]
+    rows[head][1][0] += beside
+    return tuple(
+        Share(tuple(reads), tuple(writes), follows=at != head and at not in products)
+        for at, (reads, writes) in enumerate(rows)
+    )
+
+
+def _alone(node: Node, values: Mapping[Hashable, Value], *, follows: bool) -> Share:
+    """The share of an op that has nothing in common with the others but the launch."""
+    reads, writes = (
+        tuple(ITEMSIZE[values[name].dtype] for name in names)
+        for names in (node.inputs, node.outputs)
+    )
+    return Share(reads, writes, follows)
+
+
+def _head(nodes: Sequence[Node]) -> int:
+    """The op that a group without products is about; the largest kernel, were it alone."""
+    return next((at for at, node in enumerate(nodes) if op_kind(node.kind).role), 0)
+
+
+def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
+    """Return the share of every op of a graph that is fused if nothing is boxed in between.
+
+    Ops that are not named are alone.
+    """
+    nodes, values = _net_of(graph)
+    net = fused_groups(nodes, values, joint=joint)
+    found = {
+        node.name: _alone(node, values, follows=True)
+        for node in nodes
+        if node.kind in AT_ENDS and node.firings == 1
+    }
+    for group in dict.fromkeys(net.groups.values()):
+        members = [net.nodes[index] for index in group]
+        shares = shares_of(members, values, written(net, group))
+        found |= {node.name: share for node, share in zip(members, shares, strict=True)}
+    return found
+
+
+def written(net: Net, group: Sequence[int]) -> list[Hashable]:
+    """Results of a group that a node outside it reads, or none at all."""
+    inside = set(group)
+    return [
+        name
+        for index in group
+        for name in net.nodes[index].outputs
+        if not (readers := net.readers.get(name, ())) or set(readers) - inside
+    ]
+
+
+def _net_of(graph: Graph) -> tuple[list[Node], dict[Hashable, Value]]:
+    """A graph's ops as nodes; those without an actor of their own cannot be fused."""
+    nodes = []
+    for op in graph.ops:
+        often = op.kind == "accumulate" or any(
+            graph.tensor(name).rate is Rate.MICROBATCH for name in op.outputs
+        )
+        nodes.append(
+            Node(
+                name=op.name,
+                kind=op.kind,
+                labels=op.labels,
+                inputs=op.inputs,
+                outputs=op.outputs,
+                section=(op.phase, op.block),
+                firings=2 if often else 1,
+                free=op.kind not in ALONE,
+            )
+        )
+    values: dict[Hashable, Value] = {
+        tensor.name: Value(shape=tensor.shape, dtype=tensor.dtype) for tensor in graph.tensors
+    }
+    return nodes, values

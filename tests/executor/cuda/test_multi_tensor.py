@@ -1,0 +1,206 @@
+"""Work on many tensors at once, on the emulator, against what is done to one after the other."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import POINTERS_MAX, Calls, Launch, Operand, Pointers, read, state, write
+from executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, Tensor, groups
+from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
+from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
+from executor.cuda.kernels.table import make_calls
+from executor.errors import ExecutorError
+from executor.kernels.context import Array, whole
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.test_optimizer import carry_out, control_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+SIZES = (1, 7, 64, 2048, 5001, 3)
+ADAMW = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "clip_norm": 0.5}
+SGD = {"weight_decay": 0.1, "clip_norm": 0.5}
+
+
+def numbers(sizes: Sequence[int], seed: int = 0) -> list[Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(size) for size in sizes]
+
+
+def carried_out(
+    calls: Calls,
+    reads: Sequence[Array],
+    writes: Sequence[Array],
+    states: Sequence[Array] = (),
+    firings: Sequence[int] = (0,),
+) -> None:
+    operands = Operands(calls, reads, writes)
+    operands.control, operands.state = control_of(updates=5), states
+    machine = Emulator(functions_of([one for firing in firings for one in calls.of(firing)]))
+    for firing in firings:
+        for one in calls.of(firing):
+            machine.run(one, operands.address, operands.ranges(one))
+
+
+@pytest.mark.parametrize("gradient_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "attributes", "states"),
+    [("adamw", ADAMW, 2), ("sgd", SGD, 0), ("sgd", SGD | {"momentum": 0.9}, 1)],
+)
+def test_many_variables_are_updated_as_each_alone(
+    kind: str, attributes: dict[str, float], states: int, gradient_dtype: str
+) -> None:
+    values = [stored(one, "float32") for one in numbers(SIZES)]
+    slopes = [stored(one, gradient_dtype) for one in numbers(SIZES, 1)]
+    kept = [
+        stored(abs(one), "float32")
+        for at in range(states)
+        for one in numbers(SIZES, 2 + at)
+    ]  # fmt: skip
+    totals, rate = np.array([3, 40, 500], np.float32), np.array(0.1, np.float32)
+    alone_state, expected = [one.copy() for one in kept], []
+    for at, size in enumerate(SIZES):
+        shards = [
+            whole((size,), "float32"), whole((size,), gradient_dtype), whole((3,), "float32"),
+            whole((), "float32"),
+        ]  # fmt: skip
+        calls = make_calls(context_of(kind, "", shards, shards[:1], attributes))
+        own = alone_state[at :: len(SIZES)]
+        room = [stored(one, "float32") for one in own]
+        found = empty(shards[0])
+        machine = Emulator(functions_of(calls.of(0)))
+        reads = [values[at], slopes[at], totals, rate]
+        carry_out(machine, calls, reads, [found], control=control_of(updates=5), state=room)
+        expected.append(found)
+        for one, other in zip(own, room, strict=True):
+            one[...] = other
+    count = len(SIZES)
+    variables = [
+        Variable(
+            value=Tensor(read(at), "float32", size),
+            gradient=Tensor(read(count + at), gradient_dtype, size),
+            next_value=write(at),
+            state=tuple(state(at + count * one) for one in range(states)),
+        )
+        for at, size in enumerate(SIZES)
+    ]
+    make = adamw if kind == "adamw" else sgd
+    calls = make(
+        variables, Tensor(read(2 * count), "float32", 3), Tensor(read(2 * count + 1), "float32", 1),
+        **attributes,
+    )  # fmt: skip
+    assert len(calls.of(0)) == 1
+    found = [empty(whole((size,), "float32")) for size in SIZES]
+    carried_out(calls, [*values, *slopes, totals, rate], found, kept)
+    for one, other in zip([*found, *kept], [*expected, *alone_state], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+PAIRS = [
+    ("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"),
+    ("float32", "float32"), ("float64", "float64"), ("bfloat16", "bfloat16"),
+]  # fmt: skip
+
+
+def tensors(sizes: Sequence[int], source: str, target: str) -> list[tuple[Tensor, Tensor]]:
+    return [
+        (Tensor(read(at), source, size), Tensor(write(at), target, size))
+        for at, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_many_tensors_are_cast(source: str, target: str) -> None:
+    given = [stored(one, source) for one in numbers(SIZES)]
+    found = [empty(whole((size,), target)) for size in SIZES]
+    carried_out(cast(tensors(SIZES, source, target)), given, found)
+    for one, other in zip(found, given, strict=True):
+        np.testing.assert_array_equal(one, stored(loaded(other, source), target))
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS[2:])
+def test_many_sums_begin_anew_with_every_version(source: str, target: str) -> None:
+    given = [stored(one, source) for one in numbers(SIZES)]
+    found = [empty(whole((size,), target)) for size in SIZES]
+    calls = accumulate(tensors(SIZES, source, target), hold=3)
+    carried_out(calls, given, found, firings=(0, 1, 3, 4, 5))
+    for one, other in zip(found, given, strict=True):
+        value = loaded(other, source)
+        twice = loaded(stored(value + value, target), target)
+        np.testing.assert_array_equal(one, stored(twice + value, target))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("float32", "float32"), ("bfloat16", "float32"), ("float64", "float64")]
+)
+def test_sums_of_squares_of_many_go_to_their_own_places(source: str, target: str) -> None:
+    sizes = (*SIZES, CHUNK_MIN * 5 + 1, 0)
+    given = [stored(one, source) for one in numbers(sizes)]
+    found = [empty(whole((), target)) for _ in sizes]
+    pairs = [(one, other._replace(size=1)) for one, other in tensors(sizes, source, target)]
+    carried_out(squared_sum(pairs), given, found)
+    for one, other in zip(found, given, strict=True):
+        expected = np.sum(loaded(other, source).astype(np.float64) ** 2)
+        np.testing.assert_allclose(one, expected, rtol=1e-13 if target == "float64" else 1e-7)
+
+
+def test_tensors_of_several_dtypes_are_told_apart() -> None:
+    sizes, dtypes = (5, 6, 7), ("float32", "float16", "float32")
+    pairs = [
+        (Tensor(read(at), dtype, size), Tensor(write(at), "bfloat16", size))
+        for at, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
+    ]
+    given = [stored(one, dtype) for one, dtype in zip(numbers(sizes), dtypes, strict=True)]
+    found = [empty(whole((size,), "bfloat16")) for size in sizes]
+    calls = cast(pairs)
+    assert len(calls.of(0)) == 2
+    carried_out(calls, given, found)
+    for one, other, dtype in zip(found, given, dtypes, strict=True):
+        np.testing.assert_array_equal(one, stored(loaded(other, dtype), "bfloat16"))
+
+
+def test_more_tensors_than_a_launch_takes_are_several_launches() -> None:
+    count = POINTERS_MAX // 2 + 3
+    sizes = [1 + at % 5 for at in range(count)]
+    given = [stored(one, "float32") for one in numbers(sizes)]
+    found = [empty(whole((size,), "bfloat16")) for size in sizes]
+    calls = cast(tensors(sizes, "float32", "bfloat16"))
+    launches = [one for one in calls.of(0) if isinstance(one, Launch)]
+    assert [one.function for one in launches] == [
+        "move_many<false, float, bf16, 240>",
+        "move_many<false, float, bf16, 8>",
+    ]
+    assert [len(one.args[0].operands) for one in launches if isinstance(one.args[0], Pointers)] == [
+        480,
+        16,
+    ]
+    carried_out(calls, given, found)
+    for one, other in zip(found, given, strict=True):
+        np.testing.assert_array_equal(one, stored(other, "bfloat16"))
+
+
+def test_chunks_are_equal_and_cover_every_tensor_once() -> None:
+    sizes = (3 * CHUNK_MAX, 100_000_000, 5)
+    (group,) = groups("cast", tensors(sizes, "float32", "bfloat16"))
+    chunks = group.chunks
+    assert group.length == CHUNK_MAX
+    assert group.chunks_of_tensors == (3, 6104, 1)
+    assert chunks[:, 2].max() == CHUNK_MAX
+    for tensor, size in enumerate(sizes):
+        own = chunks[chunks[:, 0] == tensor]
+        assert own[:, 2].sum() == size
+        np.testing.assert_array_equal(own[:, 1], np.arange(len(own)) * CHUNK_MAX)
+    (small,) = groups("cast", tensors((5, 6), "float32", "bfloat16"))
+    assert small.length == CHUNK_MIN
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    one, other = Tensor(read(0), "float32", 5), Tensor(write(0), "int32", 5)
+    with pytest.raises(ExecutorError, match="needs operands of one size, found 5, 4"):
+        cast([(one, other._replace(size=4))])
+    with pytest.raises(ExecutorError, match="from float32 to int32 would lose fractions"):
+        cast([(one, other)])
+    variable = Variable(value=one, gradient=one, next_value=Operand("write"))
+    with pytest.raises(ExecutorError, match="keeps 2 arrays of state of each, found 0"):
+        adamw([variable], one, one)

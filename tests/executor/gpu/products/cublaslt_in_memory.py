@@ -1,0 +1,161 @@
+"""What the executor asks of `libcublasLt` (cublasLt.h 13.10.0), in memory of this host.
+
+Matrices are column-major and epilogues are what the header says of them; nothing here knows of
+`Product`. Every product has `ALGORITHMS` algorithms, of which the bytes say which it is; they
+compute the same.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from executor.gpu.products import binding as b
+from tests.executor.cuda.emulation.machine import ACTIVATIONS, SLOPES, to_stored, to_wide
+
+ALGORITHMS = 3
+WORKSPACE_BYTES = 64
+NOT_SUPPORTED, INVALID_VALUE = 15, 7
+DTYPES = {number: name for name, number in b.DATA_TYPES.items()}
+STORED = {"bfloat16": np.uint16, "float16": np.float16, "float32": np.float32}
+STORED["float64"] = np.float64
+
+
+class Library:
+    """The functions, with what was created and what ran."""
+
+    def __init__(self) -> None:
+        self.things: dict[int, dict[Any, Any]] = {}
+        self.count = 0
+        self.ran: list[int] = []
+        self.asked: list[int] = []
+        self.version = 131000
+        self.refused: set[int] = set()  # epilogues that no algorithm has
+        self.checked = True  # whether kept algorithms pass
+
+    def __getattr__(self, name: str) -> Any:
+        for ending in ("Create", "SetAttribute", "Destroy"):
+            if name.endswith(ending):
+                return getattr(self, "_" + ending.lower())
+        raise AttributeError(name)
+
+    def _create(self, out: Any, *values: int) -> int:
+        self.count += 1
+        out._obj.value = self.count
+        self.things[self.count] = {"created": values}
+        return 0
+
+    def _setattribute(self, handle: Any, attribute: int, value: Any, size: int) -> int:
+        assert size == ctypes.sizeof(value._obj)
+        self.things[handle.value][attribute] = value._obj.value
+        return 0
+
+    def _destroy(self, handle: Any) -> int:
+        del self.things[handle.value]
+        return 0
+
+    def cublasLtGetVersion(self) -> int:  # noqa: N802
+        return self.version
+
+    def cublasLtMatmulAlgoGetHeuristic(  # noqa: N802
+        self, handle, descriptor, first, second, added, made, preference, most, results, count
+    ):
+        kept = self.things[preference.value]
+        assert kept[b.PREF_REDUCTION_SCHEME_MASK] == b.REDUCTION_SCHEME_COMPUTE_TYPE
+        assert kept[b.PREF_MAX_WORKSPACE_BYTES] >= WORKSPACE_BYTES
+        self.asked.append(most)
+        epilogue = self.things[descriptor.value].get(b.DESC_EPILOGUE, 1)
+        if epilogue in self.refused:
+            return NOT_SUPPORTED
+        for at in range(min(most, ALGORITHMS)):
+            results[at].algo.data[0] = at + 1
+            results[at].workspace_bytes = WORKSPACE_BYTES
+        count._obj.value = min(most, ALGORITHMS)
+        return 0
+
+    def cublasLtMatmulAlgoCheck(  # noqa: N802
+        self, handle, descriptor, first, second, added, made, algorithm, result
+    ):
+        known = 1 <= algorithm._obj.data[0] <= ALGORITHMS and self.checked
+        result._obj.workspace_bytes = WORKSPACE_BYTES
+        return 0 if known else NOT_SUPPORTED
+
+    def cublasLtMatmul(  # noqa: N802
+        self, handle, descriptor, alpha, first, first_layout, second, second_layout,
+        beta, added, added_layout, made, made_layout, algorithm, workspace, workspace_bytes, stream,
+    ):  # fmt: skip
+        self.ran.append(algorithm._obj.data[0])
+        found = self.things[descriptor.value]
+        epilogue = found.get(b.DESC_EPILOGUE, 1)
+        one, other = (
+            self._wide(at, layout).swapaxes(1, 2) if found[attribute] == b.OP_T
+            else self._wide(at, layout)
+            for at, layout, attribute in (
+                (first, first_layout, b.DESC_TRANSA), (second, second_layout, b.DESC_TRANSB),
+            )
+        )  # fmt: skip
+        values = one @ other
+        if beta._obj.value:
+            values = values + self._wide(added, added_layout)
+        if self._shape(added_layout)[:3] != self._shape(made_layout)[:3]:
+            return INVALID_VALUE
+        batch, rows, columns, _, _, dtype = self._shape(made_layout)
+        if epilogue & b.EPILOGUE_BIAS:
+            values = values + to_wide(self._vector(found, batch, rows, dtype), dtype)[:, :, None]
+        if epilogue & b.EPILOGUE_WITH_AUX:
+            aux = self._aux(found, batch, rows, columns, dtype)
+            if epilogue & 64:
+                values = values * SLOPES["gelu"](to_wide(aux, dtype))
+            else:
+                aux[...] = to_stored(values, dtype)
+        if epilogue & b.EPILOGUE_GELU:
+            values = ACTIVATIONS["gelu"](values)
+        if epilogue & b.EPILOGUE_RELU:
+            values = ACTIVATIONS["relu"](values)
+        self._view(made, made_layout)[...] = to_stored(values, dtype)
+        sums = {16: (values, 2, rows), 256: (one, 2, rows), 512: (other, 1, columns)}
+        for bit, (terms, axis, length) in sums.items():
+            if epilogue & bit:
+                total = terms.sum(axis, dtype=terms.dtype)
+                self._vector(found, batch, length, dtype)[...] = to_stored(total, dtype)
+        return 0
+
+    def _shape(self, layout: Any) -> tuple[int, int, int, int, int, str]:
+        kept = self.things[layout.value]
+        dtype, rows, columns, leading = kept["created"]
+        assert leading >= rows
+        batch = kept.get(b.LAYOUT_BATCH_COUNT, 1)
+        stride = kept.get(b.LAYOUT_STRIDED_BATCH_OFFSET, 0)
+        return batch, rows, columns, leading, stride, DTYPES[dtype]
+
+    def _view(self, address: int, layout: Any) -> np.ndarray:
+        batch, rows, columns, leading, stride, dtype = self._shape(layout)
+        return memory(address, dtype, (batch, rows, columns), (stride, 1, leading))
+
+    def _wide(self, address: int, layout: Any) -> np.ndarray:
+        return to_wide(self._view(address, layout), self._shape(layout)[-1])
+
+    def _vector(self, found: dict, batch: int, length: int, dtype: str) -> np.ndarray:
+        assert DTYPES[found[b.DESC_BIAS_DATA_TYPE]] == dtype, "what the library asks of a bias"
+        stride = found.get(b.DESC_BIAS_BATCH_STRIDE, 0)
+        at = found[b.DESC_BIAS_POINTER]
+        return memory(at, dtype, (batch, 1, length), (stride, 0, 1))[:, 0]
+
+    def _aux(self, found: dict, batch: int, rows: int, columns: int, dtype: str) -> np.ndarray:
+        leading = found[b.DESC_EPILOGUE_AUX_LD]
+        stride = found.get(b.DESC_EPILOGUE_AUX_BATCH_STRIDE, 0)
+        assert leading >= rows
+        assert leading % 8 == stride % 8 == 0
+        at = found[b.DESC_EPILOGUE_AUX_POINTER]
+        return memory(at, dtype, (batch, rows, columns), (stride, 1, leading))
+
+
+def memory(address: int, dtype: str, shape: tuple, strides: tuple) -> np.ndarray:
+    """A view of memory of this host; strides in elements."""
+    stored = np.dtype(STORED[dtype])
+    last = sum(step * (size - 1) for step, size in zip(strides, shape, strict=True))
+    room = (ctypes.c_char * ((last + 1) * stored.itemsize)).from_address(address)
+    flat = np.frombuffer(room, stored)
+    return np.lib.stride_tricks.as_strided(
+        flat, shape, [step * stored.itemsize for step in strides]
+    )

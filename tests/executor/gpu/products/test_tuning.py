@@ -1,0 +1,210 @@
+"""Tuning: candidates are timed on copies, the fastest is kept, and kept picks are taken."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from executor.cuda.binding import bound
+from executor.cuda.calls import Operand, Product
+from executor.errors import ExecutorError
+from executor.gpu import cupy_device
+from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.products import cublaslt, tuning
+from executor.gpu.products.cublaslt import ProductLibrary, key_of
+from executor.gpu.products.picks import Pick, Picks, agreed, load_picks, picks_path, save_picks
+from executor.gpu.products.tuning import Tuner, copy_of, fastest
+from tests.executor.gpu.cupy_in_memory import Cupy
+from tests.executor.gpu.products.cublaslt_in_memory import ALGORITHMS, Library
+from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of
+
+WORKSPACE_BYTES = 1 << 10
+BEST = 2  # the algorithm that the clock below favours
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
+    made = Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
+    monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", WORKSPACE_BYTES)
+    monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 12)
+    return made
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch, cupy: Cupy) -> Library:
+    """The library, and a clock by which its second algorithm is the fastest."""
+    made = Library()
+    monkeypatch.setattr(cublaslt, "open_library", lambda: made)
+    monkeypatch.setattr(
+        cupy.cuda.runtime,
+        "eventElapsedTime",
+        lambda start, end: 1.0 if made.ran[-1] == BEST else 1.2,
+    )
+    return made
+
+
+def device_with(tuner: Tuner | None) -> CupyDevice:
+    return CupyDevice(0, ProductLibrary, tuner)
+
+
+def carried_out(device: CupyDevice, product: Product) -> None:
+    stream = device.stream()
+    device.prepare(product, stream)
+    device.issue(product, stream)
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_the_fastest_runs_and_timing_touches_nothing_of_the_run(
+    found: Library, tmp_path: Path, name: str
+) -> None:
+    product, arrays = product_of(name, "bfloat16", "bfloat16", batch=2)
+    before = {part: array.copy() for part, array in arrays.items()}
+    device = device_with(Tuner(tmp_path))
+    stream = device.stream()
+    device.prepare(product, stream)
+    assert set(found.ran) == set(range(1, ALGORITHMS + 1))
+    for part, array in arrays.items():
+        np.testing.assert_array_equal(array, before[part], err_msg=part)
+    timed = len(found.ran)
+    device.issue(product, stream)
+    assert found.ran[timed:] == [BEST]
+    assert not np.array_equal(arrays["d"], before["d"])
+
+
+def test_scratch_is_given_back(found: Library, cupy: Cupy, tmp_path: Path) -> None:
+    device = device_with(Tuner(tmp_path))
+    stream = device.stream()
+    product, _ = product_of("plain", "float32", "float32")
+    before = len(cupy.cuda.runtime.held)
+    device.prepare(product, stream)
+    assert len(cupy.cuda.runtime.held) == before + 1, "the workspace of the stream"
+
+
+def test_what_is_kept_is_taken_without_timing(found: Library, tmp_path: Path) -> None:
+    product, _ = product_of("bias and gelu", "bfloat16", "bfloat16")
+    first = Tuner(tmp_path)
+    carried_out(device_with(first), product)
+    first.save()
+    timed = len(found.ran)
+    carried_out(device_with(second := Tuner(tmp_path)), product)
+    assert found.ran[timed:] == [BEST]
+    assert second.used == first.used
+    (pick,) = first.used.picks.values()
+    assert (pick.duration_ns, len(pick.algorithm)) == (1_000_000, 128)
+
+
+def test_without_a_tuner_the_first_algorithm_runs(found: Library) -> None:
+    product, _ = product_of("plain", "float32", "float32")
+    carried_out(device_with(None), product)
+    assert (found.ran, found.asked) == ([1], [1])
+
+
+def test_a_pick_that_the_library_refuses_is_found_anew(found: Library, tmp_path: Path) -> None:
+    product, _ = product_of("plain", "float32", "float32")
+    key = key_of(product, WORKSPACE_BYTES)
+    unknown = Pick(algorithm=bytes([9, *[0] * 63]).hex(), duration_ns=1)
+    save_picks(tmp_path, Picks(device="memory", library_version=131000, picks={key: unknown}))
+    carried_out(device_with(tuner := Tuner(tmp_path)), product)
+    assert found.ran[-1] == BEST
+    assert tuner.used.picks[key] != unknown
+
+
+@pytest.mark.parametrize("limit", ["no time", "no room"])
+def test_where_nothing_can_be_timed_the_first_algorithm_runs(
+    found: Library, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = Tuner(tmp_path, seconds=0.0 if limit == "no time" else 20.0)
+    if limit == "no room":
+        monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 30)
+    product, _ = product_of("plain", "float32", "float32")
+    carried_out(device_with(tuner), product)
+    assert found.ran == [1]
+    assert not tuner.used.picks
+    tuner.save()
+    assert not list(tmp_path.iterdir()), "another run times it"
+
+
+def test_ranks_take_the_pick_of_the_lowest_and_time_nothing_more(
+    found: Library, tmp_path: Path
+) -> None:
+    product, _ = product_of("plain", "float32", "float32")
+    other, _ = product_of("bias", "float32", "float32")
+    device = device_with(tuner := Tuner(tmp_path))
+    carried_out(device, product)
+    key = key_of(product, WORKSPACE_BYTES)
+    third = Pick(algorithm=bytes([3, *[0] * 63]).hex(), duration_ns=7)
+    elsewhere = Picks(device="memory", library_version=131000, picks={key: third})
+    tuner.settle(agreed([elsewhere, tuner.used], 1))
+    device.plan_again()
+    timed = len(found.ran)
+    device.issue(product, device.stream())
+    carried_out(device, other)
+    assert found.ran[timed:] == [3, 1]
+
+
+PICK = Pick(algorithm="0" * 128, duration_ns=5)
+
+
+def of(device: str, version: int = 1, **picks: int) -> Picks:
+    found = {name: msgspec.structs.replace(PICK, duration_ns=at) for name, at in picks.items()}
+    return Picks(device=device, library_version=version, picks=found)
+
+
+def test_agreement_is_per_product_and_among_devices_of_one_kind() -> None:
+    ranks = [of("x", p=1), None, of("x", p=2, q=3), of("y", p=4), of("x", 2, p=5)]
+    assert agreed(ranks, 0) == agreed(ranks, 2) == of("x", p=1, q=3)
+    assert agreed(ranks, 1) is None
+    assert agreed(ranks, 3) == of("y", p=4)
+    assert agreed(ranks, 4) == of("x", 2, p=5)
+
+
+def test_what_was_kept_first_stays(tmp_path: Path) -> None:
+    save_picks(tmp_path, of("x", p=1))
+    save_picks(tmp_path, of("x", p=2, q=3))
+    save_picks(tmp_path, of("y", p=4))
+    assert load_picks(tmp_path, "x", 1) == of("x", p=1, q=3)
+    assert load_picks(tmp_path, "y", 1) == of("y", p=4)
+    assert load_picks(tmp_path, "x", 2) == of("x", 2)
+    picks_path(tmp_path, "x", 1).write_text('{"device": "x", "misspelt": 1}')
+    assert load_picks(tmp_path, "x", 1) == of("x")
+
+
+def test_a_candidate_far_behind_has_one_turn_and_one_that_fails_none() -> None:
+    turns: list[int] = []
+    times = {1: 100, 2: 200, 4: 90}
+
+    def timed_ns(one: int) -> int:
+        turns.append(one)
+        if one not in times:
+            raise ExecutorError("refused")
+        return times[one]
+
+    found = fastest([1, 2, 3, 4], timed_ns, deadline_ns=sys.maxsize)  # type: ignore[list-item]
+    assert found == (4, 90)
+    assert [turns.count(one) for one in (1, 2, 3, 4)] == [6, 2, 1, 6]
+    assert fastest([3], timed_ns, deadline_ns=0) is None  # type: ignore[list-item]
+    turns.clear()
+    fastest([1, 4], timed_ns, deadline_ns=0)  # type: ignore[list-item]
+    assert turns == [1, 1, 4, 4]
+
+
+def test_copies_are_as_aligned_and_share_what_was_shared() -> None:
+    product, _ = product_of("all of gelu", "bfloat16", "bfloat16")
+    places = iter((4096 + 16, 8192 + 2, 64, 640, 72, 80))
+    where: dict[Operand, Operand] = {}
+
+    def place(one: Operand) -> Operand:
+        return where.setdefault(one, Operand("address", 0, next(places)))
+
+    product = bound(product, place)  # type: ignore[assignment]
+    product = product._replace(c=product.c._replace(operand=product.d.operand))
+    copied, size_bytes = copy_of(product)
+    for name, part in copied.parts.items():
+        old, new = product.parts[name].operand.offset_bytes, part.operand.offset_bytes
+        assert old % 256 == new % 256
+        assert new < size_bytes
+    assert copied.c.operand == copied.d.operand
+    assert len({part.operand for part in copied.parts.values()}) == len(copied.parts) - 1

@@ -1,0 +1,84 @@
+"""Fused actors compute what their ops compute alone: whole training steps, to the bit on CPUs."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from executor.data import open_dataset
+from executor.in_process import KernelWork, execute_lockstep
+from executor.kernels import RunState
+from executor.rank import RankState
+from executor.values.initial import initial_value
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.plan import FUSED, UNFUSED
+from planner.search import Pins, SearchRequest, search
+from tests.small_models import small
+
+STEPS = 3
+PLANS = {
+    "gpt": {},
+    "llama": {"tp": 2},
+    "bert": {"dp": 2, "zero": 1},
+    "resnet": {},
+    "wide-deep": {"dp": 2},
+    "mixtral": {"dp": 2, "ep": 2},
+}
+MORE = [
+    ("gpt", {"pp": 2, "schedule": "1f1b"}),
+    ("gpt", {"pp": 2, "schedule": "zb-h1"}),
+    ("gpt", {"dp": 2, "zero": 3}),
+    ("gpt", {"recompute": "full"}),
+    ("llama", {"tp": 2, "sequence_parallel": True}),
+]
+
+
+def trained(model: str, pins: dict[str, object], fusion: str) -> tuple[list[RankState], int]:
+    """Every rank after some steps of a plan with two microbatches, and its number of actors."""
+    chosen = {"dp": 1, "tp": 1, "pp": 1, **pins}
+    devices = chosen["dp"] * chosen["tp"] * chosen["pp"]
+    request = SearchRequest(
+        model=small(model, "fp32"),
+        training=TrainingSpec(learning_rate=2e-3, clip_norm=0.5),
+        cluster=parse_cluster(f"a100-sxm-80gb:{devices}x1"),
+        global_batch=8,
+        pins=Pins(**{"micro_batch": 4 // chosen["dp"], **chosen}),
+    )
+    plan = replace(search(request), fusion=fusion)
+    graph = compile_plan(plan)
+    dataset = open_dataset(None, plan.model, 0)
+    ranks = [
+        RankState(
+            graph,
+            rank,
+            RunState(seed=0, dataset=dataset, global_batch=8, microbatches=2, batch=plan.batch),
+        )
+        for rank in range(graph.ranks)
+    ]
+    training = build_training(plan.model, plan.training, plan.batch)
+    attributes = {op.outputs[0]: op.attributes for op in training.ops if op.kind == "variable"}
+    for rank in ranks:
+        for index, register in enumerate(rank.program.registers):
+            if register.initial and register.tensor in attributes:
+                how = attributes[register.tensor]
+                shape, dtype = register.global_shape, register.dtype
+                rank.load(index, initial_value(register.tensor, shape, dtype, how, 0))
+    work = KernelWork(ranks)
+    execute_lockstep(graph, STEPS, work, work.meet)
+    return ranks, sum(len(program.actors) for program in graph.programs)
+
+
+@pytest.mark.parametrize(("model", "pins"), [*PLANS.items(), *MORE])
+def test_a_fused_plan_trains_to_the_same_bits(model, pins):
+    fused, few = trained(model, pins, FUSED)
+    plain, many = trained(model, pins, UNFUSED)
+    assert few < 0.8 * many
+    for one, other in zip(fused, plain, strict=True):
+        assert one.run_state.totals == other.run_state.totals
+        registers = {r.name: i for i, r in enumerate(other.program.registers) if r.initial}
+        for index, register in enumerate(one.program.registers):
+            if register.initial:
+                values = one.value(index, 0), other.value(registers[register.name], 0)
+                np.testing.assert_array_equal(*values, err_msg=register.name)
