@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from executor.cuda.binding import leaves
-from executor.cuda.calls import Call, Launch, read
-from executor.cuda.kernels.multi_tensor.chunks import Tensor
 from executor.cuda.calls import Call, Launch, Tensor, read, write
 from executor.cuda.kernels.columns import ColumnSums, column_sum
 from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
