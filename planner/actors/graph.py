@@ -40,7 +40,8 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
     `offset_bytes + k * slot_bytes`. Where there are `places`, slot k lies at the place of that
     number instead: registers of equal offset have these places together, and never use one at
-    once. Registers of the kind `host` have an arena of their own, in the memory of the node.
+    once. Registers of the kind `host` have an arena of their own, in the memory of the node. With a
+    `pitch` there is room for rows of the last dim that lie so many elements apart.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sbp: str
     shape: tuple[int, ...]
     dtype: str
+    pitch: int = 0
     slots: int = 1
     initial: int = 0
     offset_bytes: int = 0
