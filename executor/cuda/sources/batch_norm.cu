@@ -106,7 +106,7 @@ struct Lanes {
 };
 
 template <typename Terms, typename T, typename S, int N>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 3)
     sums_of_pieces(const T* x, const T* dy, const S* totals, Wide<S>* partial, double points,
                    i64 rows, i64 channels, int lanes, i64 slab_rows) {
   typedef Wide<S> W;

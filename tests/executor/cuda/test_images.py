@@ -146,7 +146,9 @@ UNIT_CASES = [
     ),
 ]
 CASES = [
-    *cases_of((*EXAMPLES, *dilated_poolings(), *map(channels_last, dilated_poolings())), STATISTICS),
+    *cases_of(
+        (*EXAMPLES, *dilated_poolings(), *map(channels_last, dilated_poolings())), STATISTICS
+    ),
     *(
         Case(example=channels_last(example), dtype=dtype)
         for example in pieces_pooled()
