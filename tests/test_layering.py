@@ -28,6 +28,7 @@ DOORS = {
     "rich": ("millrace/",),
     "matplotlib": ("millrace/plot.py",),
     "cuda": ("executor/cuda/compiling.py",),
+    "cudnn": ("executor/gpu/cudnn/",),
     "cupy": ("executor/gpu/",),
     "torch": ("models/importers/torch_export/",),
     "onnx": ("models/importers/onnx/",),
@@ -64,6 +65,7 @@ HEAVY = (
     "torch",
     "onnx",
     "sklearn",
+    "cudnn",
     "cupy",
 )
 

@@ -5,14 +5,20 @@ from typing import Any
 
 from executor.cuda.calls import (
     Argument,
+    Attention,
+    AttentionGrad,
     Call,
+    Choice,
     Clear,
     Collective,
+    Convolution,
     Copy,
     Launch,
+    LibraryCall,
     Operand,
     Pointers,
     Product,
+    Strided,
 )
 
 Place = Callable[[Operand], Operand]
@@ -35,6 +41,24 @@ def bound(call: Call, place: Place) -> Call:
             return call._replace(source=place(call.source), target=place(call.target))
         case Collective():
             return call._replace(send=place(call.send), recv=place(call.recv))
+        case Attention() | AttentionGrad() | Convolution():
+            return bound_library(call, place)
+        case Choice():
+            return Choice(
+                tuple(tuple(bound(one, place) for one in option) for option in call.options)
+            )
+
+
+def bound_library(call: LibraryCall, place: Place) -> LibraryCall:
+    """Return a call of the library with every operand replaced by what `place` says of it."""
+    fields: dict[str, Any] = {
+        name: value._replace(operand=place(value.operand))
+        for name, value in call._asdict().items()
+        if isinstance(value, Strided)
+    }
+    if isinstance(call, AttentionGrad):
+        fields["forward"] = bound_library(call.forward, place)
+    return call._replace(**fields)
 
 
 def _bound_argument(argument: Argument, place: Place) -> Argument:
@@ -44,7 +68,7 @@ def _bound_argument(argument: Argument, place: Place) -> Argument:
 
 
 def operands_of(call: Call) -> Iterator[Operand]:
-    """Yield the operands of a call."""
+    """Yield the operands of a call; of a choice those of every option."""
     match call:
         case Launch():
             for argument in call.args:
@@ -60,3 +84,27 @@ def operands_of(call: Call) -> Iterator[Operand]:
             yield from (call.source, call.target)
         case Collective():
             yield from (call.send, call.recv)
+        case Attention() | AttentionGrad() | Convolution():
+            yield from (tensor.operand for tensor in call.tensors)
+        case Choice():
+            for one in leaves(call):
+                yield from operands_of(one)
+
+
+def leaves(*calls: Call) -> Iterator[Call]:
+    """Yield every call that may be carried out: for a choice those of all its options."""
+    for call in calls:
+        if isinstance(call, Choice):
+            for option in call.options:
+                yield from leaves(*option)
+        else:
+            yield call
+
+
+def last_options(*calls: Call) -> Iterator[Call]:
+    """Yield what a device carries out that has no library: for a choice its last option."""
+    for call in calls:
+        if isinstance(call, Choice):
+            yield from last_options(*call.options[-1])
+        else:
+            yield call

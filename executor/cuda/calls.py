@@ -274,6 +274,17 @@ class Attention(NamedTuple):
     behind: int | None = None
     ahead: int | None = None
 
+    @property
+    def tensors(self) -> tuple[Strided, ...]:
+        """What is read, then what is written."""
+        return self.q, self.k, self.v, self.out, self.logsumexp
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the dims of each of `tensors`."""
+        b, h, g, t, s, d, u = self.b, self.h, self.g, self.t, self.s, self.d, self.u
+        return (b, h, t, d), (b, g, s, d), (b, g, s, u), (b, h, t, u), (b, h, t)
+
 
 class AttentionGrad(NamedTuple):
     """dq, dk and dv of an `Attention`, from what it read and made, and dout.
@@ -288,6 +299,17 @@ class AttentionGrad(NamedTuple):
     dk: Strided
     dv: Strided
     deterministic: bool = True
+
+    @property
+    def tensors(self) -> tuple[Strided, ...]:
+        """What is read, the tensors of `forward` first, then what is written."""
+        return *self.forward.tensors, self.dout, self.dq, self.dk, self.dv
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the dims of each of `tensors`."""
+        q, k, v, out, logsumexp = self.forward.sizes
+        return q, k, v, out, logsumexp, out, q, k, v
 
 
 class Convolution(NamedTuple):
@@ -318,6 +340,17 @@ class Convolution(NamedTuple):
     arithmetic: str
     deterministic: bool = True
 
+    @property
+    def tensors(self) -> tuple[Strided, ...]:
+        """Image, weight and output."""
+        return self.image, self.weight, self.output
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the dims of each of `tensors`."""
+        image = (self.b, self.groups * self.c, *self.given)
+        return image, (self.n, self.c, *self.window), (self.b, self.n, *self.made)
+
 
 class Choice(NamedTuple):
     """Ways to compute one thing, of which the device picks one before the first step.
@@ -334,6 +367,25 @@ Call = (
 )
 LibraryCall = Attention | AttentionGrad | Convolution
 """What only the vendor's library of neural networks carries out: always an option of a `Choice`."""
+
+
+def described(call: LibraryCall) -> str:
+    """Return a call of the library without its operands, in words: for listings and errors."""
+    match call:
+        case Attention():
+            seen = f"-{call.ahead} < i - j < {call.behind}" if call.ahead or call.behind else "all"
+            return (
+                f"attention b {call.b} h {call.h} g {call.g} t {call.t} s {call.s} d {call.d} "
+                f"u {call.u} sees {seen} in {call.q.dtype}"
+            )
+        case AttentionGrad():
+            return f"gradient of {described(call.forward)}"
+        case Convolution():
+            window = f"{call.window} stride {call.stride} pad {call.pad} dilation {call.dilation}"
+            return (
+                f"convolution {call.direction} b {call.b} c {call.c} n {call.n} groups "
+                f"{call.groups} {call.given} -> {call.made} window {window} in {call.arithmetic}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

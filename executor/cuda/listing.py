@@ -12,16 +12,22 @@ from numpy.typing import NDArray
 
 from executor.cuda.calls import (
     Argument,
+    Attention,
+    AttentionGrad,
     Call,
+    Choice,
     Clear,
     Collective,
+    Convolution,
     Copy,
     Launch,
+    LibraryCall,
     Matrices,
     Operand,
     Pointers,
     Product,
     Vector,
+    described,
 )
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
@@ -116,7 +122,7 @@ def device_listing(graph: ActorGraph, buffer: CommandBuffer, ranks: Mapping[int,
         lines += ["      the origin waits for all streams"]
         for rank, calls in ranks.items():
             lines += [f"      rank {rank} origin: the end of the step"]
-            lines += [INDENT + _described(calls.finish(), rank, ())]
+            lines += [INDENT + line for line in _described(calls.finish(), rank, ())]
     return "\n".join(lines) + "\n"
 
 
@@ -135,11 +141,21 @@ def _command(
     members = () if actor.meeting is None else graph.members(command.rank, actor.meeting)
     peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
     for call in calls.located(command, peers):
-        yield INDENT + _described(call, command.rank, members)
+        yield from (INDENT + line for line in _described(call, command.rank, members))
 
 
-def _described(call: Call, rank: int, members: Sequence[int]) -> str:
-    """One call in one line."""
+def _described(call: Call, rank: int, members: Sequence[int]) -> Iterator[str]:
+    """One call in one line; a choice in one line, and its options below it."""
+    if not isinstance(call, Choice):
+        yield _line(call, rank, members)
+        return
+    yield f"one of {len(call.options)}:"
+    for number, option in enumerate(call.options, 1):
+        for one in option:
+            yield from (f"  {number}: {line}" for line in _described(one, rank, members))
+
+
+def _line(call: Call, rank: int, members: Sequence[int]) -> str:
     match call:
         case Launch():
             args = ", ".join(_argument(arg, rank) for arg in call.args)
@@ -164,6 +180,18 @@ def _described(call: Call, rank: int, members: Sequence[int]) -> str:
             ends = f"{_operand(call.send, rank)} -> {_operand(call.recv, rank)}"
             among = ", ".join(map(str, members))
             return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
+        case Attention() | AttentionGrad() | Convolution():
+            return _library_line(call, rank)
+        case Choice():
+            raise AssertionError("a choice has a line for each of its calls")
+
+
+def _library_line(call: LibraryCall, rank: int) -> str:
+    tensors = ", ".join(
+        f"{_operand(one.operand, rank)} {one.dtype} [{' '.join(map(str, one.strides))}]"
+        for one in call.tensors
+    )
+    return f"library: {described(call)}: {tensors}"
 
 
 def _epilogue(call: Product, rank: int) -> Iterator[str]:

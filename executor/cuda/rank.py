@@ -16,7 +16,7 @@ from math import floor, log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.binding import bound
+from executor.cuda.binding import bound, leaves
 from executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
 from executor.cuda.control import (
     CONTROL_DTYPE,
@@ -216,9 +216,9 @@ class RankCalls(RankShards):
         return np.frombuffer(control_bytes(first, "fp16", loss_scale=scale), np.uint8)
 
     def functions(self) -> dict[str, set[str]]:
-        """Every function that the rank launches, by source."""
+        """Every function that the rank may launch, by source."""
         found: dict[str, set[str]] = {}
-        for call in self.all_calls():
+        for call in leaves(*self.all_calls()):
             if isinstance(call, Launch):
                 found.setdefault(call.source, set()).add(call.function)
         return found

@@ -7,15 +7,20 @@ captured step may neither allocate nor call cuBLAS through CuPy (it refuses that
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.cuda.calls import (
     Argument,
+    Attention,
+    AttentionGrad,
     Call,
+    Choice,
     Clear,
+    Collective,
+    Convolution,
     Copy,
     Launch,
     Operand,
@@ -24,30 +29,16 @@ from executor.cuda.calls import (
 )
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
+from executor.gpu.choices import Choose, Picks, first_supported
+from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
-from executor.gpu.products.tuning import Room, Tuner
+from executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 OPTIONS = ("-std=c++17",)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
 LOG_LINES = 20  # of what the compiler says
 SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUDA C++ guide)
-
-
-class Products(Protocol):
-    """A library of matrix products (`executor.gpu.products.cublaslt.ProductLibrary`)."""
-
-    def plan(self, product: Product, workspace_bytes: int) -> Any:
-        """Choose how to carry out a bound product."""
-        ...
-
-    def run(self, planned: Any, product: Product, workspace: int, stream: int, /) -> None:
-        """Carry it out in the order of a stream."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back."""
-        ...
 
 
 class CupyDevice:
@@ -59,12 +50,21 @@ class CupyDevice:
         Which of the GPUs that this process sees.
     products
         Makes the library of products, when the GPU is current.
+    networks
+        Opens the library of neural networks likewise; returns None where none is to be used.
+    choose
+        Picks among the ways of computing one thing that the GPU can take.
     tuner
         Chooses the algorithms of products by timing them; None: those that the library puts first.
     """
 
     def __init__(
-        self, index: int, products: Callable[[], Products], tuner: Tuner | None = None
+        self,
+        index: int,
+        products: Callable[[], Products],
+        networks: Callable[[], Library | None] = lambda: None,
+        choose: Choose = first_supported,
+        tuner: Tuner | None = None,
     ) -> None:
         import cupy
 
@@ -90,6 +90,8 @@ class CupyDevice:
         self._products: Products | None = None
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
+        self._networks = LibraryCalls(self, networks)
+        self._picks = Picks(self._supports, choose)
         self._capturing: int | None = None
         self._own = self.stream()
 
@@ -209,27 +211,51 @@ class CupyDevice:
                 ) from error
 
     def prepare(self, call: Call, stream: int) -> None:
-        """Plan a product and reserve the workspace of its stream."""
-        if not isinstance(call, Product):
-            return
-        if self._products is None:
-            self._products = self._make_products()
+        """Plan what a library carries out, and reserve its workspace; pick one way of a choice."""
+        match call:
+            case Product():
+                self._prepare_product(call, stream)
+            case Attention() | AttentionGrad() | Convolution():
+                self._networks.prepare(call, stream)
+            case Choice():
+                for one in self._picks.pick(call):
+                    self.prepare(one, stream)
+
+    def _supports(self, call: Call) -> bool:
+        if isinstance(call, Attention | AttentionGrad | Convolution):
+            return self._networks.supports(call)
+        if isinstance(call, Product):
+            return self._library().supports(call, WORKSPACE_BYTES)
+        return True
+
+    @property
+    def library_bytes(self) -> int:
+        """Memory that the workspaces of libraries take."""
+        return WORKSPACE_BYTES * len(self._workspaces) + self._networks.workspace_bytes
+
+    def _prepare_product(self, call: Product, stream: int) -> None:
         if stream not in self._workspaces:
             self._workspaces[stream] = self.allocate(WORKSPACE_BYTES)
         if call not in self._planned:
-            self._planned[call] = self._plan(self._products, call, stream)
+            self._planned[call] = self._plan(call, stream)
 
     def plan_again(self) -> None:
         """Plan all prepared products once more, after the picks of the tuner have changed."""
         for call in self._planned:
-            self._planned[call] = self._plan(self._products, call, next(iter(self._workspaces)))
+            self._planned[call] = self._plan(call, next(iter(self._workspaces)))
 
-    def _plan(self, products: Any, call: Product, stream: int) -> Any:
+    def _library(self) -> Products:
+        """The library of products, opened when it is first asked something."""
+        if self._products is None:
+            self._products = self._make_products()
+        return self._products
+
+    def _plan(self, call: Product, stream: int) -> Any:
         """Plan a product, on a stream that has a workspace."""
         if self._tuner is None:
-            return products.plan(call, WORKSPACE_BYTES)
+            return self._library().plan(call, WORKSPACE_BYTES)
         room = Room(self._workspaces[stream], WORKSPACE_BYTES)
-        return self._tuner.plan(products, call, self, stream, room)
+        return self._tuner.plan(self._library(), call, self, stream, room)
 
     @contextmanager
     def scratch(self, size_bytes: int) -> Iterator[int]:
@@ -262,7 +288,14 @@ class CupyDevice:
             case Copy():
                 source, target = address_of(call.source), address_of(call.target)
                 self.copy_async(target, source, call.size_bytes, stream)
-            case _:
+            case Attention() | AttentionGrad() | Convolution():
+                self._networks.issue(call, stream, captured=self._capturing is not None)
+            case Choice():
+                if self._capturing is None:
+                    self.prepare(call, stream)
+                for one in self._picks.picked(call):
+                    self._carry_out(one, stream)
+            case Collective():
                 raise ExecutorError(f"{call.kind} is for a communicator, not for the device")
 
     def _launch(self, call: Launch, stream: int) -> None:
@@ -279,7 +312,7 @@ class CupyDevice:
 
     def _multiply(self, call: Product, stream: int) -> None:
         if self._capturing is None:
-            self.prepare(call, stream)
+            self._prepare_product(call, stream)
         planned = self._planned.get(call)
         if planned is None or stream not in self._workspaces or self._products is None:
             raise ExecutorError(
@@ -295,6 +328,7 @@ class CupyDevice:
         which would end a global capture; a relaxed one would let this thread allocate unnoticed,
         and such memory would be given away again before the graph is replayed.
         """
+        self._networks.reserve()
         self._streams[stream].begin_capture(self._runtime.streamCaptureModeThreadLocal)
         self._capturing = stream
 
@@ -338,6 +372,7 @@ class CupyDevice:
         if self._products is not None:
             self._products.close()
             self._products = None
+        self._networks.close()
         self._planned.clear()
         self._events.clear()
         self._streams.clear()

@@ -17,6 +17,7 @@ import msgspec
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
 from executor.gpu.collectives import NcclCollectives
+from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives
@@ -43,7 +44,7 @@ def run_on_gpu(job: Job, folder: Path, world: World) -> None:
     require_gpu(local + 1)
     library = partial(ProductLibrary, deterministic=job.deterministic)
     tuner = None if job.deterministic else Tuner(cache_folder())
-    device = CupyDevice(local, library, tuner)
+    device = CupyDevice(local, library, cudnn_library, tuner=tuner)
     collectives = None
     if not job.loopback and job.graph.ranks > 1:
 

@@ -64,17 +64,40 @@ def matmul(context: KernelContext) -> Calls:
         The product is one in 8 bits; or the expression has not two operands, repeats a label inside
         one, or has a label that only one operand holds and the output does not.
     """
+    made = library_products(context)
+    return always(*made) if made else _contract(context)
+
+
+def library_products(context: KernelContext) -> tuple[Product, ...]:
+    """Return the products of the library that make an einsum; none where it cannot.
+
+    Raises
+    ------
+    ExecutorError
+        As `matmul`.
+    """
     if context.attributes.get(ARITHMETIC) in NARROW:
         raise ExecutorError(
             f"a product in {context.attributes[ARITHMETIC]} has no CUDA kernel; plan with "
             f"`--precision bf16`",
             actor=context.name,
         )
+    return _products(context, *_classified(context))
+
+
+def multiplied(operands: str, result: str) -> bool:
+    """Whether the library multiplies operands of one dtype into a result of another."""
+    return (operands, result) in _LIBRARY
+
+
+def _classified(
+    context: KernelContext,
+) -> tuple[ProductClasses, Mapping[str, int], Sequence[Strides]]:
+    """Labels by class, their sizes, and their strides in every operand."""
     found = layout(context)
     classes = product_classes(context, found)
     strides = [_strides(dims, found.sizes) for dims in (*found.inputs, *found.outputs)]
-    made = _products(context, classes, found.sizes, strides)
-    return always(*made) if made else _contract(context, classes, found.sizes, strides)
+    return classes, found.sizes, strides
 
 
 def arithmetic_of(dtype: str, run: RunState) -> str:
@@ -187,13 +210,9 @@ def _products(
     )
 
 
-def _contract(
-    context: KernelContext,
-    classes: ProductClasses,
-    sizes: Mapping[str, int],
-    strides: Sequence[Strides],
-) -> Calls:
+def _contract(context: KernelContext) -> Calls:
     """Return one launch of our own kernel, whose blocks make tiles of the output."""
+    classes, sizes, strides = _classified(context)
     batch, left, contracted, right = classes
     a, b, d = strides
     first, second = 0, 1

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from executor.cuda.binding import leaves
 from executor.cuda.calls import Call, Launch
 from executor.errors import ExecutorError
 from executor.gpu.device import Device
@@ -192,10 +193,10 @@ def _alone() -> None:
 
 
 def _functions(calls: Iterable[Call]) -> dict[str, set[str]]:
-    """Every function that is launched, by source."""
+    """Every function that may be launched, by source."""
     source, name = IDLE_FUNCTION
     found: dict[str, set[str]] = {source: {name}}
-    for call in calls:
+    for call in leaves(*calls):
         if isinstance(call, Launch):
             found.setdefault(call.source, set()).add(call.function)
     return found

@@ -12,6 +12,7 @@ import msgspec
 
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_gpu
+from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
 from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
@@ -54,7 +55,7 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
     local = world.local_rank()
     require_gpu(local + 1)
     tuner = Tuner(cache_folder(), seconds=order.seconds * TUNING_SHARE)
-    device = CupyDevice(local, ProductLibrary, tuner)
+    device = CupyDevice(local, ProductLibrary, cudnn_library, tuner=tuner)
     communicator, meetings = None, None
     if world.size > 1:
 

@@ -37,12 +37,16 @@ FREE_SHARE = 0.9  # of what is free, for copies
 PLACE_BYTES = 256  # finer than this, copies are as aligned as what they are copies of
 
 
-class Library(Protocol):
-    """What is asked of a library (`executor.gpu.products.cublaslt.ProductLibrary`)."""
+class Products(Protocol):
+    """A library of matrix products (`executor.gpu.products.cublaslt.ProductLibrary`)."""
 
     @property
     def version(self) -> int:
         """Its number."""
+        ...
+
+    def supports(self, product: Product, workspace_bytes: int) -> bool:
+        """Whether it can carry out a bound product."""
         ...
 
     def plan(self, product: Product, workspace_bytes: int) -> PlannedProduct:
@@ -58,7 +62,11 @@ class Library(Protocol):
         ...
 
     def run(self, planned: Any, product: Product, workspace: int, stream: int, /) -> None:
-        """Carry a product out."""
+        """Carry a product out in the order of a stream."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
         ...
 
 
@@ -138,7 +146,7 @@ class Tuner:
         return Picks(device=known.device, library_version=known.library_version, picks=self._used)
 
     def plan(
-        self, library: Library, product: Product, device: Bench, stream: int, workspace: Room
+        self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
     ) -> PlannedProduct:
         """Return a bound product with its pick, timing its candidates where it has none.
 
@@ -180,7 +188,7 @@ class Tuner:
             save_picks(self._folder, self.used)
 
     def _fastest(
-        self, library: Library, product: Product, device: Bench, stream: int, workspace: Room
+        self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
     ) -> tuple[PlannedProduct, int] | None:
         """Time the candidates; None where there is no room or none of them runs."""
         copied, copied_bytes = copy_of(product)

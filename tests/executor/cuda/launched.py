@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
+from executor.cuda.binding import leaves
 from executor.cuda.calls import Call, Launch, read
 from executor.cuda.kernels.multi_tensor.chunks import Tensor
 from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
@@ -69,7 +70,7 @@ def functions_in_bf16() -> dict[str, frozenset[str]]:
 
 
 def _different(calls: Iterable[Call]) -> tuple[Launch, ...]:
-    found = {call._replace(args=()): call for call in calls if isinstance(call, Launch)}
+    found = {call._replace(args=()): call for call in leaves(*calls) if isinstance(call, Launch)}
     return tuple(found)
 
 

@@ -6,8 +6,20 @@ from functools import cache
 
 import pytest
 
-from executor.cuda.binding import operands_of
-from executor.cuda.calls import Call, Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.binding import leaves, operands_of
+from executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
+    Call,
+    Clear,
+    Collective,
+    Convolution,
+    Copy,
+    Launch,
+    Matrices,
+    Operand,
+    Product,
+)
 from executor.cuda.listing import listed_run
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
@@ -15,6 +27,7 @@ from executor.streams import CommandBuffer, command_buffer
 from models.graph import ITEMSIZE
 from planner.actors.graph import ActorGraph
 from planner.plan import Plan
+from tests.executor.cuda.emulation.networks import reach_bytes
 from tests.executor.gpu.plans import planned
 from tests.small_models import NAMES
 
@@ -23,6 +36,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ALIGNMENT_BYTES = 64
 # Kernels that begin inside a register or the workspace too, and take element by element.
 BY_ELEMENT = {"add_scalars", "join_block"}
+LIBRARY_ALIGNMENT_BYTES = 16  # what the library of neural networks takes for granted
 PARALLEL = [
     ("gpt", "bf16", {"tp": 2, "pp": 2}),
     ("gpt", "fp32", {"dp": 2, "zero": 3}),
@@ -53,7 +67,7 @@ def located(buffer: CommandBuffer, ranks: dict[int, RankCalls]) -> Iterator[Loca
             peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
             exchange = ranks[command.rank].exchanges.get(command.actor)
             members = 1 if exchange is None else len(exchange.members)
-            for call in ranks[command.rank].located(command, peers):
+            for call in leaves(*ranks[command.rank].located(command, peers)):
                 yield call, members
     for calls in ranks.values():
         yield calls.finish(), 1
@@ -81,6 +95,9 @@ def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
         case Launch():
             for operand in operands_of(call):
                 yield operand, 1
+        case Attention() | AttentionGrad() | Convolution():
+            for tensor, sizes in zip(call.tensors, call.sizes, strict=True):
+                yield tensor.operand, reach_bytes(tensor, sizes)
 
 
 def matrices_bytes(found: Matrices, batch: int, rows: int, columns: int) -> int:
@@ -107,6 +124,8 @@ def needed_alignment(call: Call) -> int:
             return max(ITEMSIZE[one.dtype] for one in (call.a, call.b, call.d))
         case Collective():
             return ITEMSIZE[call.dtype]
+        case Attention() | AttentionGrad() | Convolution():
+            return LIBRARY_ALIGNMENT_BYTES
         case _:
             return 1
 

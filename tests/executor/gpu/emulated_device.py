@@ -24,13 +24,21 @@ TICK_NS = 1000  # what every piece of work takes
 class EmulatedDevice:
     """One device; `seed` decides the order in which streams, threads and blocks go on.
 
-    `checked`: every access of memory by a kernel is checked (`Emulator`).
+    `checked`: every access of memory by a kernel is checked; `option`: which option of a choice is
+    taken (`Emulator`).
     """
 
     name = "emulated device"
 
-    def __init__(self, seed: int = 0, total_bytes: int = 2**32, *, checked: bool = False) -> None:
-        self._seed, self._checked = seed, checked
+    def __init__(
+        self,
+        seed: int = 0,
+        total_bytes: int = 2**32,
+        *,
+        checked: bool = False,
+        option: int = -1,
+    ) -> None:
+        self._seed, self._checked, self._option = seed, checked, option
         self.total_bytes, self.context_bytes = total_bytes, 0
         self._random = random.Random(seed)
         self._memory: list[np.ndarray] = []
@@ -109,7 +117,7 @@ class EmulatedDevice:
         return self._done[self._tokens[end]] - self._done[self._tokens[start]]
 
     def load(self, functions: Mapping[str, Collection[str]]) -> None:
-        self._emulator = Emulator(functions, self._seed, checked=self._checked)
+        self._emulator = Emulator(functions, self._seed, checked=self._checked, option=self._option)
 
     def prepare(self, call: Call, stream: int) -> None:
         """Nothing is made at first use."""

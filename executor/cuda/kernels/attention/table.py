@@ -1,11 +1,12 @@
 """The factories of attention, by op kind."""
 
 from executor.cuda.kernels.attention import backward, forward
+from executor.cuda.kernels.attention.library import by_library
 from executor.cuda.kernels.context import CallsFactory
 
 ATTENTION: dict[str, CallsFactory] = {
-    "attention": forward.attention,
-    "attention_grad": backward.attention_grad,
+    "attention": by_library(forward.attention),
+    "attention_grad": by_library(backward.attention_grad),
     "attention_grad_round": backward.attention_grad_round,
     "attention_round": forward.attention_round,
     "biased_attention": forward.biased_attention,

@@ -19,13 +19,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from executor.cuda.binding import leaves
 from executor.cuda.calls import (
     Argument,
+    Attention,
+    AttentionGrad,
     Call,
+    Choice,
     Clear,
+    Convolution,
     Copy,
     Dim3,
     Launch,
+    LibraryCall,
     Matrices,
     Operand,
     Pointers,
@@ -33,6 +39,7 @@ from executor.cuda.calls import (
     Vector,
 )
 from executor.cuda.source_text import source_text
+from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 
 COMPILER = which("g++")
 FOLDER = Path(tempfile.gettempdir()) / "millrace-emulation"
@@ -73,11 +80,20 @@ class Emulator:
         What the order of threads and blocks is drawn from.
     checked
         Check every access of memory, which takes several times as long.
+    option
+        Which option of a choice is taken: the last, of kernels of ours, or one with the library's
+        calls, which are then computed in NumPy.
     """
 
     def __init__(
-        self, functions: Mapping[str, Iterable[str]], seed: int = 0, *, checked: bool = True
+        self,
+        functions: Mapping[str, Iterable[str]],
+        seed: int = 0,
+        *,
+        checked: bool = True,
+        option: int = -1,
     ) -> None:
+        self._option = option
         _compile(functions, checked)
         reseed(seed)
         self._kernels = {
@@ -100,6 +116,11 @@ class Emulator:
                 _require(address(call.target), call.size_bytes, within)
                 _require(address(call.source), call.size_bytes, within)
                 ctypes.memmove(address(call.target), address(call.source), call.size_bytes)
+            case Attention() | AttentionGrad() | Convolution():
+                _by_library(call, address, within)
+            case Choice():
+                for one in call.options[self._option]:
+                    self.run(one, address, within)
 
     def _launch(self, call: Launch, address: Address, within: Ranges) -> None:
         kernel = self._kernels[call.source, call.function]
@@ -133,7 +154,7 @@ def _require(begin: int, size_bytes: int, within: Ranges) -> None:
 def functions_of(calls: Iterable[Call]) -> dict[str, set[str]]:
     """The functions that some calls launch, by source."""
     found: dict[str, set[str]] = {}
-    for call in calls:
+    for call in leaves(*calls):
         if isinstance(call, Launch):
             found.setdefault(call.source, set()).add(call.function)
     return found
@@ -313,6 +334,15 @@ def _vectors(found: Vector, shape: tuple[int, int], address: Address, within: Ra
     """Vectors of a stack; those that are written do not overlap."""
     stacked = Matrices(found.operand, found.dtype, 1, 1, found.batch_stride)
     return _matrices(stacked, (shape[0], 1, shape[1]), address, within)[:, 0, :]
+
+
+def _by_library(call: LibraryCall, address: Address, within: Ranges) -> None:
+    arrays = []
+    for tensor, sizes in zip(call.tensors, call.sizes, strict=True):
+        begin = address(tensor.operand)
+        _require(begin, reach_bytes(tensor, sizes), within)
+        arrays.append(strided_memory(begin, tensor, sizes))
+    carry_out(call, arrays, to_wide, to_stored)
 
 
 def _matrices(

@@ -1,0 +1,190 @@
+"""Products with what follows on them: one call of the library where it has the epilogue.
+
+What follows on a product is a bias, another tensor that is added, gelu (whose argument may be kept
+for the backward pass) or its slope, and the sum over microbatches; or the sum of several products,
+each of which then adds to what the one before it made. Where the library may have no algorithm for
+an epilogue, a choice says so, and its last option are the parts in turn.
+
+In one call nothing is rounded between the parts: a weight's gradient goes from float32 sums into
+the float32 sum over microbatches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from executor.cuda.binding import bound
+from executor.cuda.calls import Call, Calls, Choice, Matrices, Operand, Product, Vector
+from executor.cuda.kernels.in_turn import operand_at
+from executor.cuda.kernels.matmul import library_products, multiplied
+from executor.kernels.context import FusedPart, KernelContext
+from executor.kernels.dims import Dims, layout
+
+PRODUCT = "matmul"
+
+
+def product_calls(context: KernelContext, in_turn: Calls) -> Calls | None:
+    """Return the calls of a product and what follows on it, or of a sum of products.
+
+    Parameters
+    ----------
+    context
+        Of a fused actor.
+    in_turn
+        The calls of its parts in turn.
+
+    Returns
+    -------
+    Calls or None
+        None: no product of the library begins it, or what follows is no epilogue of one.
+    """
+    products = [part for part in context.parts if part.context.kind == PRODUCT]
+    if len(products) > 1:
+        return _sum_of_products(context, products)
+    if not products or context.parts[0] is not products[0]:
+        return None
+    found = _started(context, products[0])
+    for part in context.parts[1:]:
+        if found is None:
+            return None
+        found = _followed(context, found, part)
+    return None if found is None else _calls(found, in_turn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A product with the epilogues so far: what it makes is operand `made` of the actor.
+
+    `hold`: it is added to what is there in all but the first of so many firings; 0: in none.
+    """
+
+    product: Product
+    made: int
+    dims: Dims
+    hold: int = 0
+
+
+def _started(context: KernelContext, part: FusedPart) -> _Chain | None:
+    """The product of a part, where the library makes it in one call."""
+    products = library_products(part.context)
+    if len(products) != 1:
+        return None
+
+    def place(operand: Operand) -> Operand:
+        numbers = part.inputs if operand.role == "read" else part.outputs
+        found = operand_at(context, numbers[operand.number])
+        return found._replace(offset_bytes=found.offset_bytes + operand.offset_bytes)
+
+    product = bound(products[0], place)
+    assert isinstance(product, Product)
+    (dims,) = layout(part.context).outputs
+    return _Chain(product, part.outputs[0], dims)
+
+
+def _followed(context: KernelContext, chain: _Chain, part: FusedPart) -> _Chain | None:
+    """The chain with one more part; None where that is no epilogue."""
+    (made,) = part.outputs
+    if chain.made not in part.inputs or chain.hold:
+        return None
+    inside = chain.made >= len(context.inputs) + len(context.outputs)
+    kind, product = part.context.kind, chain.product
+    if product.activation or product.slope or not (inside or kind == "gelu"):
+        return None
+    more: Product | None
+    match kind:
+        case "add":
+            more = _with_added(context, chain, part)
+        case "gelu":
+            kept = None if inside else product.d
+            more = product._replace(activation="gelu", aux=kept)
+        case "gelu_grad" if part.inputs[1] == chain.made and product == product.plain:
+            argument = operand_at(context, part.inputs[0])
+            dtype = part.context.inputs[0].dtype
+            more = product._replace(slope="gelu", aux=_beside(product.d, argument, dtype))
+        case "accumulate" if product == product.plain and multiplied(
+            product.a.dtype, part.context.outputs[0].dtype
+        ):
+            more = product
+        case _:
+            more = None
+    if more is None:
+        return None
+    target = _beside(product.d, operand_at(context, made), part.context.outputs[0].dtype)
+    hold = part.context.output_hold if kind == "accumulate" else 0
+    return replace(chain, product=more._replace(d=target), made=made, hold=hold)
+
+
+def _with_added(context: KernelContext, chain: _Chain, part: FusedPart) -> Product | None:
+    """A product to which another tensor of its dims is added, or a bias along its columns."""
+    found = layout(part.context)
+    if len(part.inputs) != 2 or part.inputs[0] == part.inputs[1]:
+        return None
+    at = 1 - part.inputs.index(chain.made)
+    other, dims = operand_at(context, part.inputs[at]), found.inputs[at]
+    dtype, product = part.context.inputs[at].dtype, chain.product
+    if found.inputs[1 - at] != found.outputs[0]:
+        return None
+    if dims == found.outputs[0]:
+        if product.c is not None:
+            return None
+        return product._replace(c=_beside(product.d, other, dtype))
+    length = prod(found.sizes[label] for label in dims)
+    along = dims == found.outputs[0][-len(dims) :] and _columns(product, length)
+    return product._replace(bias=Vector(other, dtype)) if along and not product.bias else None
+
+
+def _columns(product: Product, length: int) -> bool:
+    """Whether the last `length` elements of a contiguous result are the columns of every row."""
+    d = product.d
+    return (
+        d.column_stride == 1
+        and product.n == length
+        and (product.m == 1 or d.row_stride % length == 0)
+        and (product.batch == 1 or d.batch_stride % length == 0)
+    )
+
+
+def _beside(d: Matrices, operand: Operand, dtype: str) -> Matrices:
+    """What lies in another operand as d does in its own."""
+    return d._replace(operand=operand, dtype=dtype)
+
+
+def _calls(chain: _Chain, in_turn: Calls) -> Calls:
+    """The calls of a chain: a choice where the library may not have its epilogue."""
+    product, hold = chain.product, chain.hold
+    epilogue = product._replace(c=None) != product.plain
+    if epilogue or (product.c is not None and product.c.dtype != product.d.dtype):
+        return replace(in_turn, of=lambda firing: (Choice(((product,), in_turn.of(firing))),))
+    later = product._replace(accumulate=True)
+    return Calls(of=lambda firing: (later if hold and firing % hold else product,))
+
+
+def _sum_of_products(context: KernelContext, products: Sequence[FusedPart]) -> Calls | None:
+    """Several products and their sum: each but the first adds to what is there."""
+    *parts, last = context.parts
+    chains = [_started(context, part) for part in products]
+    if list(parts) != list(products) or last.context.kind != "add" or None in chains:
+        return None
+    dims = {*layout(last.context).inputs, *layout(last.context).outputs}
+    made = {part.outputs[0] for part in products}
+    others = [at for at, number in enumerate(last.inputs) if number not in made]
+    inside = len(context.inputs) + len(context.outputs)
+    if len(dims) > 1 or len(others) > 1 or min(made) < inside or len(last.inputs) < len(made):
+        return None
+    dtype = last.context.outputs[0].dtype
+    target = operand_at(context, last.outputs[0])
+    found: list[Call] = []
+    for chain in chains:
+        assert chain is not None
+        one = chain.product._replace(d=_beside(chain.product.d, target, dtype))
+        if found:
+            one = one._replace(accumulate=True)
+        elif others:
+            added = operand_at(context, last.inputs[others[0]])
+            if last.context.inputs[others[0]].dtype != dtype:
+                return None
+            one = one._replace(c=_beside(one.d, added, dtype))
+        found.append(one)
+    if any(chain is not None and chain.product.d.dtype != dtype for chain in chains):
+        return None
+    return Calls(of=lambda firing: tuple(found))

@@ -1,0 +1,140 @@
+"""The library's calls of one device: opened when the first is met, scratch memory per stream.
+
+Every stream has one workspace, as large as any of its calls needs. What that is, is known when the
+calls of a step have been prepared; so it is taken when the first is issued or a capture begins, and
+never while one is captured.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from executor.cuda.calls import LibraryCall, described
+from executor.errors import ExecutorError
+from executor.gpu.cudnn.limits import ALIGNMENT_BYTES
+from executor.gpu.device import address_of
+
+SHARE = 32
+"""A call may take one part in so many of the device's memory: 4.4 GiB of an H200's, which holds the
+deterministic backward pass of 32 heads over 8,192 places (b h t s 2 bytes)."""
+
+
+class Planned(Protocol):
+    """A call that a library is ready to carry out."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch that it takes."""
+        ...
+
+
+class Library(Protocol):
+    """A library of neural networks (`executor.gpu.cudnn.library.CudnnLibrary`)."""
+
+    def plan(self, call: LibraryCall, workspace_bytes: int) -> Any:
+        """Return a plan that takes at most so much scratch; None where there is none."""
+        ...
+
+    def run(self, planned: Any, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+        """Put a planned call on a stream."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Memory(Protocol):
+    """What is asked of the device."""
+
+    total_bytes: int
+
+    def free_bytes(self) -> int:
+        """Return the memory that nobody holds now."""
+        ...
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of device memory, held until the device is closed."""
+        ...
+
+
+class LibraryCalls:
+    """Plans and workspaces of the library's calls on one device.
+
+    Parameters
+    ----------
+    memory
+        The device.
+    open_library
+        Opens the library, the device being current; returns None where there is none to be used.
+
+    Attributes
+    ----------
+    workspace_bytes
+        Device memory that the workspaces take.
+    """
+
+    def __init__(self, memory: Memory, open_library: Callable[[], Library | None]) -> None:
+        self._memory, self._open_library = memory, open_library
+        self._library: Library | None = None
+        self._opened = False
+        self._needed: dict[int, int] = {}  # by stream, of the calls prepared
+        self._workspaces: dict[int, tuple[int, int]] = {}  # by stream, address and size
+        self.workspace_bytes = 0
+
+    def supports(self, call: LibraryCall) -> bool:
+        """True where a bound call can be carried out."""
+        planned = self._planned(call)
+        return planned is not None and planned.workspace_bytes <= self._room()
+
+    def prepare(self, call: LibraryCall, stream: int) -> None:
+        """Plan a bound call, which `supports` said can be carried out, for a stream."""
+        planned = self._planned(call)
+        if planned is None:
+            raise ExecutorError(f"the library has no {described(call)}")
+        self._needed[stream] = max(self._needed.get(stream, 0), planned.workspace_bytes)
+
+    def reserve(self) -> None:
+        """Take the workspaces of all streams, as large as the calls prepared need them.
+
+        One that is too small by now is kept: a graph that was captured may write to it.
+        """
+        for stream, size_bytes in self._needed.items():
+            if stream not in self._workspaces or size_bytes > self._workspaces[stream][1]:
+                self._workspaces[stream] = self._memory.allocate(size_bytes), size_bytes
+                self.workspace_bytes += size_bytes
+
+    def issue(self, call: LibraryCall, stream: int, *, captured: bool) -> None:
+        """Put a bound call on a stream; `captured`: while that is recorded."""
+        if not captured:
+            self.prepare(call, stream)
+            self.reserve()
+        planned = self._planned(call) if self._opened else None
+        address, size_bytes = self._workspaces.get(stream, (0, -1))
+        if planned is None or self._library is None or planned.workspace_bytes > size_bytes:
+            raise ExecutorError(
+                f"a call was captured before it was prepared on its stream: {described(call)}"
+            )
+        addresses = tuple(address_of(tensor.operand) for tensor in call.tensors)
+        self._library.run(planned, addresses, address, stream)
+
+    def close(self) -> None:
+        """Give the library back; the device frees the workspaces."""
+        if self._library is not None:
+            self._library.close()
+        self._library, self._opened = None, True
+        self._needed.clear()
+        self._workspaces.clear()
+
+    def _planned(self, call: LibraryCall) -> Planned | None:
+        if not self._opened:
+            self._library, self._opened = self._open_library(), True
+        aligned = all(address_of(tensor.operand) % ALIGNMENT_BYTES == 0 for tensor in call.tensors)
+        if self._library is None or not aligned:
+            return None
+        found: Planned | None = self._library.plan(call, self._memory.total_bytes // SHARE)
+        return found
+
+    def _room(self) -> int:
+        """Return how large a workspace may be by what is free now, or is one already."""
+        held = max((size for _, size in self._workspaces.values()), default=0)
+        return max(self._memory.free_bytes(), held)

@@ -1,0 +1,138 @@
+"""cuDNN on one device: a plan for every call, made before the first step, and its carrying out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from executor.cuda.binding import bound_library
+from executor.cuda.calls import LibraryCall, Operand, described
+from executor.errors import ExecutorError
+from executor.gpu.cudnn.graphs import deselected_notes, graph_of
+from executor.gpu.cudnn.limits import refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCall:
+    """A call that the library is ready to carry out at any addresses that are aligned.
+
+    Parameters
+    ----------
+    graph
+        Of the front end, with a plan.
+    description
+        Of the call, in words, for errors.
+    workspace_bytes
+        Scratch that it takes.
+    """
+
+    graph: Any
+    description: str
+    workspace_bytes: int
+
+
+class CudnnLibrary:
+    """cuDNN on the device that is current when this is made.
+
+    Parameters
+    ----------
+    cudnn
+        The front end, whose library has been found.
+
+    Attributes
+    ----------
+    version
+        Of the library: 92600 is 9.26.0.
+    refused
+        Why there is no plan, by call without addresses.
+
+    Raises
+    ------
+    ExecutorError
+        The library finds no device.
+    """
+
+    def __init__(self, cudnn: Any) -> None:
+        self._cudnn = cudnn
+        self.version = int(cudnn.backend_version())
+        self.refused: dict[LibraryCall, str] = {}
+        self._planned: dict[tuple[LibraryCall, int], PlannedCall | None] = {}
+        try:
+            self._handle: int | None = cudnn.create_handle()
+        except RuntimeError as error:
+            raise ExecutorError(f"cuDNN finds no device: {error}") from error
+
+    def plan(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
+        """Return a plan for a call, or None where the library has none; alike calls share one.
+
+        Parameters
+        ----------
+        call
+            What is to be computed; addresses do not matter.
+        workspace_bytes
+            Scratch that it may use.
+        """
+        assert self._handle is not None, "the library is closed"
+        unplaced = bound_library(call, lambda operand: Operand("address"))
+        key = (unplaced, workspace_bytes)
+        if key not in self._planned:
+            self._planned[key] = self._made(unplaced, workspace_bytes)
+        return self._planned[key]
+
+    def _made(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
+        """Plan a call; what the library says against it is kept and not raised."""
+        cudnn = self._cudnn
+        if (reason := refusal(call, self.version)) is not None:
+            self.refused[call] = reason
+            return None
+        try:
+            graph = graph_of(cudnn, call, handle=self._handle)
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            graph.deselect_workspace_greater_than(workspace_bytes)
+            if notes := deselected_notes(cudnn, call):
+                graph.deselect_numeric_notes(notes)
+            graph.check_support()
+            graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
+            needed = int(graph.get_workspace_size())
+        except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+            self.refused[call] = str(error)
+            return None
+        if needed > workspace_bytes:
+            self.refused[call] = f"{needed} bytes of scratch, and {workspace_bytes} are allowed"
+            return None
+        return PlannedCall(graph=graph, description=described(call), workspace_bytes=needed)
+
+    def run(
+        self, planned: PlannedCall, addresses: tuple[int, ...], workspace: int, stream: int
+    ) -> None:
+        """Put a planned call on a stream.
+
+        Parameters
+        ----------
+        planned
+            What `plan` returned.
+        addresses
+            Of the call's `tensors`.
+        workspace
+            Address of the scratch that it takes.
+        stream
+            The stream.
+
+        Raises
+        ------
+        ExecutorError
+            The library refuses, or the device has failed.
+        """
+        assert self._handle is not None, "the library is closed"
+        try:
+            self._cudnn.set_stream(handle=self._handle, stream=stream)
+            planned.graph.execute(dict(enumerate(addresses, 1)), workspace, handle=self._handle)
+        except (self._cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+            raise ExecutorError(f"cuDNN failed in {planned.description}: {error}") from error
+
+    def close(self) -> None:
+        """Give everything back; what was planned cannot run any more."""
+        self._planned.clear()
+        if self._handle is not None:
+            self._cudnn.destroy_handle(self._handle)
+            self._handle = None

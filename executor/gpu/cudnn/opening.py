@@ -1,0 +1,57 @@
+"""Opening cuDNN: when it is used, and the sentence that says what is missing."""
+
+import os
+from collections.abc import Mapping
+
+from executor.errors import ExecutorError
+from executor.gpu.availability import INSTALL
+from executor.gpu.cudnn.library import CudnnLibrary
+from executor.gpu.cudnn.limits import VERSION_MIN, version_in_words
+
+SETTING = "MILLRACE_CUDNN"
+CHOICES = ("auto", "on", "off")
+
+
+def cudnn_library(environment: Mapping[str, str] = os.environ) -> CudnnLibrary | None:
+    """Return cuDNN on the device that is current, or None where it is not to be used.
+
+    The setting `MILLRACE_CUDNN` is `auto` (where it is installed; the default), `on` (it must be
+    there) or `off`.
+
+    Raises
+    ------
+    ExecutorError
+        The setting is none of these, or is `on` and something is missing; says what.
+    """
+    setting = environment.get(SETTING, CHOICES[0])
+    if setting not in CHOICES:
+        raise ExecutorError(f"{SETTING} is {setting!r}: set it to one of {', '.join(CHOICES)}")
+    if setting == "off":
+        return None
+    try:
+        return CudnnLibrary(_module())
+    except ExecutorError as error:
+        if setting == "on":
+            raise ExecutorError(f"{SETTING} is on, but {error.cause}") from error
+        return None
+
+
+def _module() -> object:
+    """Import the front end, which finds the library itself."""
+    try:
+        import cudnn
+    except ImportError as error:
+        raise ExecutorError(
+            f"cuDNN's front end is not installed ({error}): {INSTALL}, or "
+            f"pip install nvidia-cudnn-frontend"
+        ) from error
+    try:
+        version = cudnn.backend_version()
+    except RuntimeError as error:
+        raise ExecutorError(f"cuDNN itself was not found ({error}): {INSTALL}") from error
+    if version < VERSION_MIN:
+        raise ExecutorError(
+            f"cuDNN {version_in_words(VERSION_MIN)} or later is needed, found "
+            f"{version_in_words(version)}: {INSTALL}"
+        )
+    return cudnn
