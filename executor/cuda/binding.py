@@ -5,6 +5,7 @@ from typing import Any
 
 from executor.cuda.calls import (
     Argument,
+    Bucket,
     Call,
     Clear,
     Collective,
@@ -35,6 +36,13 @@ def bound(call: Call, place: Place) -> Call:
             return call._replace(source=place(call.source), target=place(call.target))
         case Collective():
             return call._replace(send=place(call.send), recv=place(call.recv))
+        case Bucket():
+            return Bucket(
+                tuple(
+                    one._replace(send=place(one.send), recv=place(one.recv))
+                    for one in call.collectives
+                )
+            )
 
 
 def _bound_argument(argument: Argument, place: Place) -> Argument:
@@ -60,3 +68,6 @@ def operands_of(call: Call) -> Iterator[Operand]:
             yield from (call.source, call.target)
         case Collective():
             yield from (call.send, call.recv)
+        case Bucket():
+            for one in call.collectives:
+                yield from (one.send, one.recv)

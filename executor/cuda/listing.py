@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from executor.cuda.calls import (
     Argument,
+    Bucket,
     Call,
     Clear,
     Collective,
@@ -164,6 +165,9 @@ def _described(call: Call, rank: int, members: Sequence[int]) -> str:
             ends = f"{_operand(call.send, rank)} -> {_operand(call.recv, rank)}"
             among = ", ".join(map(str, members))
             return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
+        case Bucket():
+            parts = (_described(one, rank, members) for one in call.collectives)
+            return f"at once: {'; '.join(parts)}"
 
 
 def _epilogue(call: Product, rank: int) -> Iterator[str]:

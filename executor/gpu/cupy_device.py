@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from executor.cuda.calls import (
     Argument,
+    Bucket,
     Call,
     Clear,
+    Collective,
     Copy,
     Launch,
     Operand,
@@ -262,8 +264,9 @@ class CupyDevice:
             case Copy():
                 source, target = address_of(call.source), address_of(call.target)
                 self.copy_async(target, source, call.size_bytes, stream)
-            case _:
-                raise ExecutorError(f"{call.kind} is for a communicator, not for the device")
+            case Collective() | Bucket():
+                kind = call.kind if isinstance(call, Collective) else "a bucket"
+                raise ExecutorError(f"{kind} is for a communicator, not for the device")
 
     def _launch(self, call: Launch, stream: int) -> None:
         function = self._functions.get((call.source, call.function))

@@ -318,6 +318,9 @@ def _updates(draft: DraftStage) -> Iterator[tuple[int, int]]:
 
 def _made_of(actor: DraftActor, register: int) -> list[int]:
     """What an actor makes of one of its inputs."""
+    if actor.meeting is not None:
+        pairs = zip(actor.inputs, actor.outputs, strict=False)  # a part each; waits come after
+        return [made.register for sent, made in pairs if sent.register == register]
     if not actor.parts:
         return [port.register for port in actor.outputs]
     at = [port.register for port in actor.inputs].index(register)
@@ -334,8 +337,8 @@ def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
     while True:
         readers = [at for at in spans.readers.get(last, ()) if draft.actors[at].section == BEGIN]
         if not readers:
-            made = last in draft.producer and not draft.registers[last].initial
-            return parts[:-1], last if made else None
+            is_made = last in draft.producer and not draft.registers[last].initial
+            return parts[:-1], last if is_made else None
         if len(readers) > 1 or (last != variable and len(spans.readers[last]) > 1):
             return [], None
         actor = draft.actors[readers[0]]
@@ -365,7 +368,8 @@ def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
         if not spans.local(index):
             return None, []
         reduced.append(gradient)
-        gradient, boxed = actor.inputs[0].register, index
+        part = [port.register for port in actor.outputs].index(gradient)
+        gradient, boxed = actor.inputs[part].register, index
 
 
 def _read_before(spans: Spans, whole: int, total: int) -> bool:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from models.graph import Graph
 from models.recompute import with_recompute
+from planner.costs.buckets import state_bytes_of, with_own_buckets
 from planner.errors import InfeasibleError
+from planner.plan import FUSED
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.beside import beside
 from planner.search.blocks.blending import Blended, Least, cheapest, least_times
@@ -186,10 +188,13 @@ class Programs:
     def _pricing(self, members: list[Shape], mode: str) -> Priced:
         """Price shapes of one family, as rows."""
         alike = self._alike(members, mode)
+        cluster = self.request.cluster
+        if self.request.fused == FUSED:
+            cluster = with_own_buckets(cluster, state_bytes_of(self.graph))
         parts = [
             Pricing(
                 self.space(members[0], mode),
-                ordered(self.request.cluster, site.groups),
+                ordered(cluster, site.groups),
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
                 stretch=float(members[0].stretch),
