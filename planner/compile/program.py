@@ -54,8 +54,8 @@ def compile_plan(
     graph
         Its graph, as `plan_graph` gives it, where it is already at hand.
     in_buckets
-        Whether collectives of state are joined (`planner.compile.collectives`); None: where the plan's
-        ops are fused.
+        Whether collectives of state are joined (`planner.compile.collectives`); None: where the
+        plan's ops are fused.
 
     Raises
     ------

@@ -5,10 +5,10 @@ gradient buffer, ZeRO's flat parameters), `Software.bucket_bytes` at a time. A v
 that shares a bucket with its neighbours and pays its part of what a bucket costs; a larger one
 fills several. Activations travel as they are made.
 
-What our own executor runs has buckets that the compiler makes (`planner.compile.collectives`), as large
-as `bucket_bytes` says. Where a plan is compiled with them each is priced as the one message that it
-is; what prices collectives before there is a compiled plan (the search, pieces of chunks) has a
-cluster `with_own_buckets`, on which a message of state pays its part of one.
+What our own executor runs has buckets that the compiler makes (`planner.compile.collectives`), as
+large as `bucket_bytes` says. Where a plan is compiled with them each is priced as the one message
+that it is; what prices collectives before there is a compiled plan (the search, pieces of chunks)
+has a cluster `with_own_buckets`, on which a message of state pays its part of one.
 """
 
 from collections import Counter
