@@ -20,7 +20,6 @@ from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
 from planner.compile.arena import (
     Alike,
-    Spans,
     communication_buffers,
     lent_places,
     shared_places,
@@ -32,6 +31,7 @@ from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
 from planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
+from planner.compile.spans import Spans
 from planner.memory.device import beside
 from planner.memory.kinds import KINDS, StageMemory
 from planner.memory.regular import Regular, regular
