@@ -13,7 +13,7 @@ from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
 from planner.clusters import parse_cluster
 from planner.compile import compile_plan
-from planner.plan import Plan
+from planner.plan import FUSED, Plan
 from planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
@@ -55,6 +55,7 @@ def searched(name: str, precision: str = "fp32", model: str = "gpt") -> tuple[Pl
             training=TRAINING,
             cluster=replace(cluster, device=library, intra_node=link),
             global_batch=GLOBAL_BATCH,
+            fusion=FUSED,
             pins=Pins(
                 **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // int(pins["dp"]), **pins}  # type: ignore[arg-type,call-overload]
             ),

@@ -27,7 +27,7 @@ LATENCY_SHARE = 0.05
 
 # Sizes that are considered, each twice the one before: what buckets cost is flat around its least,
 # a tenth more at most for a size within a factor of 1.4 of the best where half of it is latency.
-SIZES = tuple(2**power for power in range(16, 33))
+SIZES = tuple(1 << power for power in range(16, 33))
 
 
 class State(NamedTuple):
@@ -140,7 +140,8 @@ def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:
 def state_bytes_of(graph: Graph) -> int:
     """Return the bytes of all variables of a graph, as `with_own_buckets` takes them."""
     tensors = graph.tensors_by_name
-    return sum(tensors[op.outputs[0]].size_bytes for op in graph.ops if op.kind == "variable")
+    made = (op.outputs[0] for op in graph.ops if op.kind == "variable")
+    return sum(tensors[name].size_bytes for name in made)
 
 
 def state_tensors(graph: Graph) -> frozenset[str]:

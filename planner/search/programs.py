@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from models.graph import Graph
 from models.recompute import with_recompute
-from planner.costs.buckets import state_bytes_of, with_own_buckets
 from planner.errors import InfeasibleError
-from planner.plan import FUSED
 from planner.search.blocks.ascent import Ascent
 from planner.search.blocks.beside import beside
 from planner.search.blocks.blending import Blended, Least, cheapest, least_times
@@ -188,13 +186,10 @@ class Programs:
     def _pricing(self, members: list[Shape], mode: str) -> Priced:
         """Price shapes of one family, as rows."""
         alike = self._alike(members, mode)
-        cluster = self.request.cluster
-        if self.request.fused == FUSED:
-            cluster = with_own_buckets(cluster, state_bytes_of(self.graph))
         parts = [
             Pricing(
                 self.space(members[0], mode),
-                ordered(cluster, site.groups),
+                ordered(self.request.priced_on(self.graph), site.groups),
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
                 stretch=float(members[0].stretch),
