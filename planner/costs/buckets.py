@@ -106,8 +106,7 @@ def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> 
     >>> bucket_bytes(lambda size: 20_000 + size // 200, 500_000_000) // 2**20
     32
     """
-    *_, half, most = SIZES
-    rate = (duration_ns(most) - duration_ns(half)) / (most - half)
+    rate = _ns_per_byte(duration_ns)
     best, least = SIZES[0], float("inf")
     for size in SIZES:
         took = duration_ns(min(size, bytes_together) if bytes_together else size)
@@ -119,6 +118,27 @@ def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> 
         if took <= (1 + LATENCY_SHARE) * rate * size or 0 < bytes_together <= size:
             break
     return best
+
+
+def shown_bytes(duration_ns: Callable[[int], int]) -> int:
+    """Return how many bytes the bucket should have that nothing hides.
+
+    The smallest size at which latency is no more than half of what it takes: less hardly shows
+    less.
+
+    Examples
+    --------
+    >>> shown_bytes(lambda size: 20_000 + size // 200) // 2**20
+    4
+    """
+    rate = _ns_per_byte(duration_ns)
+    return next((size for size in SIZES if duration_ns(size) <= 2 * rate * size), SIZES[-1])
+
+
+def _ns_per_byte(duration_ns: Callable[[int], int]) -> float:
+    """What a byte takes in a large message."""
+    *_, half, most = SIZES
+    return (duration_ns(most) - duration_ns(half)) / (most - half)
 
 
 def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:

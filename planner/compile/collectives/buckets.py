@@ -3,15 +3,17 @@
 A gradient's own all_reduce or reduce_scatter, and a split weight's own all_gather, cost a launch
 and the latency of a way through all members each, whatever they move. This pass joins those of one
 kind over one group, of one dtype, reduction, section and number of firings into one *bucket*, an
-actor whose parts move together. How large a bucket grows says `planner.costs.buckets.bucket_bytes`.
+actor whose parts move together. How large one gets is computed in `planner.costs.buckets`.
 
 *When it runs.* A bucket begins when its last input is there, so members are joined in the order in
 which their inputs come (gradients: the order of the backward pass) or their results are wanted
-(weights: that of the forward pass). What remains at an end of the row is the smallest: of gradients
-the last bucket, which nothing hides; of weights the first, for which everything waits. Collectives
-of every microbatch are joined within a block only, so that gradients and gathered weights of no
-more blocks are held than if each went by itself, and weights are gathered a block ahead, as
-`prefetch.hold_back` lets each of them be.
+(weights: that of the forward pass). One end of the row shows: of gradients the last bucket, which
+nothing hides; of weights the first, for which everything waits. So buckets grow from that end on,
+each twice as large as the one before, from `shown_bytes` up to `bucket_bytes`. Collectives of every
+microbatch are joined within a block only, so that gradients and gathered weights of no more blocks
+are held than if each went by itself, and weights are gathered a block ahead, as
+`prefetch.hold_back` lets each of them be; of these only the first block's gathers and the last
+one's gradients show.
 
 *Why it cannot deadlock.* Ops run in the order of the compute queue, so each firing has a number.
 Let `ready` be the largest of the firings that make what a bucket reads, and `wanted` the smallest
@@ -34,7 +36,7 @@ from planner.actors.graph import Meeting, Port
 from planner.cluster import Cluster
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
 from planner.compile.orders import compute_order
-from planner.costs.buckets import bucket_bytes
+from planner.costs.buckets import bucket_bytes, shown_bytes
 from planner.costs.collectives import collective_duration_ns
 from planner.mesh import Mesh
 from planner.schedules import Slot
@@ -134,14 +136,17 @@ class _Joining:
         actors = self.draft.actors
         meeting, section = actors[row[0].index].meeting, actors[row[0].index].section
         assert meeting is not None
-        gathers = meeting.kind == "all_gather"
-        if gathers:
-            # From the last that is wanted to the first, so that the first bucket is what remains.
-            row = sorted(row, key=lambda one: (-int(one.wanted[0]), -one.index))
+        # From the end that shows.
+        if meeting.kind == "all_gather":
+            row = sorted(row, key=lambda one: (int(one.wanted[0]), one.index))
         else:
-            row = sorted(row, key=lambda one: (int(one.ready[-1]), one.index))
+            row = sorted(row, key=lambda one: (-int(one.ready[-1]), -one.index))
+        duration_ns = self._duration_of(meeting)
+        once = section in (BEGIN, UPDATE)
         together = sum(_bytes(actors[one.index]) for one in row)
-        most = self._most(meeting, together if section in (BEGIN, UPDATE) else 0)
+        full = bucket_bytes(duration_ns, together if once else 0)
+        shows = once or self._shows(row, meeting.kind)
+        most = min(shown_bytes(duration_ns), full) if shows else full
         found: list[list[_Member]] = []
         size = 0
         for one in row:
@@ -150,6 +155,7 @@ class _Joining:
                 found[-1].append(one)
                 size += more
             else:
+                most = min(2 * most, full) if found else most
                 found.append([one])
                 size = more
         for bucket in found:
@@ -157,8 +163,17 @@ class _Joining:
             self.ready.update((one.index, latest) for one in bucket)
         return [sorted(one.index for one in bucket) for bucket in found]
 
-    def _most(self, meeting: Meeting, together: int) -> int:
-        """Bytes of a bucket of this stage's first group."""
+    def _shows(self, row: Sequence[_Member], kind: str) -> bool:
+        """Whether a block's collectives of every microbatch have no other block to hide them."""
+        if kind == "all_gather":
+            return len(self.draft.actors[row[0].index].inputs) == 1
+        ends = [int(one.ready[-1]) for one in row]
+        left = min(int(one.wanted[-1]) for one in row) - max(ends)
+        # Less than half as many ops are in between as were when they were made.
+        return 2 * left < max(ends) - min(ends)
+
+    def _duration_of(self, meeting: Meeting) -> Callable[[int], int]:
+        """What a message takes among the first group of this stage, by its bytes."""
         ranks = self._group(meeting.axes)
 
         def duration_ns(size_bytes: int) -> int:
@@ -166,7 +181,7 @@ class _Joining:
                 meeting.kind, size_bytes, len(ranks), self.cluster, ranks, bucketed=True
             )
 
-        return bucket_bytes(duration_ns, together)
+        return duration_ns
 
     def _group(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Ranks of the group over some axes in which the stage's first rank is."""
