@@ -165,12 +165,16 @@ class _Joining:
 
     def _shows(self, row: Sequence[_Member], kind: str) -> bool:
         """Whether a block's collectives of every microbatch have no other block to hide them."""
-        if kind == "all_gather":
-            return len(self.draft.actors[row[0].index].inputs) == 1
-        ends = [int(one.ready[-1]) for one in row]
-        left = min(int(one.wanted[-1]) for one in row) - max(ends)
-        # Less than half as many ops are in between as were when they were made.
-        return 2 * left < max(ends) - min(ends)
+        made = [int(one.ready[-1]) for one in row]
+        read = [int(one.wanted[-1]) for one in row]
+        if kind != "all_gather":
+            own = max(made) - min(made)
+        elif len(self.draft.actors[row[0].index].inputs) == 1:
+            return True
+        else:
+            own = max(read) - min(read)
+        # Fewer ops are there to hide them than their own block has between the first and the last.
+        return min(read) - max(made) < own
 
     def _duration_of(self, meeting: Meeting) -> Callable[[int], int]:
         """What a message takes among the first group of this stage, by its bytes."""
