@@ -189,7 +189,7 @@ class Programs:
         parts = [
             Pricing(
                 self.space(members[0], mode),
-                ordered(self.request.cluster, site.groups),
+                ordered(self.request.priced_on(self.graph), site.groups),
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
                 stretch=float(members[0].stretch),
