@@ -4,7 +4,7 @@ Shapes of the tables: one column per stage, one row per device of a stage's mesh
 one column for its inputs and one for its outputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,18 +14,30 @@ from rich.text import Text
 
 from millrace.units import format_bytes, format_percent, format_seconds
 from models.graph import Phase
-from planner.plan import ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
+from planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
 
 # Kinds of memory beside what a plan lays out: one column, so that the table fits a screen.
 BESIDE = ("context", "slack", "workspace")
 
 
-def draw_plan(plan: Plan, console: Console, *, with_sbp: bool = True) -> None:
-    """Print a plan: decisions, devices × stages, the SBP of its repeated block, figures, proof."""
+Fused = Mapping[str, Sequence[Sequence[str]]]
+"""Ops that are one actor, by template of block (`planner.compile.fused.listing.fused_ops`)."""
+
+
+def draw_plan(
+    plan: Plan, console: Console, *, with_sbp: bool = True, fused: Fused | None = None
+) -> None:
+    """Print a plan: decisions, devices × stages, the SBP of its repeated block, figures, proof.
+
+    `fused`: what is fused in the repeated block too.
+    """
     console.print(headline(plan), markup=False, soft_wrap=True)
     console.print(devices_table(plan))
+    template = repeated_template(plan)
     if with_sbp:
-        console.print(sbp_table(plan, repeated_template(plan)))
+        console.print(sbp_table(plan, template))
+    if fused:
+        console.print(fused_table(template, fused.get(template, ())))
     draw_memory(plan, console)
     if plan.figures.get("step_time_s"):
         console.print(
@@ -49,8 +61,9 @@ def headline(plan: Plan) -> str:
     pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     samples = "1 sample" if plan.batch == 1 else f"{plan.batch} samples"
     host = "" if plan.offload == ON_DEVICES else "; optimizer state in host memory"
+    fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
-    return f"{mesh}, {stages}; {pieces} of {samples}{host}"
+    return f"{mesh}, {stages}; {pieces} of {samples}{host}{fused}"
 
 
 def devices_table(plan: Plan) -> Table:
@@ -100,6 +113,15 @@ def sbp_table(plan: Plan, template: str) -> Table:
         kind = op.kind + (f" ({signature.expansion})" if signature.expansion else "")
         cells = (name, kind, " ".join(signature.inputs), " ".join(signature.outputs))
         table.add_row(*map(Text, cells))
+    return table
+
+
+def fused_table(template: str, groups: Sequence[Sequence[str]]) -> Table:
+    """Return the table of ops that one kernel computes, a row for every such actor of a block."""
+    table = Table(title=f"ops of a block `{template}` that are one actor", title_justify="left")
+    table.add_column("ops")
+    for group in groups:
+        table.add_row(Text(" + ".join(group)))
     return table
 
 

@@ -98,6 +98,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "schedule": plan.schedule,
         "interleave": plan.interleave,
         "offload": plan.offload,
+        "fusion": plan.fusion,
         "axes": [{"name": axis.name, "size": axis.size} for axis in plan.mesh.axes],
         "microbatches": plan.microbatches,
         "global_batch": plan.global_batch,

@@ -24,6 +24,7 @@ from executor.cuda.control import (
     control_bytes,
     finish_step_call,
 )
+from executor.cuda.kernels.fused.siblings import stacked_calls
 from executor.cuda.kernels.source import stage_dtype
 from executor.cuda.kernels.table import make_calls
 from executor.cuda.meetings import collective_calls, loopback_calls
@@ -145,7 +146,8 @@ class RankCalls(RankShards):
             base = self._base(operand, command, reads, writes, peers)
             return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
-        return tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
+        calls = tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
+        return stacked_calls(calls) if actor.parts else calls
 
     def _base(
         self,

@@ -53,9 +53,13 @@ SequenceParallel = Annotated[
 Ring = Annotated[
     bool | None, typer.Option("--ring/--no-ring", help="Pin: keys and values travel round cp.")
 ]
+Fusion = Annotated[
+    str | None,
+    typer.Option(help="Pin: none or full (what one kernel computes is one)."),
+]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
-    *("recompute", "zero", "sequence_parallel", "offload", "ring"),
+    *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
 )
 SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
@@ -94,6 +98,7 @@ def plan(
     sequence_parallel: SequenceParallel = None,
     offload: Annotated[str | None, typer.Option(help="Pin: none or optimizer (state).")] = None,
     ring: Ring = None,
+    fusion: Fusion = None,
     as_json: Json = False,
 ) -> None:
     """Search for the fastest plan that fits."""
@@ -105,7 +110,7 @@ def plan(
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
-    pins = _pinned(*chosen, sequence_parallel, offload, ring)
+    pins = _pinned(*chosen, sequence_parallel, offload, ring, fusion)
     training = TrainingSpec(attention=attention)
     # Before this machine is measured, which takes a while.
     check_training(training)
@@ -166,6 +171,8 @@ def show(
     from millrace import drawing
     from millrace.figures import plan_summary
     from millrace.files import load_plan
+    from planner.compile.fused.listing import fused_ops
+    from planner.plan import UNFUSED
 
     if commands is not None and other is not None:
         raise typer.BadParameter("--commands lists a rank of one plan: give one PLAN")
@@ -175,7 +182,9 @@ def show(
         return
     if other is None:
         document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
-        answer(document, as_json, lambda console: drawing.draw_plan(before, console))
+        document |= {"fused": {} if before.fusion == UNFUSED else fused_ops(before)}
+        fused = document["fused"]
+        answer(document, as_json, lambda console: drawing.draw_plan(before, console, fused=fused))
         return
     found = drawing.changes(before, load_plan(other))
     answer({"changes": found}, as_json, lambda console: drawing.draw_changes(found, console))

@@ -100,6 +100,14 @@ class Net:
         self.groups |= dict.fromkeys(group, group)
         return True
 
+    def merge(self, groups: Sequence[tuple[int, ...]]) -> bool:
+        """Make groups (or single nodes) one, unless something would then wait for itself."""
+        members = tuple(sorted(index for group in groups for index in group))
+        if not self._convex(members):
+            return False
+        self.groups |= dict.fromkeys(members, members)
+        return True
+
     def _convex(self, group: tuple[int, ...]) -> bool:
         inside = set(group)
         seen: set[int] = set()

@@ -4,6 +4,9 @@
   its last dims, GELU (the value before it may be kept for the backward pass) or its slope, a
   residual, the sum of several products, the sum over microbatches that a weight's gradient is added
   to.
+* *Siblings.* Products of one tensor with several that are alike (queries, keys and values; a gate
+  and what it gates; the gradients of their weights), each with what follows on it: a stack of
+  products where their operands lie at equal distances.
 * *Sums.* A sum over rows that goes straight into the sum over microbatches.
 * *Norms.* The residual sum before a norm; after a norm's gradient the sum with the residual's, and,
   where input and weight gradients run together, the gradients of its weights too, which read the
@@ -53,6 +56,7 @@ def fused_groups(
         for index, node in enumerate(net.nodes):
             if node.kind in OPS and net.alone(index):
                 rule(net, index, joint)
+    _siblings(net)
     return net
 
 
@@ -93,6 +97,38 @@ def _products(net: Net, index: int, joint: bool) -> None:
     if last is not None and (gate is not None or _ends(net, last, made, len(members) == 1)):
         members.append(last)
     net.join(members)
+
+
+def _siblings(net: Net) -> None:
+    """Products that share an operand, alike in all else, with what follows on each."""
+    rows: dict[object, list[tuple[int, ...]]] = {}
+    for index, node in enumerate(net.nodes):
+        group = net.groups.get(index, (index,))
+        if not node.free or _role(net, index) != PRODUCT or group[0] != index:
+            continue
+        if sum(_role(net, member) == PRODUCT for member in group) == 1:
+            for at, name in enumerate(node.inputs):
+                rows.setdefault((at, name, _likeness(net, group)), []).append(group)
+    for row in rows.values():
+        free = [group for group in row if net.groups.get(group[0], group) == group]
+        if len(free) > 1:
+            net.merge(free)
+
+
+def _likeness(net: Net, group: Sequence[int]) -> object:
+    """What groups have in common that are one stack of products."""
+    return tuple(
+        (
+            (node := net.nodes[index]).kind,
+            node.labels,
+            node.section,
+            node.firings,
+            tuple(
+                (net.values[x].shape, net.values[x].dtype) for x in (*node.inputs, *node.outputs)
+            ),
+        )
+        for index in group
+    )
 
 
 def _is_bias(net: Net, index: int, made: Hashable) -> bool:

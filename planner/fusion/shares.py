@@ -51,9 +51,16 @@ def shares_of(
     written
         Results that others read, and which are written therefore.
     """
-    if len({node.kind for node in nodes}) == 1 and len(nodes) > 1:
+    if all(node.kind == nodes[0].kind for node in nodes) and nodes[0].kind in AT_ENDS:
         return tuple(_alone(node, values, follows=at > 0) for at, node in enumerate(nodes))
     products = [at for at, node in enumerate(nodes) if op_kind(node.kind).role == PRODUCT]
+    apart = components(nodes)
+    if 1 < len(apart) == len(products):
+        found: dict[int, Share] = {}
+        for row in apart:
+            one = shares_of([nodes[at] for at in row], values, written)
+            found |= dict(zip(row, one, strict=True))
+        return tuple(found[at] for at in range(len(nodes)))
     head = products[-1] if products else _head(nodes)
     size = values[nodes[head].outputs[0]].elements
     there: set[Hashable] = set()
@@ -82,6 +89,21 @@ def shares_of(
         Share(tuple(reads), tuple(writes), follows=at != head and at not in products)
         for at, (reads, writes) in enumerate(rows)
     )
+
+
+def components(nodes: Sequence[Node]) -> list[list[int]]:
+    """Nodes of a group that no value between them joins, apart from each other."""
+    of: dict[Hashable, list[int]] = {}
+    rows: list[list[int]] = []
+    for at, node in enumerate(nodes):
+        joined = [at]
+        for row in {id(row): row for x in node.inputs if (row := of.get(x))}.values():
+            rows.remove(row)
+            joined = [*row, *joined]
+        joined.sort()
+        rows.append(joined)
+        of |= {x: joined for one in joined for x in nodes[one].outputs}
+    return sorted(rows)
 
 
 def _alone(node: Node, values: Mapping[Hashable, Value], *, follows: bool) -> Share:

@@ -14,7 +14,7 @@ from models.graph import Graph, Op
 from models.labels import BATCH, EXPERT, SEQUENCE, parse
 from models.ops import op_kind
 from planner.errors import InfeasibleError, PlanError
-from planner.plan import OFFLOADS
+from planner.plan import FUSIONS, OFFLOADS
 from planner.rings import RING, RINGS
 from planner.roles import HYBRID
 from planner.schedules import SCHEDULES
@@ -49,6 +49,7 @@ class Pins:
     sequence_parallel: bool | None = None
     offload: str | None = None
     ring: bool | None = None
+    fusion: str | None = None
 
     @property
     def document(self) -> dict[str, str | int | bool]:
@@ -62,7 +63,8 @@ class Pins:
         Raises
         ------
         PlanError
-            A degree or micro batch below one, or an unknown schedule, recompute, zero or offload.
+            A degree or micro batch below one, or an unknown schedule, recompute, zero, offload or
+            fusion.
         InfeasibleError
             Pins that contradict each other.
         """
@@ -78,6 +80,8 @@ class Pins:
             raise PlanError(f"--recompute {self.recompute}: choose none, selective or full")
         if self.offload not in (None, *OFFLOADS):
             raise PlanError(f"--offload {self.offload}: choose {' or '.join(OFFLOADS)}")
+        if self.fusion not in (None, *FUSIONS):
+            raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
         if str(self.zero) not in ("None", "0", "1", "2", "3", HYBRID):
             raise PlanError(f"--zero {self.zero}: choose 0, 1, 2, 3 or 3-hybrid")
         if self.zero_level and self.dp == 1 and (self.cp or 1) == 1:

@@ -197,7 +197,7 @@ class Programs:
                 starts=[shape.sites[number].starts for shape in members],
                 known=self._known.setdefault(site.groups, Known()),
                 offload=self.request.offload,
-                fusion=self.request.fused,
+                fusion=self.request.fusion,
                 alike=alike[number] if alike else None,
             )
             for number, site in enumerate(members[0].sites)

@@ -8,7 +8,7 @@ from models.unfused import UNFUSED
 from planner.cluster import OURS, Cluster, Device
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
-from planner.plan import FUSED, FUSIONS, MAX_GAP, ON_DEVICES, OPTIMIZER
+from planner.plan import FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
 from planner.plan import UNFUSED as NOT_FUSED
 from planner.search.pins import Pins
 from planner.wording import size
@@ -87,9 +87,6 @@ class SearchRequest:
         Label that an op (by its name) must split on the tp axes, for plans of a wanted form.
     last_resort : bool
         Optimizer state goes to host memory though no pin says so, for nothing fits otherwise.
-    fusion : str or None
-        Whether ops become one actor where one kernel computes them, as in a Plan; None: where our
-        own executor drives GPUs, and not where a framework does, which fuses in its own way.
     """
 
     model: ModelSpec
@@ -102,11 +99,8 @@ class SearchRequest:
     seed: int = 0
     required: Mapping[str, str] = field(default_factory=dict)
     last_resort: bool = False
-    fusion: str | None = None
 
     def __post_init__(self) -> None:
-        if self.fusion not in (None, *FUSIONS):
-            raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
         if self.global_batch < 1:
             raise PlanError(f"--global-batch is {self.global_batch}: expected at least 1")
         if self.max_gap < 0:
@@ -125,10 +119,13 @@ class SearchRequest:
         return self.pins.offload or (OPTIMIZER if self.last_resort else ON_DEVICES)
 
     @property
-    def fused(self) -> str:
-        """Whether ops are fused, as in a Plan."""
-        if self.fusion is not None:
-            return self.fusion
+    def fusion(self) -> str:
+        """Whether ops become one actor where one kernel computes them, as in a Plan.
+
+        Unless a pin says so: where our own executor drives GPUs. A framework fuses in its own way.
+        """
+        if self.pins.fusion is not None:
+            return self.pins.fusion
         ours = self.cluster.cores_per_node is None and self.cluster.software.name == OURS
         return FUSED if ours else NOT_FUSED
 

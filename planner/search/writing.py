@@ -51,7 +51,7 @@ def write_plan(evaluator: Evaluator, found: Found) -> Plan:
         memory_limit_bytes=request.limit_bytes,
         seed=request.seed,
         offload=request.offload,
-        fusion=request.fused,
+        fusion=request.fusion,
     )
     plan = only_used(plan)
     return replace(plan, mesh=named_mesh(plan, graph))

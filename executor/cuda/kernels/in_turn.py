@@ -1,9 +1,10 @@
-"""Calls of a fused actor whose parts run one after the other, what passes between in scratch.
+"""Parts of a fused actor one after the other, what passes between them in scratch.
 
 The workspace holds what is inner first, then the scratch of the parts, which take turns in it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from executor.cuda.binding import Place, bound
@@ -14,31 +15,45 @@ ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
 
 
 def in_turn(context: KernelContext, parts: Sequence[Calls]) -> Calls:
-    """Return the calls of a fused actor, made of those of its parts alone.
-
-    Parameters
-    ----------
-    context
-        The actor's.
-    parts
-        The calls of every part.
-    """
+    """Return the calls of a fused actor, made of those of its parts alone."""
     end = sum(map(_room, context.inner))
-    tables = list(accumulate((len(calls.tables) for calls in parts), initial=0))
-    place_of = [_placed(context, part, end, tables[at]) for at, part in enumerate(context.parts)]
+    made = one_after_another(
+        [
+            placed(calls, _place(context, part, end))
+            for part, calls in zip(context.parts, parts, strict=True)
+        ]
+    )
+    return replace(made, workspace_bytes=end + made.workspace_bytes)
 
-    def of(firing: int) -> tuple[Call, ...]:
-        return tuple(
-            bound(call, place)
-            for calls, place in zip(parts, place_of, strict=True)
-            for call in calls.of(firing)
+
+def one_after_another(several: Sequence[Calls]) -> Calls:
+    """Return all calls of several as those of one actor; their scratch is one and the same."""
+    firsts = list(accumulate((len(calls.tables) for calls in several), initial=0))
+
+    def moved(first: int) -> Place:
+        return lambda one: (
+            table(first + one.number) if one.role == "table" else one._replace(offset_bytes=0)
         )
 
+    rows = [placed(calls, moved(first)) for calls, first in zip(several, firsts, strict=False)]
     return Calls(
-        of=of,
-        tables=tuple(one for calls in parts for one in calls.tables),
-        workspace_bytes=end + max(calls.workspace_bytes for calls in parts),
+        of=lambda firing: tuple(call for calls in rows for call in calls.of(firing)),
+        tables=tuple(one for calls in several for one in calls.tables),
+        workspace_bytes=max((calls.workspace_bytes for calls in several), default=0),
     )
+
+
+def placed(calls: Calls, place: Place) -> Calls:
+    """Return the same calls on other operands."""
+
+    def further(operand: Operand) -> Operand:
+        found = place(operand)
+        return found._replace(offset_bytes=found.offset_bytes + operand.offset_bytes)
+
+    def of(firing: int) -> tuple[Call, ...]:
+        return tuple(bound(call, further) for call in calls.of(firing))
+
+    return replace(calls, of=of)
 
 
 def operand_at(context: KernelContext, number: int) -> Operand:
@@ -51,26 +66,32 @@ def operand_at(context: KernelContext, number: int) -> Operand:
     return workspace(sum(map(_room, context.inner[: number - inputs - outputs])))
 
 
-def _placed(context: KernelContext, part: FusedPart, scratch: int, tables: int) -> Place:
-    """Where what a part names lies, as the actor names it."""
+def is_inner(context: KernelContext, number: int) -> bool:
+    """Whether an operand of a fused actor passes between its parts alone."""
+    return number >= len(context.inputs) + len(context.outputs)
+
+
+def _place(context: KernelContext, part: FusedPart, scratch: int) -> Place:
+    """Where what a part names begins, as the actor names it."""
 
     def place(operand: Operand) -> Operand:
         match operand.role:
             case "read":
-                found = operand_at(context, part.inputs[operand.number])
+                return operand_at(context, part.inputs[operand.number])
             case "write":
-                found = operand_at(context, part.outputs[operand.number])
+                return operand_at(context, part.outputs[operand.number])
             case "state":
-                found = Operand("state", part.state[operand.number])
+                return Operand("state", part.state[operand.number])
             case "workspace":
-                found = workspace(scratch)
-            case "table":
-                found = table(tables + operand.number)
-            case _:
-                return operand
-        return found._replace(offset_bytes=found.offset_bytes + operand.offset_bytes)
+                return workspace(scratch)
+        return operand._replace(offset_bytes=0)
 
     return place
+
+
+def of_part(context: KernelContext, part: FusedPart, calls: Calls) -> Calls:
+    """Return the calls of a part that needs no scratch, with the actor's operands."""
+    return placed(calls, _place(context, part, 0))
 
 
 def _room(shard: Shard) -> int:

@@ -41,7 +41,7 @@ GRID_MAX = 2**31 - 1  # blocks along x (CUDA C++ Programming Guide, compute capa
 DIM_MAX = 2**31 - 1  # cublasLt.h: usually, rows and columns that an int32 expresses
 
 # Dtypes of operands and result that the vendor's library multiplies (cublasLtMatmul's table).
-_LIBRARY = {
+LIBRARY = {
     ("float64", "float64"),
     ("float32", "float32"),
     ("bfloat16", "bfloat16"),
@@ -87,7 +87,7 @@ def library_products(context: KernelContext) -> tuple[Product, ...]:
 
 def multiplied(operands: str, result: str) -> bool:
     """Whether the library multiplies operands of one dtype into a result of another."""
-    return (operands, result) in _LIBRARY
+    return (operands, result) in LIBRARY
 
 
 def _classified(
@@ -172,7 +172,7 @@ def _products(
     """Return the products that make the einsum; none where the library cannot."""
     a, b, d = strides
     dtype, other, made = (shard.dtype for shard in (*context.inputs, *context.outputs))
-    if dtype != other or (dtype, made) not in _LIBRARY:
+    if dtype != other or (dtype, made) not in LIBRARY:
         return ()
     left = _merged(classes.left, sizes, a, d) or [_Merged(1, (0, 0))]
     contracted = _merged(classes.contracted, sizes, a, b) or [_Merged(1, (0, 0))]

@@ -7,7 +7,6 @@ from executor.cuda.kernels.elementwise.table import ELEMENTWISE
 from executor.cuda.kernels.experts.table import EXPERTS
 from executor.cuda.kernels.fused.table import fused_calls
 from executor.cuda.kernels.images.table import IMAGES
-from executor.cuda.kernels.in_turn import in_turn
 from executor.cuda.kernels.matmul import matmul
 from executor.cuda.kernels.movement import concat, narrow, pad, rearrange, slice_, sum_, widen
 from executor.cuda.kernels.optimizer import OPTIMIZER
@@ -49,8 +48,7 @@ def make_calls(context: KernelContext) -> Calls:
         The kind has no kernel, or the labels, shapes or dtypes are ones that it cannot compute.
     """
     if context.parts:
-        alone = in_turn(context, [make_calls(part.context) for part in context.parts])
-        return fused_calls(context, alone)
+        return fused_calls(context, make_calls)
     if context.kind not in CALLS:
         raise ExecutorError(f"no CUDA kernel for op kind `{context.kind}`", actor=context.name)
     for shard in (*context.inputs, *context.outputs):

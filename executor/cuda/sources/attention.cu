@@ -4,24 +4,6 @@
 // Gimelshein 2018 for the running maximum.
 #include "attention.cuh"
 
-// What a query gives: its sum of weighted values times `mine`, and `others` times what it had.
-template <typename W> struct Joined {
-  W mine, others, logsumexp;
-};
-
-// Of the largest score and the sum of exponentials here, and the logsumexp of other keys.
-template <typename W> __device__ inline Joined<W> join(W most, W total, W before) {
-  W here = total > (W)0 ? most + log_of(total) : lowest<W>();
-  W top = larger(here, before);
-  if (top == lowest<W>()) return {0, 0, top};  // sees no key: gives zero
-  W both = top + log_of(exp_of(here - top) + exp_of(before - top));
-  return {total > (W)0 ? exp_of(here - both) / total : (W)0, exp_of(before - both), both};
-}
-template <typename W> __device__ inline Joined<W> alone(W most, W total) {
-  if (total == (W)0) return {0, 0, lowest<W>()};
-  return {(W)1 / total, 0, most + log_of(total)};
-}
-
 // One block per head and tile of queries, the tiles that see most keys first. `before` and
 // `before_logsumexp` are those of other keys (a round of a ring); `bias` and `before` may be none.
 template <typename T, typename O, typename S, typename B, typename P, typename L, int COLUMNS>

@@ -4,11 +4,12 @@ from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
+from models.ops import op_kind
 from planner.actors.graph import Part, Port, Register
 from planner.compile.draft import BOXING, DraftActor, DraftStage
 from planner.fusion.net import Net, Node, Value
-from planner.fusion.rules import fused_groups
-from planner.fusion.shares import written
+from planner.fusion.rules import PRODUCT, fused_groups
+from planner.fusion.shares import components, written
 
 
 def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
@@ -28,7 +29,7 @@ def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
         for name in _made(net, group) - set(written(net, group))
     }
     numbers: dict[int, int] = {}
-    for register in range(len(draft.registers)):
+    for register in _in_stacks(net, len(draft.registers)):
         if register not in inner:
             numbers[register] = len(numbers)
     fused = DraftStage(
@@ -43,6 +44,38 @@ def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:
         actor = members[0] if len(unit) == 1 else _joined(draft, members, inner)
         fused.add_actor(_renumbered(actor, numbers))
     return fused
+
+
+def _in_stacks(net: Net, count: int) -> list[int]:
+    """Registers in the order of their places: results of alike products as their operands are.
+
+    What is read and written at equal distances, in one order, is one stack of products. The two
+    may have come in opposite orders, for gradients are made backwards.
+    """
+    order = list(range(count))
+    for group in dict.fromkeys(net.groups.values()):
+        nodes = [net.nodes[index] for index in group]
+        rows = [[nodes[at] for at in row] for row in components(nodes)]
+        heads = [row[0] for row in rows]
+        if len(rows) < 2 or any(op_kind(head.kind).role != PRODUCT for head in heads):
+            continue
+        own = [at for at in (0, 1) if len({head.inputs[at] for head in heads}) == len(heads)]
+        if len(own) != 1:
+            continue
+        by_operand = sorted((_number(row[0].inputs[own[0]]), at) for at, row in enumerate(rows))
+        results = [
+            [_number(name) for node in rows[at] for name in node.outputs] for _, at in by_operand
+        ]
+        for made in zip(*results, strict=True):
+            for place, register in zip(sorted(map(order.index, made)), made, strict=True):
+                order[place] = register
+    return order
+
+
+def _number(value: Hashable) -> int:
+    """A register: what values are named by here."""
+    assert isinstance(value, int)
+    return value
 
 
 def _nodes(draft: DraftStage) -> list[Node]:

@@ -18,7 +18,7 @@ from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
 from planner.clusters import parse_cluster
 from planner.compile import compile_plan
-from planner.plan import Plan
+from planner.plan import FUSED, Plan
 from planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
@@ -39,8 +39,11 @@ def batch_of(model: str, precision: str) -> int:
 def planned(
     model: str, precision: str, pins: tuple[tuple[str, object], ...] = ()
 ) -> tuple[Plan, Graph, ActorGraph]:
-    """A plan of a small model on as many GPUs as its pins say, and its actors."""
-    chosen = {"dp": 1, "tp": 1, "pp": 1, **dict(pins)}
+    """A plan of a small model on as many GPUs as its pins say, and its actors.
+
+    It is fused unless a pin says otherwise: as our own executor is planned for.
+    """
+    chosen = {"dp": 1, "tp": 1, "pp": 1, "fusion": FUSED, **dict(pins)}
     devices = int(chosen["dp"]) * int(chosen["tp"]) * int(chosen["pp"]) * int(chosen.get("cp", 1))  # type: ignore[call-overload]
     global_batch = batch_of(model, precision)
     request = SearchRequest(

@@ -44,11 +44,20 @@ def compiled():
 
 
 def train(
-    model, precision, pins=(), *, steps=STEPS, seed=0, loss_scale=2.0**10, checked=False, **how
+    model,
+    precision,
+    pins=(),
+    *,
+    steps=STEPS,
+    seed=0,
+    loss_scale=2.0**10,
+    checked=False,
+    option=0,
+    **how,
 ):
     plan, graph, actors = planned(model, precision, pins)
     runs = runs_of(plan, actors, loss_scale=loss_scale)
-    device = EmulatedDevice(seed, checked=checked)
+    device = EmulatedDevice(seed, checked=checked, option=option)
     run, recordings = execute_on_device(device, actors, runs, loading(graph), steps, **how)
     found = np.array([loss / count for loss, count, _ in runs[0].totals])
     return run, recordings, found

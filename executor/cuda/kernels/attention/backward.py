@@ -23,6 +23,7 @@ from executor.cuda.calls import (
     write,
 )
 from executor.cuda.kernels.attention.forward import function_of, typed
+from executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
 from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
 from executor.kernels.context import KernelContext
 from models.graph import ITEMSIZE
@@ -54,6 +55,10 @@ def _backward(
     given_types = [TYPES[context.inputs[at].dtype] for at in (out + 1, out + 2)]
     bias_type, added = typed(context, bias)
     before_type, had = typed(context, before)
+    if bias is None and taken(
+        context, shape, narrow=context.inputs[out + 2 : out + 3], outs=context.outputs
+    ):
+        return _by_matrix_units(context, shape, before)
     dq, dk, *dbias = [TYPES[shard.dtype] for shard in (context.outputs[0], *context.outputs[2:])]
     delta = workspace()
     given = (
@@ -80,6 +85,31 @@ def _backward(
         launches += shape.launch(SOURCE, function, blocks, *given, write(3))
     rows = shape.heads * shape.queries
     return always(*launches, tables=shape.tables, workspace_bytes=rows * ITEMSIZE[shape.wide])
+
+
+def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int | None) -> Calls:
+    """Two statistics of every query into the workspace, then dq, dk and dv."""
+    of = MatrixShape(shape=shape)
+    base, delta = workspace(), workspace(of.statistics * ITEMSIZE[shape.wide])
+    padded, scale = np.int64(of.padded), np.float64(shape.scale)
+    warps = BLOCK_THREADS // WARP_THREADS
+    before_type, had = typed(context, before)
+    dq, dk = (TYPES[shard.dtype] for shard in context.outputs[:2])
+    given = (table(0), read(0), read(1), read(2), read(5), base, delta, padded)
+    statistics = Launch(
+        "attention_mma_grad",
+        "attention_statistics" + types(context.inputs[3].dtype, context.inputs[5].dtype),
+        (ceil(of.statistics / warps), 1, 1),
+        (BLOCK_THREADS, 1, 1),
+        (table(0), read(3), read(5), read(4), base, delta, padded),
+    )
+    return always(
+        *((statistics,) if of.statistics else ()),
+        *of.of_queries((dq, before_type), *given, had, write(0), scale),
+        *of.of_keys((dk,), *given, write(1), write(2), scale),
+        tables=shape.tables,
+        workspace_bytes=2 * of.statistics * ITEMSIZE[shape.wide],
+    )
 
 
 def _delta(context: KernelContext, shape: AttentionShape, out: int, delta: Operand) -> Launch:

@@ -3,18 +3,40 @@
 from collections.abc import Callable
 
 from executor.cuda.calls import Calls
+from executor.cuda.kernels.fused.launches import many_tensors
 from executor.cuda.kernels.fused.products import product_calls
+from executor.cuda.kernels.fused.siblings import sibling_calls
+from executor.cuda.kernels.in_turn import in_turn
 from executor.kernels.context import KernelContext
 
-FusedFactory = Callable[[KernelContext, Calls], Calls | None]
+InTurn = Callable[[KernelContext], Calls]
+"""`in_turn(context)`: the calls of the parts of a context, one after the other."""
+
+FusedFactory = Callable[[KernelContext, InTurn], Calls | None]
 """`factory(context, in_turn)`: fewer calls than those of the parts in turn, or None."""
 
-FUSED: tuple[FusedFactory, ...] = (product_calls,)
+FUSED: tuple[FusedFactory, ...] = (
+    lambda context, _: many_tensors(context),
+    sibling_calls,
+    lambda context, alone: product_calls(context, alone(context)),
+)
 
 
-def fused_calls(context: KernelContext, in_turn: Calls) -> Calls:
-    """Return the calls of a fused actor; those of its parts in turn where nobody knows better."""
+def fused_calls(context: KernelContext, make: Callable[[KernelContext], Calls]) -> Calls:
+    """Return the calls of a fused actor; those of its parts in turn where nobody knows better.
+
+    Parameters
+    ----------
+    context
+        The actor's.
+    make
+        Makes the calls of a part that runs alone.
+    """
+
+    def alone(some: KernelContext) -> Calls:
+        return in_turn(some, [make(part.context) for part in some.parts])
+
     for factory in FUSED:
-        if (found := factory(context, in_turn)) is not None:
+        if (found := factory(context, alone)) is not None:
             return found
-    return in_turn
+    return alone(context)

@@ -1,0 +1,89 @@
+"""Siblings: alike products of one operand, each with what follows on it; a stack where they can be.
+
+Whether they can follows from where their operands lie, which is known when a firing's calls are
+bound (`stacked_calls`): at equal distances they are one product of a stack, and otherwise several.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from executor.cuda.calls import Call, Calls, Choice, Product
+from executor.cuda.kernels.fused.products import PRODUCT, product_calls
+from executor.cuda.kernels.in_turn import one_after_another
+from executor.cuda.products import with_stacks
+from executor.kernels.context import FusedPart, KernelContext
+
+
+def sibling_calls(
+    context: KernelContext, in_turn: Callable[[KernelContext], Calls]
+) -> Calls | None:
+    """Return the calls of products that nothing joins but what they read.
+
+    Parameters
+    ----------
+    context
+        Of a fused actor.
+    in_turn
+        Makes the calls of the parts of a context, one after the other.
+
+    Returns
+    -------
+    Calls or None
+        None: the parts are no siblings.
+    """
+    rows = _families(context.parts)
+    if len(rows) < 2 or any(row[0].context.kind != PRODUCT for row in rows):
+        return None
+    several = []
+    for row in rows:
+        one = replace(context, parts=row)
+        alone = in_turn(one)
+        several.append(product_calls(one, alone) or alone)
+    return one_after_another(several)
+
+
+def _families(parts: Sequence[FusedPart]) -> list[tuple[FusedPart, ...]]:
+    """The parts that what one makes for another joins, in their order."""
+    rows: list[tuple[FusedPart, ...]] = []
+    for part in parts:
+        before = [row for row in rows if any(_reads(part, one) for one in row)]
+        rows = [row for row in rows if row not in before]
+        rows.append((*(one for row in before for one in row), part))
+    return rows
+
+
+def _reads(part: FusedPart, maker: FusedPart) -> bool:
+    return not set(part.inputs).isdisjoint(maker.outputs)
+
+
+def stacked_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Return the bound calls of a fused actor with products put into stacks where they can be.
+
+    Of choices between a product with its epilogue and its parts, the stack of these products is a
+    choice beside all parts.
+    """
+    if len(calls) < 2:
+        return tuple(calls)
+    choices = [call for call in calls if isinstance(call, Choice)]
+    if not choices:
+        return with_stacks(_by_place(calls))
+    firsts = [call for choice in choices for call in choice.options[0]]
+    if len(choices) < len(calls) or len(firsts) > len(choices):
+        return tuple(calls)
+    stacks = with_stacks(_by_place(firsts))
+    if len(stacks) > 1 or not isinstance(stacks[0], Product):
+        return tuple(calls)
+    in_turn = tuple(call for choice in choices for call in choice.options[-1])
+    return (Choice((stacks, tuple(firsts), in_turn)),)
+
+
+def _by_place(calls: Sequence[Call]) -> Sequence[Call]:
+    """Products in the order of what they write, where each writes a place of its own.
+
+    Siblings write each its own; products that add up in one place keep their order.
+    """
+    products = [call for call in calls if isinstance(call, Product)]
+    places = {(one.d.operand, one.d.batch_stride) for one in products}
+    if len(products) < len(calls) or len(places) < len(products):
+        return calls
+    return sorted(products, key=lambda one: one.d.operand)

@@ -1,0 +1,47 @@
+"""Which ops of a plan are fused, block template by block template."""
+
+from models.graph import Graph
+from planner.compile.fused.stages import fused_stages
+from planner.compile.lowering import Lowering
+from planner.compile.placement import check_plan, place
+from planner.compile.slots import timetable
+from planner.plan import Plan, plan_graph
+
+
+def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the ops that become one actor each, of the first block of every template.
+
+    Names have the block's cut off. What a step's ends do to all variables at once is in no block,
+    and left out.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    graph
+        Its graph, as `plan_graph` gives it, where it is at hand.
+
+    Raises
+    ------
+    PlanError
+        The plan is malformed, or does not fit the model's ops.
+    InfeasibleError
+        Shards or microbatches do not divide.
+    """
+    check_plan(plan)
+    graph = plan_graph(plan) if graph is None else graph
+    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
+    for placed in place(plan, graph):
+        lowering.lower(placed)
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    joint = timetable(plan.schedule, homes, plan.microbatches).joint
+    drafts = fused_stages(lowering.stages, plan.fusion, joint=joint, across_blocks=False)
+    blocks: dict[str, str] = {}  # the first of every template
+    for block in graph.blocks:
+        blocks.setdefault(graph.templates[block], block)
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for actor in (actor for draft in drafts for actor in draft.actors if actor.parts):
+        rows.setdefault(actor.block, []).append(
+            tuple(part.name.removeprefix(f"{actor.block}.") for part in actor.parts)
+        )
+    return {template: tuple(rows[block]) for template, block in blocks.items() if rows.get(block)}

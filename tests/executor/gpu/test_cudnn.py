@@ -1,0 +1,374 @@
+"""The door to cuDNN: when it opens, what it tells the front end, and what it is not asked for."""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from executor.cuda.binding import bound_library
+from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Operand, Strided
+from executor.cuda.kernels.images.library import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    convolution_call,
+)
+from executor.cuda.kernels.images.windows import Dim, Sizes
+from executor.errors import ExecutorError
+from executor.gpu.cudnn import graphs
+from executor.gpu.cudnn.graphs import post_padding
+from executor.gpu.cudnn.issuing import SHARE, LibraryCalls
+from executor.gpu.cudnn.library import CudnnLibrary
+from executor.gpu.cudnn.limits import refusal
+from executor.gpu.cudnn.opening import cudnn_library
+from tests.executor.cuda.emulation.machine import to_stored, to_wide
+from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
+from tests.executor.gpu import cudnn_in_memory
+from tests.executor.gpu.cudnn_in_memory import Cudnn
+
+ENOUGH = 1 << 20
+
+
+@pytest.fixture
+def cudnn() -> Cudnn:
+    return Cudnn()
+
+
+@pytest.fixture
+def library(cudnn: Cudnn) -> CudnnLibrary:
+    return CudnnLibrary(cudnn)
+
+
+def tensor(dtype: str, *strides: int) -> Strided:
+    return Strided(Operand("address"), dtype, strides)
+
+
+def attention(dtype: str = "bfloat16", *, turned: bool = False, **changes: object) -> Attention:
+    """Of two samples, 4 heads, 2 of keys, over 128 queries and keys, in the order of the op."""
+    b, h, g, t, s, d, u = 2, 4, 2, 128, 128, 8, 16
+    return Attention(
+        q=tensor(dtype, t * h * d, d, h * d, 1),
+        k=tensor(dtype, s * g * d, d, g * d, 1),
+        v=tensor(dtype, s * g * u, u, g * u, 1),
+        out=tensor(dtype, t * h * u, u, h * u, 1),
+        logsumexp=tensor("float32", *((t * h, 1, h) if not turned else (h * t, t, 1))),
+        b=b, h=h, g=g, t=t, s=s, d=d, u=u, scale=0.5,
+    )._replace(**changes)  # fmt: skip
+
+
+def attention_grad(**changes: object) -> AttentionGrad:
+    one = attention(**changes)  # type: ignore[arg-type]
+    return AttentionGrad(one, dout=one.out, dq=one.q, dk=one.k, dv=one.v)
+
+
+SIZES = Sizes(b=2, g=2, c=3, n=4, y=Dim(7, 4, 3, 2, 1, 1), x=Dim(6, 6, 3, 1, 2, 2), dtype="float16")
+
+
+def convolution(direction: str, **changes: object) -> Convolution:
+    operands = Operand("address"), Operand("address"), Operand("address")
+    return convolution_call(direction, SIZES, operands, "fp16")._replace(**changes)
+
+
+CALLS: dict[str, LibraryCall] = {
+    "plain": attention(),
+    "causal": attention("float16", ahead=1),
+    "window": attention(ahead=1, behind=20),
+    "band": attention(ahead=30, behind=20, turned=True),
+    "grad": attention_grad(ahead=1),
+    "grad of a band": attention_grad(dtype="float16", ahead=9, behind=20, turned=True),
+    **{direction: convolution(direction) for direction in (FORWARD, GRAD_INPUT, GRAD_WEIGHT)},
+    "uneven": convolution(FORWARD, given=(9, 6)),
+}
+
+
+class Places:
+    """Memory of the tensors of a call, full of numbers."""
+
+    def __init__(self, call: LibraryCall) -> None:
+        rng = np.random.default_rng(0)
+        self.rooms = []
+        for one, sizes in zip(call.tensors, call.sizes, strict=True):
+            item = 4 if one.dtype == "float32" else 2
+            values = rng.standard_normal(reach_bytes(one, sizes) // item).astype(np.float32)
+            self.rooms.append(to_stored(values, one.dtype))
+        self.addresses = tuple(room.ctypes.data for room in self.rooms)
+
+    def placed(self, call: LibraryCall) -> LibraryCall:
+        addresses = iter(self.addresses)
+        return bound_library(call, lambda operand: Operand("address", 0, next(addresses)))
+
+    def carry_out(self, call: LibraryCall) -> None:
+        arrays = [
+            strided_memory(address, one, sizes)
+            for address, one, sizes in zip(self.addresses, call.tensors, call.sizes, strict=True)
+        ]
+        carry_out(call, arrays, to_wide, to_stored)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_plan_computes_its_call(name: str, library: CudnnLibrary, cudnn: Cudnn) -> None:
+    call = CALLS[name]
+    expected, found = Places(call), Places(call)
+    expected.carry_out(call)
+    planned = library.plan(call, ENOUGH)
+    assert planned is not None
+    scratch = np.zeros(cudnn.workspace_bytes, np.uint8)
+    library.run(planned, found.addresses, scratch.ctypes.data, 7)
+    assert cudnn.stream == 7
+    changed = 0
+    for one, other, before in zip(found.rooms, expected.rooms, Places(call).rooms, strict=True):
+        np.testing.assert_array_equal(one, other)
+        changed += not np.array_equal(one, before)
+    assert changed == {Attention: 2, AttentionGrad: 3, Convolution: 1}[type(call)]
+
+
+def test_calls_that_differ_in_places_share_a_plan(library: CudnnLibrary, cudnn: Cudnn) -> None:
+    call = attention()
+    first = library.plan(Places(call).placed(call), ENOUGH)  # type: ignore[arg-type]
+    assert library.plan(Places(call).placed(call), ENOUGH) is first  # type: ignore[arg-type]
+    assert library.plan(attention(ahead=1), ENOUGH) is not first
+    assert len(cudnn.graphs) == 2
+
+
+def test_kernels_that_compute_in_less_or_in_no_fixed_order_are_left_out(
+    library: CudnnLibrary, cudnn: Cudnn
+) -> None:
+    library.plan(convolution(FORWARD), ENOUGH)
+    assert cudnn.graphs[-1].notes == [*graphs.NOTES, "NONDETERMINISTIC"]
+    library.plan(convolution(FORWARD, arithmetic="fp32", deterministic=False), ENOUGH)
+    assert cudnn.graphs[-1].notes == [*graphs.NOTES, "TENSOR_CORE"]
+    library.plan(attention(), ENOUGH)
+    assert cudnn.graphs[-1].notes == []
+
+
+def test_what_the_library_has_no_plan_for_is_kept_with_its_words(
+    library: CudnnLibrary, cudnn: Cudnn
+) -> None:
+    cudnn.reason = "head dim"
+    assert library.plan(attention(), ENOUGH) is None
+    assert library.plan(attention(), ENOUGH) is None
+    assert len(cudnn.graphs) == 1
+    assert library.refused == {attention(): "head dim"}
+    cudnn.reason = None
+    assert library.plan(attention(ahead=1), cudnn.workspace_bytes - 1) is None
+    assert library.plan(attention(ahead=1), cudnn.workspace_bytes) is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "version", "reason"),
+    [
+        (attention(), 92600, None),
+        (attention(), 92500, "order b h t"),
+        (attention(turned=True), 92500, None),
+        (attention_grad(), 92500, "order b h t"),
+        (attention(t=64), 92600, "64 queries and 128 keys"),
+        (attention_grad(s=192), 92600, "128 queries and 192 keys"),
+        (attention(d=12), 92600, "heads of 12 and 16"),
+        (attention(u=264), 92600, "heads of 8 and 264"),
+        (attention("float32"), 92600, "float32"),
+        (convolution(FORWARD), 91200, None),
+        (convolution(FORWARD, image=tensor("float64", 1, 1, 1, 1)), 92600, "dtype"),
+    ],
+)
+def test_known_faults_are_not_asked_for(call: LibraryCall, version: int, reason: str) -> None:
+    found = refusal(call, version)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_padding_behind_is_that_before_where_it_makes_as_many_places() -> None:
+    assert post_padding(convolution(FORWARD)) == (1, 2)
+    assert post_padding(convolution(FORWARD, given=(9, 6), made=(4, 6))) == (0, 2)
+    assert post_padding(convolution(FORWARD, given=(8, 6), made=(5, 6))) == (2, 2)
+
+
+class Memory:
+    """A device's memory, which is only counted."""
+
+    def __init__(self) -> None:
+        self.total_bytes, self.held = ENOUGH * SHARE, [0]
+
+    def free_bytes(self) -> int:
+        return self.total_bytes - sum(self.held)
+
+    def allocate(self, size_bytes: int) -> int:
+        self.held.append(size_bytes)
+        return 4096 * len(self.held)
+
+
+class Noting:
+    """A library whose plans take as many bytes as there are queries."""
+
+    def __init__(self) -> None:
+        self.limits: set[int] = set()
+        self.ran: list[tuple[int, int]] = []
+        self.closed = False
+
+    def plan(self, call: LibraryCall, workspace_bytes: int) -> SimpleNamespace | None:
+        self.limits.add(workspace_bytes)
+        assert isinstance(call, Attention)
+        return SimpleNamespace(workspace_bytes=call.t) if call.d == 8 else None
+
+    def run(
+        self, planned: SimpleNamespace, addresses: tuple[int, ...], workspace: int, stream: int
+    ) -> None:
+        self.ran.append((workspace, stream))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_stream_has_one_workspace_as_large_as_any_of_its_calls_needs() -> None:
+    memory, library = Memory(), Noting()
+    calls = LibraryCalls(memory, lambda: library)
+    for queries, stream in ((128, 1), (512, 1), (256, 1), (128, 2)):
+        calls.prepare(attention(t=queries), stream)
+    assert memory.held == [0], "not before it is known how large"
+    calls.issue(attention(t=256), 1, captured=False)
+    assert memory.held == [0, 512, 128]
+    assert calls.workspace_bytes == 640
+    calls.issue(attention(t=512), 1, captured=True)
+    calls.issue(attention(t=128), 2, captured=True)
+    one, two = 4096 * 2, 4096 * 3
+    assert library.ran == [(one, 1), (one, 1), (two, 2)]
+    assert library.limits == {ENOUGH}
+    calls.close()
+    assert library.closed
+
+
+def test_a_workspace_is_never_taken_while_a_stream_is_captured() -> None:
+    memory = Memory()
+    calls = LibraryCalls(memory, Noting)
+    with pytest.raises(ExecutorError, match=r"prepared .* attention b 2 h 4"):
+        calls.issue(attention(), 1, captured=True)
+    calls.prepare(attention(), 1)
+    calls.reserve()
+    calls.issue(attention(), 1, captured=True)
+    with pytest.raises(ExecutorError, match="captured before it was prepared"):
+        calls.issue(attention(t=256), 1, captured=True)
+    assert memory.held == [0, 128]
+
+
+def test_a_call_is_supported_where_it_is_planned_aligned_and_has_room() -> None:
+    memory = Memory()
+    calls = LibraryCalls(memory, Noting)
+    assert calls.supports(attention())
+    assert not calls.supports(attention(d=16))
+    away = bound_library(attention(), lambda operand: Operand("address", 0, 8))
+    assert not calls.supports(away)
+    memory.held.append(memory.total_bytes - 100)
+    assert not calls.supports(attention())
+    assert not LibraryCalls(memory, lambda: None).supports(attention())
+    with pytest.raises(ExecutorError, match="no attention b 2"):
+        LibraryCalls(memory, lambda: None).prepare(attention(), 1)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, cudnn: Cudnn) -> Cudnn:
+    monkeypatch.setitem(sys.modules, "cudnn", cudnn)  # type: ignore[arg-type]
+    return cudnn
+
+
+def test_it_is_opened_where_it_is_installed_and_not_turned_off(installed: Cudnn) -> None:
+    found = cudnn_library({})
+    assert found is not None
+    assert found.version == 92600
+    assert cudnn_library({"MILLRACE_CUDNN": "on"}) is not None
+    assert cudnn_library({"MILLRACE_CUDNN": "off"}) is None
+    with pytest.raises(ExecutorError, match="MILLRACE_CUDNN is 'no': set it to one of auto, on"):
+        cudnn_library({"MILLRACE_CUDNN": "no"})
+    assert len(installed.handles) == 2
+    found.close()
+    assert len(installed.handles) == 1
+
+
+def lacks_library(cudnn: Cudnn) -> None:
+    def missing() -> int:
+        raise RuntimeError("Unable to find symbol cudnnGetVersion")
+
+    cudnn.backend_version = missing  # type: ignore[method-assign]
+
+
+def lacks_device(cudnn: Cudnn) -> None:
+    def missing() -> int:
+        raise RuntimeError("cudaGetDeviceCount")
+
+    cudnn.create_handle = missing  # type: ignore[method-assign]
+
+
+def is_old(cudnn: Cudnn) -> None:
+    cudnn.version = 91103
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lacks_library, "cuDNN itself was not found"),
+        (lacks_device, "cuDNN finds no device"),
+        (is_old, r"9\.12\.0 or later is needed, found 9\.11\.3"),
+    ],
+)
+def test_what_is_missing_is_told_where_it_must_be_there(
+    spoil: Callable[[Cudnn], None], words: str, installed: Cudnn
+) -> None:
+    spoil(installed)
+    assert cudnn_library({}) is None
+    with pytest.raises(ExecutorError, match=f"MILLRACE_CUDNN is on, but .*{words}"):
+        cudnn_library({"MILLRACE_CUDNN": "on"})
+
+
+def test_a_missing_front_end_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    assert cudnn_library({}) is None
+    with pytest.raises(ExecutorError, match=r"is not installed .* nvidia-cudnn-frontend"):
+        cudnn_library({"MILLRACE_CUDNN": "on"})
+
+
+def test_a_failure_names_the_call(library: CudnnLibrary, cudnn: Cudnn) -> None:
+    planned = library.plan(attention(), ENOUGH)
+    assert planned is not None
+
+    def fail(**told: object) -> None:
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    cudnn.set_stream = fail  # type: ignore[method-assign]
+    with pytest.raises(ExecutorError, match=r"attention b 2 h 4 .*EXECUTION_FAILED"):
+        library.run(planned, (), 0, 1)
+
+
+def parameters(function: object) -> list[str]:
+    """Names of the parameters: of Python's own functions, or as pybind writes them down."""
+    try:
+        return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except ValueError:
+        lines = (function.__doc__ or "").splitlines()
+        found = [line for line in lines if re.match(r"(\d\. )?\w+\(\w+:", line)]
+        return [name for line in found for name in re.findall(r"[(,] ?(\w+):", line)]
+
+
+@pytest.mark.parametrize("name", sorted(vars(cudnn_in_memory.Graph)))
+def test_the_real_graph_has_what_the_one_in_memory_has(name: str) -> None:
+    cudnn = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
+    if name.startswith("_") and name != "__init__":
+        return
+    ours = [one for one in parameters(getattr(cudnn_in_memory.Graph, name)) if one != "cudnn"]
+    theirs = parameters(getattr(cudnn.pygraph, name))
+    by_name = [one for one in ours if one not in ("self", "modes", "limit", "notes", "policy")]
+    assert set(by_name) <= set(theirs), theirs
+
+
+def test_the_real_module_has_what_the_one_in_memory_has(cudnn: Cudnn) -> None:
+    real = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
+    for name in ("data_type", "heur_mode", "build_plan_policy", "numerical_note"):
+        members = {one.name for one in getattr(cudnn, name)}
+        assert members <= set(getattr(real, name).__members__), name
+    for name in ("backend_version", "create_handle", "destroy_handle", "pygraph"):
+        assert callable(getattr(real, name))
+    assert issubclass(real.cudnnGraphNotSupportedError, Exception)
+    assert parameters(real.set_stream) == ["handle", "stream"]
+    for name in vars(cudnn_in_memory.Tensor):
+        if name.startswith("set_"):
+            assert hasattr(real.tensor, name)
