@@ -55,6 +55,15 @@ class Backend:
         """Whether ranks have GPUs."""
         return self.name == "cupy"
 
+    @property
+    def orders(self) -> dict[str, bool]:
+        """What a `Job` is told of how its ranks run."""
+        return {
+            "eager": self.eager,
+            "loopback": self.loopback,
+            "deterministic": self.deterministic,
+        }
+
     def processes(self, ranks: int) -> int:
         """Return how many processes run so many ranks."""
         return 1 if self.loopback else ranks

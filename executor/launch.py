@@ -142,9 +142,7 @@ def execute(
         weights=_absolute(weights),
         checkpoint=_absolute(checkpoint),
         checkpoint_every=checkpoint_every,
-        eager=backend.eager,
-        loopback=backend.loopback,
-        deterministic=backend.deterministic,
+        **backend.orders,
     )
     with TemporaryDirectory(prefix="millrace-") as name:
         _run(job, Path(name), plan.model.name, digest, progress, WORKERS[backend.name])

@@ -4,5 +4,6 @@ Comes in: `Calls` (`executor.cuda`), which name their operands, and where those 
 Goes out: what a rank's stream does. A library is opened when something is made with it, so that
 every module imports where there is no GPU.
 
-Read `column_major.py` first: how a product is told to a library whose matrices are column-major.
+Read `driver.py` first: how the calls of a step are issued. `products/` holds the library of
+products.
 """

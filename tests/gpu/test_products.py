@@ -1,13 +1,18 @@
 """Products through cuBLASLt: layouts, gaps, stacks, sums and dtypes, fired and replayed."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from executor.cuda.calls import Matrices, Operand, Product
+from executor.errors import ExecutorError
 from executor.kernels.context import Array
 from tests.executor.cuda.calling import loaded, stored
+from tests.executor.cuda.emulation.machine import Emulator
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of
 from tests.gpu.on_device import Bench
 
 # Relative to the largest value: roundings of the result and of operands (tf32 keeps 11 bits).
@@ -24,6 +29,12 @@ DTYPES = [
 ]
 # m, n, k, batch: even ones, some that no vector of 16 bytes divides, and a row and a column
 SHAPES = [(64, 128, 32, 1), (17, 33, 9, 1), (48, 24, 40, 3), (1, 65, 31, 1), (65, 1, 31, 2)]
+NARROW = [
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float16", "float16"),
+    ("float32", "float32"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +103,57 @@ def test_a_product_is_that_of_float64(
         bench.device.to_device(places[2], d.flat.view(np.uint8))
         bench.replay([call])
         np.testing.assert_array_equal(bench.take(places[2], d.flat), fired)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("narrow", "made"), NARROW)
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_an_epilogue_is_that_of_the_emulation(
+    bench: Bench, name: str, narrow: str, made: str, batch: int
+) -> None:
+    product, arrays = product_of(name, narrow, made, batch=batch)
+    bench.clear()
+    places = {part: bench.put(array) for part, array in arrays.items()}
+    moved = {
+        part: one._replace(operand=Operand("address", 0, places[part]))
+        for part, one in product.parts.items()
+    }
+    call = product._replace(**moved)
+    try:
+        bench.device.prepare(call, bench.stream)
+    except ExecutorError as error:
+        pytest.skip(f"the library has no algorithm: {error}")
+    bench.fire([call])
+    Emulator({}).run(product, lambda operand: operand.offset_bytes)
+    for part, one in product.parts.items():
+        fired = loaded(bench.take(places[part], arrays[part]), one.dtype).astype(np.float64)
+        expected = loaded(arrays[part], one.dtype).astype(np.float64)
+        near = 2 * max(NEAR[one.dtype], NEAR[narrow] if part == "bias_grad" else 0.0)
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(fired, expected, rtol=0, atol=near * scale, err_msg=part)
+
+
+def test_a_kept_pick_gives_the_bits_of_the_run_that_timed_it(bench: Bench, tmp_path: Path) -> None:
+    if isinstance(bench.device, EmulatedDevice):
+        pytest.skip("an emulated device times nothing")
+    from executor.gpu.cupy_device import CupyDevice
+    from executor.gpu.products.cublaslt import ProductLibrary
+    from executor.gpu.products.tuning import Tuner
+
+    found = []
+    sides = [Side(512, 512, 1, "bfloat16", turned=False, gap=0, seed=at) for at in range(3)]
+    for _ in range(2):
+        tuner = Tuner(tmp_path)
+        device = CupyDevice(0, ProductLibrary, tuner=tuner)
+        own = Bench(device)
+        places = [own.put(side.flat) for side in sides]
+        a, b, d = (side.matrices(at) for side, at in zip(sides, places, strict=True))
+        call = Product(a, b, d, 512, 512, 512, 1, "bf16")
+        device.prepare(call, own.stream)
+        own.fire([call])
+        found.append((own.take(places[2], sides[2].flat), tuner.used))
+        tuner.save()
+        device.close()
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert len(found[0][1].picks) == 1

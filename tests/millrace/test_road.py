@@ -170,6 +170,7 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
     [
         (("--backend", "tpu"), "cupy"),
         (("--eager",), "leave it out"),
+        (("--deterministic",), "leave it out"),
         (("--loopback",), "--backend cupy"),
         (("--data", "/nowhere"), "/nowhere"),
         (("--resume",), "--checkpoint"),

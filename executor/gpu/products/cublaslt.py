@@ -147,13 +147,13 @@ class ProductLibrary:
             The library has no algorithm for it.
         """
         assert self._handle is not None, "the library is closed"
+        reason = refusal(product)
+        if self._deterministic and product.bias_grad is not None:
+            reason = reason or SUMS_REFUSED
+        if reason:
+            raise ExecutorError(f"cuBLASLt cannot compute {describe(product)}: {reason}")
         key = key_of(product, workspace_bytes)
         if key not in self._planned:
-            reason = refusal(product)
-            if self._deterministic and product.bias_grad is not None:
-                reason = reason or SUMS_REFUSED
-            if reason:
-                raise ExecutorError(f"cuBLASLt cannot compute {describe(product)}: {reason}")
             self._planned[key] = self._described(key, product, workspace_bytes)
         return self._planned[key]
 

@@ -103,7 +103,8 @@ def _of_places(product: Product) -> str:
     """C and aux are stored in the order of d; what GELU keeps in multiples of eight."""
     for name in ("c", "aux"):
         part: Matrices | None = getattr(product, name)
-        if part is not None and _by_rows(part) != _by_rows(product.d):
+        along = part is None or (part.column_stride if _by_rows(product.d) else part.row_stride)
+        if along != 1:
             return f"d and {name} are not contiguous along one dim"
     if product.bias is not None and not _by_rows(product.d):
         return "d has contiguous columns, along which the library has a bias"

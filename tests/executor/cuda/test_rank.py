@@ -16,11 +16,11 @@ from executor.cuda.calls import (
     Convolution,
     Copy,
     Launch,
-    Matrices,
     Operand,
     Product,
 )
 from executor.cuda.listing import listed_run
+from executor.cuda.products import spans
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
 from executor.streams import CommandBuffer, command_buffer
@@ -82,9 +82,8 @@ def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
             yield call.source, call.size_bytes
             yield call.target, call.size_bytes
         case Product():
-            yield call.a.operand, matrices_bytes(call.a, call.batch, call.m, call.k)
-            yield call.b.operand, matrices_bytes(call.b, call.batch, call.k, call.n)
-            yield call.d.operand, matrices_bytes(call.d, call.batch, call.m, call.n)
+            sizes = spans(call)
+            yield from ((part.operand, sizes[name]) for name, part in call.parts.items())
         case Collective():
             size = call.elements * ITEMSIZE[call.dtype]
             yield (
@@ -100,15 +99,6 @@ def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
                 yield tensor.operand, reach_bytes(tensor, sizes)
 
 
-def matrices_bytes(found: Matrices, batch: int, rows: int, columns: int) -> int:
-    last = (
-        (batch - 1) * found.batch_stride
-        + (rows - 1) * found.row_stride
-        + (columns - 1) * found.column_stride
-    )
-    return (last + 1) * ITEMSIZE[found.dtype]
-
-
 def needed_alignment(call: Call) -> int:
     """Bytes that every operand of a call must lie on a multiple of."""
     match call:
@@ -121,7 +111,7 @@ def needed_alignment(call: Call) -> int:
         case Launch():
             return ALIGNMENT_BYTES
         case Product():
-            return max(ITEMSIZE[one.dtype] for one in (call.a, call.b, call.d))
+            return max(ITEMSIZE[one.dtype] for one in call.parts.values())
         case Collective():
             return ITEMSIZE[call.dtype]
         case Attention() | AttentionGrad() | Convolution():

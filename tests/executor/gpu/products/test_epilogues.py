@@ -9,7 +9,7 @@ import pytest
 from executor.cuda.binding import bound
 from executor.cuda.calls import Matrices, Operand, Product, Vector, read, write
 from executor.errors import ExecutorError
-from executor.gpu.products import cublaslt
+from executor.gpu.products import binding, cublaslt
 from executor.gpu.products.binding import Algorithm, HeuristicResult
 from executor.gpu.products.cublaslt import ProductLibrary, key_of
 from executor.gpu.products.epilogues import refusal
@@ -257,3 +257,29 @@ def test_structures_are_as_large_as_the_header_has_them() -> None:
     assert ctypes.sizeof(HeuristicResult) == 96  # 64, size_t, enum, float, int[4]
     offsets = [getattr(HeuristicResult, name).offset for name in ("workspace_bytes", "state")]
     assert offsets == [64, 72]
+
+
+def test_the_real_library_takes_every_attribute_at_its_size() -> None:
+    """Descriptors need no device, and the library refuses a value of another size."""
+    try:
+        real = binding.open_library()
+    except ExecutorError as missing:
+        pytest.skip(str(missing))
+    assert real.cublasLtGetVersion() // 10_000 in (12, 13)
+    kind = "cublasLtMatmulDesc"
+    descriptor = binding.create(real, kind, binding.COMPUTE_32F, binding.DATA_TYPES["float32"])
+    values = {
+        binding.DESC_TRANSA: ctypes.c_int32(binding.OP_T),
+        binding.DESC_EPILOGUE: ctypes.c_uint32(binding.EPILOGUE_DGELU_BGRAD),
+        binding.DESC_BIAS_POINTER: ctypes.c_void_p(4096),
+        binding.DESC_BIAS_BATCH_STRIDE: ctypes.c_int64(8),
+        binding.DESC_EPILOGUE_AUX_POINTER: ctypes.c_void_p(4096),
+        binding.DESC_EPILOGUE_AUX_LD: ctypes.c_int64(64),
+        binding.DESC_EPILOGUE_AUX_BATCH_STRIDE: ctypes.c_int64(64),
+        binding.DESC_BIAS_DATA_TYPE: ctypes.c_int32(binding.DATA_TYPES["bfloat16"]),
+    }
+    for attribute, value in values.items():
+        binding.put(real, kind, descriptor, attribute, value)
+    with pytest.raises(ExecutorError, match="INVALID_VALUE"):
+        binding.put(real, kind, descriptor, binding.DESC_EPILOGUE_AUX_LD, ctypes.c_int32(64))
+    real.cublasLtMatmulDescDestroy(descriptor)

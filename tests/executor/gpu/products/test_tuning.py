@@ -47,7 +47,7 @@ def found(monkeypatch: pytest.MonkeyPatch, cupy: Cupy) -> Library:
 
 
 def device_with(tuner: Tuner | None) -> CupyDevice:
-    return CupyDevice(0, ProductLibrary, tuner)
+    return CupyDevice(0, ProductLibrary, tuner=tuner)
 
 
 def carried_out(device: CupyDevice, product: Product) -> None:

@@ -1,0 +1,79 @@
+"""A process of a run: whether it times products, and that all ranks take what is agreed on."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from executor.backend import Backend
+from executor.gpu import worker
+from executor.gpu.products.picks import Pick, Picks, load_picks
+
+PICK = Pick(algorithm="0" * 128, duration_ns=5)
+
+
+class Device:
+    """Notes what it is given."""
+
+    def __init__(self, local, library, networks, *, tuner) -> None:
+        self.library, self.tuner, self.again = library, tuner, 0
+
+    def plan_again(self) -> None:
+        self.again += 1
+
+    def close(self) -> None:
+        pass
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> Device:
+    """One rank of two on one node, whose products the other has picked something else for."""
+    made: list[Device] = []
+    used = Picks(device="x", library_version=1, picks={"p": PICK, "q": PICK})
+    other = Picks(
+        device="x", library_version=1, picks={"p": Pick(algorithm="1" * 128, duration_ns=4)}
+    )
+
+    def device(*given, **more) -> Device:
+        made.append(Device(*given, **more))
+        return made[-1]
+
+    def train(job, folder, world, device, collectives, prepared) -> None:
+        if device.tuner is not None:
+            device.tuner.settle(used)
+            device.tuner._known = used
+        prepared()
+
+    monkeypatch.setattr(worker, "CupyDevice", device)
+    monkeypatch.setattr(worker, "require_gpu", lambda ranks: None)
+    monkeypatch.setattr(worker, "cache_folder", lambda: folder)
+    monkeypatch.setattr(worker, "train_and_record", train)
+    world = SimpleNamespace(
+        rank=1,
+        size=2,
+        local_rank=lambda: 0,
+        communicator=SimpleNamespace(allgather=lambda mine: [other, mine]),
+    )
+    graph = SimpleNamespace(ranks=2)
+    job = SimpleNamespace(loopback=True, graph=graph, **_without_loopback(deterministic))
+    worker.run_on_gpu(job, folder, world)  # type: ignore[arg-type]
+    return made[0]
+
+
+def _without_loopback(deterministic: bool) -> dict[str, bool]:
+    orders = Backend(name="cupy", deterministic=deterministic).orders
+    return {name: value for name, value in orders.items() if name != "loopback"}
+
+
+def test_ranks_agree_and_what_they_agreed_on_is_kept(monkeypatch, tmp_path: Path) -> None:
+    device = run(monkeypatch, tmp_path, False)
+    assert device.library.keywords == {"deterministic": False}
+    assert device.again == 1
+    kept = load_picks(tmp_path, "x", 1).picks
+    assert {name: pick.algorithm[0] for name, pick in kept.items()} == {"p": "1", "q": "0"}
+
+
+def test_a_deterministic_run_times_nothing_and_keeps_nothing(monkeypatch, tmp_path: Path) -> None:
+    device = run(monkeypatch, tmp_path, True)
+    assert device.library.keywords == {"deterministic": True}
+    assert (device.tuner, device.again) == (None, 0)
+    assert not list(tmp_path.iterdir())
