@@ -99,6 +99,15 @@ POINTERS_MAX = 480
 """Of a launch: its parameters have 4 KB on every device (CUDA programming guide, C++ language
 extensions, function parameters), and others are among them."""
 
+
+class Tensor(NamedTuple):
+    """What a call reads or writes: where, in which dtype, how many elements."""
+
+    operand: Operand
+    dtype: str
+    size: int
+
+
 Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
 """By value, of exactly the type that the kernel's parameter has."""
 
