@@ -6,11 +6,11 @@
 
 // y, mean and rstd of (x, gamma, beta). ADDED: of x + other, which goes to `sum`.
 template <typename T, typename G, typename S, int N, int PACKS, bool BY_WARP, bool ADDED>
-__global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREADS)
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     layer_norm(const T* x, const T* other, const G* gamma, const G* beta, T* sum, T* y, S* mean,
                S* rstd, double epsilon, i64 rows, i64 columns) {
   typedef Wide<S> W;
-  Held<G, N, PACKS, BY_WARP> factors, shifts;
+  Held<G, N, shared_packs(PACKS), BY_WARP> factors, shifts;
   factors.fetch(gamma, columns);
   shifts.fetch(beta, columns);
   for (i64 row = Team<BY_WARP>::first_row(); row < rows; row += Team<BY_WARP>::row_stride()) {
@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREA
 // and beta too, each [blocks, columns].
 template <typename D, typename T, typename G, typename S, int N, int PACKS, bool BY_WARP,
           bool ADDED, bool WEIGHTS>
-__global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREADS)
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, WEIGHTS)
     layer_norm_grad_input(const D* dy, const T* x, const G* gamma, const S* mean, const S* rstd,
                           const D* other, D* dx, Wide<S>* slab_sums, i64 rows, i64 columns) {
   typedef Wide<S> W;
   W dgamma[WEIGHTS ? PACKS : 1][N] = {}, dbeta[WEIGHTS ? PACKS : 1][N] = {};
-  Held<G, N, PACKS, BY_WARP> factors;
+  Held<G, N, shared_packs(PACKS), BY_WARP> factors;
   factors.fetch(gamma, columns);
   i64 stride = Team<BY_WARP>::row_stride(), row = Team<BY_WARP>::first_row();
   Held<D, N, PACKS, BY_WARP> slopes, next_slopes, more;
@@ -140,14 +140,14 @@ __global__ void layer_norm_grad_weight(const D* dy, const T* x, const S* mean, c
   Pack<T, N> here[2];
   i64 column = slab_column<N>();
   if (column < columns) {
-    each_slab_row(
+    each_slab_row<2>(
         slab_rows, rows,
         [&](int i, i64 row) {
           slope[i] = *(const Pack<D, N>*)(dy + row * columns + column);
           here[i] = *(const Pack<T, N>*)(x + row * columns + column);
           average[i] = wide(mean[row]), scale[i] = wide(rstd[row]);
         },
-        [&](int i, i64 row) {
+        [&](int i) {
 #pragma unroll
           for (int k = 0; k < N; k++) {
             W d = (W)wide(slope[i].of[k]);

@@ -6,11 +6,11 @@
 
 // y and rstd = 1 / sqrt(mean(x^2) + epsilon) of (x, gamma). ADDED: of x + other, which goes to `sum`.
 template <typename T, typename G, typename S, int N, int PACKS, bool BY_WARP, bool ADDED>
-__global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREADS)
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     rms_norm(const T* x, const T* other, const G* gamma, T* sum, T* y, S* rstd, double epsilon,
              i64 rows, i64 columns) {
   typedef Wide<S> W;
-  Held<G, N, PACKS, BY_WARP> factors;
+  Held<G, N, shared_packs(PACKS), BY_WARP> factors;
   factors.fetch(gamma, columns);
   for (i64 row = Team<BY_WARP>::first_row(); row < rows; row += Team<BY_WARP>::row_stride()) {
     i64 start = row * columns;
@@ -41,12 +41,12 @@ __global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREA
 // WEIGHTS: what the block's rows add to the gradient of gamma too, [blocks, columns].
 template <typename D, typename T, typename G, typename S, int N, int PACKS, bool BY_WARP,
           bool ADDED, bool WEIGHTS>
-__global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREADS)
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, WEIGHTS)
     rms_norm_grad_input(const D* dy, const T* x, const G* gamma, const S* rstd, const D* other,
                         D* dx, Wide<S>* slab_sums, i64 rows, i64 columns) {
   typedef Wide<S> W;
   W dgamma[WEIGHTS ? PACKS : 1][N] = {};
-  Held<G, N, PACKS, BY_WARP> factors;
+  Held<G, N, shared_packs(PACKS), BY_WARP> factors;
   factors.fetch(gamma, columns);
   i64 stride = Team<BY_WARP>::row_stride(), row = Team<BY_WARP>::first_row();
   Held<D, N, PACKS, BY_WARP> slopes, next_slopes, more;
@@ -109,14 +109,14 @@ __global__ void rms_norm_grad_weight(const D* dy, const T* x, const S* rstd, Wid
   Pack<T, N> here[2];
   i64 column = slab_column<N>();
   if (column < columns) {
-    each_slab_row(
+    each_slab_row<2>(
         slab_rows, rows,
         [&](int i, i64 row) {
           slope[i] = *(const Pack<D, N>*)(dy + row * columns + column);
           here[i] = *(const Pack<T, N>*)(x + row * columns + column);
           scale[i] = wide(rstd[row]);
         },
-        [&](int i, i64 row) {
+        [&](int i) {
 #pragma unroll
           for (int k = 0; k < N; k++) {
             dgamma[k] += (W)wide(slope[i].of[k]) * (W)wide(here[i].of[k]) * scale[i];
@@ -128,7 +128,7 @@ __global__ void rms_norm_grad_weight(const D* dy, const T* x, const S* rstd, Wid
 
 // Rows of length one, and one over the length that they had, which is at least `epsilon`.
 template <typename T, typename S, int N, int PACKS, bool BY_WARP>
-__global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREADS)
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     l2_normalize(const T* x, T* y, S* rnorm, double epsilon, i64 rows, i64 columns) {
   typedef Wide<S> W;
   for (i64 row = Team<BY_WARP>::first_row(); row < rows; row += Team<BY_WARP>::row_stride()) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREA
 
 // dx = rnorm (dy - y sum(dy y)).
 template <typename D, typename T, typename S, int N, int PACKS, bool BY_WARP>
-__global__ void __launch_bounds__(BY_WARP ? WARP_TEAM_THREADS : BLOCK_TEAM_THREADS)
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     l2_normalize_grad(const D* dy, const T* y, const S* rnorm, D* dx, i64 rows, i64 columns) {
   typedef Wide<S> W;
   for (i64 row = Team<BY_WARP>::first_row(); row < rows; row += Team<BY_WARP>::row_stride()) {

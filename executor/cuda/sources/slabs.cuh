@@ -51,16 +51,20 @@ __device__ inline void put_weights(const W (&found)[PACKS][N], W* sums, i64 colu
   }
 }
 
-// Go down the rows of slab blockIdx.y, two of this warp's at a time: load(i, row), then
-// add(i, row), with i 0 or 1.
-template <typename L, typename A>
+// Go down the rows of slab blockIdx.y, ROWS of this warp's at a time: load(i, row), then add(i), with
+// i below ROWS.
+template <int ROWS, typename L, typename A>
 __device__ inline void each_slab_row(i64 slab_rows, i64 rows, L load, A add) {
   i64 first = blockIdx.y * slab_rows, last = smaller(first + slab_rows, rows);
-  for (i64 row = first + threadIdx.x / 32; row < last; row += 2 * SLAB_WARPS) {
-    load(0, row);
-    if (row + SLAB_WARPS < last) load(1, row + SLAB_WARPS);
-    add(0, row);
-    if (row + SLAB_WARPS < last) add(1, row + SLAB_WARPS);
+  for (i64 row = first + threadIdx.x / 32; row < last; row += ROWS * SLAB_WARPS) {
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      if (row + i * SLAB_WARPS < last) load(i, row + i * SLAB_WARPS);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      if (row + i * SLAB_WARPS < last) add(i);
+    }
   }
 }
 

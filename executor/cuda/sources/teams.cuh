@@ -6,7 +6,15 @@
 #include "packs.cuh"
 #include "reduce.cuh"
 
-const int WARP_TEAM_THREADS = 256, BLOCK_TEAM_THREADS = 512;  // of a block, at most
+// Threads of a block, at most, and blocks that a multiprocessor should hold: as few registers as that
+// takes hide best how long memory takes. WEIGHTS: threads keep sums too, and there are few blocks.
+#define TEAM_BOUNDS(by_warp, packs, weights)             \
+  __launch_bounds__((by_warp) ? 256 : 512, (weights) ? 1 \
+                                           : (by_warp) ? ((packs) > 2 ? 3 : 4) \
+                                                       : ((packs) > 2 ? 1 : 2))
+
+// Packs that a thread keeps of what all rows share, and what it reads again for every row.
+__device__ constexpr int shared_packs(int packs) { return packs == 1 ? 1 : 0; }
 
 template <bool BY_WARP> struct Team {
   __device__ static int thread() { return BY_WARP ? threadIdx.x % 32 : threadIdx.x; }

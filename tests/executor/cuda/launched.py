@@ -5,9 +5,10 @@ from functools import cache
 
 from executor.cuda.binding import leaves
 from executor.cuda.calls import Call, Launch, Tensor, read, write
+from executor.cuda.kernels.columns import ColumnSums, column_sum
 from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
 from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
-from executor.cuda.kernels.rows.norms import ColumnSums, Residual, norm, norm_grad_input
+from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
 from executor.cuda.kernels.table import CALLS, make_calls
 from executor.cuda.listing import listed_run
 from executor.cuda.rank import RankCalls
@@ -120,6 +121,8 @@ def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
                 weights=wanted,
             )  # fmt: skip
             yield from (*made.of(0), *made.of(1))
+    made = column_sum(x, ColumnSums(outputs=(sums,), rounded=dtype, hold=2), columns=columns)
+    yield from (*made.of(0), *made.of(1))
 
 
 def _on_many_tensors() -> Iterator[Call]:

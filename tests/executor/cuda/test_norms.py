@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from executor.cuda.calls import Call, Calls, Launch, Tensor, always, read, workspace, write
+from executor.cuda.kernels.columns import ColumnSums
 from executor.cuda.kernels.rows.norms import (
-    ColumnSums,
     Residual,
     norm,
     norm_grad_input,

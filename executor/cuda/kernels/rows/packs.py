@@ -20,7 +20,7 @@ from executor.cuda.calls import (
     read,
     write,
 )
-from executor.cuda.kernels.rows.norms import packs_of
+from executor.cuda.kernels.columns import packs_of
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext, Shard
 from models.graph import ITEMSIZE

@@ -3,7 +3,8 @@
 import numpy as np
 
 from executor.cuda.calls import Calls, always, read, write
-from executor.cuda.kernels.rows.norms import ColumnSums, norm, norm_grad_input, norm_grad_weight
+from executor.cuda.kernels.columns import ColumnSums
+from executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
 from executor.cuda.kernels.rows.packs import (
     pack_of,
     read_at,
