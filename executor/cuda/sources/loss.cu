@@ -1,19 +1,20 @@
 // Cross-entropy of logits against target ids, whole or with the vocabulary split over ranks.
 //
 // Logits are T, target ids I, what is kept of a row S. A target below 0 is no target: its loss and
-// gradient are 0. R rows, V logits of a row here, of which the first is logit `first` of all.
+// gradient are 0. R rows, V logits of a row here, of which the first is logit `first` of all; rows of
+// logits begin `pitch` elements apart.
 #include "control.cuh"
 #include "online.cuh"
 #include "rows.cuh"
 
 // Loss and logsumexp of every row of (logits, targets); NaN where there is no such logit.
 template <typename T, typename I, typename S>
-__global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* logsumexp, i64 rows,
-                              i64 columns) {
+__global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* logsumexp, i64 pitch,
+                              i64 rows, i64 columns) {
   typedef Wide<S> W;
   const int N = Cut<T>::N, MANY = 4;
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
-    Cut<T> row(number, columns);
+    Cut<T> row(number, columns, pitch);
     const T* from = logits + row.start;
     Online<W> found;
     Pack<T, N> packs[MANY];
@@ -45,13 +46,13 @@ __global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* log
 // exp(logit - logsumexp), less one at the target; times the loss scale where `scaled`.
 template <typename T, typename I, typename S>
 __global__ void cross_entropy_grad(const T* logits, const I* targets, const S* logsumexp, T* slopes,
-                                   const Control* control, int scaled, i64 first, i64 rows,
-                                   i64 columns) {
+                                   const Control* control, int scaled, i64 first, i64 pitch,
+                                   i64 rows, i64 columns) {
   typedef Wide<S> W;
   const int N = Cut<T>::N, MANY = 2;
   W scale = scaled ? (W)control->loss_scale : (W)1;
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
-    Cut<T> row(number, columns);
+    Cut<T> row(number, columns, pitch);
     const T* from = logits + row.start;
     T* into = slopes + row.start;
     i64 target = wide(targets[number]);

@@ -44,7 +44,9 @@ template <typename T> struct Cut {
   i64 start;
   int head, packs, columns;
 
-  __device__ Cut(i64 row, i64 row_columns) : start(row * row_columns), columns((int)row_columns) {
+  // Rows begin `pitch` elements apart.
+  __device__ Cut(i64 row, i64 row_columns, i64 pitch)
+      : start(row * pitch), columns((int)row_columns) {
     head = smaller((int)((N - start % N) % N), columns);
     packs = (columns - head) / N;
   }

@@ -17,7 +17,7 @@ from planner.compile.draft import ALIGNMENT, DraftStage
 
 LOAD_BYTES = 16  # the widest load of a thread (CUDA programming guide, vector types)
 ROW_BYTES = 128  # a cache line of a GPU, and what a tensor core's copies are cut to (the same)
-LEAST_BYTES = 2**16  # smaller tensors are no matter
+LEAST_BYTES = 2**12  # smaller tensors are no matter
 
 
 def padded(draft: DraftStage) -> DraftStage:
