@@ -55,9 +55,9 @@ def searched(name: str, precision: str = "fp32", model: str = "gpt") -> tuple[Pl
             training=TRAINING,
             cluster=replace(cluster, device=library, intra_node=link),
             global_batch=GLOBAL_BATCH,
-            fusion=FUSED,
             pins=Pins(
-                **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // int(pins["dp"]), **pins}  # type: ignore[arg-type,call-overload]
+                fusion=FUSED,
+                **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // int(pins["dp"]), **pins},  # type: ignore[arg-type,call-overload]
             ),
         )
     )

@@ -1,8 +1,7 @@
 """Programs: the block programs of a search, solved many at a time and never twice.
 
 A program is a shape (mesh, microbatch) in a mode of recomputation at given prices. Spaces are built
-once per kind of mesh and mode, priced once per set of shapes, and boxing is only looked up for
-shapes that are solved.
+once per kind of mesh and mode, priced once per set of shapes; boxing is looked up when one is solved.
 """
 
 from collections.abc import Iterable, Sequence
