@@ -1,7 +1,7 @@
 """Programs: the block programs of a search, solved many at a time and never twice.
 
 A program is a shape (mesh, microbatch) in a mode of recomputation at given prices. Spaces are built
-once per kind of mesh and mode, priced once per set of shapes; boxing is looked up when one is solved.
+once per kind of mesh and mode, priced once per set of shapes; boxing is looked up to solve one.
 """
 
 from collections.abc import Iterable, Sequence
