@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from executor.cuda.calls import Call, Collective
-from executor.cuda.products import with_stacks
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
 from executor.gpu.device import Device
@@ -228,7 +227,7 @@ class StreamDriver:
                     command,
                     self._streams[command.rank, command.stream],
                     tuple(events[number] for number in command.waits),
-                    with_stacks(regions.placed(call) for call in calls),
+                    tuple(regions.placed(call) for call in calls),
                     events.get(number),
                 )
             )
