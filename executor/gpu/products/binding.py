@@ -51,7 +51,9 @@ PREF_REDUCTION_SCHEME_MASK = 3  # uint32_t
 PREF_MIN_ALIGNMENT_A_BYTES, PREF_MIN_ALIGNMENT_B_BYTES = 5, 6  # uint32_t
 PREF_MIN_ALIGNMENT_C_BYTES, PREF_MIN_ALIGNMENT_D_BYTES = 7, 8
 REDUCTION_SCHEME_COMPUTE_TYPE = 2  # cublasLtReductionScheme_t of cublasLt.h
-ALIGNMENT_MAX_BYTES = 256  # the default of the alignments above
+# What registers begin on (planner/compile/draft.py), so that all layers of a model ask one
+# question; the widest access of a kernel takes 16 bytes, as does a tensor map (CUDA driver 13.0).
+ALIGNMENT_MAX_BYTES = 64
 
 STATUS_NOT_INITIALIZED, STATUS_NOT_SUPPORTED = 1, 15
 STATUS = {  # cublasStatus_t of cublas_api.h

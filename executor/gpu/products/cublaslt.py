@@ -385,7 +385,7 @@ def compute_type(product: Product) -> tuple[int, int]:
 
 
 def alignment_bytes(address: int, batch_stride_bytes: int) -> int:
-    """Return what power of two, at most 256, divides the address of every matrix of a stack.
+    """Return what power of two, at most 64, divides the address of every matrix of a stack.
 
     Examples
     --------

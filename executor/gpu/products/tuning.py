@@ -158,7 +158,9 @@ class Tuner:
         planned = library.plan(product, workspace.size_bytes)
         if self._known is None:
             self._known = load_picks(self._folder, device.name, library.version)
-        pick = self._used.get(planned.key) or self._known.picks.get(planned.key)
+        pick = self._used.get(planned.key)
+        if pick is None and not self._settled:
+            pick = self._known.picks.get(planned.key)
         if pick is not None:
             restored = library.restored(planned, bytes.fromhex(pick.algorithm))
             if restored is not None:

@@ -112,7 +112,7 @@ def test_sixteen_bits_add_up_in_float32_and_only_tf32_may_round_operands(
 
 @pytest.mark.parametrize(
     ("address", "stride_bytes", "expected"),
-    [(512, 0, 256), (512, 1024, 256), (512, 96, 32), (6, 0, 2), (2, 4096, 2)],
+    [(512, 0, 64), (512, 1024, 64), (512, 96, 32), (6, 0, 2), (2, 4096, 2)],
 )
 def test_a_stack_is_as_aligned_as_its_least_aligned_matrix(address, stride_bytes, expected):
     assert alignment_bytes(address, stride_bytes) == expected

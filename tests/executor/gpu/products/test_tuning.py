@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from executor.cuda.binding import bound
-from executor.cuda.calls import Operand, Product
+from executor.cuda.calls import Choice, Clear, Operand, Product
 from executor.errors import ExecutorError
 from executor.gpu import cupy_device
 from executor.gpu.cupy_device import CupyDevice
@@ -208,3 +208,21 @@ def test_copies_are_as_aligned_and_share_what_was_shared() -> None:
         assert new < size_bytes
     assert copied.c.operand == copied.d.operand
     assert len({part.operand for part in copied.parts.values()}) == len(copied.parts) - 1
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
+    found: Library, supported: bool, tmp_path: Path
+) -> None:
+    product, arrays = product_of("gelu with aux", "bfloat16", "bfloat16")
+    if not supported:
+        found.refused.add(160)
+    clear = Clear(product.d.operand, 2)
+    device = device_with(Tuner(tmp_path))
+    stream = device.stream()
+    choice = Choice(((product,), (product.plain, clear)))
+    device.prepare(choice, stream)
+    before = arrays["aux"].copy()
+    device.issue(choice, stream)
+    assert np.array_equal(arrays["aux"], before) == (not supported)
+    assert (arrays["d"][0] == 0) == (not supported)
