@@ -3,10 +3,9 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from executor.cuda.calls import Calls, Operand
+from executor.cuda.calls import Calls, Operand, Tensor
 from executor.cuda.kernels.in_turn import one_after_another, operand_at
 from executor.cuda.kernels.multi_tensor import moves, updates
-from executor.cuda.kernels.multi_tensor.chunks import Tensor
 from executor.kernels.context import FusedPart, KernelContext
 
 MANY = ("cast", "squared_sum", "adamw", "sgd")
