@@ -14,12 +14,14 @@ import numpy as np
 from executor.cuda.calls import (
     BLOCK_THREADS,
     CONTROL,
+    POINTERS_MAX,
     WARP_THREADS,
     Call,
     Calls,
     Clear,
     Launch,
     Operand,
+    Pointers,
     always,
     elementwise,
     read,
@@ -40,7 +42,7 @@ ONE_BLOCK = (BLOCK_THREADS, 1, 1)
 ONE_WARP = (WARP_THREADS, 1, 1)
 ONE_BLOCK_MAX = 16 * BLOCK_THREADS  # elements that one block adds up alone
 PARTS_MAX = 1024  # blocks that share a longer sum
-SCALARS = 16  # that one launch of `add_scalars` takes
+SCALARS = (1, 16, POINTERS_MAX)  # that one launch of `add_scalars` takes
 TOTALS = 3
 
 
@@ -84,14 +86,13 @@ def step_totals(context: KernelContext) -> Calls:
     calls: list[Call] = [Clear(workspace(), size_bytes)]
     for (total, dtype), group in groupby(_counted(context), key=lambda found: found[1:]):
         scalars = [read(at) for at, _, _ in group]
-        for start in range(0, len(scalars), SCALARS):
-            some = scalars[start : start + SCALARS]
-            filled = some + some[:1] * (SCALARS - len(some))  # read by nothing
-            operands = (*filled, workspace(8 * total))
-            name = "add_scalars" + types(dtype)
-            calls.append(
-                Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (*operands, np.int32(len(some))))
-            )
+        for start in range(0, len(scalars), SCALARS[-1]):
+            some = scalars[start : start + SCALARS[-1]]
+            room = next(room for room in SCALARS if room >= len(some))
+            pointers = Pointers((*some, *some[:1] * (room - len(some))))  # these are not read again
+            name = f"add_scalars<{types(dtype)[1:-1]}, {room}>"
+            args = (pointers, workspace(8 * total), np.int32(len(some)))
+            calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, args))
     name = "store_totals" + types(context.outputs[0].dtype)
     calls.append(Launch(SOURCE, name, (1, 1, 1), ONE_WARP, (workspace(), write(0))))
     return always(*calls, workspace_bytes=size_bytes)

@@ -43,21 +43,15 @@ template <typename S> __global__ void sum_of_parts(const double* parts, S* y, i6
   if (threadIdx.x == 0) *y = narrow<S>((Wide<S>)sum);
 }
 
-// One thread adds `count` scalars, in their order, to a total.
-template <typename T>
-__global__ void add_scalars(const T* x0, const T* x1, const T* x2, const T* x3, const T* x4,
-                            const T* x5, const T* x6, const T* x7, const T* x8, const T* x9,
-                            const T* x10, const T* x11, const T* x12, const T* x13, const T* x14,
-                            const T* x15, double* total, int count) {
-  const T* scalars[16] = {x0, x1, x2,  x3,  x4,  x5,  x6,  x7,
-                          x8, x9, x10, x11, x12, x13, x14, x15};
-  if (threadIdx.x > 0) return;
-  double sum = *total;
-#pragma unroll
-  for (int at = 0; at < 16; at++) {
-    if (at < count) sum += (double)wide(*scalars[at]);
-  }
-  *total = sum;
+// A warp adds `count` scalars to a total; the struct may be longer than that.
+template <typename T, int SCALARS>
+__global__ void add_scalars(const __grid_constant__ Pointers<SCALARS> scalars, double* total,
+                            int count) {
+  double sum = 0;
+#pragma unroll 4
+  for (int at = threadIdx.x; at < count; at += 32) sum += (double)wide(*(const T*)scalars.at[at]);
+  sum = warp_reduce<Add>(sum);
+  if (threadIdx.x == 0) *total += sum;
 }
 
 // Loss sum, token count and sum of squares, as the next kernels read them.

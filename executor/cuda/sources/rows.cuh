@@ -36,6 +36,44 @@ template <typename T> struct Row {
   }
 };
 
+// This thread's packs of a row: PACKS that it keeps, or with 0 as many as there are, read again.
+template <typename T, int PACKS> struct Kept {
+  static const int N = Row<T>::N;
+  Pack<T, N> packs[PACKS ? PACKS : 1];
+
+  // work(pack, at)
+  template <typename F> __device__ static void each(const Row<T>& row, F work) {
+    if (PACKS) {
+#pragma unroll
+      for (int pack = 0; pack < PACKS; pack++) {
+        int at = row.first() + pack * row.stride();
+        if (at < row.columns) work(pack, at);
+      }
+    } else {
+      for (int at = row.first(); at < row.columns; at += row.stride()) work(0, at);
+    }
+  }
+  template <typename W> __device__ void fetch(const Row<T>& row, const T* tensor, W outside) {
+    if (!PACKS) return;
+    each(row, [&](int pack, int at) {
+      const T* from = tensor + row.start + at;
+      if (row.has_pack(at)) {
+        packs[pack] = *(const Pack<T, N>*)from;
+        return;
+      }
+#pragma unroll
+      for (int k = 0; k < N; k++) packs[pack].of[k] = row.has(at + k) ? from[k] : narrow<T>(outside);
+    });
+  }
+  template <typename W>
+  __device__ void take(W (&into)[N], const Row<T>& row, const T* tensor, int pack, int at,
+                       W outside) const {
+    if (!PACKS) return row.take_at(into, tensor, at, outside);
+#pragma unroll
+    for (int k = 0; k < N; k++) into[k] = (W)wide(packs[pack].of[k]);
+  }
+};
+
 // The same row as whole packs from column `head` on, which begin on a multiple of a pack, and the few
 // elements on both sides. A thread has every so many of the packs, and one of the elements or none;
 // a block has as many threads as there may be of these.

@@ -4,46 +4,56 @@
 #include "online.cuh"
 #include "rows.cuh"
 
-template <typename T> __global__ void softmax(const T* x, T* y, i64 rows, i64 columns) {
+// PACKS of a thread's are kept, so that a row is read once; 0: it is longer than that, and read again.
+template <typename T, int PACKS>
+__global__ void softmax(const T* x, T* y, i64 rows, i64 columns) {
   typedef Wide<T> W;
   W here[Row<T>::N];
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
+    Kept<T, PACKS> kept;
+    kept.fetch(row, x, lowest<W>());
     Online<W> found;
-    for (int at = row.first(); at < row.columns; at += row.stride()) {
-      row.take_at(here, x, at, lowest<W>());
+    kept.each(row, [&](int pack, int at) {
+      kept.take(here, row, x, pack, at, lowest<W>());
       found.add(here);
-    }
+    });
     found.join();
     W scale = (W)1 / found.sum;
-    for (int at = row.first(); at < row.columns; at += row.stride()) {
-      row.take_at(here, x, at, lowest<W>());
+    kept.each(row, [&](int pack, int at) {
+      kept.take(here, row, x, pack, at, lowest<W>());
+#pragma unroll
       for (int k = 0; k < Row<T>::N; k++) here[k] = exp_below(here[k], found.largest) * scale;
       row.put_at(y, at, here);
-    }
+    });
   }
 }
 
 // dx = scale y (dy - sum(y dy)) of (y, dy).
-template <typename T>
+template <typename T, int PACKS>
 __global__ void softmax_grad(const T* y, const T* dy, T* dx, double scale, i64 rows, i64 columns) {
   typedef Wide<T> W;
   W here[Row<T>::N], slope[Row<T>::N];
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
     Row<T> row(number, columns);
+    Kept<T, PACKS> values, slopes;
+    values.fetch(row, y, (W)0);
+    slopes.fetch(row, dy, (W)0);
     W along = 0;
-    for (int at = row.first(); at < row.columns; at += row.stride()) {
-      row.take_at(here, y, at, (W)0);
-      row.take_at(slope, dy, at, (W)0);
+    values.each(row, [&](int pack, int at) {
+      values.take(here, row, y, pack, at, (W)0);
+      slopes.take(slope, row, dy, pack, at, (W)0);
+#pragma unroll
       for (int k = 0; k < Row<T>::N; k++) along += here[k] * slope[k];
-    }
+    });
     along = block_sum(along);
-    for (int at = row.first(); at < row.columns; at += row.stride()) {
-      row.take_at(here, y, at, (W)0);
-      row.take_at(slope, dy, at, (W)0);
+    values.each(row, [&](int pack, int at) {
+      values.take(here, row, y, pack, at, (W)0);
+      slopes.take(slope, row, dy, pack, at, (W)0);
+#pragma unroll
       for (int k = 0; k < Row<T>::N; k++) here[k] *= (slope[k] - along) * (W)scale;
       row.put_at(dx, at, here);
-    }
+    });
   }
 }
 

@@ -49,7 +49,8 @@ every_optimizer = pytest.mark.parametrize(("kind", "attributes", "state_count"),
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    names = ["finish_step_alone", "add_scalars<float>", "add_scalars<double>"]
+    names = ["finish_step_alone"]
+    names += [f"add_scalars<{one}, {n}>" for one in ("float", "double") for n in (1, 16, 480)]
     for one in ("float", "double"):
         names += [f"{name}<{one}>" for name in ("store_totals", "learning_rate", "finish_step")]
         names += [f"squared_sum<{one}, {one}>", f"squared_parts<{one}>", f"sum_of_parts<{one}>"]

@@ -64,6 +64,12 @@ def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str
     return f"{function}<{', '.join(arguments)}>"
 
 
+def row_threads(columns: int, pack: int) -> int:
+    """Return the threads of a block that has a row: whole warps, at most eight."""
+    warps = ceil(columns / (pack * WARP_THREADS))
+    return max(1, min(warps, BLOCK_THREADS // WARP_THREADS)) * WARP_THREADS
+
+
 def by_pack(
     source: str, function: str, rows: int, columns: int, pack: int, *args: Operand | Scalar
 ) -> Launch:
@@ -71,12 +77,11 @@ def by_pack(
 
     A block has as many warps as a row has packs for, at most eight.
     """
-    warps = max(1, min(ceil(columns / (pack * WARP_THREADS)), BLOCK_THREADS // WARP_THREADS))
     return Launch(
         source,
         function,
         (max(1, min(rows, INT_MAX)), 1, 1),
-        (warps * WARP_THREADS, 1, 1),
+        (row_threads(columns, pack), 1, 1),
         (*args, np.int64(rows), np.int64(columns)),
     )
 

@@ -1,19 +1,29 @@
 """Calls of softmax over the last dim, and of its gradient; R rows, D columns."""
 
+from math import ceil
+
 import numpy as np
 
-from executor.cuda.calls import Calls, always, read, write
-from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
-from executor.kernels.context import KernelContext
+from executor.cuda.calls import PACK_BYTES, Calls, always, read, write
+from executor.cuda.kernels.rows.packs import (
+    over_rows,
+    require_one_dtype,
+    row_threads,
+    rows_of,
+    templated,
+)
+from executor.kernels.context import KernelContext, Shard
+from models.graph import ITEMSIZE
 
 SOURCE = "softmax"
+KEPT = (1, 2, 4)  # packs of a thread
 
 
 def softmax(context: KernelContext) -> Calls:
     """Return exp(x − max) / Σ exp(x − max) of every row."""
     (x,) = context.inputs
     require_one_dtype(context, x, *context.outputs)
-    return always(over_rows(SOURCE, templated("softmax", (x,)), x, read(0), write(0)))
+    return always(over_rows(SOURCE, templated("softmax", (x,), kept(x)), x, read(0), write(0)))
 
 
 def softmax_grad(context: KernelContext) -> Calls:
@@ -27,7 +37,18 @@ def scaled_grad(context: KernelContext, scale: float) -> Calls:
     require_one_dtype(context, y, dy, *context.outputs)
     return always(
         over_rows(
-            SOURCE, templated("softmax_grad", (y,)), y,
+            SOURCE, templated("softmax_grad", (y,), kept(y)), y,
             read(0), read(1), write(0), np.float64(scale),
         )
     )  # fmt: skip
+
+
+def kept(x: Shard) -> int:
+    """Return how many packs of a row a thread keeps; 0: rows are longer than registers hold.
+
+    A row that begins inside a pack touches one more than it fills.
+    """
+    columns = rows_of(x)[1]
+    packs = ceil(columns * ITEMSIZE[x.dtype] / PACK_BYTES) + 1
+    own = ceil(packs / row_threads(columns, PACK_BYTES // ITEMSIZE[x.dtype]))
+    return next((count for count in KEPT if count >= own), 0)
