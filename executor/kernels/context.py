@@ -69,12 +69,15 @@ class Source:
         Shape of one whole sample.
     region
         The part of a sample that this rank holds.
+    channels_last
+        Of images: rows, columns and channels, not channels, rows and columns.
     """
 
     name: str
     values: int
     shape: tuple[int, ...]
     region: tuple[slice, ...]
+    channels_last: bool = False
 
 
 class Dataset(Protocol):
