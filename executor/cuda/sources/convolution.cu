@@ -33,6 +33,8 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   i64 groups = classes->groups, group = block % groups;
   const Windows of = classes[block / groups];
   i64 end = places(of), depth = taps(of);
+  // neighbouring threads fetch neighbours of the image
+  bool by_tap = of.channels_last;
   if (first_place >= end) return;  // classes differ by a row or a column
 
   for (int at = thread; at < Here::COLUMNS; at += Here::THREADS) {
@@ -52,7 +54,8 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
 #pragma unroll
       for (int i = 0; i < Here::OF_RIGHT; i++) {
         int at = thread + i * Here::THREADS;
-        tile.put_right(at / Here::COLUMNS, at % Here::COLUMNS, rights[i]);
+        int down = by_tap ? at % Here::DEPTH : at / Here::COLUMNS;
+        tile.put_right(down, by_tap ? at / Here::DEPTH : at % Here::COLUMNS, rights[i]);
       }
     }
     if (thread < Here::DEPTH) step[thread] = tap_of(of, start + Here::DEPTH + thread);
@@ -71,7 +74,9 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
 #pragma unroll
       for (int i = 0; i < Here::OF_RIGHT; i++) {
         int at = thread + i * Here::THREADS;
-        rights[i] = value_at(image, of, step[at / Here::COLUMNS], columns[at % Here::COLUMNS]);
+        int down = by_tap ? at % Here::DEPTH : at / Here::COLUMNS;
+        const Place& place = columns[by_tap ? at / Here::DEPTH : at % Here::COLUMNS];
+        rights[i] = value_at(image, of, step[down], place);
       }
     }
     if (start >= 0) tile.add_to(sums);
@@ -80,7 +85,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   for (int i = 0; i < 4; i++) {
     i64 channel = first_channel + Here::channel(i);
     if (channel >= of.made) break;
-    i64 plane = channel * of.target_rows * of.target_columns;
+    i64 plane = channel * of.target_channel;
     for (int quad = 0; quad < QUADS; quad++) {
       for (int j = 0; j < 4; j++) {
         i64 target = columns[Here::column(quad, j)].target;
@@ -111,7 +116,6 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   block /= tap_tiles;
   i64 group = block % of.groups, slab = block / of.groups;
   i64 begin = slab * slab_places, end = smaller(begin + slab_places, places(of));
-  i64 plane = of.target_rows * of.target_columns;
 
   for (int at = thread; at < Here::COLUMNS; at += Here::THREADS) {
     columns[at] = tap_of(of, first_tap + at);
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
         i64 channel = first_channel + at / Here::DEPTH;
         const Place& place = step[at % Here::DEPTH];
         bool there = place.source >= 0 && channel < of.made;
-        lefts[i] = there ? wide(dy[place.target + channel * plane]) : (W)0;
+        lefts[i] = there ? wide(dy[place.target + channel * of.target_channel]) : (W)0;
       }
 #pragma unroll
       for (int i = 0; i < Here::OF_RIGHT; i++) {
@@ -175,7 +179,7 @@ __global__ void conv_grad_weight_few(const T* image, const T* dy, O* slabs,
   const Windows of = *windows;
   i64 weight = blockIdx.x % weights, slab = blockIdx.x / weights;
   i64 depth = taps(of), group = weight / (of.made * depth);
-  i64 plane = weight / depth % of.made * of.target_rows * of.target_columns;
+  i64 plane = weight / depth % of.made * of.target_channel;
   i64 begin = slab * slab_places, end = smaller(begin + slab_places, places(of));
   Tap tap = tap_of(of, weight % depth);
   W sum = 0;

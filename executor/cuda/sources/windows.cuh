@@ -17,6 +17,9 @@ struct Windows {
   i64 target_first_y, target_first_x, target_y, target_x;
   // where the weights of a tap lie: strides in elements
   i64 weight_group, weight_made, weight_depth, weight_first, weight_y, weight_x;
+  // where a channel and a column lie, in the image and in what is made: strides in elements
+  i64 image_channel, image_column, target_channel, target_column;
+  i64 channels_last;  // of taps: 0 where they go channel by channel
 };
 
 // A channel's tap: what it adds to a place, and its weight.
@@ -37,14 +40,16 @@ __device__ inline i64 taps(const Windows& of) { return of.depth * of.window_y * 
 
 __device__ inline i64 places(const Windows& of) { return of.samples * of.places_y * of.places_x; }
 
-// Taps go column by column, row by row, channel by channel.
+// Taps go column by column, row by row, channel by channel; where channels come last, channel by
+// channel first. So do the weights.
 __device__ inline Tap tap_of(const Windows& of, i64 number) {
   Tap found = {-1, 0, 0, 0};
   if (number >= taps(of)) return found;
-  i64 column = number % of.window_x;
-  i64 row = number / of.window_x % of.window_y;
-  i64 channel = number / (of.window_x * of.window_y);
-  found.source = channel * of.rows * of.columns;
+  i64 window = of.window_x * of.window_y;
+  i64 channel = of.channels_last ? number % of.depth : number / window;
+  i64 place = of.channels_last ? number / of.depth : number % window;
+  i64 column = place % of.window_x, row = place / of.window_x;
+  found.source = channel * of.image_channel;
   found.weight =
       channel * of.weight_depth + of.weight_first + row * of.weight_y + column * of.weight_x;
   found.y = (int)(row * of.tap_y);
@@ -58,11 +63,13 @@ __device__ inline Place place_of(const Windows& of, i64 group, i64 number, i64 e
   if (number >= end) return found;
   i64 column = number % of.places_x;
   i64 row = number / of.places_x % of.places_y;
-  i64 part = number / (of.places_x * of.places_y) * of.groups + group;
-  found.source = part * of.depth * of.rows * of.columns;
-  found.target = part * of.made * of.target_rows * of.target_columns +
-                 (of.target_first_y + row * of.target_y) * of.target_columns +
-                 of.target_first_x + column * of.target_x;
+  i64 sample = number / (of.places_x * of.places_y);
+  found.source = sample * of.groups * of.depth * of.rows * of.columns +
+                 group * of.depth * of.image_channel;
+  i64 pixel = (of.target_first_y + row * of.target_y) * of.target_columns + of.target_first_x +
+              column * of.target_x;
+  found.target = sample * of.groups * of.made * of.target_rows * of.target_columns +
+                 group * of.made * of.target_channel + pixel * of.target_column;
   found.y = (int)(of.first_y + row * of.place_y);
   found.x = (int)(of.first_x + column * of.place_x);
   return found;
@@ -75,5 +82,6 @@ __device__ inline Wide<T> value_at(const T* image, const Windows& of, const Tap&
   int y = place.y + tap.y, x = place.x + tap.x;
   bool inside = tap.source >= 0 && place.source >= 0 && (unsigned)y < (unsigned)of.rows &&
                 (unsigned)x < (unsigned)of.columns;
-  return inside ? wide(image[place.source + tap.source + y * of.columns + x]) : (Wide<T>)0;
+  i64 from = place.source + tap.source + (y * of.columns + x) * of.image_column;
+  return inside ? wide(image[from]) : (Wide<T>)0;
 }

@@ -62,7 +62,7 @@ class _Columns:
 
 
 class _Places:
-    """Outputs [b, j, i, g n] as matrices [g, b j i, n], through scratch where groups are several."""
+    """Outputs [b, j, i, g n] as matrices [g, b j i, n], of several groups through scratch."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes

@@ -18,6 +18,7 @@ from executor.kernels.images import channels_last
 from executor.kernels.images.sizes import Sizes, sizes_of
 from executor.kernels.images.windows import Tap
 
+
 class _Columns:
     """Scratch for the columns [g, c, q, p, b, j, i] of `step` samples."""
 

@@ -55,9 +55,7 @@ def _planes(context: KernelContext, image: Shard, made: Shard) -> _Planes:
     size = int(context.attributes["size_y"]), int(context.attributes["size_x"])
     rows = rows_of_pooling(context)
     count, beside = prod(image.shape[:rows]), prod(image.shape[rows + 2 :])
-    given, places = (
-        (shard.shape[rows], shard.shape[rows + 1]) for shard in (image, made)
-    )
+    given, places = ((shard.shape[rows], shard.shape[rows + 1]) for shard in (image, made))
     return _Planes(
         count=count,
         step=rows_per_chunk(prod(given) * beside, count),
