@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, 2)
   int ys[2], xs[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    Place place = place_of(of, 0, first_place + thread / 4 + i * 64, end);
+    Place place = place_of<true>(of, 0, first_place + thread / 4 + i * 64, end);
     samples[i] = place.source < 0 ? image : image + place.source;
     ys[i] = place.source < 0 ? NOWHERE : place.y;
     xs[i] = place.x;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, 2)
   __syncthreads();
   if (thread < ROWS) {
     i64 place = (i64)(blockIdx.x / channel_tiles % place_tiles) * ROWS + thread;
-    targets[thread] = place_of(of, 0, place, places(of)).target;
+    targets[thread] = place_of<true>(of, 0, place, places(of)).target;
   }
 #pragma unroll
   for (int m = 0; m < Here::TILES; m++) {

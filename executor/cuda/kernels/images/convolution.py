@@ -121,17 +121,18 @@ def _weight_launch(
     sizes: Sizes, windows: Windows, partial: str, slab_places: int, slabs: int, target: Operand
 ) -> Launch:
     """Return the sums of every slab."""
-    chosen = types(sizes.dtype, partial)
+    chosen, last = types(sizes.dtype, partial), _last(sizes)
     operands = read(0), read(1), target, table(0)
     if _has_few_weights(windows):
         weights = sizes.g * windows.made * windows.taps
         return Launch(
-            SOURCE, f"conv_grad_weight_few{chosen}", (weights * slabs, 1, 1), (256, 1, 1),
+            SOURCE, f"conv_grad_weight_few{chosen[:-1]}, {last}>",
+            (weights * slabs, 1, 1), (256, 1, 1),
             (*operands, np.int64(weights), np.int64(slab_places)),
         )  # fmt: skip
     channel_tiles, tap_tiles = _weight_tiles(sizes, windows)
     return Launch(
-        SOURCE, f"conv_grad_weight{chosen[:-1]}, {_WIDE}>",
+        SOURCE, f"conv_grad_weight{chosen[:-1]}, {_WIDE}, {last}>",
         (channel_tiles * tap_tiles * slabs, 1, 1), (256, 1, 1),
         (*operands, np.int64(channel_tiles), np.int64(tap_tiles // sizes.g),
          np.int64(slab_places)),
@@ -151,12 +152,16 @@ def _windows(sizes: Sizes, windows: tuple[Windows, ...], *, backward: bool) -> C
     blocks = channel_tiles * place_tiles * sizes.g * len(windows)
     launch = Launch(
         SOURCE,
-        f"conv{types(sizes.dtype)[:-1]}, {_NARROW if narrow else _WIDE}>",
+        f"conv{types(sizes.dtype)[:-1]}, {_NARROW if narrow else _WIDE}, {_last(sizes)}>",
         (blocks, 1, 1),
         (threads, 1, 1),
         (read(0), read(1), write(0), table(0), np.int64(channel_tiles), np.int64(place_tiles)),
     )
     return always(launch, tables=tables)
+
+
+def _last(sizes: Sizes) -> str:
+    return "true" if sizes.channels_last else "false"
 
 
 def _by_place(

@@ -46,11 +46,6 @@ class Windows(NamedTuple):
     weight_first: int
     weight_y: int
     weight_x: int
-    image_channel: int
-    image_column: int
-    target_channel: int
-    target_column: int
-    channels_last: int
 
     @property
     def places(self) -> int:
@@ -143,18 +138,10 @@ def sizes_of(context: KernelContext) -> Sizes:
     )
 
 
-def _strides(sizes: Sizes, channels: int, rows: Dim, columns: Dim, given: bool) -> tuple[int, int]:
-    """Strides of a channel and of a column of an image of `channels` in a group."""
-    if sizes.channels_last:
-        return 1, sizes.g * channels
-    return (rows.given * columns.given if given else rows.made * columns.made), 1
-
-
 def forward_windows(sizes: Sizes) -> Windows:
     """Windows over the input, which make the output."""
     y, x, window = sizes.y, sizes.x, sizes.y.size * sizes.x.size
     apart = sizes.c if sizes.channels_last else 1
-    image, target = _strides(sizes, sizes.c, y, x, True), _strides(sizes, sizes.n, y, x, False)
     return Windows(
         groups=sizes.g, depth=sizes.c, made=sizes.n,
         rows=y.given, columns=x.given, target_rows=y.made, target_columns=x.made,
@@ -165,8 +152,6 @@ def forward_windows(sizes: Sizes) -> Windows:
         weight_group=sizes.n * sizes.c * window, weight_made=sizes.c * window,
         weight_depth=1 if sizes.channels_last else window, weight_first=0,
         weight_y=x.size * apart, weight_x=apart,
-        image_channel=image[0], image_column=image[1],
-        target_channel=target[0], target_column=target[1], channels_last=sizes.channels_last,
     )  # fmt: skip
 
 
@@ -174,8 +159,6 @@ def backward_windows(sizes: Sizes) -> tuple[Windows, ...]:
     """Windows over the output's gradient, which make the input's, by class of inputs."""
     window = sizes.y.size * sizes.x.size
     apart = sizes.c if sizes.channels_last else 1
-    image = _strides(sizes, sizes.n, sizes.y, sizes.x, False)
-    target = _strides(sizes, sizes.c, sizes.y, sizes.x, True)
     return tuple(
         Windows(
             groups=sizes.g, depth=sizes.n, made=sizes.c,
@@ -190,9 +173,6 @@ def backward_windows(sizes: Sizes) -> tuple[Windows, ...]:
             weight_made=1 if sizes.channels_last else window,
             weight_depth=sizes.c * window, weight_first=(y.tap * sizes.x.size + x.tap) * apart,
             weight_y=y.tap_step * sizes.x.size * apart, weight_x=x.tap_step * apart,
-            image_channel=image[0], image_column=image[1],
-            target_channel=target[0], target_column=target[1],
-            channels_last=sizes.channels_last,
         )
         for y in _classes(sizes.y)
         for x in _classes(sizes.x)
