@@ -24,6 +24,7 @@ from executor.cuda.calls import (
     write,
 )
 from executor.cuda.kernels.images import units
+from executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT, with_library
 from executor.cuda.kernels.images.windows import (
     Sizes,
     Windows,
@@ -59,7 +60,8 @@ def conv(context: KernelContext) -> Calls:
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, sizes.c, 1, 0)
         return always(_by_place(context, sizes, by_channel, sizes.n, sizes.c))
-    return _windows(sizes, (forward_windows(sizes),), backward=False)
+    calls = _windows(sizes, (forward_windows(sizes),), backward=False)
+    return _or_library(FORWARD, sizes, context, calls)
 
 
 def conv_grad_input(context: KernelContext) -> Calls:
@@ -68,7 +70,8 @@ def conv_grad_input(context: KernelContext) -> Calls:
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, 1, sizes.c, 0)
         return always(_by_place(context, sizes, by_channel, sizes.c, sizes.n))
-    return _windows(sizes, backward_windows(sizes), backward=True)
+    calls = _windows(sizes, backward_windows(sizes), backward=True)
+    return _or_library(GRAD_INPUT, sizes, context, calls)
 
 
 def conv_grad_weight(context: KernelContext) -> Calls:
@@ -76,6 +79,18 @@ def conv_grad_weight(context: KernelContext) -> Calls:
     sizes = sizes_of(context)
     if sizes.is_pointwise:
         return _pointwise_grad_weight(context, sizes)
+    return _or_library(GRAD_WEIGHT, sizes, context, _weight_calls(sizes))
+
+
+def _or_library(direction: str, sizes: Sizes, context: KernelContext, calls: Calls) -> Calls:
+    """Return a choice between the vendor's library and our kernels where channels come last."""
+    if not sizes.channels_last:
+        return calls
+    return with_library(direction, sizes, context.run, calls)
+
+
+def _weight_calls(sizes: Sizes) -> Calls:
+    """Return the sums of slabs of places, and their sum."""
     windows = forward_windows(sizes)
     weights = sizes.g * windows.made * windows.taps
     if units.takes(sizes):
