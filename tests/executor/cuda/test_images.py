@@ -182,6 +182,12 @@ def test_tiles_are_wide_where_there_are_many_and_compute_the_same(monkeypatch):
         case.check(emulator)
 
 
+def test_the_librarys_convolutions_read_and_write_the_same_memory():
+    library = Emulator({}, option=0)
+    for case in UNIT_CASES:
+        case.check(library)
+
+
 def calls_of(sizes: dict[str, int], kind: str = "conv_grad_weight") -> list[object]:
     """The calls of a convolution of float32."""
     attributes = window((1, 1), (sizes["q"] // 2, sizes["p"] // 2))
