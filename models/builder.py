@@ -129,7 +129,7 @@ class GraphBuilder:
         dtype = self.precision.variable if floating else "int32"
         attributes: Attributes = {"source": source, "values": values}
         if channels_last:
-            attributes |= {"channels_last": True}
+            attributes = {**attributes, "channels_last": True}
         self.emit(
             "input", full, (), f"-> {dims}", shapes=(shape,), dtype=dtype, attributes=attributes
         )

@@ -47,8 +47,8 @@ def convolved(context: KernelContext) -> Convolved:
             actor=context.name,
         )
     (channels,) = orders
-    found = (shards[at] for at in _CONVOLUTIONS[context.kind])
-    return Convolved(*found, channels=channels, rows=2 if channels == 1 else 1)
+    x, w, y = (shards[at] for at in _CONVOLUTIONS[context.kind])
+    return Convolved(x, w, y, channels, rows=2 if channels == 1 else 1)
 
 
 def _channels(of: Operand, shared: Operand, beside: Operand = ()) -> int:
