@@ -1,0 +1,98 @@
+"""The models that are trained on a GPU beside PyTorch, and their plans for one device."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from executor.cuda.calls import Launch
+from executor.cuda.listing import listed_run
+from executor.cuda.rank import RankCalls
+from executor.streams.commands import command_buffer
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import model_spec
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.plan import Plan
+from planner.search import Pins, SearchRequest, search
+
+# What the catalogue has, by what CUDA calls the device; the first that fits is taken.
+CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm-80gb"))
+DEVICE = "h100-sxm-80gb"  # where no other is named
+
+SMALL_LLAMA = ModelSpec(
+    name="llama-160m",
+    family="decoder",
+    config={
+        "layers": 12,
+        "hidden": 768,
+        "vocab": 32000,
+        "positions": 1024,
+        "heads": 12,
+        "kv_heads": 4,
+        "head_dim": 64,
+        "ffn_hidden": 2048,
+        "rotary_dims": 64,
+    },
+    seq_len=1024,
+    precision="bf16",
+)
+# The sizes of Llama 3.2 1B (config.json of meta-llama/Llama-3.2-1B, 2024-09), its angles not
+# stretched, which changes a table of constants and no time.
+LLAMA_1B = ModelSpec(
+    name="llama-1b",
+    family="decoder",
+    config={
+        "layers": 16,
+        "hidden": 2048,
+        "vocab": 128256,
+        "positions": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "ffn_hidden": 8192,
+        "rotary_dims": 64,
+        "rope_base": 500000.0,
+        "tied": True,
+    },
+    seq_len=4096,
+    precision="bf16",
+)
+OURS = {spec.name: spec for spec in (SMALL_LLAMA, LLAMA_1B)}
+
+
+def benchmark_model(name: str, precision: str = "bf16") -> ModelSpec:
+    """Return a model of this module, or of the zoo, in a precision."""
+    spec = OURS[name] if name in OURS else model_spec(name)
+    return msgspec.structs.replace(spec, precision=precision)
+
+
+def planned(model: ModelSpec, batch: int, device: str = DEVICE) -> Plan:
+    """Return the plan of one microbatch a step on one device."""
+    return search(
+        SearchRequest(
+            model=model,
+            training=TrainingSpec(),
+            cluster=parse_cluster(f"{device}:1x1"),
+            global_batch=batch,
+            pins=Pins(dp=1, tp=1, pp=1, micro_batch=batch),
+        )
+    )
+
+
+def catalogue_name(device: str) -> str:
+    """Return the catalogue's name of a device; an H100's where it has none.
+
+    Examples
+    --------
+    >>> catalogue_name("NVIDIA H200")
+    'h200-sxm'
+    """
+    return next((name for part, name in CATALOGUE if part in device), DEVICE)
+
+
+def launches_of(plan: Plan) -> Iterator[Launch]:
+    """Yield every launch of a step of rank 0, with what ends the step."""
+    graph = compile_plan(plan)
+    buffer = command_buffer(graph, (0,))
+    calls = RankCalls(graph, 0, buffer, listed_run(plan))
+    yield from (call for call in calls.all_calls() if isinstance(call, Launch))
