@@ -60,10 +60,22 @@ LLAMA_1B = ModelSpec(
 OURS = {spec.name: spec for spec in (SMALL_LLAMA, LLAMA_1B)}
 
 
-def benchmark_model(name: str, precision: str = "bf16") -> ModelSpec:
-    """Return a model of this module, or of the zoo, in a precision."""
-    spec = OURS[name] if name in OURS else model_spec(name)
-    return msgspec.structs.replace(spec, precision=precision)
+def benchmark_model(
+    name: str, precision: str = "bf16", seq_len: int | None = None
+) -> ModelSpec:
+    """Return a model of this module, or of the zoo, in a precision.
+
+    Raises
+    ------
+    ModelError
+        There is no such model or precision.
+    """
+    if name not in OURS:
+        return model_spec(name, seq_len, precision)
+    spec = OURS[name]
+    return msgspec.structs.replace(
+        spec, precision=precision, seq_len=spec.seq_len if seq_len is None else seq_len
+    )
 
 
 def planned(model: ModelSpec, batch: int, device: str = DEVICE) -> Plan:

@@ -7,12 +7,14 @@ architectures we support before it meets one.
 import re
 from collections.abc import Iterable, Mapping
 from io import StringIO
+from threading import Lock
 from typing import NamedTuple
 
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
 
 STANDARD = "c++17"
+_LOADING = Lock()  # modules of the package import one another, which two threads at once trip over
 _SPILLS = re.compile(
     r"Compiling entry function '(?P<symbol>\S+)' for .*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads",
@@ -66,16 +68,17 @@ def offline_cubin(source: str, functions: Iterable[str], architecture: str) -> C
 def cubin_of(text: str, source: str, functions: Iterable[str], architecture: str) -> Cubin:
     """Compile functions of a translation unit that is called `source`; see `offline_cubin`."""
     names = tuple(sorted(set(functions)))
-    try:
-        from cuda.core import Program, ProgramOptions
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+    with _LOADING:
+        try:
+            from cuda.core import Program, ProgramOptions
+            from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        load_nvidia_dynamic_lib("nvrtc")
-    except (ImportError, RuntimeError) as error:  # no package, or none of its libraries
-        raise ExecutorError(
-            f"compiling without a GPU needs NVIDIA's compiler library ({error}): "
-            f"`pip install cuda-core cuda-bindings nvidia-cuda-nvrtc`"
-        ) from error
+            load_nvidia_dynamic_lib("nvrtc")
+        except (ImportError, RuntimeError) as error:  # no package, or none of its libraries
+            raise ExecutorError(
+                f"compiling without a GPU needs NVIDIA's compiler library ({error}): "
+                f"`pip install cuda-core cuda-bindings nvidia-cuda-nvrtc`"
+            ) from error
     options = ProgramOptions(
         arch=architecture, std=STANDARD, name=f"{source}.cu", ptxas_options=["-v"]
     )
