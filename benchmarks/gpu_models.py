@@ -10,6 +10,7 @@ from executor.cuda.rank import RankCalls
 from executor.streams.commands import command_buffer
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import model_spec
+from planner.cluster import OURS, Cluster, Software
 from planner.clusters import parse_cluster
 from planner.compile import compile_plan
 from planner.plan import Plan
@@ -57,12 +58,10 @@ LLAMA_1B = ModelSpec(
     seq_len=4096,
     precision="bf16",
 )
-OURS = {spec.name: spec for spec in (SMALL_LLAMA, LLAMA_1B)}
+BESIDE_THE_ZOO = {spec.name: spec for spec in (SMALL_LLAMA, LLAMA_1B)}
 
 
-def benchmark_model(
-    name: str, precision: str = "bf16", seq_len: int | None = None
-) -> ModelSpec:
+def benchmark_model(name: str, precision: str = "bf16", seq_len: int | None = None) -> ModelSpec:
     """Return a model of this module, or of the zoo, in a precision.
 
     Raises
@@ -70,23 +69,39 @@ def benchmark_model(
     ModelError
         There is no such model or precision.
     """
-    if name not in OURS:
+    if name not in BESIDE_THE_ZOO:
         return model_spec(name, seq_len, precision)
-    spec = OURS[name]
+    spec = BESIDE_THE_ZOO[name]
     return msgspec.structs.replace(
         spec, precision=precision, seq_len=spec.seq_len if seq_len is None else seq_len
     )
 
 
-def planned(model: ModelSpec, batch: int, device: str = DEVICE) -> Plan:
-    """Return the plan of one microbatch a step on one device."""
+def planned(
+    model: ModelSpec, batch: int, device: str | Cluster = DEVICE, fusion: str | None = None
+) -> Plan:
+    """Return the plan of one microbatch a step on one device, which our own executor drives.
+
+    Parameters
+    ----------
+    model, batch
+        What is trained, and samples of a step.
+    device
+        The catalogue's name of a device, or a cluster of one.
+    fusion
+        As in a plan; None: as the search chooses.
+    """
+    if isinstance(device, str):
+        device = parse_cluster(f"{device}:1x1")
+        device = msgspec.structs.replace(device, software=Software(name=OURS))
     return search(
         SearchRequest(
             model=model,
             training=TrainingSpec(),
-            cluster=parse_cluster(f"{device}:1x1"),
+            cluster=device,
             global_batch=batch,
             pins=Pins(dp=1, tp=1, pp=1, micro_batch=batch),
+            fusion=fusion,
         )
     )
 

@@ -4,6 +4,8 @@ Run `python -m benchmarks.gpu_roofline MODEL... [--device h100-sxm-80gb] [--batc
 [--seq-len N] [--actors] [--json]` from the root of the repository. A model is one of the zoo or of
 `benchmarks/gpu_models.py`.
 
+Two plans are set beside each other: one with an actor per op, and one whose ops are fused.
+
 An actor takes at least what its products take at the device's peak, and what its operands take
 through the device's memory, each read or written once; the larger of the two is its bound, and the
 sum over a step that of the plan, which so says what share of the peak (`mfu`, model FLOPs over the
@@ -34,11 +36,12 @@ from planner.actors.graph import Actor, Program, Register
 from planner.cluster import Device
 from planner.compile import compile_plan
 from planner.costs import durations
+from planner.costs.actors import parts_of
 from planner.costs.attention import KINDS as ATTENTION
 from planner.costs.firings import Firings, firing_of, peak_flops_per_s
 from planner.costs.products import PLAIN
 from planner.errors import ClusterError, InfeasibleError, PlanError
-from planner.plan import Plan, plan_graph
+from planner.plan import FUSIONS, Plan, plan_graph
 
 BATCH = 16
 
@@ -127,7 +130,7 @@ def works(plan: Plan, graph: Graph | None = None) -> list[Work]:
 def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> Work:
     flops = compute_s = reachable_compute_s = 0.0
     moved = 0
-    for firing in _ops(actor, program):
+    for firing in ops_of(actor, program):
         moved += int(firing.bytes[0])
         count = float(firing.flops[0]) * _let_through(firing)
         if count:
@@ -138,7 +141,7 @@ def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> W
     memory_s = moved / device.memory_bandwidth_bytes_per_s
     return Work(
         name=actor.name,
-        kinds=(actor.kind,),
+        kinds=actor.kinds,
         firings=actor.firings,
         flops=flops,
         bytes=moved,
@@ -149,9 +152,14 @@ def _work(actor: Actor, program: Program, device: Device, duration_ns: int) -> W
     )
 
 
-def _ops(actor: Actor, program: Program) -> Iterator[Firings]:
-    """The ops that an actor computes in one firing."""
-    yield firing_of(actor.kind, actor.labels, actor.attributes, *_told(*program.operands(actor)))
+def ops_of(actor: Actor, program: Program) -> Iterator[Firings]:
+    """The ops that an actor computes in one firing; those of a fused one share what they move."""
+    if not actor.parts:
+        told = _told(*program.operands(actor))
+        yield firing_of(actor.kind, actor.labels, actor.attributes, *told)
+        return
+    for part, inputs, outputs, share in parts_of(actor, program):
+        yield firing_of(part.kind, part.labels, part.attributes, *_told(inputs, outputs), share)
 
 
 def _told(
@@ -201,7 +209,7 @@ def roofline(plan: Plan) -> Roofline:
         model=plan.model.name,
         device=plan.cluster.device.name,
         batch=plan.global_batch,
-        fusion="none",
+        fusion=plan.fusion,
         actors=len(found),
         model_flops=flops,
         flops=total("flops"),
@@ -281,8 +289,9 @@ def print_table(found: Roofline, console: Console) -> None:
 
 
 def plans(model: str, batch: int, device: str, precision: str, seq_len: int | None) -> list[Plan]:
-    """Return the plans that are set beside each other."""
-    return [planned(benchmark_model(model, precision, seq_len), batch, device)]
+    """Return the plans that are set beside each other: every op alone, and fused."""
+    spec = benchmark_model(model, precision, seq_len)
+    return [planned(spec, batch, device, fusion) for fusion in FUSIONS]
 
 
 def main(arguments: list[str] | None = None) -> int:

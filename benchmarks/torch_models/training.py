@@ -286,7 +286,9 @@ def tried(
     trainer = Trainer(spec, training or TrainingSpec(), setting, values, decayed, device)
     batches = batches_of(graph, batch, losses, device, setting.channels_last)
     if setting.numerics == "masters":
-        batches = [(one.bfloat16() if one.is_floating_point() else one, two) for one, two in batches]
+        batches = [
+            (one.bfloat16() if one.is_floating_point() else one, two) for one, two in batches
+        ]
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     found, times, made_ready_s = trained(trainer, batches, steps=steps, budget_s=TIMED_S)
