@@ -1,6 +1,7 @@
 """The models that are trained on a GPU beside PyTorch, and their plans for one device."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,28 @@ from planner.search import Pins, SearchRequest, search
 # What the catalogue has, by what CUDA calls the device; the first that fits is taken.
 CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm-80gb"))
 DEVICE = "h100-sxm-80gb"  # where no other is named
+
+
+class Trained(NamedTuple):
+    """A model that is trained beside PyTorch: samples of a step, the first that fit, and its unit.
+
+    `weight` is its share of the time.
+    """
+
+    model: str
+    batches: tuple[int, ...]
+    unit: str
+    weight: float
+
+
+# The most important first: where time runs out, what is behind says so.
+TRAINED = (
+    Trained("gpt2-small", (32, 16, 8), "tokens", 0.3),
+    Trained("resnet-50", (256, 128), "images", 0.22),
+    Trained("llama-1b", (4, 2, 1), "tokens", 0.2),
+    Trained("gpt2-medium", (16, 8), "tokens", 0.14),
+    Trained("gpt2-xl", (8, 4, 2), "tokens", 0.14),
+)
 
 SMALL_LLAMA = ModelSpec(
     name="llama-160m",

@@ -2,20 +2,20 @@
 
 A model is planned for the GPU at hand, from its profile where there is one, and what the plan
 predicts is noted before anything runs. Then it is trained twice from the same values: captured, a
-step being one launch, and eagerly, actor by actor. Both runs must agree in every bit.
+step being one launch, and eagerly, actor by actor; `bit_equal` says whether the two agree in every bit.
 """
 
 import statistics
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_models import catalogue_name, planned
+from benchmarks.gpu_models import catalogue_name, launches_of, planned
 from benchmarks.starting_point import SEED, RandomSamples, starting_values
 from executor.gpu.running import DeviceRun
 from executor.kernels import RunState
@@ -93,11 +93,10 @@ def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
         device.close()
     assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"
     eagerly, found_eagerly = _eager(plan)
-    assert captured == eagerly, f"captured and eager runs differ: {captured} and {eagerly}"
     found |= found_eagerly
     found |= {
         "losses": [round(loss, 5) for loss in captured[0]],
-        "bit_equal": True,
+        "bit_equal": captured == eagerly,
         "prediction_error": found["predicted_s"] / found["measured_s"] - 1,
         "host_share": found["host_s"] / found["measured_s"],
         "mfu": _mfu(plan, found["measured_s"]),
@@ -149,8 +148,7 @@ def _timed(device: Any, run: DeviceRun, issue: Any, steps: int) -> tuple[list[fl
         device.record(events[step + 1], run.driver.origin)
     device.synchronize(events[-1])
     device.check()
-    pairs = zip(events, events[1:], strict=False)
-    return [device.elapsed_ns(one, two) / 1e9 for one, two in pairs], host
+    return [device.elapsed_ns(one, two) / 1e9 for one, two in pairwise(events)], host
 
 
 def _spans(device: Any, run: DeviceRun) -> tuple[int, int]:
@@ -260,26 +258,19 @@ def _mfu(plan: Plan, step_time_s: float) -> float | None:
     return speed(plan, step_time_s).mfu
 
 
-def compiled_ahead(specs: Iterable[tuple[ModelSpec, int]]) -> int:
-    """Compile what models launch, several sources at once, into the compiler's cache."""
-    from executor.cuda.listing import listed_run
-    from executor.cuda.rank import RankCalls
-    from executor.streams.commands import command_buffer
-
-    functions: dict[str, set[str]] = {}
-    for spec, batch in specs:
-        plan = planned(spec, batch)
-        graph = compile_plan(plan)
-        calls = RankCalls(graph, 0, command_buffer(graph, (0,)), listed_run(plan))
-        for source, names in calls.functions().items():
-            functions.setdefault(source, set()).update(names)
+def compiled_ahead(spec: ModelSpec, batch: int, profile: Path | None = None) -> Figures:
+    """Compile what a model launches, so that its run finds it in the compiler's cache."""
+    began = time.perf_counter()
     device = _device()
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda one: _load(device, *one), functions.items()))
-    device.close()
-    return sum(map(len, functions.values()))
-
-
-def _load(device: Any, source: str, names: set[str]) -> None:
-    device.use()
-    device.load({source: names})
+    try:
+        plan = planned(spec, batch, _cluster(device, profile))
+        functions: dict[str, set[str]] = {}
+        for launch in launches_of(plan):
+            functions.setdefault(launch.source, set()).add(launch.function)
+        device.load(functions)
+    finally:
+        device.close()
+    return {
+        "functions": sum(map(len, functions.values())),
+        "compiled_s": round(time.perf_counter() - began, 1),
+    }

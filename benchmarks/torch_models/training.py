@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,7 @@ def _timed(
         stepper.step(*batches[step % len(batches)])
         events[step + 1].record()
     torch.cuda.synchronize()
-    return [one.elapsed_time(two) / 1e3 for one, two in zip(events, events[1:], strict=False)]
+    return [one.elapsed_time(two) / 1e3 for one, two in pairwise(events)]
 
 
 def batches_of(

@@ -1,4 +1,4 @@
-"""PyTorch's models of the benchmark against ours: loss, every gradient, and counts of parameters."""
+"""PyTorch's models of the benchmark against ours: loss, every gradient, counts of parameters."""
 
 from typing import Any
 
