@@ -2,7 +2,8 @@
 
 A model is planned for the GPU at hand, from its profile where there is one, and what the plan
 predicts is noted before anything runs. Then it is trained twice from the same values: captured, a
-step being one launch, and eagerly, actor by actor; `bit_equal` says whether the two agree in every bit.
+step being one launch, and eagerly, actor by actor; `bit_equal` says whether the two agree in every
+bit.
 """
 
 import statistics
