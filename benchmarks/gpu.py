@@ -5,7 +5,8 @@ Run `python -m benchmarks.gpu [--out FILE] [--budget SECONDS] [--profile FILE] [
 and by PyTorch from the same weights on the same samples, each in a process of its own, one after
 the other; PyTorch under every setting of `torch_models/settings.py` for which there is time, of
 which the best counts. The file holds a row for each, as `gpu_rows.py` says, and is written after
-every process. The exit code is 1 where there is no GPU, an item of ours failed, or losses differ.
+every process. The exit code is 1 where there is no GPU, an item of ours failed, or losses or
+bits differ.
 `--profile` names a profile of this GPU (`millrace profile --device gpu`), by which steps are
 predicted; else the catalogue's figures are. `--dry-run` needs no GPU: it prints what would run and
 what is predicted.
@@ -54,7 +55,8 @@ def main() -> None:
         sys.exit(item(options.item, options.batch, options.budget, options.profile))
     rows = run_all(wanted, options.budget, options.out, options.profile)
     print("\n".join(lines(rows)))
-    sys.exit(any(not one["measured_s"] or one["losses_equal"] is False for one in rows))
+    wrong = ("losses_equal", "bit_equal")
+    sys.exit(any(not one["measured_s"] or False in [one[x] for x in wrong] for one in rows))
 
 
 def missing_gpu() -> str | None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from executor.cuda.binding import leaves
 from executor.cuda.calls import Launch
 from executor.cuda.listing import listed_run
 from executor.cuda.rank import RankCalls
@@ -123,8 +124,7 @@ def planned(
             training=TrainingSpec(),
             cluster=device,
             global_batch=batch,
-            pins=Pins(dp=1, tp=1, pp=1, micro_batch=batch),
-            fusion=fusion,
+            pins=Pins(dp=1, tp=1, pp=1, micro_batch=batch, fusion=fusion),
         )
     )
 
@@ -141,8 +141,11 @@ def catalogue_name(device: str) -> str:
 
 
 def launches_of(plan: Plan) -> Iterator[Launch]:
-    """Yield every launch of a step of rank 0, with what ends the step."""
+    """Yield every launch of a step of rank 0, with what ends the step.
+
+    Where a device chooses among ways of computing one thing, those of all ways.
+    """
     graph = compile_plan(plan)
     buffer = command_buffer(graph, (0,))
     calls = RankCalls(graph, 0, buffer, listed_run(plan))
-    yield from (call for call in calls.all_calls() if isinstance(call, Launch))
+    yield from (call for call in leaves(*calls.all_calls()) if isinstance(call, Launch))

@@ -24,7 +24,7 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
     result: Figures = {
         "name": f"train.{entry.model}",
         "model": entry.model,
-        "ok": bool(ours.get("ok") and found.get("bit_equal") and compiled),
+        "ok": bool(ours.get("ok") and found.get("bit_equal") is not False and compiled),
         "batch": found.get("batch"),
         "seq_len": found.get("seq_len"),
         "unit": entry.unit,
@@ -53,7 +53,9 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
     result |= _memory(found, best)
     result |= _losses(found, best)
     result |= {
+        "eager_equal": found.get("eager_equal"),
         "bit_equal": found.get("bit_equal"),
+        "deterministic_price": found.get("deterministic_price"),
         "torch_deterministic_price": _price(tried, best),
         "torch_setting": best.get("setting"),
         "torch_tried": tried,
@@ -141,9 +143,13 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             f"{_said(one['host_share'], '.1%', 6)} {_said(one['idle_share'], '.1%', 6)} "
             f"{_said(one['mfu'], '.1%', 6)}"
         )
-        if one["torch_deterministic_price"] is not None:
-            price = one["torch_deterministic_price"]
-            found.append(f"{'':12} deterministic: {price:+.1%} for torch; ours always is")
+        if one["deterministic_price"] is not None:
+            bits = "equal" if one["bit_equal"] else "DIFFERENT"
+            price = _said(one["torch_deterministic_price"], "+.1%", 1)
+            found.append(
+                f"{'':12} deterministic mode costs {one['deterministic_price']:+.1%} (torch: "
+                f"{price}); two runs of it give {bits} bits"
+            )
         if one["losses_apart"] is not None:
             found.append(f"{'':12} losses apart by {one['losses_apart']:.1e}")
         if one["error"]:

@@ -1,15 +1,17 @@
 """Our own training steps on one GPU: how long they take, and what of that is whose.
 
 A model is planned for the GPU at hand, from its profile where there is one, and what the plan
-predicts is noted before anything runs. Then it is trained twice from the same values: captured, a
-step being one launch, and eagerly, actor by actor; `bit_equal` says whether the two agree in every
-bit.
+predicts is noted before anything runs. Then it is trained from the same values several times:
+captured, a step being one launch; eagerly, actor by actor; and twice in deterministic mode, where
+products are not chosen by timing. `eager_equal` and `bit_equal` say whether the first two, and the
+last two, agree in every bit; `deterministic_price` how much longer a step of that mode is.
 """
 
 import statistics
 import time
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,14 @@ from planner.errors import InfeasibleError
 from planner.plan import Plan, plan_graph
 
 Figures = dict[str, Any]
+Result = tuple[list[float], int]  # losses, and a checksum of the variables
 LOSSES = 6  # steps whose losses are compared, each on samples of its own
 WARM_UP = 3
 STEPS = 40  # timed, where they fit in TIMED_S
 STEPS_MIN = 10
 TIMED_S = 4.0
 EAGER_STEPS = 15
+TWICE_MAX = 500_000_000  # parameters of a model that is trained twice in deterministic mode
 DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
 
 
@@ -79,39 +83,41 @@ def predicted(plan: Plan) -> Figures:
 
 
 def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
-    device = _device()
+    device, tuner = _opened()
     try:
         plan = planned(spec, batch, _cluster(device, profile))
         found = predicted(plan)
-        run, state = ready(device, plan)
+        run, state = ready(device, plan, tuner)
         started = time.perf_counter()
         ends = run.train(LOSSES, time.perf_counter_ns())[0].step_end_ns
         found["first_steps_s"] = round(time.perf_counter() - started, 2)
         found["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
-        captured = _losses(state), _digest(run, plan)
+        captured = _result(run, state, plan)
         found |= _replayed(device, run) | _memory(run)
     finally:
         device.close()
     assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"
-    eagerly, found_eagerly = _eager(plan)
+    eager, found_eagerly = _eager(plan)
     found |= found_eagerly
     found |= {
         "losses": [round(loss, 5) for loss in captured[0]],
-        "bit_equal": captured == eagerly,
+        "eager_equal": captured == eager,
         "prediction_error": found["predicted_s"] / found["measured_s"] - 1,
         "host_share": found["host_s"] / found["measured_s"],
         "mfu": _mfu(plan, found["measured_s"]),
     }
+    if plan_graph(plan).parameter_count <= TWICE_MAX:
+        found |= _deterministic(plan, found["measured_s"])
     return found
 
 
-def _eager(plan: Plan) -> tuple[tuple[list[float], int], Figures]:
+def _eager(plan: Plan) -> tuple[Result, Figures]:
     """Train anew from the start, actor by actor: the same losses and bits, and times."""
-    device = _device()
+    device, tuner = _opened()
     try:
-        run, state = ready(device, plan)
+        run, state = ready(device, plan, tuner)
         run.train(LOSSES, time.perf_counter_ns(), eager=True)
-        result = _losses(state), _digest(run, plan)
+        result = _result(run, state, plan)
         times, host = _timed(device, run, run.driver.fire, EAGER_STEPS)
         busy_ns, whole_ns = _spans(device, run)
     finally:
@@ -122,6 +128,25 @@ def _eager(plan: Plan) -> tuple[tuple[list[float], int], Figures]:
         "eager_host_s": statistics.median(host),
         "idle_share": 1 - busy_ns / whole_ns,
         "busy_s": busy_ns / 1e9,
+    }
+
+
+def _deterministic(plan: Plan, measured_s: float) -> Figures:
+    """Two runs in deterministic mode: whether they agree in every bit, and what the mode costs."""
+    results, times = [], []
+    for _ in range(2):
+        device, tuner = _opened(deterministic=True)
+        try:
+            run, state = ready(device, plan, tuner)
+            run.train(LOSSES, time.perf_counter_ns())
+            results.append(_result(run, state, plan))
+            times.append(_replayed(device, run)["measured_s"])
+        finally:
+            device.close()
+    return {
+        "bit_equal": results[0] == results[1],
+        "deterministic_s": min(times),
+        "deterministic_price": min(times) / measured_s - 1,
     }
 
 
@@ -185,8 +210,9 @@ def union_ns(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def _losses(state: RunState) -> list[float]:
-    return [float(loss / count) for loss, count, _ in state.totals]
+def _result(run: DeviceRun, state: RunState, plan: Plan) -> Result:
+    losses = [float(loss / count) for loss, count, _ in state.totals]
+    return losses, _digest(run, plan)
 
 
 def _digest(run: DeviceRun, plan: Plan) -> int:
@@ -200,11 +226,17 @@ def _digest(run: DeviceRun, plan: Plan) -> int:
     return found
 
 
-def _device() -> Any:
+def _opened(deterministic: bool = False) -> tuple[Any, Any]:
+    """The first GPU, its products chosen by timing unless it is to be deterministic."""
+    from executor.gpu.cudnn import cudnn_library
     from executor.gpu.cupy_device import CupyDevice
     from executor.gpu.products.cublaslt import ProductLibrary
+    from executor.gpu.products.tuning import Tuner
+    from executor.measure import cache_folder
 
-    return CupyDevice(0, ProductLibrary)
+    library = partial(ProductLibrary, deterministic=deterministic)
+    tuner = None if deterministic else Tuner(cache_folder())
+    return CupyDevice(0, library, cudnn_library, tuner=tuner), tuner
 
 
 def _cluster(device: Any, profile: Path | None) -> str | Cluster:
@@ -216,8 +248,8 @@ def _cluster(device: Any, profile: Path | None) -> str | Cluster:
     return api.cluster("local-gpu:1", profile=profile)
 
 
-def ready(device: Any, plan: Plan) -> tuple[DeviceRun, RunState]:
-    """Return a run whose variables are as they begin."""
+def ready(device: Any, plan: Plan, tuner: Any = None) -> tuple[DeviceRun, RunState]:
+    """Return a run whose variables are as they begin, and whose products are chosen for good."""
     graph = plan_graph(plan)
     state = RunState(
         seed=SEED,
@@ -227,6 +259,12 @@ def ready(device: Any, plan: Plan) -> tuple[DeviceRun, RunState]:
         batch=plan.batch,
     )
     run = DeviceRun(device, compile_plan(plan, graph), {0: state})
+    if tuner is not None:
+        from executor.gpu.products.picks import agreed
+
+        tuner.settle(agreed([tuner.used], 0))
+        device.plan_again()
+        tuner.save()
     _fill(run, graph)
     return run, state
 
@@ -262,7 +300,7 @@ def _mfu(plan: Plan, step_time_s: float) -> float | None:
 def compiled_ahead(spec: ModelSpec, batch: int, profile: Path | None = None) -> Figures:
     """Compile what a model launches, so that its run finds it in the compiler's cache."""
     began = time.perf_counter()
-    device = _device()
+    device, _ = _opened()
     try:
         plan = planned(spec, batch, _cluster(device, profile))
         functions: dict[str, set[str]] = {}

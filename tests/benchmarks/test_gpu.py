@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def ours() -> dict[str, Any]:
     """Figures of a small model on the emulated device."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(gpu_training, "_device", EmulatedDevice)
+    patch.setattr(gpu_training, "_opened", lambda deterministic=False: (EmulatedDevice(), None))
     for name, value in (("LOSSES", 4), ("WARM_UP", 1), ("STEPS", 3), ("EAGER_STEPS", 2)):
         patch.setattr(gpu_training, name, value)
     patch.setattr(gpu_training, "STEPS_MIN", 3)
@@ -48,6 +48,8 @@ def test_figures_of_a_training_are_complete(ours: dict[str, Any]) -> None:
     assert ours["memory_bytes"]["arena"] == ours["planned_arena_bytes"]
     assert ours["grown_bytes"] == 0
     assert ours["bit_equal"]
+    assert ours["eager_equal"]
+    assert ours["deterministic_price"] == ours["deterministic_s"] / ours["measured_s"] - 1
     assert len(ours["losses"]) == LOSSES
     for name in ("predicted_s", "measured_s", "fed_s", "eager_s", "host_share", "busy_s"):
         assert ours[name] > 0, name
@@ -143,6 +145,7 @@ def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
     ours = {
         "ok": True,
         "figures": {"batch": 2, "seq_len": 10, "measured_s": 0.5, "eager_s": 1.0, "bit_equal": True}
+        | {"deterministic_price": 0.25}
         | {"losses": [3.0, 2.0], "device_used_bytes": 10, "predicted_s": 0.4, "host_share": 0.1},
     }
     tried = [
@@ -172,7 +175,7 @@ def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
     assert found["torch_images_per_s"] is None
     assert json.loads(json.dumps(found)) == found
     said = "\n".join(lines([found]))
-    assert "deterministic: +100.0% for torch" in said
+    assert "costs +25.0% (torch: +100.0%); two runs of it give equal bits" in said
 
 
 def test_a_row_without_time_says_so() -> None:
