@@ -9,10 +9,10 @@ ran no test.
 
 import json
 import sys
-import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from benchmarks.gpu_rows import lines
 
@@ -76,7 +76,7 @@ def _of_part(work: Path, part: str) -> Iterator[Row]:
     report = work / f"{part}.xml"
     if not report.exists():
         return
-    for case in xml.parse(report).iter("testcase"):
+    for case in ElementTree.parse(report).iter("testcase"):
         wrong = next((one for one in case if one.tag in ("failure", "error")), None)
         skipped = next((one for one in case if one.tag == "skipped"), None)
         row: Row = {

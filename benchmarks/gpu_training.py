@@ -228,7 +228,7 @@ def _digest(run: DeviceRun, plan: Plan) -> int:
 
 def _opened(deterministic: bool = False) -> tuple[Any, Any]:
     """The first GPU, its products chosen by timing unless it is to be deterministic."""
-    from executor.gpu.cudnn import cudnn_library
+    from executor.gpu.cudnn.opening import cudnn_library
     from executor.gpu.cupy_device import CupyDevice
     from executor.gpu.products.cublaslt import ProductLibrary
     from executor.gpu.products.tuning import Tuner
