@@ -6,10 +6,11 @@ Run `python -m benchmarks.gpu_kernels MODEL... [--arch sm_90 ...] [--batch N] [-
 is compiled, and every function that it launches is compiled for every architecture named; that
 takes NVIDIA's compiler library and no GPU.
 
-A row is a function with the blocks that it is launched in: how many launches of a step are such,
+Where the device chooses among ways of computing one thing, the functions of all ways are listed. A
+row is a function with the blocks that it is launched in: how many launches of a step are such,
 `threads` of a block, `registers` of a thread, bytes of its `stack` (local memory, which lies in
 device memory), the bytes of `spilled` values among what it stores and loads there, `shared` bytes
-of a block, how many blocks fit on a multiprocessor by registers, by shared memory and by threads,
+of a block and `dynamic` ones that its launch adds, how many blocks fit on a multiprocessor by registers, by shared memory and by threads,
 and the share of the warps that it then holds. The exit code is 1 where a function spills.
 """
 
@@ -47,6 +48,7 @@ class KernelRow:
     stack_bytes: int
     spilled_bytes: int
     shared_bytes: int
+    dynamic_bytes: int
     blocks_by_registers: int
     blocks_by_shared: int
     blocks_by_threads: int
@@ -54,7 +56,7 @@ class KernelRow:
     warps_share: float
 
 
-Launched = tuple[str, str, int]  # source, function, threads of a block
+Launched = tuple[str, str, int, int]  # source, function, threads and dynamic bytes of a block
 
 
 def launched(models: Iterable[str], batch: int, precision: str) -> dict[str, Counter[Launched]]:
@@ -67,7 +69,7 @@ def launched(models: Iterable[str], batch: int, precision: str) -> dict[str, Cou
 
 
 def _launched(launch: Launch) -> Launched:
-    return launch.source, launch.function, prod(launch.block)
+    return launch.source, launch.function, prod(launch.block), launch.shared_bytes
 
 
 def kernel_rows(
@@ -81,7 +83,7 @@ def kernel_rows(
         The compiler's library is missing, or an architecture is not known.
     """
     functions: dict[str, set[str]] = {}
-    for source, function, _ in set().union(*counts.values()):
+    for source, function, *_ in set().union(*counts.values()):
         functions.setdefault(source, set()).add(function)
     wanted = [(source, one) for one in architectures for source in sorted(functions)]
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
@@ -100,10 +102,10 @@ def _rows(
     for key in sorted(set().union(*counts.values())):
         if key[0] != source:
             continue
-        _, function, threads = key
+        _, function, threads, dynamic_bytes = key
         symbol = cubin.symbols[function]
         one = taken[symbol]
-        fits = occupancy(one, threads, architecture)
+        fits = occupancy(one, threads, architecture, dynamic_bytes)
         yield KernelRow(
             architecture=architecture,
             source=source,
@@ -114,6 +116,7 @@ def _rows(
             stack_bytes=one.stack_bytes,
             spilled_bytes=spilled[symbol],
             shared_bytes=shared_bytes(one, architecture),
+            dynamic_bytes=dynamic_bytes,
             blocks_by_registers=fits.by_registers,
             blocks_by_shared=fits.by_shared,
             blocks_by_threads=fits.by_threads,
@@ -130,7 +133,7 @@ def print_table(rows: Iterable[KernelRow], console: Console) -> None:
     for architecture, found in by_architecture.items():
         table = Table(title=f"kernels on {architecture}", title_justify="left")
         table.add_column("function", overflow="fold")
-        names = ("launches", "threads", "registers", "stack", "spilled", "shared")
+        names = ("launches", "threads", "registers", "stack", "spilled", "shared", "dynamic")
         for name in (*names, "blocks by registers", "by shared", "by threads", "warps"):
             table.add_column(name, justify="right")
         for row in found:
@@ -139,7 +142,7 @@ def print_table(rows: Iterable[KernelRow], console: Console) -> None:
             table.add_row(
                 f"{row.source}: {row.function}",
                 " ".join(map(str, row.launches.values())),
-                *map(str, (*figures, row.shared_bytes, *fits)),
+                *map(str, (*figures, row.shared_bytes, row.dynamic_bytes, *fits)),
                 f"{row.warps_share:.0%}",
             )
         console.print(table)
