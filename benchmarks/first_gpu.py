@@ -11,12 +11,13 @@ library.
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Figures = dict[str, object]
@@ -92,21 +93,42 @@ def run_all(budget_s: float, out: Path | None, which: str = "all") -> list[Figur
     return rows
 
 
-def run_apart(name: str, limit_s: float, module: str = "benchmarks.first_gpu") -> Figures:
-    """Run one item of a module in a process of its own; return its row."""
+def run_apart(
+    name: str,
+    limit_s: float,
+    module: str = "benchmarks.first_gpu",
+    arguments: Sequence[str] = (),
+    **environment: str,
+) -> Figures:
+    """Run one item of a module in a process of its own; return its row.
+
+    Of an item that is not done in time the row has the figures that it handed over before.
+    """
     if limit_s < 1:
         return {"name": name, "ok": False, "seconds": 0, "error": "no time was left"}
     begun = time.monotonic()
-    command = [sys.executable, "-m", module, "--item", name]
+    command = [sys.executable, "-m", module, "--item", name, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            env={**os.environ, **environment},
+        )
     except subprocess.TimeoutExpired as late:
-        said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
-        row: Figures = {"error": f"not done after {limit_s:.0f} s", "details": said[-2000:]}
+        out, said = map(_text, (late.stdout, late.stderr))
+        row = row_of(subprocess.CompletedProcess(command, 0, out, said))
+        row |= {"ok": False, "error": f"not done after {limit_s:.0f} s", "details": said[-2000:]}
     else:
         row = row_of(done)
     seconds = round(time.monotonic() - begun, 2)
     return {"name": name, "ok": False, "seconds": seconds, **row}
+
+
+def _text(said: bytes | str | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
 def row_of(done: subprocess.CompletedProcess[str]) -> Figures:

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Everything that a machine with a GPU can show, by one command: under ten minutes, no network.
-# Usage: bash benchmarks/gpu.sh [--dry-run] (PYTHON names the interpreter). Writes
-# benchmarks/results/gpu.json whatever happens; the exit code is not 0 if there is no GPU, or a part
-# that checks for correctness failed or did not run. How libraries fare that we can do without is
-# written down and decides nothing. --dry-run says what would run and what is predicted.
+# Usage: bash benchmarks/gpu.sh [--dry-run] [--only PART...] (PYTHON names the interpreter). Parts, in
+# the order in which they run: facts kernels training runs (what must hold), profile rows (how fast
+# training is beside PyTorch, by the prediction of a profile of this GPU), peers (single kernels
+# beside libraries'). Writes benchmarks/results/gpu.json whatever happens: `rows`, one per model that
+# is trained, and `checks`. With --only it keeps the rows and checks of parts that do not run. The
+# exit code is not 0 if there is no GPU, or a part failed or did not run. How libraries fare that we
+# can do without is written down and decides nothing. --dry-run says what would run and what is
+# predicted.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -16,15 +20,27 @@ export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$work/cupy}
 results=benchmarks/results/gpu.json
 total=570 # seconds for all parts
 
+parts="facts kernels training runs profile rows peers"
 if [ "${1:-}" = --dry-run ]; then
   "$python" -m benchmarks.first_gpu --list && "$python" -m benchmarks.gpu --dry-run
   exit
+elif [ "${1:-}" = --only ] && [ $# -gt 1 ]; then
+  shift
+  for one in "$@"; do
+    case " $parts " in
+      *" $one "*) ;;
+      *) echo "benchmarks/gpu.sh: there is no part $one; parts are $parts" >&2; exit 2 ;;
+    esac
+  done
+  parts=$*
 elif [ $# -gt 0 ]; then
-  echo "benchmarks/gpu.sh: $1 is not known; it takes --dry-run or nothing" >&2
+  echo "benchmarks/gpu.sh: $1 is not known; it takes --dry-run, --only PART... or nothing" >&2
   exit 2
 fi
 mkdir -p benchmarks/results
-rm -f "$results"
+
+# wants PART: whether it is to run.
+wants() { case " $parts " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 
 # part NAME SECONDS COMMAND...: run with a limit of time; note the exit code and how long it took.
 part() {
@@ -40,7 +56,7 @@ part() {
 
 if ! "$python" -c 'import sys; from benchmarks.gpu import missing_gpu as m; sys.exit(m())'; then
   printf '%s\n' 'benchmarks/gpu.sh: nothing was run, for what the line above says' >&2
-  printf '{"device": null, "versions": {}, "rows": [{"name": "part.gpu", "ok": false, "seconds": 0, "error": "no usable GPU"}]}\n' \
+  printf '{"device": null, "versions": {}, "rows": [], "checks": [{"name": "part.gpu", "ok": false, "seconds": 0, "error": "no usable GPU"}]}\n' \
     >"$results"
   exit 1
 fi
@@ -52,74 +68,32 @@ tests() {
     --durations=5 --junitxml="$work/$name.xml"
 }
 
-part first_gpu 90 "$python" -m benchmarks.first_gpu --which ours --out "$work/first_gpu.json" \
-  --budget 85
-tests test_kernels 130 test_kernels.py test_products.py test_collectives.py
-tests test_training 170 test_training.py
-part training 160 "$python" -m benchmarks.gpu --out "$work/training.json" --budget 155
-tests test_runs 150 test_memory.py test_front_door.py test_failures.py
-part peers 120 "$python" -m benchmarks.first_gpu --which peers --out "$work/peers.json" --budget 110
+if wants facts; then
+  part facts 60 "$python" -m benchmarks.first_gpu --which ours --out "$work/facts.json" --budget 55
+fi
+if wants kernels; then tests kernels 90 test_kernels.py test_products.py test_collectives.py; fi
+if wants training; then tests training 80 test_training.py; fi
+if wants runs; then tests runs 60 test_memory.py test_front_door.py test_failures.py; fi
+profile=()
+if wants profile; then
+  part profile 80 "$python" -m millrace profile --device gpu --ranks 1 -o "$work/profile.json"
+  if [ -s "$work/profile.json" ]; then profile=(--profile "$work/profile.json"); fi
+fi
+if wants rows; then
+  left=$((total - SECONDS - 10))
+  part rows "$left" "$python" -m benchmarks.gpu --out "$work/rows.json" --budget $((left - 10)) \
+    ${profile[@]+"${profile[@]}"}
+fi
+if wants peers; then
+  part peers 120 "$python" -m benchmarks.first_gpu --which peers --out "$work/peers.json" \
+    --budget 110
+fi
 
-"$python" - "$work" "$results" <<'JOIN' && exit 0
-import json
-import sys
-import xml.etree.ElementTree as xml
-from pathlib import Path
-
-work, results = map(Path, sys.argv[1:])
-found = {"device": None, "versions": {}, "rows": []}
-passed = set()
-for name in ("first_gpu", "training", "peers"):
-    path = work / f"{name}.json"
-    if path.exists():
-        read = json.loads(path.read_text())
-        found["rows"] += read["rows"]
-        if name == "first_gpu":
-            found |= {key: read[key] for key in ("device", "versions")}
-for report in sorted(work.glob("*.xml")):
-    for case in xml.parse(report).iter("testcase"):
-        wrong = next((one for one in case if one.tag in ("failure", "error")), None)
-        skipped = next((one for one in case if one.tag == "skipped"), None)
-        row = {
-            "name": f"{case.get('classname')}.{case.get('name')}",
-            "ok": False if wrong is not None else None if skipped is not None else True,
-            "seconds": float(case.get("time", 0)),
-        }
-        said = wrong if wrong is not None else skipped
-        if said is not None:
-            row["error"] = (said.get("message") or "")[:500]
-            row["details"] = (said.text or "")[-2000:]
-        found["rows"].append(row)
-        if row["ok"]:
-            passed.add(report.stem)
-failed = False
-for line in (work / "parts").read_text().splitlines():
-    name, code, seconds = line.split()
-    if name == "peers":
-        continue  # its rows are there; they decide nothing
-    if name.startswith("test_") and code == "0" and name not in passed:
-        code = "5"  # pytest is content where every test was skipped
-    row = {"name": f"part.{name}", "ok": code == "0", "seconds": int(seconds)}
-    if code != "0":
-        failed = True
-        row["error"] = {
-            "124": "not done in its time",
-            "137": "killed after its time",
-            "5": "no test ran",
-        }.get(code, f"exit code {code}")
-        row["details"] = (work / f"{name}.log").read_text(errors="replace")[-2000:]
-    found["rows"].append(row)
-results.write_text(json.dumps(found, indent=1) + "\n")
-print(f"\n{results}: {sum(row['ok'] is True for row in found['rows'])} of {len(found['rows'])} rows")
-for row in found["rows"]:
-    if row["ok"] is not True:
-        print(f"  {'FAILED' if row['ok'] is False else 'not run'} {row['name']}: {row.get('error')}")
-sys.exit(failed)
-JOIN
+"$python" -m benchmarks.gpu_results "$work" "$results" "$parts" && exit 0
 
 # Reached where a part failed, or where there is no Python that could say so.
 if [ ! -s "$results" ]; then
-  printf '{"device": null, "versions": {}, "rows": [{"name": "part.python", "ok": false, "seconds": 0, "error": "%s did not run"}]}\n' \
+  printf '{"device": null, "versions": {}, "rows": [], "checks": [{"name": "part.python", "ok": false, "seconds": 0, "error": "%s did not run"}]}\n' \
     "$python" >"$results"
 fi
 exit 1

@@ -1,268 +1,315 @@
-"""The items of `benchmarks/gpu.py`: whole training steps on one GPU, captured and eager.
+"""Our own training steps on one GPU: how long they take, and what of that is whose.
 
-Every item plans a model for the GPU that it finds, trains it, and sets what was measured beside
-what the plan said.
+A model is planned for the GPU at hand, from its profile where there is one, and what the plan
+predicts is noted before anything runs. Then it is trained from the same values several times:
+captured, a step being one launch; eagerly, actor by actor; and twice in deterministic mode, where
+products are not chosen by timing. `eager_equal` and `bit_equal` say whether the first two, and the
+last two, agree in every bit; `deterministic_price` how much longer a step of that mode is.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from executor.data import open_dataset
+from benchmarks.gpu_models import catalogue_name, launches_of, planned
+from benchmarks.starting_point import SEED, RandomSamples, starting_values
 from executor.gpu.running import DeviceRun
 from executor.kernels import RunState
-from executor.values.initial import initial_value
 from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import model_spec
-from planner.clusters import parse_cluster
+from models.spec import ModelSpec
+from planner.cluster import Cluster
 from planner.compile import compile_plan
 from planner.errors import InfeasibleError
 from planner.plan import Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
 
-Figures = dict[str, object]
-STEPS = 14
-WARM_UP_STEPS = 4
-BACK_TO_BACK = 10  # replays between two events
-# What the catalogue has, by what CUDA calls the device; the first that fits is taken.
-CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm-80gb"))
-SMALL_LLAMA = ModelSpec(
-    name="llama-160m",
-    family="decoder",
-    config={
-        "layers": 12,
-        "hidden": 768,
-        "vocab": 32000,
-        "positions": 1024,
-        "heads": 12,
-        "kv_heads": 4,
-        "head_dim": 64,
-        "ffn_hidden": 2048,
-        "rotary_dims": 64,
-    },
-    seq_len=1024,
-    precision="bf16",
-)
+Figures = dict[str, Any]
+Result = tuple[list[float], int]  # losses, and a checksum of the variables
+LOSSES = 6  # steps whose losses are compared, each on samples of its own
+WARM_UP = 3
+STEPS = 40  # timed, where they fit in TIMED_S
+STEPS_MIN = 10
+TIMED_S = 4.0
+EAGER_STEPS = 15
+TWICE_MAX = 500_000_000  # parameters of a model that is trained twice in deterministic mode
+DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
 
 
-def gpt2_small() -> Figures:
-    """GPT-2 small at 1,024 tokens in bf16, one microbatch as large as fits."""
-    return trained(_in_bf16("gpt2-small"), (32, 16, 8, 4))
+def trained(spec: ModelSpec, batches: Sequence[int], profile: Path | None = None) -> Figures:
+    """Train with the first batch that fits, captured and eagerly; return all figures.
 
+    Times are medians. `measured_s` is that from the end of a captured step to the end of the next,
+    the samples lying on the device, as PyTorch's do; `fed_s` the same with the host reading samples
+    and copying them beside the steps. `host_share` is what the host takes to issue a captured step
+    over the step; `idle_share` what the device does nothing of an eager step, between the first
+    actor's begin and the last one's end, by events around every actor.
 
-def small_llama() -> Figures:
-    """A Llama of 160 million parameters at 1,024 tokens in bf16."""
-    return trained(SMALL_LLAMA, (16, 8, 4))
-
-
-def resnet_50() -> Figures:
-    """ResNet-50 on 64 images in bf16."""
-    return trained(_in_bf16("resnet-50"), (64,))
-
-
-def torch_gpt2_small() -> Figures:
-    """PyTorch on GPT-2 small, as large a batch: torch.compile, bf16, fused AdamW."""
-    from benchmarks.torch_gpt2 import tokens_per_s
-
-    return tokens_per_s(batches=(32, 16, 8, 4), steps=STEPS, warm_up=WARM_UP_STEPS)
-
-
-ITEMS: dict[str, Callable[[], Figures]] = {
-    "train_gpt2_small": gpt2_small,
-    "torch_gpt2_small": torch_gpt2_small,
-    "train_llama_160m": small_llama,
-    "train_resnet_50": resnet_50,
-}
-PLANNED: dict[str, tuple[Callable[[], ModelSpec], int]] = {
-    "train_gpt2_small": (lambda: _in_bf16("gpt2-small"), 16),
-    "train_llama_160m": (lambda: SMALL_LLAMA, 16),
-    "train_resnet_50": (lambda: _in_bf16("resnet-50"), 64),
-}
-
-
-def predicted(name: str, device: str = "h100-sxm-80gb") -> Figures:
-    """What a plan of an item says, for a device that need not be here."""
-    make, batch = PLANNED[name]
-    return _predicted(planned(make(), batch, device))
-
-
-def trained(model: ModelSpec, batches: Sequence[int]) -> Figures:
-    """Train with the largest batch that fits, captured, then eagerly; return all figures."""
+    Raises
+    ------
+    InfeasibleError
+        Not even the last batch fits.
+    """
     began = time.perf_counter()
     for batch in batches:
         try:
-            plan, captured = _captured(model, batch)
-            break
+            found = _trained(spec, batch, profile)
+            return found | {"all_s": round(time.perf_counter() - began, 1)}
         except InfeasibleError as no:
             refused = no
-    else:
-        raise refused
-    eager = _eager(plan)
-    tokens = plan.global_batch * plan.model.seq_len
-    found = _predicted(plan) | captured | eager
-    for how in ("captured", "eager"):
-        found[f"{how}_tokens_per_s"] = round(tokens / (float(str(found[f"{how}_step_ms"])) / 1e3))
-    measured_ms = float(str(found["captured_step_ms"]))
-    found["step_time_error"] = round(float(str(found["predicted_step_ms"])) / measured_ms - 1, 4)
-    found["mfu"] = _mfu(plan, measured_ms / 1e3)
-    found["all_s"] = round(time.perf_counter() - began, 1)
-    return found
+    raise refused
 
 
-def planned(model: ModelSpec, batch: int, device: str) -> Plan:
-    """A plan of one microbatch a step on one device."""
-    return search(
-        SearchRequest(
-            model=model,
-            training=TrainingSpec(),
-            cluster=parse_cluster(f"{device}:1x1"),
-            global_batch=batch,
-            pins=Pins(dp=1, tp=1, pp=1, micro_batch=batch),
-        )
-    )
-
-
-def _captured(model: ModelSpec, batch: int) -> tuple[Plan, Figures]:
-    device = _device()
-    try:
-        plan = planned(model, batch, catalogue_name(device.name))
-        run, state, graph = _ready(device, plan)
-        recordings = run.train(STEPS, time.perf_counter_ns())
-        figures: Figures = {
-            "captured_step_ms": _step_ms(recordings[0].step_end_ns),
-            **_replayed(device, run),
-            **_memory(run, plan),
-            "losses": [round(loss / count, 4) for loss, count, _ in state.totals],
-            "parameters": sum(
-                int(np.prod(graph.tensors_by_name[op.outputs[0]].shape))
-                for op in graph.ops
-                if op.kind == "variable"
-            ),
-        }
-    finally:
-        device.close()
-    losses = [loss / count for loss, count, _ in state.totals]
-    assert np.isfinite(losses).all(), f"losses are {losses}"
-    return plan, figures
-
-
-def _eager(plan: Plan) -> Figures:
-    device = _device()
-    try:
-        run, _, _ = _ready(device, plan)
-        recordings = run.train(STEPS, time.perf_counter_ns(), eager=True)
-        host = []
-        for step in range(STEPS, STEPS + 3):
-            began = time.perf_counter_ns()
-            run.driver.fire(step)
-            host.append((time.perf_counter_ns() - began) / 1e6)
-    finally:
-        device.close()
-    return {
-        "eager_step_ms": _step_ms(recordings[0].step_end_ns),
-        "eager_host_ms": round(statistics.median(host), 4),
-    }
-
-
-def _device() -> Any:
-    from executor.gpu.cupy_device import CupyDevice
-    from executor.gpu.products.cublaslt import ProductLibrary
-
-    return CupyDevice(0, ProductLibrary)
-
-
-def _ready(device: Any, plan: Plan) -> tuple[DeviceRun, RunState, Graph]:
-    """A run with its variables as they begin."""
-    graph = plan_graph(plan)
-    state = RunState(
-        seed=0,
-        dataset=open_dataset(None, plan.model, 0),
-        global_batch=plan.global_batch,
-        microbatches=plan.microbatches,
-        batch=plan.batch,
-    )
-    run = DeviceRun(device, compile_plan(plan, graph), {0: state})
-    attributes = {op.outputs[0]: op.attributes for op in graph.ops if op.kind == "variable"}
-    values = run.values[0]
-    for index, register in enumerate(values.program.registers):
-        if register.initial and register.tensor in attributes:
-            shape, dtype = register.global_shape, register.dtype
-            kind = attributes[register.tensor]
-            values.load(index, initial_value(register.tensor, shape, dtype, kind, 0))
-    return run, state, graph
-
-
-def _replayed(device: Any, run: DeviceRun) -> Figures:
-    """Device time of a step alone, and what the host takes to launch it."""
-    start, end = device.event(timed=True), device.event(timed=True)
-    host = []
-    device.record(start, run.driver.origin)
-    for step in range(STEPS, STEPS + BACK_TO_BACK):
-        began = time.perf_counter_ns()
-        run.driver.replay(step)
-        host.append((time.perf_counter_ns() - began) / 1e6)
-    device.record(end, run.driver.origin)
-    device.synchronize(end)
-    return {
-        "device_step_ms": round(device.elapsed_ns(start, end) / 1e6 / BACK_TO_BACK, 4),
-        "captured_host_ms": round(statistics.median(host), 4),
-    }
-
-
-def _memory(run: DeviceRun, plan: Plan) -> Figures:
-    use = run.memory()[0]
-    return {
-        "memory_bytes": use.regions,
-        "context_bytes": use.context_bytes,
-        "device_used_bytes": use.device_used_bytes,
-        "grown_bytes": use.grown_bytes,
-        "planned_arena_bytes": run.ranks[0].program.memory_bytes,
-    }
-
-
-def _predicted(plan: Plan) -> Figures:
+def predicted(plan: Plan) -> Figures:
+    """Return what a plan says before it is run."""
     from millrace import api
 
     found = api.simulate(plan)
     return {
         "model": plan.model.name,
         "precision": plan.model.precision,
-        "micro_batch": plan.batch,
+        "batch": plan.global_batch,
         "seq_len": plan.model.seq_len,
-        "catalogue": plan.cluster.device.name,
-        "predicted_step_ms": round(found.step_time_ns / 1e6, 4),
+        "fusion": plan.fusion,
+        "predicted_for": plan.cluster.device.name,
+        "predicted_s": found.step_time_ns / 1e9,
         "predicted_memory_bytes": found.memory_bytes_max,
+    }
+
+
+def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
+    device, tuner = _opened()
+    try:
+        plan = planned(spec, batch, _cluster(device, profile))
+        found = predicted(plan)
+        run, state = ready(device, plan, tuner)
+        started = time.perf_counter()
+        ends = run.train(LOSSES, time.perf_counter_ns())[0].step_end_ns
+        found["first_steps_s"] = round(time.perf_counter() - started, 2)
+        found["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
+        captured = _result(run, state, plan)
+        found |= _replayed(device, run) | _memory(run)
+    finally:
+        device.close()
+    assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"
+    eager, found_eagerly = _eager(plan)
+    found |= found_eagerly
+    found |= {
+        "losses": [round(loss, 5) for loss in captured[0]],
+        "eager_equal": captured == eager,
+        "prediction_error": found["predicted_s"] / found["measured_s"] - 1,
+        "host_share": found["host_s"] / found["measured_s"],
+        "mfu": _mfu(plan, found["measured_s"]),
+    }
+    if plan_graph(plan).parameter_count <= TWICE_MAX:
+        found |= _deterministic(plan, found["measured_s"])
+    return found
+
+
+def _eager(plan: Plan) -> tuple[Result, Figures]:
+    """Train anew from the start, actor by actor: the same losses and bits, and times."""
+    device, tuner = _opened()
+    try:
+        run, state = ready(device, plan, tuner)
+        run.train(LOSSES, time.perf_counter_ns(), eager=True)
+        result = _result(run, state, plan)
+        times, host = _timed(device, run, run.driver.fire, EAGER_STEPS)
+        busy_ns, whole_ns = _spans(device, run)
+    finally:
+        device.close()
+    eager_s = statistics.median(times)
+    return result, {
+        "eager_s": eager_s,
+        "eager_host_s": statistics.median(host),
+        "idle_share": 1 - busy_ns / whole_ns,
+        "busy_s": busy_ns / 1e9,
+    }
+
+
+def _deterministic(plan: Plan, measured_s: float) -> Figures:
+    """Two runs in deterministic mode: whether they agree in every bit, and what the mode costs."""
+    results, times = [], []
+    for _ in range(2):
+        device, tuner = _opened(deterministic=True)
+        try:
+            run, state = ready(device, plan, tuner)
+            run.train(LOSSES, time.perf_counter_ns())
+            results.append(_result(run, state, plan))
+            times.append(_replayed(device, run)["measured_s"])
+        finally:
+            device.close()
+    return {
+        "bit_equal": results[0] == results[1],
+        "deterministic_s": min(times),
+        "deterministic_price": min(times) / measured_s - 1,
+    }
+
+
+def _replayed(device: Any, run: DeviceRun) -> Figures:
+    """Times of captured steps, on the samples that were staged last."""
+    one_s = max(statistics.median(_timed(device, run, run.driver.replay, WARM_UP)[0]), 1e-9)
+    steps = max(STEPS_MIN, min(STEPS, int(TIMED_S / one_s)))
+    times, host = _timed(device, run, run.driver.replay, steps)
+    return {
+        "measured_s": statistics.median(times),
+        "measured_steps": steps,
+        "host_s": statistics.median(host),
+    }
+
+
+def _timed(device: Any, run: DeviceRun, issue: Any, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of every step on the device, and of the host to issue it; nothing is waited for."""
+    events = [device.event(timed=True) for _ in range(steps + 1)]
+    host = []
+    device.record(events[0], run.driver.origin)
+    for step in range(steps):
+        began = time.perf_counter()
+        issue(LOSSES + step)
+        host.append(time.perf_counter() - began)
+        device.record(events[step + 1], run.driver.origin)
+    device.synchronize(events[-1])
+    device.check()
+    return [device.elapsed_ns(one, two) / 1e9 for one, two in pairwise(events)], host
+
+
+def _spans(device: Any, run: DeviceRun) -> tuple[int, int]:
+    """Nanoseconds in which any actor of an eager step was at work, and of all from first to last.
+
+    Where streams work at once they count once.
+    """
+    start, end = device.event(timed=True), device.event(timed=True)
+    device.record(start, run.driver.origin)
+    marks = run.driver.fire(LOSSES, timed=True)
+    device.record(end, run.driver.origin)
+    device.synchronize(end)
+    spans = sorted(
+        (device.elapsed_ns(start, mark.start), device.elapsed_ns(start, mark.end)) for mark in marks
+    )
+    return union_ns(spans), max(end for _, end in spans) - spans[0][0]
+
+
+def union_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """Return how long any of some spans lasts, given in the order of their begins.
+
+    Examples
+    --------
+    >>> union_ns([(0, 4), (1, 3), (6, 7)])
+    5
+    """
+    total, reached = 0, None
+    for begin, end in spans:
+        if reached is None or begin > reached:
+            total, reached = total + end - begin, end
+        elif end > reached:
+            total, reached = total + end - reached, end
+    return total
+
+
+def _result(run: DeviceRun, state: RunState, plan: Plan) -> Result:
+    losses = [float(loss / count) for loss, count, _ in state.totals]
+    return losses, _digest(run, plan)
+
+
+def _digest(run: DeviceRun, plan: Plan) -> int:
+    """A checksum of the variables (of very many the first), as they lie on the device."""
+    values, left, found = run.values[0], DIGESTED_BYTES, 0
+    names = {op.outputs[0] for op in plan_graph(plan).ops if op.kind == "variable"}
+    for index, register in enumerate(values.program.registers):
+        if register.initial and register.tensor in names and left > 0:
+            one = values.value(index, 0)
+            found, left = zlib.crc32(one.tobytes(), found), left - one.nbytes
+    return found
+
+
+def _opened(deterministic: bool = False) -> tuple[Any, Any]:
+    """The first GPU, its products chosen by timing unless it is to be deterministic."""
+    from executor.gpu.cudnn.opening import cudnn_library
+    from executor.gpu.cupy_device import CupyDevice
+    from executor.gpu.products.cublaslt import ProductLibrary
+    from executor.gpu.products.tuning import Tuner
+    from executor.measure import cache_folder
+
+    library = partial(ProductLibrary, deterministic=deterministic)
+    tuner = None if deterministic else Tuner(cache_folder())
+    return CupyDevice(0, library, cudnn_library, tuner=tuner), tuner
+
+
+def _cluster(device: Any, profile: Path | None) -> str | Cluster:
+    """The GPU at hand by its profile, else by what the catalogue says of its kind."""
+    if profile is None:
+        return catalogue_name(device.name)
+    from millrace import api
+
+    return api.cluster("local-gpu:1", profile=profile)
+
+
+def ready(device: Any, plan: Plan, tuner: Any = None) -> tuple[DeviceRun, RunState]:
+    """Return a run whose variables are as they begin, and whose products are chosen for good."""
+    graph = plan_graph(plan)
+    state = RunState(
+        seed=SEED,
+        dataset=RandomSamples(plan.global_batch * LOSSES),
+        global_batch=plan.global_batch,
+        microbatches=plan.microbatches,
+        batch=plan.batch,
+    )
+    run = DeviceRun(device, compile_plan(plan, graph), {0: state})
+    if tuner is not None:
+        from executor.gpu.products.picks import agreed
+
+        tuner.settle(agreed([tuner.used], 0))
+        device.plan_again()
+        tuner.save()
+    _fill(run, graph)
+    return run, state
+
+
+def _fill(run: DeviceRun, graph: Graph) -> None:
+    values = run.values[0]
+    places = {
+        register.tensor: index
+        for index, register in enumerate(values.program.registers)
+        if register.initial
+    }
+    for name, value in starting_values(graph):
+        values.load(places[name], value)
+
+
+def _memory(run: DeviceRun) -> Figures:
+    use = run.memory()[0]
+    return {
+        "memory_bytes": use.regions,
+        "planned_arena_bytes": run.ranks[0].program.memory_bytes,
+        "context_bytes": use.context_bytes,
+        "device_used_bytes": use.device_used_bytes,
+        "grown_bytes": use.grown_bytes,
     }
 
 
 def _mfu(plan: Plan, step_time_s: float) -> float | None:
     from millrace.figures import speed
 
-    mfu = speed(plan, step_time_s).mfu
-    return None if mfu is None else round(mfu, 4)
+    return speed(plan, step_time_s).mfu
 
 
-def _step_ms(ends_ns: Any) -> float:
-    """Median time from the end of a step to that of the next, after the first few."""
-    times = np.diff(ends_ns)[WARM_UP_STEPS - 1 :]
-    return round(float(np.median(times)) / 1e6, 4)
-
-
-def catalogue_name(device: str) -> str:
-    """The catalogue's name of a device; an H100's where it has none.
-
-    Examples
-    --------
-    >>> catalogue_name("NVIDIA H200")
-    'h200-sxm'
-    """
-    return next((name for part, name in CATALOGUE if part in device), "h100-sxm-80gb")
-
-
-def _in_bf16(name: str) -> ModelSpec:
-    return msgspec.structs.replace(model_spec(name), precision="bf16")
+def compiled_ahead(spec: ModelSpec, batch: int, profile: Path | None = None) -> Figures:
+    """Compile what a model launches, so that its run finds it in the compiler's cache."""
+    began = time.perf_counter()
+    device, _ = _opened()
+    try:
+        plan = planned(spec, batch, _cluster(device, profile))
+        functions: dict[str, set[str]] = {}
+        for launch in launches_of(plan):
+            functions.setdefault(launch.source, set()).add(launch.function)
+        device.load(functions)
+    finally:
+        device.close()
+    return {
+        "functions": sum(map(len, functions.values())),
+        "compiled_s": round(time.perf_counter() - began, 1),
+    }

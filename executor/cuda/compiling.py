@@ -4,23 +4,44 @@ The driver of a GPU is not needed for it, so that every kernel is known to compi
 architectures we support before it meets one.
 """
 
+import re
 from collections.abc import Iterable, Mapping
+from io import StringIO
+from threading import Lock
 from typing import NamedTuple
 
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
 
 STANDARD = "c++17"
+_LOADING = Lock()  # modules of the package import one another, which two threads at once trip over
+_SPILLS = re.compile(
+    r"Compiling entry function '(?P<symbol>\S+)' for .*?"
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads",
+    flags=re.DOTALL,
+)
 
 
 class Cubin(NamedTuple):
     """Machine code of one source for one architecture.
 
-    `symbols` has the name in the code of every function that was asked for.
+    `symbols` has the name in the code of every function that was asked for, `report` what the
+    assembler says of them (`ptxas -v`).
     """
 
     code: bytes
     symbols: Mapping[str, str]
+    report: str = ""
+
+    def spilled_bytes(self) -> dict[str, int]:
+        """Return the bytes that every function stores and loads for want of registers, by symbol.
+
+        The machine code holds only the size of the stack's frame, where other things lie too.
+        """
+        return {
+            one["symbol"]: int(one["stores"]) + int(one["loads"])
+            for one in _SPILLS.finditer(self.report)
+        }
 
 
 def offline_cubin(source: str, functions: Iterable[str], architecture: str) -> Cubin:
@@ -41,21 +62,30 @@ def offline_cubin(source: str, functions: Iterable[str], architecture: str) -> C
         cuda-core, its bindings or NVRTC are not installed; or the source does not compile: holds
         NVRTC's own words.
     """
-    names = tuple(sorted(set(functions)))
-    try:
-        from cuda.core import Program, ProgramOptions
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+    return cubin_of(source_text(source), source, functions, architecture)
 
-        load_nvidia_dynamic_lib("nvrtc")
-    except (ImportError, RuntimeError) as error:  # no package, or none of its libraries
-        raise ExecutorError(
-            f"compiling without a GPU needs NVIDIA's compiler library ({error}): "
-            f"`pip install cuda-core cuda-bindings nvidia-cuda-nvrtc`"
-        ) from error
-    options = ProgramOptions(arch=architecture, std=STANDARD, name=f"{source}.cu")
-    program = Program(source_text(source), "c++", options)
+
+def cubin_of(text: str, source: str, functions: Iterable[str], architecture: str) -> Cubin:
+    """Compile functions of a translation unit that is called `source`; see `offline_cubin`."""
+    names = tuple(sorted(set(functions)))
+    with _LOADING:
+        try:
+            from cuda.core import Program, ProgramOptions
+            from cuda.pathfinder import load_nvidia_dynamic_lib
+
+            load_nvidia_dynamic_lib("nvrtc")
+        except (ImportError, RuntimeError) as error:  # no package, or none of its libraries
+            raise ExecutorError(
+                f"compiling without a GPU needs NVIDIA's compiler library ({error}): "
+                f"`pip install cuda-core cuda-bindings nvidia-cuda-nvrtc`"
+            ) from error
+    options = ProgramOptions(
+        arch=architecture, std=STANDARD, name=f"{source}.cu", ptxas_options=["-v"]
+    )
+    program = Program(text, "c++", options)
+    said = StringIO()
     try:
-        made = program.compile("cubin", name_expressions=names)
+        made = program.compile("cubin", name_expressions=names, logs=said)
     except Exception as error:  # NVRTCError, whose name is not public
         raise ExecutorError(
             f"source `{source}` does not compile for {architecture} with "
@@ -64,4 +94,5 @@ def offline_cubin(source: str, functions: Iterable[str], architecture: str) -> C
     return Cubin(
         code=bytes(made.code),
         symbols={name: made.symbol_mapping[name].decode() for name in names},
+        report=said.getvalue(),
     )

@@ -25,7 +25,7 @@ PRICED_ATTRIBUTES = ("causal", "window", "arithmetic")
 Priced = tuple[Part, tuple[Register, ...], tuple[Register, ...], Share]
 
 
-def _parts(actor: Actor, program: Program) -> Iterator[Priced]:
+def parts_of(actor: Actor, program: Program) -> Iterator[Priced]:
     """The ops of a fused actor with their operands and shares."""
     operands = program.all_operands(actor)
     names = [(*part.inputs, *part.outputs) for part in actor.parts]
@@ -72,7 +72,7 @@ class _Costs:
         if actor.parts:
             return sum(
                 self._op_ns(part, inputs, outputs, program, share)
-                for part, inputs, outputs, share in _parts(actor, program)
+                for part, inputs, outputs, share in parts_of(actor, program)
             )
         duration_ns = self._op_ns(actor, *program.operands(actor), program)
         return duration_ns + self._copies_ns(actor, program)

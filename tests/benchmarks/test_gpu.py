@@ -1,49 +1,236 @@
-"""The benchmark of training on a GPU, on the emulated device: its figures, not its speed."""
+"""The benchmark of training on a GPU: ours on the emulated device, PyTorch's on the CPU.
 
+Its figures and losses are checked here, not its speed.
+"""
+
+import json
 import os
 import subprocess
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import gpu, gpu_training
+from benchmarks import first_gpu, gpu, gpu_training
+from benchmarks.gpu_models import TRAINED, benchmark_model
+from benchmarks.gpu_rows import lines, row
+from benchmarks.starting_point import RandomSamples, sources_of, starting_values
+from executor.reference import run_reference
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build, build_training
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.sources import ROOT
+from tests.extras import optional
 from tests.small_models import small
 
+BATCH, LOSSES = 4, 4
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
-def test_figures_of_a_training_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_training, "_device", EmulatedDevice)
-    found = gpu_training.trained(small("gpt", "bf16"), (2**17, 4))
-    assert found["micro_batch"] == 4
-    assert found["memory_bytes"]["arena"] == found["planned_arena_bytes"]
-    assert found["grown_bytes"] == 0
-    assert len(found["losses"]) == gpu_training.STEPS
-    for name in ("predicted_step_ms", "captured_step_ms", "eager_step_ms", "device_step_ms"):
-        assert found[name] > 0
-    tokens = 4 * 16
-    assert found["captured_tokens_per_s"] == pytest.approx(
-        tokens / found["captured_step_ms"] * 1e3, rel=0.01
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, Any]:
+    """Figures of a small model on the emulated device."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(gpu_training, "_opened", lambda deterministic=False: (EmulatedDevice(), None))
+    for name, value in (("LOSSES", 4), ("WARM_UP", 1), ("STEPS", 3), ("EAGER_STEPS", 2)):
+        patch.setattr(gpu_training, name, value)
+    patch.setattr(gpu_training, "STEPS_MIN", 3)
+    found = gpu_training.trained(small("gpt", "bf16"), (2**17, BATCH))
+    patch.undo()
+    return found
+
+
+@needs_compiler
+def test_figures_of_a_training_are_complete(ours: dict[str, Any]) -> None:
+    assert ours["batch"] == BATCH
+    assert ours["memory_bytes"]["arena"] == ours["planned_arena_bytes"]
+    assert ours["grown_bytes"] == 0
+    assert ours["bit_equal"]
+    assert ours["eager_equal"]
+    assert ours["deterministic_price"] == ours["deterministic_s"] / ours["measured_s"] - 1
+    assert len(ours["losses"]) == LOSSES
+    for name in ("predicted_s", "measured_s", "fed_s", "eager_s", "host_share", "busy_s"):
+        assert ours[name] > 0, name
+    assert 0 <= ours["idle_share"] < 1
+    assert ours["prediction_error"] == ours["predicted_s"] / ours["measured_s"] - 1
+
+
+@needs_compiler
+def test_losses_are_those_of_the_reference(ours: dict[str, Any]) -> None:
+    np.testing.assert_allclose(ours["losses"], reference("gpt", LOSSES), atol=2e-2)
+
+
+def reference(name: str, steps: int) -> list[float]:
+    """Losses of the single-device reference from where every benchmark starts."""
+    graph = build_training(small(name), TrainingSpec(), BATCH)
+    data = RandomSamples(BATCH * steps)
+    return list(run_reference(graph, microbatches=1, steps=steps, dataset=data).losses)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+def test_pytorch_trains_as_the_reference_does(name: str) -> None:
+    """The same weights, samples, decay, clipping and updates, for several steps."""
+    optional("torch")
+    from benchmarks.torch_models.settings import Setting
+    from benchmarks.torch_models.training import tried
+
+    spec = small(name)
+    graph = build(spec, BATCH)
+    values = dict(starting_values(graph))
+    expected = reference(name, LOSSES)
+    for numerics, apart in (("float32", 1e-4), ("autocast", 2e-2), ("masters", 2e-2)):
+        setting = Setting(numerics=numerics, vocab_multiple=64)
+        found = tried(spec, graph, setting, values, BATCH, 3, LOSSES, "cpu")
+        np.testing.assert_allclose(found["losses"], expected, atol=apart, err_msg=numerics)
+        assert found["step_s"] > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_change_that_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    optional("torch")
+    from benchmarks.torch_models import training
+    from benchmarks.torch_models.settings import changes_of
+
+    seen = []
+
+    def timed(spec: Any, graph: Any, setting: Any, *rest: Any) -> dict[str, object]:
+        seen.append(setting)
+        if setting.attention == "cudnn":
+            raise RuntimeError("no such kernel")
+        return {"step_s": 2.0 - setting.graph + (setting.optimizer == "foreach")}
+
+    monkeypatch.setattr(training, "tried", timed)
+    monkeypatch.setattr(training, "_forget", lambda device: None)
+    spec = small("gpt", "bf16")
+    how = {"steps": 1, "losses": 1, "device": "cuda", "deterministic": True}
+    found = list(training.tries(spec, BATCH, {}, budget_s=1e9, **how))
+    assert [one["name"] for one in found][-1] == "deterministic"
+    assert len(found) <= len(changes_of(spec)) + 1
+    by_name = {one["name"]: one for one in found}
+    assert by_name["cuDNN attention"]["error"] == "RuntimeError: no such kernel"
+    assert by_name["flash attention"]["setting"]["graph"], "the graph was faster, and was kept"
+    assert not by_name["flash attention"]["setting"]["deterministic"]
+    assert seen[-1].graph
+    assert seen[-1].optimizer == "fused"
+    none = list(training.tries(spec, BATCH, {}, budget_s=-1.0, **how))
+    assert all(one["error"] == "no time was left" for one in none)
+
+
+def test_samples_are_the_same_whoever_reads_them() -> None:
+    sources = sources_of(build(small("gpt"), BATCH))
+    one, other = (RandomSamples(6) for _ in range(2))
+    numbers = np.array([5, 0, 7])
+    tokens = one.read(sources["tokens"], numbers)
+    np.testing.assert_array_equal(tokens, other.read(sources["tokens"], numbers))
+    targets = one.read(sources["targets"], numbers)
+    np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
+    np.testing.assert_array_equal(
+        one.read(sources["tokens"], np.array([1])), tokens[2:], "numbers repeat after six"
     )
 
 
-def test_items_that_are_predicted_are_items() -> None:
-    assert set(gpu_training.PLANNED) < set(gpu_training.ITEMS)
-    assert all(item.__doc__ for item in gpu_training.ITEMS.values())
+TRIED = {
+    "compiled": "",
+    "graph": False,
+    "optimizer": "fused",
+    "deterministic": False,
+}
 
 
-def test_without_a_gpu_one_sentence_and_an_exit_code(tmp_path) -> None:
-    if gpu.missing_gpu() is None:
-        pytest.skip("there is a GPU")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "rows.json")],
+def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
+    entry = TRAINED[0]
+    ours = {
+        "ok": True,
+        "figures": {"batch": 2, "seq_len": 10, "measured_s": 0.5, "eager_s": 1.0, "bit_equal": True}
+        | {"deterministic_price": 0.25}
+        | {"losses": [3.0, 2.0], "device_used_bytes": 10, "predicted_s": 0.4, "host_share": 0.1},
+    }
+    tried = [
+        {"setting": TRIED, "step_s": 2.0, "losses": [3.0, 2.5]},
+        {
+            "setting": TRIED | {"compiled": "default"},
+            "step_s": 0.25,
+            "losses": [3.0, 2.01],
+            "device_used_bytes": 20,
+        },
+        {"setting": TRIED | {"compiled": "default", "deterministic": True}, "step_s": 0.5},
+        {"setting": TRIED | {"graph": True}, "error": "no time was left"},
+    ]
+    found = row(entry, ours, {"ok": True, "figures": {"tried": tried, "items": 20}})
+    assert found["ok"]
+    assert found["error"] is None
+    assert found["millrace_tokens_per_s"] == 40
+    assert found["torch_tokens_per_s"] == 80
+    assert found["ratio"] == 0.5
+    assert found["eager_ratio"] == 2.0
+    assert found["torch_eager_tokens_per_s"] == 10
+    assert found["memory_ratio"] == 0.5
+    assert found["torch_deterministic_price"] == 1.0
+    assert found["losses_apart"] == pytest.approx(0.01)
+    assert found["losses_equal"]
+    assert found["torch_setting"]["compiled"] == "default"
+    assert found["torch_images_per_s"] is None
+    assert json.loads(json.dumps(found)) == found
+    said = "\n".join(lines([found]))
+    assert "costs +25.0% (torch: +100.0%); two runs of it give equal bits" in said
+
+
+def test_a_row_without_time_says_so() -> None:
+    late = {"ok": False, "error": "no time was left"}
+    found = row(TRAINED[1], late, late)
+    assert not found["ok"]
+    assert found["ratio"] is None
+    assert found["millrace_images_per_s"] is None
+    assert found["error"].startswith("millrace: no time was left; torch: no time was left")
+    assert set(found) == set(row(TRAINED[0], {}, {}))
+    assert "no time was left" in "\n".join(lines([found]))
+
+
+def test_a_process_that_is_late_leaves_what_it_had(tmp_path: Any, monkeypatch: Any) -> None:
+    module = tmp_path / "late.py"
+    handed = json.dumps({"ok": True, "figures": {"tried": [1]}})
+    module.write_text(
+        f"import time\nprint({first_gpu.MARK + handed!r}, flush=True)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = first_gpu.run_apart("item", 2, "late")
+    assert found["figures"] == {"tried": [1]}
+    assert found["error"] == "not done after 2 s"
+    assert not found["ok"]
+
+
+def test_every_model_can_be_planned_and_has_settings() -> None:
+    names = [entry.model for entry in TRAINED]
+    assert names[0] == "gpt2-small", "the most important first"
+    assert {benchmark_model(name).precision for name in names} == {"bf16"}
+    assert sum(entry.weight for entry in TRAINED) == pytest.approx(1)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def test_without_a_gpu_one_sentence_and_an_exit_code(tmp_path: Any) -> None:
+    if gpu.missing_gpu() is None:
+        pytest.skip("there is a GPU")
+    done = run("--out", str(tmp_path / "rows.json"))
     assert done.returncode == 1
     assert done.stderr.startswith("benchmarks.gpu: --backend cupy needs")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_dry_run_predicts_and_names_what_it_would_try() -> None:
+    done = run("--dry-run", "--models", "resnet-50")
+    assert done.returncode == 0, done.stderr
+    assert '"predicted_s": ' in done.stdout
+    assert "the step as a CUDA graph" in done.stdout
+    assert "gpt2" not in done.stdout

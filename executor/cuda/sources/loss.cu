@@ -136,7 +136,7 @@ const int COUNT_THREADS = 1024;  // of a block: `rows/loss.py` launches as many
 
 // How many ids of this block's are not below 0, for every block.
 template <typename I, typename D>
-__global__ void __launch_bounds__(COUNT_THREADS) count_valid(const I* targets, D* counts, i64 count) {
+__global__ void __launch_bounds__(COUNT_THREADS, 1) count_valid(const I* targets, D* counts, i64 count) {
   i64 found = 0;
   for (i64 at = first_element(); at < count; at += element_stride()) {
     found += wide(targets[at]) >= 0;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(COUNT_THREADS) count_valid(const I* targets, D
 
 // The sum of the blocks' counts; one block.
 template <typename D>
-__global__ void __launch_bounds__(COUNT_THREADS) add_counts(const i64* counts, D* sum, i64 count) {
+__global__ void __launch_bounds__(COUNT_THREADS, 1) add_counts(const i64* counts, D* sum, i64 count) {
   i64 found = 0;
   for (i64 at = threadIdx.x; at < count; at += blockDim.x) found += counts[at];
   found = block_sum(found);

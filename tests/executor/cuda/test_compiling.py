@@ -6,10 +6,10 @@ import pytest
 
 from executor.cuda.calls import WARP_THREADS
 from executor.cuda.compiling import Cubin, offline_cubin
+from executor.cuda.resources import resources_of
 from executor.cuda.source_text import source_stems
 from executor.errors import ExecutorError
 from tests.executor.cuda.launched import functions_in_bf16, launched_functions, launches
-from tests.executor.cuda.resources import resources_of
 from tests.extras import optional
 
 FIRST, OTHERS = "sm_90", ("sm_80", "sm_100")

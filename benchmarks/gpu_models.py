@@ -1,0 +1,151 @@
+"""The models that are trained on a GPU beside PyTorch, and their plans for one device."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from executor.cuda.binding import leaves
+from executor.cuda.calls import Launch
+from executor.cuda.listing import listed_run
+from executor.cuda.rank import RankCalls
+from executor.streams.commands import command_buffer
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import model_spec
+from planner.cluster import OURS, Cluster, Software
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.plan import Plan
+from planner.search import Pins, SearchRequest, search
+
+# What the catalogue has, by what CUDA calls the device; the first that fits is taken.
+CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm-80gb"))
+DEVICE = "h100-sxm-80gb"  # where no other is named
+
+
+class Trained(NamedTuple):
+    """A model that is trained beside PyTorch: samples of a step, the first that fit, and its unit.
+
+    `weight` is its share of the time.
+    """
+
+    model: str
+    batches: tuple[int, ...]
+    unit: str
+    weight: float
+
+
+# The most important first: where time runs out, what is behind says so.
+TRAINED = (
+    Trained("gpt2-small", (32, 16, 8), "tokens", 0.3),
+    Trained("resnet-50", (256, 128), "images", 0.22),
+    Trained("llama-1b", (4, 2, 1), "tokens", 0.2),
+    Trained("gpt2-medium", (16, 8), "tokens", 0.14),
+    Trained("gpt2-xl", (8, 4, 2), "tokens", 0.14),
+)
+
+SMALL_LLAMA = ModelSpec(
+    name="llama-160m",
+    family="decoder",
+    config={
+        "layers": 12,
+        "hidden": 768,
+        "vocab": 32000,
+        "positions": 1024,
+        "heads": 12,
+        "kv_heads": 4,
+        "head_dim": 64,
+        "ffn_hidden": 2048,
+        "rotary_dims": 64,
+    },
+    seq_len=1024,
+    precision="bf16",
+)
+# The sizes of Llama 3.2 1B (config.json of meta-llama/Llama-3.2-1B, 2024-09), its angles not
+# stretched, which changes a table of constants and no time.
+LLAMA_1B = ModelSpec(
+    name="llama-1b",
+    family="decoder",
+    config={
+        "layers": 16,
+        "hidden": 2048,
+        "vocab": 128256,
+        "positions": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "ffn_hidden": 8192,
+        "rotary_dims": 64,
+        "rope_base": 500000.0,
+        "tied": True,
+    },
+    seq_len=4096,
+    precision="bf16",
+)
+BESIDE_THE_ZOO = {spec.name: spec for spec in (SMALL_LLAMA, LLAMA_1B)}
+
+
+def benchmark_model(name: str, precision: str = "bf16", seq_len: int | None = None) -> ModelSpec:
+    """Return a model of this module, or of the zoo, in a precision.
+
+    Raises
+    ------
+    ModelError
+        There is no such model or precision.
+    """
+    if name not in BESIDE_THE_ZOO:
+        return model_spec(name, seq_len, precision)
+    spec = BESIDE_THE_ZOO[name]
+    return msgspec.structs.replace(
+        spec, precision=precision, seq_len=spec.seq_len if seq_len is None else seq_len
+    )
+
+
+def planned(
+    model: ModelSpec, batch: int, device: str | Cluster = DEVICE, fusion: str | None = None
+) -> Plan:
+    """Return the plan of one microbatch a step on one device, which our own executor drives.
+
+    Parameters
+    ----------
+    model, batch
+        What is trained, and samples of a step.
+    device
+        The catalogue's name of a device, or a cluster of one.
+    fusion
+        As in a plan; None: as the search chooses.
+    """
+    if isinstance(device, str):
+        device = parse_cluster(f"{device}:1x1")
+        device = msgspec.structs.replace(device, software=Software(name=OURS))
+    return search(
+        SearchRequest(
+            model=model,
+            training=TrainingSpec(),
+            cluster=device,
+            global_batch=batch,
+            pins=Pins(dp=1, tp=1, pp=1, micro_batch=batch, fusion=fusion),
+        )
+    )
+
+
+def catalogue_name(device: str) -> str:
+    """Return the catalogue's name of a device; an H100's where it has none.
+
+    Examples
+    --------
+    >>> catalogue_name("NVIDIA H200")
+    'h200-sxm'
+    """
+    return next((name for part, name in CATALOGUE if part in device), DEVICE)
+
+
+def launches_of(plan: Plan) -> Iterator[Launch]:
+    """Yield every launch of a step of rank 0, with what ends the step.
+
+    Where a device chooses among ways of computing one thing, those of all ways.
+    """
+    graph = compile_plan(plan)
+    buffer = command_buffer(graph, (0,))
+    calls = RankCalls(graph, 0, buffer, listed_run(plan))
+    yield from (call for call in leaves(*calls.all_calls()) if isinstance(call, Launch))

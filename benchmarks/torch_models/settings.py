@@ -1,0 +1,119 @@
+"""What is tried of PyTorch: every change is tried on the best so far, and kept where it is faster.
+
+So the competitor's settings are its best of all those in these tables, on the GPU at hand; each one
+that was tried is in the results with its speed.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from models.spec import ModelSpec
+
+LAYERS_WHOLE = 12  # a model of more is first compiled block by block, to be done in minutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One way of training.
+
+    Parameters
+    ----------
+    numerics
+        `autocast` (float32 weights, bf16 where autocast says so), `masters` (bf16 weights and
+        activations, the optimizer on float32 copies) or `float32`. All have float32 weights,
+        moments and updates, as ours do.
+    compiled
+        Mode of torch.compile; empty: eager.
+    scope
+        What is compiled: the `whole` model, or its `blocks` one by one.
+    graph
+        The whole step, update included, is captured as one CUDA graph.
+    optimizer
+        AdamW's implementation: `fused`, `foreach`, or `compiled` together with clipping.
+    attention
+        The only backend of scaled_dot_product_attention; empty: the library chooses.
+    vocab_multiple
+        Rows of the embedding are a multiple of this.
+    channels_last
+        Images and weights of convolutions have their channels last.
+    deterministic
+        torch.use_deterministic_algorithms.
+    """
+
+    numerics: str = "autocast"
+    compiled: str = ""
+    scope: str = "whole"
+    graph: bool = False
+    optimizer: str = "fused"
+    attention: str = ""
+    vocab_multiple: int = 1
+    channels_last: bool = False
+    deterministic: bool = False
+
+    @property
+    def eager(self) -> bool:
+        """Whether kernels are launched one by one."""
+        return not self.compiled and not self.graph and self.optimizer != "compiled"
+
+
+Change = tuple[str, dict[str, Any]]
+
+AUTOTUNED = "max-autotune-no-cudagraphs"
+
+_EAGER_MASTERS: Change = (
+    "eager, bf16 weights with float32 masters",
+    {"compiled": "", "graph": False, "numerics": "masters", "optimizer": "fused"},
+)
+_TOKENS: tuple[Change, ...] = (
+    ("eager, fused AdamW", {}),
+    ("torch.compile", {"compiled": "default"}),
+    ("bf16 weights with float32 masters", {"numerics": "masters"}),
+    ("the step as a CUDA graph", {"graph": True}),
+    ("a vocabulary of whole 64s", {"vocab_multiple": 64}),
+    ("cuDNN attention", {"attention": "cudnn"}),
+    ("flash attention", {"attention": "flash"}),
+    _EAGER_MASTERS,
+    ("clipping and AdamW compiled", {"optimizer": "compiled"}),
+    ("the whole model compiled at once", {"scope": "whole"}),
+    (f"torch.compile, {AUTOTUNED}", {"compiled": AUTOTUNED}),
+    ("torch.compile, reduce-overhead", {"compiled": "reduce-overhead", "graph": False}),
+    ("memory-efficient attention", {"attention": "efficient"}),
+    ("AdamW by foreach", {"optimizer": "foreach"}),
+)
+_IMAGES: tuple[Change, ...] = (
+    ("eager, fused AdamW, channels last", {"channels_last": True}),
+    ("torch.compile", {"compiled": "default"}),
+    ("bf16 weights with float32 masters", {"numerics": "masters"}),
+    ("the step as a CUDA graph", {"graph": True}),
+    _EAGER_MASTERS,
+    (f"torch.compile, {AUTOTUNED}", {"compiled": AUTOTUNED}),
+    ("no compiler, the step as a CUDA graph", {"compiled": "", "graph": True}),
+    ("clipping and AdamW compiled", {"optimizer": "compiled"}),
+    ("torch.compile, reduce-overhead", {"compiled": "reduce-overhead", "graph": False}),
+    ("channels first", {"channels_last": False}),
+    ("AdamW by foreach", {"optimizer": "foreach"}),
+)
+DETERMINISTIC: Change = ("deterministic", {"deterministic": True})
+
+
+def changes_of(spec: ModelSpec) -> tuple[Change, ...]:
+    """Return what is tried of a model, in order; `DETERMINISTIC` comes behind."""
+    return _IMAGES if spec.family == "resnet" else _TOKENS
+
+
+def first_setting(spec: ModelSpec) -> Setting:
+    """Return what the first change is made to."""
+    layers = spec.config.get("layers", 0)
+    assert isinstance(layers, int)
+    return Setting(scope="blocks" if layers > LAYERS_WHOLE else "whole")
+
+
+def changed(setting: Setting, change: Change) -> Setting | None:
+    """Return a setting with one change; None where it has that already."""
+    found = replace(setting, **change[1])
+    return None if change[1] and found == setting else found
+
+
+def said(setting: Setting) -> dict[str, object]:
+    """Return a setting as results hold it."""
+    return asdict(setting)

@@ -1,0 +1,52 @@
+"""What the kernels of the benchmark's models take of a multiprocessor."""
+
+import json
+from math import prod
+
+import pytest
+
+from benchmarks import gpu_kernels
+from benchmarks.gpu_kernels import kernel_rows, launched
+from benchmarks.gpu_models import benchmark_model, launches_of, planned
+from executor.cuda.resources import REGISTERS_OF_THREAD_MAX
+from executor.errors import ExecutorError
+from tests.extras import optional
+
+
+@pytest.mark.parametrize("model", ["gpt2-small", "llama-1b", "resnet-50"])
+def test_no_kernel_of_a_model_spills(model: str) -> None:
+    optional("cuda.core", extra="test")
+    counts = launched([model], batch=4, precision="bf16")
+    rows = kernel_rows(counts, ["sm_90"])
+    assert {row.function for row in rows} == {key[1] for key in counts[model]}
+    for row in rows:
+        assert row.spilled_bytes == 0, row
+        assert row.registers <= REGISTERS_OF_THREAD_MAX, row
+        assert row.blocks >= 1, row
+
+
+def test_every_launch_of_a_step_is_counted() -> None:
+    counts = launched(["gpt-demo"], batch=2, precision="bf16")["gpt-demo"]
+    launches = list(launches_of(planned(benchmark_model("gpt-demo"), 2)))
+    assert counts.total() == len(launches)
+    for launch in launches:
+        key = launch.source, launch.function, prod(launch.block), launch.shared_bytes
+        assert counts[key] > 0
+
+
+def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    optional("cuda.core", extra="test")
+    assert gpu_kernels.main(["resnet-demo", "--batch", "2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["architecture"] for row in rows} == {"sm_90"}
+    assert all(row["registers"] > 0 for row in rows)
+    assert gpu_kernels.main(["resnet-demo", "--batch", "2"]) == 0
+    said = capsys.readouterr().out
+    assert f"0 of {len(rows)} rows spill" in said
+
+
+def test_what_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_kernels.main(["no-such-model"]) == 2
+    assert "there is no model" in capsys.readouterr().err
+    with pytest.raises(ExecutorError):
+        kernel_rows(launched(["gpt-demo"], batch=2, precision="bf16"), ["sm_1"])

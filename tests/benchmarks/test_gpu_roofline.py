@@ -1,0 +1,99 @@
+"""Bounds of plans on one device, on small models."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks import gpu_roofline
+from benchmarks.gpu_models import planned
+from benchmarks.gpu_roofline import ops_of, roofline, works
+from models.ops import model_flops
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.costs import Firings
+from planner.errors import PlanError
+from planner.plan import FUSED, FUSIONS, UNFUSED, Plan, plan_graph
+from tests.executor.plans.reading import stored_plan
+from tests.small_models import small
+
+BATCH = 4
+DEVICE = "h100-sxm-80gb"
+FACTS = parse_cluster(f"{DEVICE}:1x1").device
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_products_are_those_of_the_model(fusion: str) -> None:
+    plan = planned(small("resnet", "bf16"), BATCH, DEVICE, fusion)
+    found = roofline(plan)
+    assert found.flops == found.model_flops == model_flops(plan_graph(plan))
+    assert found.fusion == fusion
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize(("name", "seen"), [("gpt", (16 + 1) / 32), ("mistral", 70 / 256)])
+def test_a_mask_leaves_its_share_of_attention(name: str, seen: float, fusion: str) -> None:
+    # Of 16 tokens; a window of five lets 1 + 2 + 3 + 4 + 12 times 5 scores through.
+    plan = planned(small(name, "bf16"), BATCH, DEVICE, fusion)
+    found = roofline(plan)
+    whole = sum(float(firing.flops[0]) for firing in attentions(plan))
+    assert found.model_flops - found.flops == pytest.approx(whole * (1 - seen))
+
+
+def attentions(plan: Plan) -> Iterator[Firings]:
+    (program,) = compile_plan(plan).programs
+    for actor in program.actors:
+        for firing in ops_of(actor, program):
+            if firing.kind.startswith("attention"):
+                yield firing
+
+
+def test_a_product_takes_its_flops_or_its_bytes() -> None:
+    plan = planned(small("gpt", "bf16"), BATCH, DEVICE, UNFUSED)
+    products = (one for one in works(plan) if one.kinds == ("matmul",))
+    work = next(one for one in products if one.name.startswith("h.0.mlp.fc1"))
+    rows, inner, outer = BATCH * 16, 32, 64
+    assert work.flops == 2 * rows * inner * outer
+    assert work.bytes == 2 * (rows * inner + inner * outer + rows * outer)
+    assert work.compute_s == pytest.approx(work.flops / FACTS.flops_per_s["bf16"])
+    assert work.memory_s == pytest.approx(work.bytes / FACTS.memory_bandwidth_bytes_per_s)
+    assert work.bound_s == work.memory_s
+    assert work.reachable_s == pytest.approx(work.memory_s / FACTS.memory_efficiency)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+def test_fusing_moves_less_and_bounds_follow(name: str) -> None:
+    alone, fused = (
+        roofline(planned(small(name, "bf16"), BATCH, DEVICE, fusion)) for fusion in (UNFUSED, FUSED)
+    )
+    assert fused.flops == alone.flops
+    assert fused.bytes < alone.bytes
+    assert fused.actors < alone.actors
+    assert fused.bound_s < alone.bound_s
+    for one in (alone, fused):
+        assert one.bound_s <= one.reachable_s
+        rounded = one.bound_s * (1 + 1e-9)
+        assert rounded >= one.flops / FACTS.flops_per_s["bf16"]
+        assert rounded >= one.bytes / FACTS.memory_bandwidth_bytes_per_s
+        assert one.bound_mfu == pytest.approx(
+            one.model_flops / (FACTS.flops_per_s["bf16"] * one.bound_s)
+        )
+        assert sum(row.bound_s for row in one.kinds) == pytest.approx(one.bound_s)
+        assert sum(row.share for row in one.kinds) == pytest.approx(1)
+
+
+def test_a_plan_of_several_devices_is_refused() -> None:
+    with pytest.raises(PlanError, match="2 ranks; a roofline is of one device"):
+        works(stored_plan("bf16-tp2"))
+
+
+def test_the_command_prints_both_plans_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_roofline.main(["gpt-demo", "--batch", "2", "--seq-len", "32"]) == 0
+    said = capsys.readouterr().out
+    assert "fusion none" in said
+    assert "fusion full" in said
+    assert gpu_roofline.main(["gpt-demo", "--batch", "2", "--json", "--actors"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["fusion"] for row in rows] == list(FUSIONS)
+    assert all(len(row["each"]) == row["actors"] for row in rows)
+    assert gpu_roofline.main(["no-such-model"]) == 2

@@ -1,0 +1,95 @@
+"""PyTorch's models of the benchmark against ours: loss, every gradient, counts of parameters."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.gpu_models import benchmark_model
+from models.spec import ModelSpec
+from models.zoo.catalogue import build
+from tests.extras import optional
+from tests.models.torch_parity.machinery import assert_same
+from tests.small_models import small
+
+torch = optional("torch")
+
+BATCH = 3
+MODELS = ("gpt2-small", "gpt2-medium", "gpt2-xl", "llama-1b", "resnet-50")
+
+
+def with_config(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    return msgspec.structs.replace(spec, config=dict(spec.config) | changes)
+
+
+SPECS = {
+    "gpt": small("gpt"),
+    "llama": with_config(small("llama"), vocab=250, rope_base=500000.0),
+    "tied llama": with_config(small("llama"), tied=True),
+    "resnet": with_config(small("resnet"), channels=3, image_size=40),
+}
+
+
+def drawn(spec: ModelSpec) -> dict[str, Any]:
+    """Values of every variable, larger than at the start, so that all matter."""
+    draw = np.random.default_rng(5)
+    graph = build(spec, BATCH)
+    found = {}
+    for op in graph.ops:
+        if op.kind == "variable":
+            shape = graph.tensor(op.outputs[0]).shape
+            values = draw.normal(0, 0.2, shape)
+            found[op.outputs[0]] = (values + (op.attributes["init"] == "ones")).astype(np.float32)
+    return found
+
+
+def samples(spec: ModelSpec) -> dict[str, Any]:
+    """A batch by source."""
+    draw = np.random.default_rng(6)
+    if spec.family == "resnet":
+        shape = build(spec, BATCH).tensor("stem.images").shape
+        classes = draw.integers(0, spec.config["classes"], BATCH)
+        return {"images": draw.normal(size=shape).astype(np.float32), "classes": classes}
+    windows = draw.integers(0, spec.config["vocab"], (BATCH, spec.seq_len + 1))
+    return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+
+
+@pytest.mark.parametrize("vocab_multiple", [1, 64])
+@pytest.mark.parametrize("name", SPECS)
+def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int) -> None:
+    from benchmarks.torch_models.loading import load, module_of, taken
+
+    spec = SPECS[name]
+    if spec.family == "resnet" and vocab_multiple > 1:
+        pytest.skip("has no vocabulary")
+    values, inputs = drawn(spec), samples(spec)
+    module = module_of(spec, vocab_multiple)
+    load(module, values)
+    for path, value in taken(module, values).items():
+        np.testing.assert_array_equal(value, values[path])
+    first, second = (torch.from_numpy(array) for array in inputs.values())
+    loss = module(first, second)
+    loss.backward()
+    count = second.numel()
+    gradients = {
+        path: gradient * count for path, gradient in taken(module, values, gradients=True).items()
+    }
+    assert set(gradients) == set(values)
+    assert_same(build(spec, BATCH), values, inputs, loss.item() * count, gradients)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_are_as_many_parameters_as_in_the_zoo(name: str) -> None:
+    from benchmarks.torch_models.loading import module_of
+
+    spec = benchmark_model(name)
+    with torch.device("meta"):
+        module = module_of(spec)
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert count == build(spec, 1).parameter_count
+
+
+def test_llama_1b_has_the_published_count() -> None:
+    # Of meta-llama/Llama-3.2-1B: 1.24B parameters, the head being the embedding (model card, 2024).
+    assert build(benchmark_model("llama-1b"), 1).parameter_count == 1_235_814_400

@@ -1,0 +1,111 @@
+"""What cubins say of their functions, against what the assembler said when it made them."""
+
+import re
+from math import prod
+
+import pytest
+
+from executor.cuda.compiling import Cubin, cubin_of, offline_cubin
+from executor.cuda.resources import Resources, occupancy, resources_of, shared_bytes
+from executor.errors import ExecutorError
+from tests.executor.cuda.launched import functions_in_bf16
+from tests.extras import optional
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+# Nothing spills but `spills`, whose blocks are so large that a thread has 64 registers for 120
+# values; `indexed` has an array that no register can hold, since a run says what is read of it.
+TEXT = """
+extern "C" __global__ void __launch_bounds__(1024) spills(float* a, const float* b, int n) {
+  float r[120];
+#pragma unroll
+  for (int i = 0; i < 120; i++) r[i] = b[i * n + threadIdx.x];
+  for (int k = 0; k < n; k++) {
+#pragma unroll
+    for (int i = 0; i < 120; i++) r[i] = r[i] * r[(i + 1) % 120] + b[k + i];
+  }
+#pragma unroll
+  for (int i = 0; i < 120; i++) a[i * n + threadIdx.x] = r[i];
+}
+extern "C" __global__ void indexed(float* a, int n) {
+  float r[400];
+  for (int i = 0; i < n; i++) r[(i * 7) % 400] = a[i];
+  for (int i = 0; i < n; i++) a[i] = r[(i * 3 + n) % 400];
+}
+extern "C" __global__ void shares(float* a, int n) {
+  __shared__ float s[100];
+  s[threadIdx.x] = a[n];
+  __syncthreads();
+  a[threadIdx.x] = s[n];
+}
+"""
+FUNCTION = re.compile(
+    r"Compiling entry function '(\S+)' for .*?(\d+) bytes stack frame.*?Used (\d+) registers([^\n]*)",
+    flags=re.DOTALL,
+)
+
+
+def as_reported(made: Cubin) -> dict[str, Resources]:
+    """The same figures, by the words of the assembler."""
+    found = {}
+    for symbol, stack, registers, rest in FUNCTION.findall(made.report):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[symbol] = Resources(int(registers), int(shared[1]) if shared else 0, int(stack))
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_cubin_says_what_the_assembler_said(architecture: str) -> None:
+    optional("cuda.core", extra="test")
+    made = cubin_of(TEXT, "three", ("spills", "indexed", "shares"), architecture)
+    found, told = resources_of(made.code), as_reported(made)
+    assert set(found) == {"spills", "indexed", "shares"}
+    for name, one in found.items():
+        without = one._replace(shared_bytes=shared_bytes(one, architecture))
+        assert without == told[name], (name, made.report)
+    spilled = made.spilled_bytes()
+    assert spilled["spills"] > 0
+    assert spilled["indexed"] == spilled["shares"] == 0
+    assert found["spills"].stack_bytes > 0
+    assert found["indexed"].stack_bytes == 1600
+    assert found["shares"].stack_bytes == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_cubins_of_our_sources_say_so_too(architecture: str) -> None:
+    optional("cuda.core", extra="test")
+    source = "attention_grad"
+    made = offline_cubin(source, functions_in_bf16()[source], architecture)
+    found, told = resources_of(made.code), as_reported(made)
+    assert set(found) == set(told) == set(made.symbols.values())
+    for name, one in found.items():
+        assert one._replace(shared_bytes=shared_bytes(one, architecture)) == told[name]
+
+
+@pytest.mark.parametrize(
+    ("taken", "threads", "architecture", "expected"),
+    [
+        # Registers, shared memory and threads that just fit, and one more of each.
+        (Resources(32, 0), 1024, "sm_90", (2, 228, 2, 2)),
+        (Resources(33, 0), 1024, "sm_90", (1, 228, 2, 1)),
+        (Resources(255, 0), 256, "sm_80", (1, 164, 8, 1)),
+        (Resources(16, 48 * 1024), 128, "sm_80", (32, 3, 16, 3)),
+        (Resources(16, 49 * 1024), 128, "sm_90", (32, 4, 16, 4)),
+        (Resources(16, 0), 32, "sm_86", (128, 100, 16, 16)),
+    ],
+)
+def test_occupancy_is_what_runs_out_first(
+    taken: Resources, threads: int, architecture: str, expected: tuple[int, int, int, int]
+) -> None:
+    found = occupancy(taken, threads, architecture)
+    assert found[:4] == expected
+    most = 1536 if architecture == "sm_86" else 2048
+    assert found.warps_share == prod((expected[3], threads)) / most
+
+
+def test_dynamic_shared_memory_counts() -> None:
+    assert occupancy(Resources(32, 0), 256, "sm_90", 100 * 1024).by_shared == 2
+
+
+def test_an_architecture_of_which_nothing_is_known_is_refused() -> None:
+    with pytest.raises(ExecutorError, match="sm_70: choose one of sm_80"):
+        occupancy(Resources(32, 0), 256, "sm_70")
