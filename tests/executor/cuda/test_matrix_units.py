@@ -9,11 +9,11 @@ import ctypes
 import numpy as np
 import pytest
 
+from executor.cuda.resources import resources_of
 from executor.cuda.source_text import FOLDER
 from executor.kernels.context import Array
 from tests.executor.cuda.calling import aligned, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Kernel, compiled, reseed
-from executor.cuda.resources import resources_of
 from tests.extras import optional
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++")
