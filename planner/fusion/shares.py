@@ -16,6 +16,7 @@ from planner.fusion.rules import PRODUCT, fused_groups
 
 # Kinds that a step's ends do for all variables in one launch (`planner.compile.fused.launches`).
 AT_ENDS = ("cast", "squared_sum", "adamw", "sgd")
+TOGETHER = (*AT_ENDS, "accumulate")
 
 # Ops that become no actor, or one that updates in place.
 ALONE = ("variable", "repeat", "input", "constant", "adamw", "sgd", "step_totals", "learning_rate")
@@ -51,7 +52,7 @@ def shares_of(
     written
         Results that others read, and which are written therefore.
     """
-    if all(node.kind == nodes[0].kind for node in nodes) and nodes[0].kind in AT_ENDS:
+    if all(node.kind == nodes[0].kind for node in nodes) and nodes[0].kind in TOGETHER:
         return tuple(_alone(node, values, follows=at > 0) for at, node in enumerate(nodes))
     products = [at for at, node in enumerate(nodes) if op_kind(node.kind).role == PRODUCT]
     apart = components(nodes)

@@ -1,21 +1,27 @@
-"""Launches: what a step's two ends do to every variable, joined to few actors that launch once.
+"""Launches: what is done to every variable alike, joined to few actors that launch once.
 
-A model has hundreds of small variables, and casting, squaring or updating one of them costs less
-than its launch. Those of a stage that can run at one time become one actor, of as many parts; a
-backend does them in one launch for many tensors.
+A model has hundreds of small variables, and casting, squaring or updating one of them, or adding up
+its gradients, costs less than its launch. Those of a stage that can run at one time become one
+actor, of as many parts; a backend does them in one launch for many tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.actors.graph import Part, Port
 from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
 
 FIRST, LAST = "first", "last"
 
-TOGETHER = {"cast": FIRST, "squared_sum": LAST, "adamw": FIRST, "sgd": FIRST}
+TOGETHER = {
+    "cast": FIRST,
+    "squared_sum": LAST,
+    "adamw": FIRST,
+    "sgd": FIRST,
+    "accumulate": LAST,
+}
 """Kinds that are joined, and at whose place: of the first, before which all inputs are there, or of
-the last, for whose results the step's totals wait in any case."""
+the last, for whose results the end of the step waits in any case."""
 
 OWN = ("variable", "weight_decay")  # attributes in which parts of one update may differ
 
@@ -24,12 +30,13 @@ def joined_launches(draft: DraftStage) -> DraftStage:
     """Return the stage with such actors joined.
 
     A cast is joined where it reads a variable and what it makes is kept for the microbatches: what
-    only a collective reads comes and goes, and would have to be there all at once.
+    only a collective reads comes and goes, and would have to be there all at once. A sum over
+    microbatches is joined where no collective waits for it.
     """
     rows: dict[object, list[int]] = defaultdict(list)
-    read_later = _read_later(draft)
+    read_later, readers = _read_later(draft), _readers(draft)
     for index, actor in enumerate(draft.actors):
-        if (alike := _alike(draft, actor, read_later)) is not None:
+        if (alike := _alike(draft, actor, read_later, readers)) is not None:
             rows[alike].append(index)
     joined: dict[int, list[int]] = {}
     gone: set[int] = set()
@@ -47,10 +54,29 @@ def joined_launches(draft: DraftStage) -> DraftStage:
     return found
 
 
-def _alike(draft: DraftStage, actor: DraftActor, read_later: frozenset[int]) -> object:
+def _readers(draft: DraftStage) -> Mapping[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for index, actor in enumerate(draft.actors):
+        for port in actor.inputs:
+            found[port.register].append(index)
+    return found
+
+
+def _alike(
+    draft: DraftStage,
+    actor: DraftActor,
+    read_later: frozenset[int],
+    readers: Mapping[int, Sequence[int]],
+) -> object:
     """What actors have in common that are joined; None where one is not."""
-    plain = actor.buffer is None and not actor.parts and actor.firings == 1
+    plain = actor.buffer is None and not actor.parts
     if actor.kind not in TOGETHER or not plain:
+        return None
+    if actor.kind == "accumulate":
+        (made,) = actor.outputs
+        alone = all(draft.actors[at].lane == "compute" for at in readers[made.register])
+        return (actor.kind, actor.section, actor.firings, made.hold) if alone else None
+    if actor.firings > 1:
         return None
     if actor.kind == "cast":
         (source,), (made,) = actor.inputs, actor.outputs
@@ -101,7 +127,7 @@ def _one_actor(members: Sequence[DraftActor]) -> DraftActor:
         name=f"{head.name} and {len(members) - 1} more",
         kind=head.kind,
         section=head.section,
-        firings=1,
+        firings=head.firings,
         inputs=tuple(inputs.values()),
         outputs=outputs,
         block=head.block,

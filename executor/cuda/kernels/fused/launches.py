@@ -9,7 +9,7 @@ from executor.cuda.kernels.in_turn import one_after_another, operand_at
 from executor.cuda.kernels.multi_tensor import moves, updates
 from executor.kernels.context import FusedPart, KernelContext
 
-MANY = ("cast", "squared_sum", "adamw", "sgd")
+MANY = ("cast", "squared_sum", "adamw", "sgd", "accumulate")
 
 
 def many_tensors(context: KernelContext) -> Calls | None:
@@ -27,6 +27,8 @@ def many_tensors(context: KernelContext) -> Calls | None:
     pairs = [(read_by(context, part, 0), written_by(context, part, 0)) for part in context.parts]
     if kind == "cast":
         return moves.cast(pairs)
+    if kind == "accumulate":
+        return moves.accumulate(pairs, context.parts[0].context.output_hold)
     if kind == "squared_sum":
         return moves.squared_sum(pairs)
     rows: dict[tuple[float, ...], list[FusedPart]] = defaultdict(list)
