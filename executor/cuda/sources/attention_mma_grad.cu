@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
   DYNAMIC_SHARED(memory);
   T* queries = (T*)memory;
   T* douts = queries + QUERIES * STRIDE;
-  T* tiles_of_keys = douts + QUERIES * STRIDE;  // keys and values, twice
+  T* values = douts + QUERIES * STRIDE;
+  T* tiles_of_keys = values + KEYS * STRIDE;  // twice
   const AttentionShape& shape = *shape_at;
   Head head = query_head<QUERIES>(shape);
   i64 start = query_tile<QUERIES>(shape);
@@ -87,24 +88,24 @@ __global__ void __launch_bounds__(MMA_THREADS)
     stage_rows<QUERIES, STRIDE>(of_queries, 0, count, queries);
     stage_rows<QUERIES, STRIDE>(of_douts, 0, count, douts);
     stage_rows<KEYS, STRIDE>(of_keys, 0, seen.count, tiles_of_keys);
-    stage_rows<KEYS, STRIDE>(of_values, 0, seen.count, tiles_of_keys + KEYS * STRIDE);
+    stage_rows<KEYS, STRIDE>(of_values, 0, seen.count, values);
     commit();
   }
   T* keys = tiles_of_keys;
 #pragma unroll 1
   for (int key = 0; key < span; key += KEYS) {
-    T* later = tiles_of_keys + (keys == tiles_of_keys ? 2 * KEYS * STRIDE : 0);
+    T* later = tiles_of_keys + (keys == tiles_of_keys ? KEYS * STRIDE : 0);
     wait<0>();
-    __syncthreads();  // these keys are here, and those before have been read
+    __syncthreads();  // these keys and values are here, and the keys before have been read
     int next = key + KEYS;
-    if (next < span) {
-      stage_rows<KEYS, STRIDE>(of_keys, next, seen.count - next, later);
-      stage_rows<KEYS, STRIDE>(of_values, next, seen.count - next, later + KEYS * STRIDE);
-    }
+    if (next < span) stage_rows<KEYS, STRIDE>(of_keys, next, seen.count - next, later);
     commit();
     float scores[M][KEYS / 8][4] = {}, slants[M][KEYS / 8][4] = {};
     multiply_rows<Wholly<D>::WIDTH, STRIDE>(queries + row * STRIDE, keys, scores);
-    multiply_rows<Wholly<U>::WIDTH, STRIDE>(douts + row * STRIDE, keys + KEYS * STRIDE, slants);
+    multiply_rows<Wholly<U>::WIDTH, STRIDE>(douts + row * STRIDE, values, slants);
+    __syncthreads();  // the values have been read
+    if (next < span) stage_rows<KEYS, STRIDE>(of_values, next, seen.count - next, values);
+    commit();
     hide<false>(seen.at(0, key), row, scores);
 #pragma unroll
     for (int m = 0; m < M; m++) {

@@ -45,7 +45,7 @@ class Tiles:
 # tile, do not fit into 255 registers.
 FORWARD = {64: Tiles(sides=2, across=64), 96: Tiles(sides=2, across=64),
            WIDEST: Tiles(sides=2, across=64)}  # fmt: skip
-OF_QUERIES = {64: Tiles(sides=2, across=64), WIDEST: Tiles(sides=2, across=32)}
+OF_QUERIES = {64: Tiles(sides=2, across=48), WIDEST: Tiles(sides=2, across=32)}
 OF_KEYS = {64: Tiles(sides=2, across=64), WIDEST: Tiles(sides=2, across=32)}
 
 
@@ -107,7 +107,7 @@ class MatrixShape:
         queries = WARPS * SIDE * tiles.sides
         blocks = self.shape.heads * ceil(self.shape.queries / queries)
         name = self._function("attention_mma_grad_query", dtypes, tiles)
-        rows = self._rows_bytes(2 * queries + 4 * tiles.across)
+        rows = self._rows_bytes(2 * queries + 3 * tiles.across)
         return self._launched("attention_mma_grad", name, blocks, rows, args)
 
     def of_keys(self, dtypes: tuple[str, ...], *args: Operand | Scalar) -> tuple[Launch, ...]:
