@@ -82,23 +82,23 @@ __global__ void __launch_bounds__(MMA_THREADS)
   if (span) {
     Stream<D, const T> of_queries = query_stream<D>(shape, q, head, start);
     stage_rows<QUERIES, STRIDE>(of_queries, 0, rows_left(shape.queries, start), queries);
-    stage_rows<KEYS, STRIDE>(of_keys, 0, seen.count, keys);
+    stage_rows<KEYS, STRIDE>(of_keys, 0, span, keys);
     commit();
   }
 #pragma unroll 1
   for (int key = 0; key < span; key += KEYS) {
     wait<0>();
     __syncthreads();  // the keys are here, and the values before these have been read
-    stage_rows<KEYS, STRIDE>(of_values, key, seen.count - key, values);
+    stage_rows<KEYS, STRIDE>(of_values, key, span - key, values);
     commit();
     float scores[M][KEYS / 8][4] = {};
     multiply_rows<Wholly<D>::WIDTH, STRIDE>(mine, keys, scores);
     wait<0>();
     __syncthreads();  // the values are here, and the keys have been read
     int next = key + KEYS;
-    if (next < span) stage_rows<KEYS, STRIDE>(of_keys, next, seen.count - next, keys);
+    if (next < span) stage_rows<KEYS, STRIDE>(of_keys, next, span - next, keys);
     commit();
-    hide<false>(seen.at(0, key), row, scores);
+    hide<false>(seen.at(0, key), span - key, row, scores);
     weigh(scores, power, most, total, sums);
     unsigned weights[M][KEYS / 16][4];
     pack_tile<T>(scores, weights);

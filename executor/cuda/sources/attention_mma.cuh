@@ -36,21 +36,23 @@ __device__ inline float exp2_of(float x) {
 #endif
 }
 
-// Rows of a head, COLUMNS values each and `stride` elements apart. Kernels keep few numbers through
-// their loops, of 32 bits where they can: registers are what limits their tiles.
+// Rows of a head, COLUMNS values each; a token has as many heads as are `beside` each other. Kernels
+// keep few numbers through their loops, of 32 bits where they can: registers limit their tiles.
 template <int COLUMNS, typename T> struct Stream {
   T* begin;
-  int stride;
+  int beside;
+
+  __device__ T* row(int number) const { return begin + (i64)number * (beside * COLUMNS); }
 };
 template <int COLUMNS, typename T>
 __device__ inline Stream<COLUMNS, T> query_stream(const AttentionShape& shape, T* x,
                                                   const Head& head, i64 query) {
-  return {x + query_at(shape, head, query, COLUMNS), (int)(shape.groups * shape.repeats * COLUMNS)};
+  return {x + query_at(shape, head, query, COLUMNS), (int)(shape.groups * shape.repeats)};
 }
 template <int COLUMNS, typename T>
 __device__ inline Stream<COLUMNS, T> key_stream(const AttentionShape& shape, T* x,
                                                 const Head& head, i64 key) {
-  return {x + key_at(shape, head, key, COLUMNS), (int)(shape.groups * COLUMNS)};
+  return {x + key_at(shape, head, key, COLUMNS), (int)shape.groups};
 }
 
 // What a block of a kernel over queries has: a head, and a tile of its queries from there on. The
@@ -83,13 +85,13 @@ __device__ inline void stage_rows(const Stream<COLUMNS, const T>& from, int firs
   int row = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
   if (column >= WIDTH) return;
   if (column >= COLUMNS) count = 0;
-  const T* place = from.begin + (i64)(first + row) * from.stride + column;
+  const T* place = from.row(first + row) + column;
   T* to = tile + row * STRIDE + column;
 #pragma unroll
   for (int step = 0; step < ROWS; step += STEP) {
     if (ROWS % STEP && row + step >= ROWS) break;
     copy_async_16(to + step * STRIDE, place, row + step < count);
-    place += (i64)STEP * from.stride;
+    place += (i64)STEP * (from.beside * COLUMNS);
   }
 }
 
@@ -142,32 +144,29 @@ __device__ inline void pack_tile(const float (&values)[M][N][4], unsigned (&left
   }
 }
 
-// Which keys of a tile its queries see: key j is seen by query i where low < j - i < high, j < count.
-// Kept for a first tile, and moved on (`far`: beyond every tile that there is).
+// Which keys of a tile its queries see: key j is seen by query i where low < j - i < high. Kept for
+// a first tile, and moved on (`far`: beyond every tile that there is).
 struct Seen {
-  int low, high, count;
+  int low, high;
 
-  __device__ Seen at(int query, int key) const {
-    return {low + query - key, high + query - key, count - key};
-  }
+  __device__ Seen at(int query, int key) const { return {low + query - key, high + query - key}; }
 };
 __device__ inline Seen seen_in(const AttentionShape& shape, i64 query, i64 key) {
   const i64 far = 1 << 29;
   i64 distance = shape.first + query - key;
   return {(int)larger(-far, smaller(far, distance - shape.behind)),
-          (int)larger(-far, smaller(far, distance + shape.ahead)),
-          (int)smaller(far, shape.keys - key)};
+          (int)larger(-far, smaller(far, distance + shape.ahead))};
 }
 
-// Scores of what is hidden become minus infinity; `row` is the warp's first. Rows are queries and
-// columns keys, or the other way round.
+// Scores of what is hidden become minus infinity, and of keys that are not there, of which a tile
+// has `count`; `row` is the warp's first. Rows are queries and columns keys, or the other way round.
 template <bool ROWS_ARE_KEYS, int M, int N>
-__device__ inline void hide(const Seen& seen, int row, float (&scores)[M][N][4]) {
+__device__ inline void hide(const Seen& seen, int count, int row, float (&scores)[M][N][4]) {
   const int ROWS = 16 * M, COLUMNS = 8 * N;
   int least = ROWS_ARE_KEYS ? row - COLUMNS + 1 : 1 - row - ROWS;  // of j - i
   int most = ROWS_ARE_KEYS ? row + ROWS - 1 : COLUMNS - 1 - row;
   int keys = ROWS_ARE_KEYS ? row + ROWS : COLUMNS;
-  if (seen.low < least && most < seen.high && keys <= seen.count) return;
+  if (seen.low < least && most < seen.high && keys <= count) return;
 #pragma unroll
   for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -176,7 +175,7 @@ __device__ inline void hide(const Seen& seen, int row, float (&scores)[M][N][4])
       for (int at = 0; at < 4; at++) {
         int i = row + 16 * m + lane_row() + at / 2 * 8, j = 8 * n + lane_pair() + at % 2;
         int key = ROWS_ARE_KEYS ? i : j, ahead = ROWS_ARE_KEYS ? i - j : j - i;
-        bool there = seen.low < ahead && ahead < seen.high && key < seen.count;
+        bool there = seen.low < ahead && ahead < seen.high && key < count;
         scores[m][n][at] = there ? scores[m][n][at] : lowest<float>();
       }
     }
@@ -220,8 +219,7 @@ __device__ inline void write_rows(const float (&sums)[M][ALL][4], O* scratch,
   for (int at = threadIdx.x % 32; at < 16 * M * PIECES; at += 32) {
     int row = at / PIECES, column = at % PIECES * 8;
     if (row < count) {
-      *(Piece*)(to.begin + (i64)row * to.stride + column) =
-          *(Piece*)(scratch + row * STRIDE + column);
+      *(Piece*)(to.row(row) + column) = *(Piece*)(scratch + row * STRIDE + column);
     }
   }
 }
@@ -233,7 +231,7 @@ __device__ inline void write_rows(const float (&sums)[M][ALL][4], T*,
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int row = 16 * m + lane_row() + 8 * half;
-      float* place = to.begin + (i64)row * to.stride + lane_pair();
+      float* place = to.row(row) + lane_pair();
       if (row >= count) continue;
 #pragma unroll
       for (int n = 0; n < COLUMNS / 8; n++) {
@@ -255,7 +253,7 @@ __device__ inline void add_before(float (&sums)[M][ALL][4], const float (&factor
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int row = 16 * m + lane_row() + 8 * half;
-      const float* place = before.begin + (i64)row * before.stride + lane_pair();
+      const float* place = before.row(row) + lane_pair();
       if (row >= count) continue;
 #pragma unroll
       for (int n = 0; n < COLUMNS / 8; n++) {

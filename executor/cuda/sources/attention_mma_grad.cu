@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
     Stream<U, const T> of_douts = query_stream<U>(shape, dout, head, start);
     stage_rows<QUERIES, STRIDE>(of_queries, 0, count, queries);
     stage_rows<QUERIES, STRIDE>(of_douts, 0, count, douts);
-    stage_rows<KEYS, STRIDE>(of_keys, 0, seen.count, tiles_of_keys);
-    stage_rows<KEYS, STRIDE>(of_values, 0, seen.count, values);
+    stage_rows<KEYS, STRIDE>(of_keys, 0, span, tiles_of_keys);
+    stage_rows<KEYS, STRIDE>(of_values, 0, span, values);
     commit();
   }
   T* keys = tiles_of_keys;
@@ -98,15 +98,15 @@ __global__ void __launch_bounds__(MMA_THREADS)
     wait<0>();
     __syncthreads();  // these keys and values are here, and the keys before have been read
     int next = key + KEYS;
-    if (next < span) stage_rows<KEYS, STRIDE>(of_keys, next, seen.count - next, later);
+    if (next < span) stage_rows<KEYS, STRIDE>(of_keys, next, span - next, later);
     commit();
     float scores[M][KEYS / 8][4] = {}, slants[M][KEYS / 8][4] = {};
     multiply_rows<Wholly<D>::WIDTH, STRIDE>(queries + row * STRIDE, keys, scores);
     multiply_rows<Wholly<U>::WIDTH, STRIDE>(douts + row * STRIDE, values, slants);
     __syncthreads();  // the values have been read
-    if (next < span) stage_rows<KEYS, STRIDE>(of_values, next, seen.count - next, values);
+    if (next < span) stage_rows<KEYS, STRIDE>(of_values, next, span - next, values);
     commit();
-    hide<false>(seen.at(0, key), row, scores);
+    hide<false>(seen.at(0, key), span - key, row, scores);
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -166,12 +166,13 @@ __global__ void __launch_bounds__(MMA_THREADS)
   Stream<U, const T> of_douts = query_stream<U>(shape, dout, head, begin);
   i64 of_head = (head.sample * shape.groups + head.group) * shape.repeats;
   i64 first_statistic = of_head * padded + begin;
-  int there = (int)(shape.queries - begin), repeats = (int)shape.repeats;
+  int repeats = (int)shape.repeats;
   int span = (int)larger((i64)0, end - begin);
   Seen seen = seen_in(shape, begin, start);
   if (span) {
-    stage_rows<KEYS, STRIDE>(key_stream<D>(shape, k, head, start), 0, seen.count, keys);
-    stage_rows<KEYS, STRIDE>(key_stream<U>(shape, v, head, start), 0, seen.count, values);
+    int count = rows_left(shape.keys, start);
+    stage_rows<KEYS, STRIDE>(key_stream<D>(shape, k, head, start), 0, count, keys);
+    stage_rows<KEYS, STRIDE>(key_stream<U>(shape, v, head, start), 0, count, values);
   }
   const int WIDTH = Widths<D, U>::WIDTH;
   float sums[M][WIDTH / 8][4] = {};
@@ -186,10 +187,10 @@ __global__ void __launch_bounds__(MMA_THREADS)
     int here = query;
     if (!last) {
       T* to = tiles_of_queries + odd * 2 * QUERIES * STRIDE;
-      Stream<D, const T> queries_of_head = {of_queries.begin + repeat * D, of_queries.stride};
-      Stream<U, const T> douts_of_head = {of_douts.begin + repeat * U, of_douts.stride};
-      stage_rows<QUERIES, STRIDE>(queries_of_head, next, there - next, to);
-      stage_rows<QUERIES, STRIDE>(douts_of_head, next, there - next, to + QUERIES * STRIDE);
+      Stream<D, const T> queries_of_head = {of_queries.begin + repeat * D, of_queries.beside};
+      Stream<U, const T> douts_of_head = {of_douts.begin + repeat * U, of_douts.beside};
+      stage_rows<QUERIES, STRIDE>(queries_of_head, next, span - next, to);
+      stage_rows<QUERIES, STRIDE>(douts_of_head, next, span - next, to + QUERIES * STRIDE);
       if (threadIdx.x < QUERIES / 2) {  // 16 bytes each
         bool of_delta = threadIdx.x >= QUERIES / 4;
         i64 from = first_statistic + repeat * padded + next + threadIdx.x % (QUERIES / 4) * 4;
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
       multiply_rows<Wholly<D>::WIDTH, STRIDE>(keys + row * STRIDE, queries, tile);
     }
     if (!of_keys) {
-      hide<true>(seen.at(here, 0), row, tile);
+      hide<true>(seen.at(here, 0), KEYS, row, tile);
 #pragma unroll
       for (int n = 0; n < QUERIES / 8; n++) {
         FloatPair bases = *(const FloatPair*)(statistic + 8 * n);

@@ -1,7 +1,7 @@
 """What a compiled kernel takes of a multiprocessor, read off its machine code.
 
-A cubin is an ELF file. Its section `.nv.info` lists attributes, one of which is a function's
-registers; `.nv.shared.<symbol>` is as long as its static shared memory.
+A cubin is an ELF file. Its section `.nv.info` lists attributes, among them a function's registers
+and its stack; `.nv.shared.<symbol>` is as long as its static shared memory.
 """
 
 import struct
@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 SIZED = 4  # format of an attribute whose value follows its length
-REGISTERS = 0x2F  # EIATTR_REGCOUNT, as cuobjdump names it: index of a symbol, and its registers
+# EIATTR_REGCOUNT and EIATTR_FRAME_SIZE, as cuobjdump names them: index of a symbol, and a number
+REGISTERS, STACK = 0x2F, 0x11
 SYMBOL_BYTES = 24
 
 
 class Resources(NamedTuple):
-    """Registers of a thread, and bytes of static shared memory of a block."""
+    """Registers of a thread, bytes of static shared memory of a block, and of a thread's stack.
+
+    On the stack is what does not fit into registers, and arrays whose places are not known before.
+    """
 
     registers: int
     shared_bytes: int
+    stack_bytes: int
 
 
 class _Section(NamedTuple):
@@ -32,21 +37,25 @@ def resources_of(code: bytes) -> dict[str, Resources]:
     sections = {one.name: one for one in _sections(code)}
     symbols, info = sections[".symtab"], sections[".nv.info"]
     names = next(one for at, one in enumerate(_sections(code)) if at == symbols.link)
-    found = {}
+    found: dict[int, dict[str, int]] = {REGISTERS: {}, STACK: {}}
     at = info.at
     while at < info.at + info.size:
         form, attribute, size = struct.unpack_from("<BBH", code, at)
         at += 4
         if form != SIZED:
             continue
-        if attribute == REGISTERS:
-            symbol, registers = struct.unpack_from("<II", code, at)
+        if attribute in found:
+            symbol, number = struct.unpack_from("<II", code, at)
             (name_at,) = struct.unpack_from("<I", code, symbols.at + symbol * SYMBOL_BYTES)
-            name = _text(code, names.at + name_at)
-            shared = sections.get(f".nv.shared.{name}")
-            found[name] = Resources(registers, shared.size if shared else 0)
+            found[attribute][_text(code, names.at + name_at)] = number
         at += size
-    return found
+    shared = {name: sections.get(f".nv.shared.{name}") for name in found[REGISTERS]}
+    return {
+        name: Resources(registers, section.size if section else 0, found[STACK].get(name, 0))
+        for (name, registers), section in zip(
+            found[REGISTERS].items(), shared.values(), strict=True
+        )
+    }
 
 
 def _sections(code: bytes) -> Iterator[_Section]:

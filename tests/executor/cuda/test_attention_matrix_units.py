@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from executor.cuda.compiling import offline_cubin
 from executor.cuda.kernels.table import make_calls
 from executor.kernels.context import Array, KernelContext, Shard, whole
 from planner.sbp import split
 from tests.executor.cuda.calling import call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.resources import resources_of
 from tests.executor.examples.attention import Attributes, Form
+from tests.extras import optional
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
 
@@ -295,3 +298,22 @@ def test_what_the_matrix_units_do_not_take_goes_to_the_other_kernels():
     others.append((64, "bfloat16", CAUSAL | {"alibi": 8.0}))
     for d, dtype, attributes in others:
         assert launched(d, dtype, attributes) == {"attention", "attention_grad"}
+
+
+SHAPES = ((64, 64), (80, 80), (128, 128), (128, 64))  # d and u of models
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_large_models_launch_stays_in_registers(architecture: str):
+    optional("cuda.core", extra="test")
+    found: dict[str, set[str]] = {}
+    for d, u in SHAPES:
+        for context in Sizes(t=256, s=256, d=d, u=u).contexts("bfloat16"):
+            for source, names in functions_of(make_calls(context).of(0)).items():
+                found.setdefault(source, set()).update(names)
+    assert set(found) == {"attention_mma", "attention_mma_grad"}
+    for source, names in found.items():
+        made = offline_cubin(source, names, architecture)
+        for name, one in resources_of(made.code).items():
+            assert one.stack_bytes == 0, (name, one)
