@@ -305,10 +305,12 @@ def test_a_long_sequence_takes_memory_for_few_numbers_per_query(
     q, k, statistic = whole(shape, dtype), whole(key, dtype), whole(shape[:-1], "float32")
     labels = Form(attributes=CAUSAL, grouped=True).labels
     forward = make_calls(context_of("attention", labels[0], [q, k, k], [q, statistic], CAUSAL))
-    assert forward.workspace_bytes == 4 * statistic.size  # which the library may want turned over
+    turned = 0 if dtype == "float32" else 4 * statistic.size  # which the library may want turned
+    assert forward.workspace_bytes == turned
     backward = make_calls(
         context_of("attention_grad", labels[1], [q, k, k, q, statistic, q], [q, k, k], CAUSAL)
     )
     assert backward.workspace_bytes == 4 * numbers * statistic.size
-    blocks = [one.grid[0] for one in backward.of(0)[1:] if isinstance(one, Launch)]
+    launches = [one for one in last_options(*backward.of(0)) if isinstance(one, Launch)]
+    blocks = [one.grid[0] for one in launches[1:]]
     assert blocks == [32 * length // tile, 8 * length // 64]
