@@ -3,9 +3,9 @@
 // Sizes as in attention.cuh. A block has four warps, and a warp has 16 M rows of a tile of scores
 // (M left sides of products), all of its columns. Scores, probabilities and their gradients stay in
 // registers: packed, they are the left side of the next product. What products are of lies in
-// shared memory as 16 bits, every tile with rows WIDTH + 8 elements apart, WIDTH the wider of the
-// two widths D and U of rows (d and u, up to a multiple of 16, zeros beyond them): an odd multiple
-// of 16 bytes, so that eight rows meet all banks once.
+// shared memory as 16 bits. D and U are d and u, whole groups of 8; a tile's rows have as many
+// columns and zeros up to the next multiple of 16, and lie 8 elements more apart than the wider of
+// them has: an odd multiple of 16 bytes, so that eight rows meet all banks once.
 #pragma once
 #include "attention.cuh"
 #include "matrix_units.cuh"
@@ -14,8 +14,12 @@ const int MMA_WARPS = 4;
 const int MMA_THREADS = 32 * MMA_WARPS;
 const float LOG2_E = 1.44269504088896341f;
 
+template <int COLUMNS> struct Wholly {  // in whole sides of products
+  static const int WIDTH = (COLUMNS + 15) / 16 * 16;
+  static const int TILES = WIDTH / 8;  // of eight columns
+};
 template <int D, int U> struct Widths {
-  static const int WIDTH = D > U ? D : U;
+  static const int WIDTH = Wholly<(D > U ? D : U)>::WIDTH;
   static const int STRIDE = WIDTH + 8;
 };
 
@@ -32,22 +36,23 @@ __device__ inline float exp2_of(float x) {
 #endif
 }
 
-// Rows of a head that tiles are copied from: `stride` elements apart, `columns` values each. Kernels
-// keep few numbers through their loops, of 32 bits where they can: registers are what limits them.
-template <typename T> struct Stream {
-  const T* begin;
-  int stride, columns;
+// Rows of a head, COLUMNS values each; a token has as many heads as are `beside` each other. Kernels
+// keep few numbers through their loops, of 32 bits where they can: registers limit their tiles.
+template <int COLUMNS, typename T> struct Stream {
+  T* begin;
+  int beside;
+
+  __device__ T* row(int number) const { return begin + (i64)number * (beside * COLUMNS); }
 };
-template <typename T>
-__device__ inline Stream<T> query_stream(const AttentionShape& shape, const T* x, const Head& head,
-                                         i64 query, i64 columns) {
-  return {x + query_at(shape, head, query, columns),
-          (int)(shape.groups * shape.repeats * columns), (int)columns};
+template <int COLUMNS, typename T>
+__device__ inline Stream<COLUMNS, T> query_stream(const AttentionShape& shape, T* x,
+                                                  const Head& head, i64 query) {
+  return {x + query_at(shape, head, query, COLUMNS), (int)(shape.groups * shape.repeats)};
 }
-template <typename T>
-__device__ inline Stream<T> key_stream(const AttentionShape& shape, const T* x, const Head& head,
-                                       i64 key, i64 columns) {
-  return {x + key_at(shape, head, key, columns), (int)(shape.groups * columns), (int)columns};
+template <int COLUMNS, typename T>
+__device__ inline Stream<COLUMNS, T> key_stream(const AttentionShape& shape, T* x,
+                                                const Head& head, i64 key) {
+  return {x + key_at(shape, head, key, COLUMNS), (int)shape.groups};
 }
 
 // What a block of a kernel over queries has: a head, and a tile of its queries from there on. The
@@ -71,20 +76,22 @@ template <int KEYS> __device__ inline Head key_head(const AttentionShape& shape)
 
 // Begin to copy ROWS rows of a stream from its row `first` on, `count` of which there are: zeros
 // beyond them and beyond their columns.
-template <int ROWS, int WIDTH, int STRIDE, typename T>
-__device__ inline void stage_rows(const Stream<T>& from, int first, int count, T* tile) {
+template <int ROWS, int STRIDE, int COLUMNS, typename T>
+__device__ inline void stage_rows(const Stream<COLUMNS, const T>& from, int first, int count,
+                                  T* tile) {
+  const int WIDTH = Wholly<COLUMNS>::WIDTH;
   const int LANES = WIDTH <= 16 ? 2 : WIDTH <= 32 ? 4 : WIDTH <= 64 ? 8 : 16;  // of a row
   const int STEP = MMA_THREADS / LANES;
   int row = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
   if (column >= WIDTH) return;
-  if (column >= from.columns) count = 0;
-  const T* place = from.begin + (i64)(first + row) * from.stride + column;
+  if (column >= COLUMNS) count = 0;
+  const T* place = from.row(first + row) + column;
   T* to = tile + row * STRIDE + column;
 #pragma unroll
   for (int step = 0; step < ROWS; step += STEP) {
     if (ROWS % STEP && row + step >= ROWS) break;
     copy_async_16(to + step * STRIDE, place, row + step < count);
-    place += (i64)STEP * from.stride;
+    place += (i64)STEP * (from.beside * COLUMNS);
   }
 }
 
@@ -137,32 +144,29 @@ __device__ inline void pack_tile(const float (&values)[M][N][4], unsigned (&left
   }
 }
 
-// Which keys of a tile its queries see: key j is seen by query i where low < j - i < high, j < count.
-// Kept for a first tile, and moved on (`far`: beyond every tile that there is).
+// Which keys of a tile its queries see: key j is seen by query i where low < j - i < high. Kept for
+// a first tile, and moved on (`far`: beyond every tile that there is).
 struct Seen {
-  int low, high, count;
+  int low, high;
 
-  __device__ Seen at(int query, int key) const {
-    return {low + query - key, high + query - key, count - key};
-  }
+  __device__ Seen at(int query, int key) const { return {low + query - key, high + query - key}; }
 };
 __device__ inline Seen seen_in(const AttentionShape& shape, i64 query, i64 key) {
   const i64 far = 1 << 29;
   i64 distance = shape.first + query - key;
   return {(int)larger(-far, smaller(far, distance - shape.behind)),
-          (int)larger(-far, smaller(far, distance + shape.ahead)),
-          (int)smaller(far, shape.keys - key)};
+          (int)larger(-far, smaller(far, distance + shape.ahead))};
 }
 
-// Scores of what is hidden become minus infinity; `row` is the warp's first. Rows are queries and
-// columns keys, or the other way round.
+// Scores of what is hidden become minus infinity, and of keys that are not there, of which a tile
+// has `count`; `row` is the warp's first. Rows are queries and columns keys, or the other way round.
 template <bool ROWS_ARE_KEYS, int M, int N>
-__device__ inline void hide(const Seen& seen, int row, float (&scores)[M][N][4]) {
+__device__ inline void hide(const Seen& seen, int count, int row, float (&scores)[M][N][4]) {
   const int ROWS = 16 * M, COLUMNS = 8 * N;
   int least = ROWS_ARE_KEYS ? row - COLUMNS + 1 : 1 - row - ROWS;  // of j - i
   int most = ROWS_ARE_KEYS ? row + ROWS - 1 : COLUMNS - 1 - row;
   int keys = ROWS_ARE_KEYS ? row + ROWS : COLUMNS;
-  if (seen.low < least && most < seen.high && keys <= seen.count) return;
+  if (seen.low < least && most < seen.high && keys <= count) return;
 #pragma unroll
   for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -171,7 +175,7 @@ __device__ inline void hide(const Seen& seen, int row, float (&scores)[M][N][4])
       for (int at = 0; at < 4; at++) {
         int i = row + 16 * m + lane_row() + at / 2 * 8, j = 8 * n + lane_pair() + at % 2;
         int key = ROWS_ARE_KEYS ? i : j, ahead = ROWS_ARE_KEYS ? i - j : j - i;
-        bool there = seen.low < ahead && ahead < seen.high && key < seen.count;
+        bool there = seen.low < ahead && ahead < seen.high && key < count;
         scores[m][n][at] = there ? scores[m][n][at] : lowest<float>();
       }
     }
@@ -179,94 +183,97 @@ __device__ inline void hide(const Seen& seen, int row, float (&scores)[M][N][4])
 }
 
 // Of the four lanes that share rows of a tile.
-template <typename Join> __device__ inline float quad_reduce(float value) {
-  value = Join::of(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  return Join::of(value, __shfl_xor_sync(0xffffffffu, value, 2));
+__device__ inline float quad_largest(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+__device__ inline float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-// Rows of a result, or of what is added to one, `count` of them.
-template <typename O> struct Target {
-  O* begin;
-  i64 stride;
-  int count, columns;
-};
-template <typename O>
-__device__ inline Target<O> query_target(const AttentionShape& shape, O* x, const Head& head,
-                                         i64 query, i64 columns) {
-  i64 count = larger((i64)0, smaller(shape.queries - query, (i64)1 << 16));
-  return {x + query_at(shape, head, query, columns), shape.groups * shape.repeats * columns,
-          (int)count, (int)columns};
-}
-template <typename O>
-__device__ inline Target<O> key_target(const AttentionShape& shape, O* x, const Head& head, i64 key,
-                                       i64 columns) {
-  i64 count = larger((i64)0, smaller(shape.keys - key, (i64)1 << 16));
-  return {x + key_at(shape, head, key, columns), shape.groups * columns, (int)count, (int)columns};
+// How many rows there are from one on, of a warp's.
+__device__ inline int rows_left(i64 all, i64 from) {
+  return (int)larger((i64)0, smaller(all - from, (i64)1 << 16));
 }
 
 struct alignas(16) Piece { unsigned of[4]; };
 struct alignas(8) FloatPair { float first, second; };
 
-// Write a warp's rows of sums, 8 N columns of them. Those of 16 bits go by 16 bytes, through rows of
-// shared memory that this warp alone reads and writes.
-template <int N, int STRIDE, int M, int ALL, typename O>
-__device__ inline void write_rows(const float (&sums)[M][ALL][4], O* scratch, const Target<O>& to) {
+// Write a warp's rows of sums, `count` of which there are. Those of 16 bits go by 16 bytes, through
+// rows of shared memory that this warp alone reads and writes.
+template <int STRIDE, int COLUMNS, int M, int ALL, typename O>
+__device__ inline void write_rows(const float (&sums)[M][ALL][4], O* scratch,
+                                  const Stream<COLUMNS, O>& to, int count) {
+  const int PIECES = COLUMNS / 8;
 #pragma unroll
   for (int m = 0; m < M; m++) {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < PIECES; n++) {
       O* place = scratch + (16 * m + lane_row()) * STRIDE + 8 * n + lane_pair();
       *(unsigned*)place = pack<O>(sums[m][n][0], sums[m][n][1]);
       *(unsigned*)(place + 8 * STRIDE) = pack<O>(sums[m][n][2], sums[m][n][3]);
     }
   }
   __syncwarp();
-  for (int at = threadIdx.x % 32; at < 16 * M * N; at += 32) {
-    int row = at / N, column = at % N * 8;
-    if (row < to.count && column < to.columns) {
-      *(Piece*)(to.begin + row * to.stride + column) = *(Piece*)(scratch + row * STRIDE + column);
+  for (int at = threadIdx.x % 32; at < 16 * M * PIECES; at += 32) {
+    int row = at / PIECES, column = at % PIECES * 8;
+    if (row < count) {
+      *(Piece*)(to.row(row) + column) = *(Piece*)(scratch + row * STRIDE + column);
     }
   }
 }
-template <int N, int STRIDE, int M, int ALL, typename T>
-__device__ inline void write_rows(const float (&sums)[M][ALL][4], T*, const Target<float>& to) {
+template <int STRIDE, int COLUMNS, int M, int ALL, typename T>
+__device__ inline void write_rows(const float (&sums)[M][ALL][4], T*,
+                                  const Stream<COLUMNS, float>& to, int count) {
 #pragma unroll
   for (int m = 0; m < M; m++) {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int half = 0; half < 2; half++) {
+      int row = 16 * m + lane_row() + 8 * half;
+      float* place = to.row(row) + lane_pair();
+      if (row >= count) continue;
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        int row = 16 * m + lane_row() + 8 * half, column = 8 * n + lane_pair();
-        if (row < to.count && column < to.columns) {
-          *(FloatPair*)(to.begin + row * to.stride + column) = {sums[m][n][2 * half],
-                                                                sums[m][n][2 * half + 1]};
-        }
+      for (int n = 0; n < COLUMNS / 8; n++) {
+        *(FloatPair*)(place + 8 * n) = {sums[m][n][2 * half], sums[m][n][2 * half + 1]};
       }
     }
   }
 }
 
 // sums += factor of the row · what there was before (none: nothing).
-template <int N, int M, int ALL>
-__device__ inline void add_before(float (&sums)[M][ALL][4], const float (&)[M][2],
-                                  const Target<const none>&) {}
-template <int N, int M, int ALL>
+template <int COLUMNS, int M, int ALL>
+__device__ inline void add_before(float (&)[M][ALL][4], const float (&)[M][2],
+                                  const Stream<COLUMNS, const none>&, int) {}
+template <int COLUMNS, int M, int ALL>
 __device__ inline void add_before(float (&sums)[M][ALL][4], const float (&factor)[M][2],
-                                  const Target<const float>& before) {
+                                  const Stream<COLUMNS, const float>& before, int count) {
 #pragma unroll
   for (int m = 0; m < M; m++) {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int half = 0; half < 2; half++) {
+      int row = 16 * m + lane_row() + 8 * half;
+      const float* place = before.row(row) + lane_pair();
+      if (row >= count) continue;
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        int row = 16 * m + lane_row() + 8 * half, column = 8 * n + lane_pair();
-        if (row < before.count && column < before.columns) {
-          const FloatPair* had =
-              (const FloatPair*)(before.begin + row * before.stride + column);
-          sums[m][n][2 * half] += factor[m][half] * had->first;
-          sums[m][n][2 * half + 1] += factor[m][half] * had->second;
-        }
+      for (int n = 0; n < COLUMNS / 8; n++) {
+        FloatPair had = *(const FloatPair*)(place + 8 * n);
+        sums[m][n][2 * half] += factor[m][half] * had.first;
+        sums[m][n][2 * half + 1] += factor[m][half] * had.second;
       }
+    }
+  }
+}
+
+// sums *= factor.
+template <int M, int ALL>
+__device__ inline void scale_rows(float (&sums)[M][ALL][4], float factor) {
+#pragma unroll
+  for (int m = 0; m < M; m++) {
+#pragma unroll
+    for (int n = 0; n < ALL; n++) {
+#pragma unroll
+      for (int at = 0; at < 4; at++) sums[m][n][at] *= factor;
     }
   }
 }

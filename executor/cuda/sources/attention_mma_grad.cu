@@ -34,9 +34,11 @@ __global__ void attention_statistics(const AttentionShape* shape_at, const O* ou
   i64 row = (sample * queries + query) * heads + head;
   float sum = 0;
   for (i64 column = 4 * lane; column < columns; column += 4 * 32) {
-    Pack<O, 4> x = *(const Pack<O, 4>*)(out + row * columns + column);
-    Pack<D, 4> y = *(const Pack<D, 4>*)(dout + row * columns + column);
-    for (int i = 0; i < 4; i++) sum += wide(x.of[i]) * wide(y.of[i]);
+    float x[4], y[4];
+    take<4>(x, out + row * columns + column);
+    take<4>(y, dout + row * columns + column);
+#pragma unroll
+    for (int k = 0; k < 4; k++) sum += x[k] * y[k];
   }
   sum = warp_reduce<Add>(sum);
   if (lane == 0) {
@@ -51,17 +53,18 @@ template <typename T, typename Q, typename P, int D, int U, int M, int KEYS>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_mma_grad_query(const AttentionShape* shape_at, const T* q, const T* k, const T* v,
                              const T* dout, const float* base, const float* delta, i64 padded,
-                             const P* before, Q* dq, double scale) {
+                             const P* before, Q* dq, float scale, float power) {
   const int STRIDE = Widths<D, U>::STRIDE, OF_WARP = 16 * M, QUERIES = MMA_WARPS * OF_WARP;
   DYNAMIC_SHARED(memory);
   T* queries = (T*)memory;
   T* douts = queries + QUERIES * STRIDE;
-  T* tiles_of_keys = douts + QUERIES * STRIDE;  // keys and values, twice
+  T* values = douts + QUERIES * STRIDE;
+  T* tiles_of_keys = values + KEYS * STRIDE;  // twice
   const AttentionShape& shape = *shape_at;
   Head head = query_head<QUERIES>(shape);
   i64 start = query_tile<QUERIES>(shape);
   int row = threadIdx.x / 32 * OF_WARP;
-  float bases[M][2], deltas[M][2], sums[M][D / 8][4] = {};
+  float bases[M][2], deltas[M][2], sums[M][Wholly<D>::TILES][4] = {};
   i64 of_head = (head.sample * shape.groups + head.group) * shape.repeats + head.repeat;
 #pragma unroll
   for (int m = 0; m < M; m++) {
@@ -75,67 +78,61 @@ __global__ void __launch_bounds__(MMA_THREADS)
   i64 begin, end;
   keys_seen(shape, start, smaller(start + QUERIES, shape.queries), KEYS, &begin, &end);
   int span = (int)larger((i64)0, end - begin);
-  Stream<T> of_keys = key_stream(shape, k, head, begin, shape.head_dim);
-  Stream<T> of_values = key_stream(shape, v, head, begin, shape.value_dim);
+  Stream<D, const T> of_keys = key_stream<D>(shape, k, head, begin);
+  Stream<U, const T> of_values = key_stream<U>(shape, v, head, begin);
   Seen seen = seen_in(shape, start, begin);
-  float scale2 = (float)scale * LOG2_E;
   if (span) {
-    int count = (int)smaller((i64)QUERIES, shape.queries - start);
-    Stream<T> of_queries = query_stream(shape, q, head, start, shape.head_dim);
-    Stream<T> of_douts = query_stream(shape, dout, head, start, shape.value_dim);
-    stage_rows<QUERIES, D, STRIDE>(of_queries, 0, count, queries);
-    stage_rows<QUERIES, U, STRIDE>(of_douts, 0, count, douts);
-    stage_rows<KEYS, D, STRIDE>(of_keys, 0, seen.count, tiles_of_keys);
-    stage_rows<KEYS, U, STRIDE>(of_values, 0, seen.count, tiles_of_keys + KEYS * STRIDE);
+    int count = rows_left(shape.queries, start);
+    Stream<D, const T> of_queries = query_stream<D>(shape, q, head, start);
+    Stream<U, const T> of_douts = query_stream<U>(shape, dout, head, start);
+    stage_rows<QUERIES, STRIDE>(of_queries, 0, count, queries);
+    stage_rows<QUERIES, STRIDE>(of_douts, 0, count, douts);
+    stage_rows<KEYS, STRIDE>(of_keys, 0, span, tiles_of_keys);
+    stage_rows<KEYS, STRIDE>(of_values, 0, span, values);
     commit();
   }
   T* keys = tiles_of_keys;
 #pragma unroll 1
   for (int key = 0; key < span; key += KEYS) {
-    T* later = tiles_of_keys + (keys == tiles_of_keys ? 2 * KEYS * STRIDE : 0);
+    T* later = tiles_of_keys + (keys == tiles_of_keys ? KEYS * STRIDE : 0);
     wait<0>();
-    __syncthreads();  // these keys are here, and those before have been read
+    __syncthreads();  // these keys and values are here, and the keys before have been read
     int next = key + KEYS;
-    if (next < span) {
-      stage_rows<KEYS, D, STRIDE>(of_keys, next, seen.count - next, later);
-      stage_rows<KEYS, U, STRIDE>(of_values, next, seen.count - next, later + KEYS * STRIDE);
-    }
+    if (next < span) stage_rows<KEYS, STRIDE>(of_keys, next, span - next, later);
     commit();
     float scores[M][KEYS / 8][4] = {}, slants[M][KEYS / 8][4] = {};
-    multiply_rows<D, STRIDE>(queries + row * STRIDE, keys, scores);
-    multiply_rows<U, STRIDE>(douts + row * STRIDE, keys + KEYS * STRIDE, slants);
-    hide<false>(seen.at(0, key), row, scores);
+    multiply_rows<Wholly<D>::WIDTH, STRIDE>(queries + row * STRIDE, keys, scores);
+    multiply_rows<Wholly<U>::WIDTH, STRIDE>(douts + row * STRIDE, values, slants);
+    __syncthreads();  // the values have been read
+    if (next < span) stage_rows<KEYS, STRIDE>(of_values, next, span - next, values);
+    commit();
+    hide<false>(seen.at(0, key), span - key, row, scores);
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
       for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at++) {
-          float weight = exp2_of(scores[m][n][at] * scale2 - bases[m][at / 2]);
+          float weight = exp2_of(scores[m][n][at] * power - bases[m][at / 2]);
           slants[m][n][at] = weight * (slants[m][n][at] - deltas[m][at / 2]);
         }
       }
     }
     unsigned packed[M][KEYS / 16][4];
     pack_tile<T>(slants, packed);
-    multiply_packed<STRIDE, D / 8>(packed, keys, sums);
+    multiply_packed<STRIDE, Wholly<D>::TILES>(packed, keys, sums);
     keys = later;
   }
   head = query_head<QUERIES>(shape);
   start = query_tile<QUERIES>(shape);
   float ones[M][2];
 #pragma unroll
-  for (int m = 0; m < M; m++) {
-    ones[m][0] = ones[m][1] = 1;
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-#pragma unroll
-      for (int at = 0; at < 4; at++) sums[m][n][at] *= (float)scale;
-    }
-  }
-  add_before<D / 8>(sums, ones, query_target(shape, before, head, start + row, shape.head_dim));
-  Target<Q> to = query_target(shape, dq, head, start + row, shape.head_dim);
-  write_rows<D / 8, STRIDE>(sums, queries + row * STRIDE, to);
+  for (int m = 0; m < M; m++) ones[m][0] = ones[m][1] = 1;
+  scale_rows(sums, scale);
+  int count = rows_left(shape.queries, start + row);
+  add_before(sums, ones, query_stream<D>(shape, before, head, start + row), count);
+  T* scratch = queries + row * STRIDE;
+  write_rows<STRIDE>(sums, scratch, query_stream<D>(shape, dq, head, start + row), count);
 }
 
 // dk and dv, one block per group of heads and tile of keys: over the heads of the group in order,
@@ -147,7 +144,7 @@ template <typename T, typename K, int D, int U, int M, int QUERIES>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_mma_grad_keys(const AttentionShape* shape_at, const T* q, const T* k, const T* v,
                             const T* dout, const float* base, const float* delta, i64 padded,
-                            K* dk, K* dv, double scale) {
+                            K* dk, K* dv, float scale, float power) {
   const int STRIDE = Widths<D, U>::STRIDE, OF_PAIR = 16 * M, PAIRS = MMA_WARPS / 2;
   const int KEYS = PAIRS * OF_PAIR, PACKED = M * (QUERIES / 16) * 4;  // registers of a tile
   DYNAMIC_SHARED(memory);
@@ -165,21 +162,18 @@ __global__ void __launch_bounds__(MMA_THREADS)
   i64 begin, end;
   queries_seeing(shape, start, smaller(start + KEYS, shape.keys), QUERIES, &begin, &end);
   // rows and statistics of the first head of the group, from the first query on
-  Stream<T> of_queries = query_stream(shape, q, head, begin, shape.head_dim);
-  Stream<T> of_douts = query_stream(shape, dout, head, begin, shape.value_dim);
+  Stream<D, const T> of_queries = query_stream<D>(shape, q, head, begin);
+  Stream<U, const T> of_douts = query_stream<U>(shape, dout, head, begin);
   i64 of_head = (head.sample * shape.groups + head.group) * shape.repeats;
   i64 first_statistic = of_head * padded + begin;
-  int there = (int)(shape.queries - begin), repeats = (int)shape.repeats;
+  int repeats = (int)shape.repeats;
   int span = (int)larger((i64)0, end - begin);
   Seen seen = seen_in(shape, begin, start);
   if (span) {
-    int count = seen.count;
-    Stream<T> of_rows = key_stream(shape, k, head, start, shape.head_dim);
-    stage_rows<KEYS, D, STRIDE>(of_rows, 0, count, keys);
-    of_rows = key_stream(shape, v, head, start, shape.value_dim);
-    stage_rows<KEYS, U, STRIDE>(of_rows, 0, count, values);
+    int count = rows_left(shape.keys, start);
+    stage_rows<KEYS, STRIDE>(key_stream<D>(shape, k, head, start), 0, count, keys);
+    stage_rows<KEYS, STRIDE>(key_stream<U>(shape, v, head, start), 0, count, values);
   }
-  float scale2 = (float)scale * LOG2_E;
   const int WIDTH = Widths<D, U>::WIDTH;
   float sums[M][WIDTH / 8][4] = {};
   // the tile that is staged next, and the one that is worked on: a query's place and its head's
@@ -193,11 +187,10 @@ __global__ void __launch_bounds__(MMA_THREADS)
     int here = query;
     if (!last) {
       T* to = tiles_of_queries + odd * 2 * QUERIES * STRIDE;
-      Stream<T> of_head_queries = of_queries, of_head_douts = of_douts;
-      of_head_queries.begin += (i64)repeat * of_queries.columns;
-      of_head_douts.begin += (i64)repeat * of_douts.columns;
-      stage_rows<QUERIES, D, STRIDE>(of_head_queries, next, there - next, to);
-      stage_rows<QUERIES, U, STRIDE>(of_head_douts, next, there - next, to + QUERIES * STRIDE);
+      Stream<D, const T> queries_of_head = {of_queries.begin + repeat * D, of_queries.beside};
+      Stream<U, const T> douts_of_head = {of_douts.begin + repeat * U, of_douts.beside};
+      stage_rows<QUERIES, STRIDE>(queries_of_head, next, span - next, to);
+      stage_rows<QUERIES, STRIDE>(douts_of_head, next, span - next, to + QUERIES * STRIDE);
       if (threadIdx.x < QUERIES / 2) {  // 16 bytes each
         bool of_delta = threadIdx.x >= QUERIES / 4;
         i64 from = first_statistic + repeat * padded + next + threadIdx.x % (QUERIES / 4) * 4;
@@ -225,14 +218,14 @@ __global__ void __launch_bounds__(MMA_THREADS)
     unsigned packed[M][QUERIES / 16][4];
     if (D == U) {
       const T* left = (of_keys ? values : keys) + row * STRIDE;
-      multiply_rows<D, STRIDE>(left, of_keys ? douts : queries, tile);
+      multiply_rows<Wholly<D>::WIDTH, STRIDE>(left, of_keys ? douts : queries, tile);
     } else if (of_keys) {
-      multiply_rows<U, STRIDE>(values + row * STRIDE, douts, tile);
+      multiply_rows<Wholly<U>::WIDTH, STRIDE>(values + row * STRIDE, douts, tile);
     } else {
-      multiply_rows<D, STRIDE>(keys + row * STRIDE, queries, tile);
+      multiply_rows<Wholly<D>::WIDTH, STRIDE>(keys + row * STRIDE, queries, tile);
     }
     if (!of_keys) {
-      hide<true>(seen.at(here, 0), row, tile);
+      hide<true>(seen.at(here, 0), KEYS, row, tile);
 #pragma unroll
       for (int n = 0; n < QUERIES / 8; n++) {
         FloatPair bases = *(const FloatPair*)(statistic + 8 * n);
@@ -241,7 +234,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
 #pragma unroll
           for (int at = 0; at < 4; at++) {
             float mine = at % 2 ? bases.second : bases.first;
-            tile[m][n][at] = exp2_of(tile[m][n][at] * scale2 - mine);
+            tile[m][n][at] = exp2_of(tile[m][n][at] * power - mine);
           }
         }
       }
@@ -273,29 +266,23 @@ __global__ void __launch_bounds__(MMA_THREADS)
       pack_tile<T>(tile, packed);
     }
     if (D == U) {
-      multiply_packed<STRIDE, D / 8>(packed, of_keys ? queries : douts, sums);
+      multiply_packed<STRIDE, Wholly<D>::TILES>(packed, of_keys ? queries : douts, sums);
     } else if (of_keys) {
-      multiply_packed<STRIDE, D / 8>(packed, queries, sums);
+      multiply_packed<STRIDE, Wholly<D>::TILES>(packed, queries, sums);
     } else {
-      multiply_packed<STRIDE, U / 8>(packed, douts, sums);
+      multiply_packed<STRIDE, Wholly<U>::TILES>(packed, douts, sums);
     }
     if (last) break;
   }
   head = key_head<KEYS>(shape);
   start = key_tile<KEYS>(shape);
+  int count = rows_left(shape.keys, start + row);
   if (of_keys) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-      for (int n = 0; n < D / 8; n++) {
-#pragma unroll
-        for (int at = 0; at < 4; at++) sums[m][n][at] *= (float)scale;
-      }
-    }
-    Target<K> to = key_target(shape, dk, head, start + row, shape.head_dim);
-    write_rows<D / 8, STRIDE>(sums, values + row * STRIDE, to);
+    scale_rows(sums, scale);
+    T* scratch = values + row * STRIDE;
+    write_rows<STRIDE>(sums, scratch, key_stream<D>(shape, dk, head, start + row), count);
   } else {
-    Target<K> to = key_target(shape, dv, head, start + row, shape.value_dim);
-    write_rows<U / 8, STRIDE>(sums, keys + row * STRIDE, to);
+    T* scratch = keys + row * STRIDE;
+    write_rows<STRIDE>(sums, scratch, key_stream<U>(shape, dv, head, start + row), count);
   }
 }

@@ -296,17 +296,21 @@ def test_what_attention_cannot_do_is_refused_by_name():
         make_calls(attention_context(4, 4, 4, dtype="float16"))
 
 
-def test_a_long_sequence_takes_memory_for_one_number_per_query():
+@pytest.mark.parametrize(("dtype", "numbers", "tile"), [("float32", 1, 64), ("bfloat16", 2, 128)])
+def test_a_long_sequence_takes_memory_for_few_numbers_per_query(
+    dtype: str, numbers: int, tile: int
+):
     length = 1 << 17
     shape, key = (1, length, 8, 4, 128), (1, length, 8, 128)
-    q, k, statistic = whole(shape, "bfloat16"), whole(key, "bfloat16"), whole(shape[:-1], "float32")
+    q, k, statistic = whole(shape, dtype), whole(key, dtype), whole(shape[:-1], "float32")
     labels = Form(attributes=CAUSAL, grouped=True).labels
     forward = make_calls(context_of("attention", labels[0], [q, k, k], [q, statistic], CAUSAL))
-    assert forward.workspace_bytes == 4 * statistic.size  # which the library may want turned over
+    turned = 0 if dtype == "float32" else 4 * statistic.size  # which the library may want turned
+    assert forward.workspace_bytes == turned
     backward = make_calls(
         context_of("attention_grad", labels[1], [q, k, k, q, statistic, q], [q, k, k], CAUSAL)
     )
-    assert backward.workspace_bytes == 4 * statistic.size
+    assert backward.workspace_bytes == 4 * numbers * statistic.size
     launches = [one for one in last_options(*backward.of(0)) if isinstance(one, Launch)]
     blocks = [one.grid[0] for one in launches[1:]]
-    assert blocks == [32 * length // 64, 8 * length // 64]
+    assert blocks == [32 * length // tile, 8 * length // 64]

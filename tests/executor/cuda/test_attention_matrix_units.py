@@ -1,4 +1,4 @@
-"""Attention by the matrix units against its formulas: widths, masks, groups, cuts, rings."""
+"""Attention by the matrix units against its formulas: widths, masks, groups, rings, limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from executor.cuda.binding import last_options
+from executor.cuda.compiling import offline_cubin
 from executor.cuda.kernels.table import make_calls
 from executor.kernels.context import Array, KernelContext, Shard, whole
+from planner.sbp import split
 from tests.executor.cuda.calling import call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from executor.cuda.resources import resources_of
 from tests.executor.examples.attention import Attributes, Form
+from tests.extras import optional
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
 
@@ -123,6 +128,8 @@ def functions() -> Iterator[dict[str, set[str]]]:
         for dtype in NEAR:
             for context in sizes.contexts(dtype):
                 yield functions_of(make_calls(context).of(0))
+    for context in ring_contexts():
+        yield functions_of(make_calls(context).of(0))
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +148,14 @@ def assert_near(found: Sequence[Array], expected: Sequence[Array], dtype: str) -
         np.testing.assert_allclose(one, other, atol=NEAR[dtype] * size, rtol=0)
 
 
+def carried_out(context: KernelContext, given: Sequence[Array], emulator: Emulator) -> list[Array]:
+    return call(
+        context.kind, context.labels, given, context.outputs, input_shards=context.inputs,
+        attributes=context.attributes, emulator=emulator, input_sbp=context.input_sbp,
+        coordinate=context.coordinate, axis_sizes=context.axis_sizes,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_forward_and_gradients(sizes: Sizes, dtype: str, emulator: Emulator):
@@ -148,13 +163,159 @@ def test_forward_and_gradients(sizes: Sizes, dtype: str, emulator: Emulator):
     given = sizes.given(dtype)
     q, k, v, dout = given
     expected, slopes = sizes.expected(given)
-    made = call(
-        forward.kind, forward.labels, [q, k, v], forward.outputs, input_shards=forward.inputs,
-        attributes=forward.attributes, emulator=emulator,
-    )  # fmt: skip
+    made = carried_out(forward, [q, k, v], emulator)
     assert_near(made, expected, dtype)
-    found = call(
-        backward.kind, backward.labels, [q, k, v, *made, dout], backward.outputs,
-        input_shards=backward.inputs, attributes=backward.attributes, emulator=emulator,
-    )  # fmt: skip
+    found = carried_out(backward, [q, k, v, *made, dout], emulator)
     assert_near(found, slopes, dtype)
+
+
+RING, PART = 2, 40
+
+
+def ring_context(
+    sizes: Sizes, dtype: str, place: int, number: int, *, backward: bool
+) -> KernelContext:
+    """What the device at `place` of a ring does in a round; results are float32."""
+    kind, labels = ("attention_grad", 1) if backward else ("attention", 0)
+    text = sizes.form.labels[labels]
+    q, k, v, dout = sizes.given(dtype)
+
+    def shard(array: Array, of: str) -> Shard:
+        return Shard(
+            global_shape=(sizes.b, RING * PART, *array.shape[2:]),
+            offsets=(0, place * PART, *(0 for _ in array.shape[2:])),
+            shape=(sizes.b, PART, *array.shape[2:]), dtype=of,
+        )  # fmt: skip
+
+    query, key, value, slope = (shard(one, dtype) for one in (q, k, v, dout))
+    out, total = shard(dout, "float32"), shard(dout[..., 0], "float32")
+    inputs, outputs = [query, key, value], [out, total]
+    if backward:
+        inputs, outputs = [*inputs, out, total, slope], [shard(q, "float32"), key, value]
+    if number:
+        given, made = text.split(" -> ")
+        carried = outputs[:1] if backward else outputs
+        inputs, kind = [*inputs, *carried], f"{kind}_round"
+        text = f"{given}, {made.split(', ')[0] if backward else made} -> {made}"
+    return context_of(
+        kind, text, inputs, outputs, sizes.form.attributes | ({"round": number} if number else {}),
+        input_sbp=((split(1),),) * len(inputs), coordinate=(place,), axis_sizes=(RING,),
+    )  # fmt: skip
+
+
+ROUNDS = Sizes(t=RING * PART, s=RING * PART, d=64, r=2)
+
+
+def ring_contexts() -> Iterator[KernelContext]:
+    for backward in (False, True):
+        for number in range(RING):
+            yield ring_context(ROUNDS, "bfloat16", 0, number, backward=backward)
+
+
+def test_rounds_of_a_ring_give_what_all_keys_at_once_give(emulator: Emulator):
+    """In the last round the first device has keys that none of its queries sees."""
+    dtype = "bfloat16"
+    q, k, v, dout = sizes_given = ROUNDS.given(dtype)
+    expected, slopes = ROUNDS.expected(sizes_given)
+    parts = [slice(at * PART, (at + 1) * PART) for at in range(RING)]
+    results: list[list[Array]] = []
+    keys = [np.zeros(k.shape), np.zeros(v.shape)]
+    for place, mine in enumerate(parts):
+        made: list[Array] = []
+        for number in range(RING):
+            theirs = parts[(place - number) % RING]
+            context = ring_context(ROUNDS, dtype, place, number, backward=False)
+            made = carried_out(context, [q[:, mine], k[:, theirs], v[:, theirs], *made], emulator)
+        query: list[Array] = []
+        for number in range(RING):
+            theirs = parts[(place - number) % RING]
+            context = ring_context(ROUNDS, dtype, place, number, backward=True)
+            given = [q[:, mine], k[:, theirs], v[:, theirs], *made, dout[:, mine], *query]
+            *query, of_keys, of_values = carried_out(context, given, emulator)
+            for total, added in zip(keys, (of_keys, of_values), strict=True):
+                total[:, theirs] += added
+        results.append([*made, *query])
+    joined = [np.concatenate(one, 1) for one in zip(*results, strict=True)]
+    assert_near(joined, [*expected, slopes[0]], dtype)
+    assert_near(keys, slopes[1:], dtype)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(backward: bool, emulator: Emulator):
+    """Keys of a later device: all of them are hidden; and rubbish is not multiplied with zero."""
+    context = ring_context(ROUNDS, "bfloat16", 0, 1, backward=backward)
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(shard.shape).astype(np.float32) for shard in context.inputs]
+    total = 4
+    given[total] = np.full(given[total].shape, -np.inf, np.float32)
+    for carried in (3, 6):  # what other keys gave: nothing
+        if carried < len(given):
+            given[carried] = np.zeros_like(given[carried])
+    if backward:
+        assert all(not one.any() for one in carried_out(context, given, emulator))
+    else:
+        out, logsumexp = carried_out(context, given, emulator)
+        assert not out.any()
+        assert (logsumexp == -np.inf).all()
+
+
+@pytest.mark.parametrize("shift", [-3008.0, -95.0, 500.0])
+def test_logits_far_from_zero_change_the_logsumexp_alone(shift: float, emulator: Emulator):
+    """A feature that adds the same to every score; exp of it is 0 or infinite in float32."""
+    sizes, dtype = SIZES[0], "bfloat16"
+    q, k, v, dout = sizes.given(dtype)
+    q[..., 0], k[..., 0] = 0, 0
+    expected, slopes = sizes.expected([q, k, v, dout])
+    q[..., 0], k[..., 0] = 8, shift  # both exact; the scale is 1 / 8
+    forward, backward = sizes.contexts(dtype)
+    out, logsumexp = carried_out(forward, [q, k, v], emulator)
+    assert_near([out], expected[:1], dtype)
+    np.testing.assert_allclose(logsumexp, expected[1] + k[0, 0, 0, 0], rtol=1e-6, atol=1e-3)
+    found = carried_out(backward, [q, k, v, out, logsumexp, dout], emulator)
+    for one, other in zip(found[:2], slopes[:2], strict=True):
+        assert_near([one[..., 1:]], [other[..., 1:]], dtype)
+    assert_near(found[2:], slopes[2:], dtype)
+
+
+def test_what_the_matrix_units_do_not_take_goes_to_the_other_kernels():
+    def launched(d: int, dtype: str, attributes: Attributes) -> set[str]:
+        query, total = whole((1, 8, 2, d), dtype), whole((1, 8, 2), "float32")
+        labels = Form(attributes=attributes).labels
+        given = [query] * 3
+        calls = (
+            make_calls(context_of("attention", labels[0], given, [query, total], attributes)),
+            make_calls(
+                context_of(
+                    "attention_grad", labels[1], [*given, query, total, query], given, attributes
+                )
+            ),
+        )
+        return {source for one in calls for source in functions_of(last_options(*one.of(0)))}
+
+    by_matrix_units = {"attention_mma", "attention_mma_grad"}
+    for d in (8, 64, 128):
+        assert launched(d, "float16", CAUSAL) == by_matrix_units
+    others = [(64, "float32", CAUSAL), (136, "bfloat16", CAUSAL), (60, "bfloat16", CAUSAL)]
+    others.append((64, "bfloat16", CAUSAL | {"alibi": 8.0}))
+    for d, dtype, attributes in others:
+        assert launched(d, dtype, attributes) == {"attention", "attention_grad"}
+
+
+SHAPES = ((64, 64), (80, 80), (128, 128), (128, 64))  # d and u of models
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_large_models_launch_stays_in_registers(architecture: str):
+    optional("cuda.core", extra="test")
+    found: dict[str, set[str]] = {}
+    for d, u in SHAPES:
+        for context in Sizes(t=256, s=256, d=d, u=u).contexts("bfloat16"):
+            ours = functions_of(last_options(*make_calls(context).of(0)))
+            for source, names in ours.items():
+                found.setdefault(source, set()).update(names)
+    assert set(found) == {"attention_mma", "attention_mma_grad"}
+    for source, names in found.items():
+        made = offline_cubin(source, names, architecture)
+        for name, one in resources_of(made.code).items():
+            assert one.stack_bytes == 0, (name, one)

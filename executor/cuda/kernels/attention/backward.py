@@ -91,7 +91,7 @@ def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int 
     """Two statistics of every query into the workspace, then dq, dk and dv."""
     of = MatrixShape(shape=shape)
     base, delta = workspace(), workspace(of.statistics * ITEMSIZE[shape.wide])
-    padded, scale = np.int64(of.padded), np.float64(shape.scale)
+    padded = np.int64(of.padded)
     warps = BLOCK_THREADS // WARP_THREADS
     before_type, had = typed(context, before)
     dq, dk = (TYPES[shard.dtype] for shard in context.outputs[:2])
@@ -105,8 +105,8 @@ def _by_matrix_units(context: KernelContext, shape: AttentionShape, before: int 
     )
     return always(
         *((statistics,) if of.statistics else ()),
-        *of.of_queries((dq, before_type), *given, had, write(0), scale),
-        *of.of_keys((dk,), *given, write(1), write(2), scale),
+        *of.of_queries((dq, before_type), *given, had, write(0)),
+        *of.of_keys((dk,), *given, write(1), write(2)),
         tables=shape.tables,
         workspace_bytes=2 * of.statistics * ITEMSIZE[shape.wide],
     )

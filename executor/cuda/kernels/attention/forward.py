@@ -1,7 +1,5 @@
 """Calls of attention and of the later rounds of a ring; shapes as in `shape.py`."""
 
-import numpy as np
-
 from executor.cuda.calls import TYPES, Calls, Operand, always, read, table, write
 from executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
 from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
@@ -52,7 +50,6 @@ def _forward(
         launches = MatrixShape(shape=shape).forward(
             (made[0], before_type, share_type),
             table(0), read(0), read(1), read(2), had, share, write(0), write(1),
-            np.float64(shape.scale),
         )  # fmt: skip
         return always(*launches, tables=shape.tables)
     launches = shape.launch(

@@ -6,7 +6,9 @@ and widths, a bias and slopes by distance.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, e, log2
+
+import numpy as np
 
 from executor.cuda.calls import TYPES, Dim3, Launch, Operand, Scalar
 from executor.cuda.kernels.attention.shape import AttentionShape
@@ -42,8 +44,8 @@ class Tiles:
 # used in two or less, so two left sides at least share each; more sums than these, or a longer
 # tile, do not fit into 255 registers.
 FORWARD = {64: Tiles(sides=2, across=64), 96: Tiles(sides=2, across=64),
-           WIDEST: Tiles(sides=2, across=32)}  # fmt: skip
-OF_QUERIES = {64: Tiles(sides=2, across=64), WIDEST: Tiles(sides=2, across=32)}
+           WIDEST: Tiles(sides=2, across=64)}  # fmt: skip
+OF_QUERIES = {64: Tiles(sides=2, across=48), WIDEST: Tiles(sides=2, across=32)}
 OF_KEYS = {64: Tiles(sides=2, across=64), WIDEST: Tiles(sides=2, across=32)}
 
 
@@ -76,10 +78,9 @@ class MatrixShape:
     shape: AttentionShape
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """D and u, rounded up to whole sides."""
-        head, value = self.shape.head_dim, self.shape.value_dim
-        return ceil(head / SIDE) * SIDE, ceil(value / SIDE) * SIDE
+    def width(self) -> int:
+        """The wider of d and u, rounded up to whole sides."""
+        return ceil(max(self.shape.head_dim, self.shape.value_dim) / SIDE) * SIDE
 
     @property
     def padded(self) -> int:
@@ -106,7 +107,7 @@ class MatrixShape:
         queries = WARPS * SIDE * tiles.sides
         blocks = self.shape.heads * ceil(self.shape.queries / queries)
         name = self._function("attention_mma_grad_query", dtypes, tiles)
-        rows = self._rows_bytes(2 * queries + 4 * tiles.across)
+        rows = self._rows_bytes(2 * queries + 3 * tiles.across)
         return self._launched("attention_mma_grad", name, blocks, rows, args)
 
     def of_keys(self, dtypes: tuple[str, ...], *args: Operand | Scalar) -> tuple[Launch, ...]:
@@ -122,14 +123,14 @@ class MatrixShape:
         return self._launched("attention_mma_grad", name, blocks, shared_bytes, args)
 
     def _chosen(self, tiles: dict[int, Tiles]) -> Tiles:
-        return next(found for width, found in tiles.items() if max(self.widths) <= width)
+        return next(found for width, found in tiles.items() if self.width <= width)
 
     def _function(self, name: str, dtypes: tuple[str, ...], tiles: Tiles) -> str:
-        sizes = (*self.widths, tiles.sides, tiles.across)
+        sizes = (self.shape.head_dim, self.shape.value_dim, tiles.sides, tiles.across)
         return f"{name}<{', '.join((TYPES[self.shape.dtype], *dtypes, *map(str, sizes)))}>"
 
     def _rows_bytes(self, rows: int) -> int:
-        return rows * (max(self.widths) + PIECE) * ITEM_BYTES
+        return rows * (self.width + PIECE) * ITEM_BYTES
 
     def _launched(
         self,
@@ -141,4 +142,6 @@ class MatrixShape:
     ) -> tuple[Launch, ...]:
         if not blocks:
             return ()
-        return (Launch(source, function, (blocks, 1, 1), BLOCK, args, shared_bytes),)
+        scale = self.shape.scale
+        scales = (np.float32(scale), np.float32(scale * log2(e)))
+        return (Launch(source, function, (blocks, 1, 1), BLOCK, (*args, *scales), shared_bytes),)

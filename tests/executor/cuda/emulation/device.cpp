@@ -341,6 +341,13 @@ static void gather(const void* value, size_t size, void* all, void* site) {
   warp_barrier(false, site);
 }
 
+bool emulated_any(unsigned mask, bool predicate) {
+  check_mask(mask);
+  bool all[WARP];
+  gather(&predicate, sizeof predicate, all, __builtin_return_address(0));
+  return std::any_of(all, all + WARP, [](bool one) { return one; });
+}
+
 // Every number of 16 bits, by its bits: those of float16, then those of bfloat16.
 static const std::vector<float>& numbers() {
   static std::vector<float> found;

@@ -18,6 +18,7 @@ void emulated_block_barrier();
 void emulated_warp_barrier(unsigned mask, bool orders);
 // What another lane of the warp gives: every lane gives `value`, and gets that of lane `from`.
 void emulated_exchange(unsigned mask, const void* value, size_t size, int from, void* found);
+bool emulated_any(unsigned mask, bool predicate);  // of some lane of the warp
 int emulated_lane();
 
 // The matrix units of a warp (`sources/matrix_units.cuh`): sums += left · right, where every lane

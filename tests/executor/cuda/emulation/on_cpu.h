@@ -89,6 +89,7 @@ ALWAYS_INLINE unsigned __ballot_sync(unsigned mask, int predicate) {
   }
   return found;
 }
+ALWAYS_INLINE int __any_sync(unsigned mask, int predicate) { return emulated_any(mask, predicate); }
 template <typename T> UNCHECKED T atomicAdd(T* at, T value) {
   T before = *at;
   *at += value;
