@@ -11,7 +11,8 @@ row is a function with the blocks that it is launched in: how many launches of a
 `threads` of a block, `registers` of a thread, bytes of its `stack` (local memory, which lies in
 device memory), the bytes of `spilled` values among what it stores and loads there, `shared` bytes
 of a block and `dynamic` ones that its launch adds, how many blocks fit on a multiprocessor by
-registers, by shared memory and by threads, and the share of the warps that it then holds. The exit code is 1 where a function spills.
+registers, by shared memory and by threads, and the share of the warps that it then holds. The exit
+code is 1 where a function spills.
 """
 
 import argparse
