@@ -4,9 +4,10 @@ import json
 from math import prod
 
 import pytest
+from rich.console import Console
 
 from benchmarks import gpu_kernels
-from benchmarks.gpu_kernels import kernel_rows, launched
+from benchmarks.gpu_kernels import KernelRow, kernel_rows, launched, print_table
 from benchmarks.gpu_models import benchmark_model, launches_of, planned
 from executor.cuda.resources import REGISTERS_OF_THREAD_MAX
 from executor.errors import ExecutorError
@@ -34,15 +35,18 @@ def test_every_launch_of_a_step_is_counted() -> None:
         assert counts[key] > 0
 
 
-def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_of_the_rows_in_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     optional("cuda.core", extra="test")
-    assert gpu_kernels.main(["resnet-demo", "--batch", "2", "--json"]) == 0
+    assert gpu_kernels.main(["mlp", "--batch", "2", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["architecture"] for row in rows} == {"sm_90"}
     assert all(row["registers"] > 0 for row in rows)
-    assert gpu_kernels.main(["resnet-demo", "--batch", "2"]) == 0
+    print_table([KernelRow(**row) for row in rows], Console(width=200))
     said = capsys.readouterr().out
-    assert f"0 of {len(rows)} rows spill" in said
+    assert "kernels on sm_90" in said
+    assert all(row["source"] in said for row in rows)
 
 
 def test_what_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,8 @@ extern "C" __global__ void shares(float* a, int n) {
 }
 """
 FUNCTION = re.compile(
-    r"Compiling entry function '(\S+)' for .*?(\d+) bytes stack frame"
-    r".*?Used (\d+) registers([^\n]*)",
+    r"Compiling entry function '(\S+)' for .*?"
+    r"(\d+) bytes stack frame.*?Used (\d+) registers([^\n]*)",
     flags=re.DOTALL,
 )
 
