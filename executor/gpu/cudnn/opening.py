@@ -40,9 +40,9 @@ def _module() -> object:
     """Import the front end, which finds the library itself."""
     try:
         import cudnn
-    except ImportError as error:
+    except (ImportError, OSError, AssertionError) as error:  # it loads the library, if it finds one
         raise ExecutorError(
-            f"cuDNN's front end is not installed ({error}): {INSTALL}, or "
+            f"cuDNN's front end cannot be imported ({error}): {INSTALL}, or "
             f"pip install nvidia-cudnn-frontend"
         ) from error
     try:

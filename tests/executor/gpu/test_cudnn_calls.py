@@ -205,14 +205,15 @@ def test_convolutions_in_float32_stay_with_kernels_of_ours() -> None:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-def test_a_model_trains_alike_by_the_library_and_by_kernels_of_ours() -> None:
-    plan, graph, actors = planned("llama", "bf16")
+@pytest.mark.parametrize("model", ["llama", "resnet"])
+def test_a_model_trains_alike_by_the_library_and_by_kernels_of_ours(model: str) -> None:
+    plan, graph, actors = planned(model, "bf16")
     losses = []
     for way in (-1, 0, 1):
         runs = runs_of(plan, actors)
         execute_on_device(EmulatedDevice(option=way), actors, runs, loading(graph), 3)
         losses.append([loss / count for loss, count, _ in runs[0].totals])
-    np.testing.assert_allclose(losses[1:], losses[:1] * 2, atol=1e-2, rtol=0)
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, atol=2e-2, rtol=0)
 
 
 def test_a_listing_names_every_way_of_a_choice() -> None:
