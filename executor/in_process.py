@@ -108,16 +108,18 @@ class KernelWork:
         self._states[rank].run(fire)
 
     def meet(self, arrivals: Sequence[tuple[int, Fire]]) -> None:
-        """Move the data of one meeting between arenas of this process."""
-        sends: list[Array] = []
-        targets: list[tuple[Exchange, Array]] = []
+        """Move the data of one meeting between arenas of this process, part by part."""
+        sends: dict[int, list[Array]] = {}
+        targets: list[tuple[int, Exchange, Array]] = []
         for rank, fire in arrivals:
             state = self._states[rank]
             sent, received = state.arrays(fire)
-            sends.extend(sent)
-            targets.extend((state.exchanges[fire.actor], recv) for recv in received)
-        for exchange, recv in targets:
-            receive(exchange, sends, recv)
+            for part, send in enumerate(sent):
+                sends.setdefault(part, []).append(send)
+            for part, recv in enumerate(received):
+                targets.append((part, state.exchanges[fire.actor][part], recv))
+        for part, exchange, recv in targets:
+            receive(exchange, sends[part], recv)
 
 
 def execute_in_process(

@@ -243,6 +243,7 @@ def _memory(folder: Path) -> dict[str, int] | None:
     return {
         **most.regions,
         "context": most.context_bytes,
+        "libraries": most.library_bytes,
         "host": most.host_bytes,
         "device": most.device_used_bytes,
         "grown": most.grown_bytes,

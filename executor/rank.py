@@ -32,7 +32,7 @@ class RankMemory(RankValues):
     Attributes
     ----------
     exchanges
-        The exchange of every meeting actor, by actor index.
+        The exchange of every part of every meeting actor, by actor index.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RankMemory(RankValues):
     ) -> None:
         super().__init__(graph, rank, run)
         self.arena = Arena(self.program, block)
-        self.exchanges: dict[int, Exchange] = exchanges_of(graph, rank)
+        self.exchanges: dict[int, tuple[Exchange, ...]] = exchanges_of(graph, rank)
         # The slots of a port cycle, so the arrays of a firing are looked up, never made.
         self._arrays: list[dict[tuple[Slots, Slots], tuple[list[Array], list[Array]]]] = [
             {} for _ in self.program.actors
@@ -57,9 +57,8 @@ class RankMemory(RankValues):
         found = known.get(slots)
         if found is None:
             actor, views = self.program.actors[fire.actor], self.arena.views
-            reads = [views[p.register][s] for p, s in zip(actor.inputs, fire.reads, strict=True)]
-            if actor.meeting is not None:
-                reads = reads[:1]  # a further input is only waited for
+            # What a meeting only waits for comes behind what it reads.
+            reads = [views[p.register][s] for p, s in zip(actor.read, fire.reads, strict=False)]
             writes = [views[p.register][s] for p, s in zip(actor.outputs, fire.writes, strict=True)]
             found = known[slots] = (
                 [writes[0], *reads] if actor.reads_first_output else reads,

@@ -35,6 +35,7 @@ class RankShards:
             ),
             shape=register.shape,
             dtype=register.dtype,
+            pitch=register.pitch,
         )
 
     def context(

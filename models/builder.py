@@ -108,16 +108,28 @@ class GraphBuilder:
         self._templates[name] = name if template is None else template
         self._block = name
 
-    def input(self, name: str, dims: str, shape: Shape, *, source: str, values: int = 0) -> str:
+    def input(
+        self,
+        name: str,
+        dims: str,
+        shape: Shape,
+        *,
+        source: str,
+        values: int = 0,
+        channels_last: bool = False,
+    ) -> str:
         """Add a batch of the data and return its tensor.
 
         `source` is one of `FLOATING_SOURCES` (brought to the arithmetic's dtype), or else names
-        int32 ids below `values` (tokens, targets, classes, categories, clicks, ...).
+        int32 ids below `values` (tokens, targets, classes, categories, clicks, ...). Images are
+        channels, rows and columns, or with `channels_last` rows, columns and channels.
         """
         floating = source in FLOATING_SOURCES
         full = self.full_name(name)
         dtype = self.precision.variable if floating else "int32"
         attributes: Attributes = {"source": source, "values": values}
+        if channels_last:
+            attributes = {**attributes, "channels_last": True}
         self.emit(
             "input", full, (), f"-> {dims}", shapes=(shape,), dtype=dtype, attributes=attributes
         )

@@ -208,6 +208,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     broadcast_ns
         Weights come together by one broadcast of every rank's part, each of which takes so long
         beside moving its bytes; 0: by an all_gather.
+    state_bytes
+        Buckets are those of our own compiler, as large as `planner.costs.buckets.bucket_bytes` says
+        for so many bytes of state in all, instead of `bucket_bytes`; 0: they are not.
     source
         Where the figures are from.
     """
@@ -227,7 +230,13 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gradient_bytes: int = 0
     state_ranks: int = 0
     broadcast_ns: int = 0
+    state_bytes: int = 0
     source: str = ""
+
+    @property
+    def bucketing(self) -> bool:
+        """Whether state is priced as it travels in buckets, not message by message."""
+        return self.bucket_bytes > 0 or self.state_bytes > 0
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,
+    Bucket,
     Call,
     Choice,
     Clear,
@@ -47,6 +48,13 @@ def bound(call: Call, place: Place) -> Call:
             return Choice(
                 tuple(tuple(bound(one, place) for one in option) for option in call.options)
             )
+        case Bucket():
+            return Bucket(
+                tuple(
+                    one._replace(send=place(one.send), recv=place(one.recv))
+                    for one in call.collectives
+                )
+            )
 
 
 def bound_library(call: LibraryCall, place: Place) -> LibraryCall:
@@ -84,6 +92,9 @@ def operands_of(call: Call) -> Iterator[Operand]:
             yield from (call.source, call.target)
         case Collective():
             yield from (call.send, call.recv)
+        case Bucket():
+            for collective in call.collectives:
+                yield from (collective.send, collective.recv)
         case Attention() | AttentionGrad() | Convolution():
             yield from (tensor.operand for tensor in call.tensors)
         case Choice():

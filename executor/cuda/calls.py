@@ -36,12 +36,14 @@ class Operand(NamedTuple):
     * `stage`: where the samples of an `input` actor's firing were copied to, in half `number` of
       the stage: steps take the halves in turn (`Control.run_step`), so that those of the next step
       are copied while this one runs;
-    * `peer`: what member `number` of a meeting sends, where that lies on the same device.
+    * `peer`: what member `number` of a meeting sends in a `part` of it, where that lies on the same
+      device.
     """
 
     role: str
     number: int = 0
     offset_bytes: int = 0
+    part: int = 0
 
 
 def read(number: int) -> Operand:
@@ -98,6 +100,15 @@ class Pointers(NamedTuple):
 POINTERS_MAX = 480
 """Of a launch: its parameters have 4 KB on every device (CUDA programming guide, C++ language
 extensions, function parameters), and others are among them."""
+
+
+class Tensor(NamedTuple):
+    """What a call reads or writes: where, in which dtype, how many elements."""
+
+    operand: Operand
+    dtype: str
+    size: int
+
 
 Scalar = np.int32 | np.uint32 | np.int64 | np.float32 | np.float64
 """By value, of exactly the type that the kernel's parameter has."""
@@ -240,6 +251,12 @@ class Collective(NamedTuple):
     reduction: str = "sum"
 
 
+class Bucket(NamedTuple):
+    """Collectives of one kind and group that a library is given at once, and may make one of."""
+
+    collectives: tuple[Collective, ...]
+
+
 class Strided(NamedTuple):
     """A tensor inside an operand; strides in elements, one for every dim that its call names."""
 
@@ -363,7 +380,16 @@ class Choice(NamedTuple):
 
 
 Call = (
-    Launch | Product | Clear | Copy | Collective | Attention | AttentionGrad | Convolution | Choice
+    Launch
+    | Product
+    | Clear
+    | Copy
+    | Collective
+    | Attention
+    | AttentionGrad
+    | Convolution
+    | Choice
+    | Bucket
 )
 LibraryCall = Attention | AttentionGrad | Convolution
 """What only the vendor's library of neural networks carries out: always an option of a `Choice`."""

@@ -14,6 +14,7 @@ from executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,
+    Bucket,
     Call,
     Choice,
     Clear,
@@ -180,6 +181,9 @@ def _line(call: Call, rank: int, members: Sequence[int]) -> str:
             ends = f"{_operand(call.send, rank)} -> {_operand(call.recv, rank)}"
             among = ", ".join(map(str, members))
             return f"{kind} {call.elements} {call.dtype} among {among}: {ends}"
+        case Bucket():
+            parts = (_line(one, rank, members) for one in call.collectives)
+            return f"at once: {'; '.join(parts)}"
         case Attention() | AttentionGrad() | Convolution():
             return _library_line(call, rank)
         case Choice():

@@ -5,17 +5,25 @@ is cut is not the outermost (of more than one element), blocks are packed into t
 the collective, or unpacked from there after it. Members on one device read each other's blocks
 where they lie.
 
+The parts of a bucket are given to a library at once (`Bucket`), each where it lies: NCCL puts what
+stands between the start and the end of a group in one launch (NCCL user guide, "Group Calls":
+aggregated operations, since 2.2), a kernel in a captured graph like any other. Nothing is copied
+into one buffer and back, which would cost that buffer and its bytes' way through memory twice.
+
 What a member receives is what `executor.transport.communicator.receive` says. Sums of 16-bit values
 are rounded after each member that is added, here as on every hop of a library's ring.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from executor.cuda.binding import bound
 from executor.cuda.calls import (
     TYPES,
+    Bucket,
     Call,
     Calls,
     Collective,
@@ -159,6 +167,50 @@ def loopback_calls(
             for at, one in enumerate(blocks)
         )
     )
+
+
+def bucket_calls(parts: Sequence[Calls]) -> Calls:
+    """Return the calls of a meeting, given those of each of its parts by itself.
+
+    Parameters
+    ----------
+    parts
+        Of `collective_calls` or `loopback_calls`: the same calls in every firing.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    before: list[Call] = []
+    together: list[Collective] = []
+    after: list[Call] = []
+    used_bytes = 0
+    for number, part in enumerate(parts):
+        end = before
+        for call in part.of(0):
+            own = _of_part(call, number, used_bytes)
+            if isinstance(own, Collective):
+                together.append(own)
+                end = after
+            else:
+                end.append(own)
+        used_bytes += _aligned(part.workspace_bytes)
+    meeting = (Bucket(tuple(together)),) if together else ()
+    return always(*before, *meeting, *after, workspace_bytes=used_bytes)
+
+
+def _of_part(call: Call, part: int, workspace_bytes: int) -> Call:
+    """A call of a part by itself, with the operands and the workspace that it has in a bucket."""
+
+    def place(operand: Operand) -> Operand:
+        match operand.role:
+            case "read" | "write":
+                return operand._replace(number=part)
+            case "peer":
+                return operand._replace(part=part)
+            case "workspace":
+                return operand._replace(offset_bytes=operand.offset_bytes + workspace_bytes)
+        return operand
+
+    return bound(call, place)
 
 
 def _moved(source: Operand, target: Operand, before: Cut, after: Cut, dtype: str) -> Call:

@@ -27,13 +27,13 @@ from executor.cuda.control import (
 from executor.cuda.kernels.fused.siblings import stacked_calls
 from executor.cuda.kernels.source import stage_dtype
 from executor.cuda.kernels.table import make_calls
-from executor.cuda.meetings import collective_calls, loopback_calls
+from executor.cuda.meetings import bucket_calls, collective_calls, loopback_calls
 from executor.errors import ExecutorError
 from executor.kernels import Kernel, RunState, make_kernel
 from executor.kernels.context import Array, KernelContext
 from executor.shards import RankShards
 from executor.streams.commands import Command, CommandBuffer
-from executor.transport.communicator import Exchange
+from executor.transport.communicator import Exchange, exchanges_of
 from planner.actors.graph import HOST, Actor, ActorGraph, Port
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
@@ -83,7 +83,7 @@ class RankCalls(RankShards):
     inputs
         What the host stages for a step.
     exchanges
-        The rank's part in every meeting actor, by actor index.
+        The rank's exchange of every part of every meeting actor, by actor index.
 
     Raises
     ------
@@ -94,11 +94,7 @@ class RankCalls(RankShards):
     def __init__(self, graph: ActorGraph, rank: int, buffer: CommandBuffer, run: RunState) -> None:
         super().__init__(graph, rank)
         self._buffer, self.run_state = buffer, run
-        self.exchanges: dict[int, Exchange] = {
-            index: Exchange(graph, rank, index)
-            for index, actor in enumerate(self.program.actors)
-            if actor.meeting is not None
-        }
+        self.exchanges: dict[int, tuple[Exchange, ...]] = exchanges_of(graph, rank)
         self._calls = [self._made(index) for index in range(len(self.program.actors))]
         self.tables, self._table_offsets, table_bytes = self._tabled()
         self._workspaces, workspace_bytes = self._scratch()
@@ -180,8 +176,8 @@ class RankCalls(RankShards):
                 return self.at("control")
             case "peer":
                 calls, other = peers[operand.number]
-                port = calls.program.actors[other.actor].inputs[0]
-                return calls.register_at(port.register, other.reads[0])
+                port = calls.program.actors[other.actor].inputs[operand.part]
+                return calls.register_at(port.register, other.reads[operand.part])
         raise ExecutorError(f"no operand has the role `{operand.role}`", actor=actor.name)
 
     @property
@@ -236,16 +232,19 @@ class RankCalls(RankShards):
         actor = self.program.actors[index]
         if actor.meeting is None:
             return make_calls(self.context(actor, self.run_state))
-        exchange = self.exchanges[index]
         inputs, outputs = self.program.operands(actor)
-        send, recv = inputs[0] if inputs else None, outputs[0] if outputs else None
-        make = loopback_calls if self._together(exchange) else collective_calls
-        return make(
-            exchange,
-            None if send is None else send.shape,
-            None if recv is None else recv.shape,
-            (recv or inputs[0]).dtype,
-        )
+        parts = []
+        for part, exchange in enumerate(self.exchanges[index]):
+            send, recv = inputs[part] if inputs else None, outputs[part] if outputs else None
+            make = loopback_calls if self._together(exchange) else collective_calls
+            calls = make(
+                exchange,
+                None if send is None else send.shape,
+                None if recv is None else recv.shape,
+                (recv or inputs[part]).dtype,
+            )
+            parts.append(calls)
+        return bucket_calls(parts)
 
     def _together(self, exchange: Exchange) -> bool:
         """Whether all members of a meeting live on this device."""

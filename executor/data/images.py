@@ -12,6 +12,7 @@ Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI machine le
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ class Digits:
         return f"scikit-learn's handwritten digits ({len(self.images)} images, {kinds} classes)"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return digits [samples] or images [samples, region of c y x].
+        """Return digits [samples] or images [samples, region of c y x, or of y x c].
 
         Raises
         ------
@@ -61,7 +62,8 @@ class Digits:
         if source.name == "classes":
             return self.labels[drawn]
         _check_images(source, self.description, "images and classes")
-        return _enlarged(self.images[drawn][:, None], source)
+        form = _form(source)
+        return form.ordered(_enlarged(self.images[drawn][:, None], form))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class Patterns:
         return f"synthetic images (a random pattern for each of {self.classes} {self.of})"
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
-        """Return class ids [samples] or images [samples, region of c y x].
+        """Return class ids [samples] or images [samples, region of c y x, or of y x c].
 
         Raises
         ------
@@ -98,17 +100,17 @@ class Patterns:
         if source.name == self.of:
             return np.array([self._draw(sample)[0] for sample in samples.tolist()], np.int32)
         _check_images(source, "synthetic image data", f"images and {self.of}")
-        channels = source.shape[0]
-        shape = tuple(part.stop - part.start for part in source.region)
+        form = _form(source)
+        shape = tuple(part.stop - part.start for part in form.region)
         found = np.empty((len(samples), *shape), np.float32)
         for row, sample in enumerate(samples.tolist()):
             label, drawn = self._draw(sample)
-            noise = drawn.standard_normal(source.shape, np.float32)
+            noise = drawn.standard_normal(form.shape, np.float32)
             pattern = generator(self.seed, CLASS_KEYS + label).standard_normal(
-                (1, channels, PATTERN_SIDE, PATTERN_SIDE), np.float32
+                (1, form.shape[0], PATTERN_SIDE, PATTERN_SIDE), np.float32
             )
-            found[row] = _enlarged(pattern, source)[0] + noise[source.region]
-        return found
+            found[row] = _enlarged(pattern, form)[0] + noise[form.region]
+        return form.ordered(found)
 
     def _draw(self, sample: int) -> tuple[int, np.random.Generator]:
         """Return the class of a sample and the generator from which its noise follows."""
@@ -139,10 +141,32 @@ def _check_images(source: Source, data: str, held: str) -> None:
         )
 
 
-def _enlarged(images: NDArray[np.float32], source: Source) -> NDArray[np.float32]:
-    """Return the source's region of images n c y x, each pixel the nearest; one channel is all."""
-    _, height, width = source.shape
-    channels, rows, columns = (np.arange(part.start, part.stop) for part in source.region)
+class _Form(NamedTuple):
+    """A source's sample and its region as c y x, in whichever order the model reads them.
+
+    An image has the same pixels in both orders.
+    """
+
+    shape: tuple[int, ...]
+    region: tuple[slice, ...]
+    channels_last: bool
+
+    def ordered(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Bring images n c y x to the model's order."""
+        return images.transpose(0, 2, 3, 1) if self.channels_last else images
+
+
+def _form(source: Source) -> _Form:
+    shape, region = source.shape, source.region
+    if source.channels_last:
+        shape, region = (shape[2], *shape[:2]), (region[2], *region[:2])
+    return _Form(shape, region, source.channels_last)
+
+
+def _enlarged(images: NDArray[np.float32], form: _Form) -> NDArray[np.float32]:
+    """Return a region of images n c y x, each pixel the nearest; one channel is all."""
+    _, height, width = form.shape
+    channels, rows, columns = (np.arange(part.start, part.stop) for part in form.region)
     if images.shape[1] == 1:
         channels = np.zeros_like(channels)
     rows, columns = rows * images.shape[2] // height, columns * images.shape[3] // width

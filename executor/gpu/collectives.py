@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from executor.cuda.calls import Collective
+from executor.cuda.calls import Bucket, Collective
 from executor.errors import ExecutorError
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.nccl import (
@@ -86,7 +86,7 @@ class NcclCollectives:
         device.record(event, stream)
         device.synchronize(event)
 
-    def issue(self, rank: int, actor: int, call: Collective, stream: Any) -> None:
+    def issue(self, rank: int, actor: int, call: Collective | Bucket, stream: Any) -> None:
         """Put one call of a meeting actor on a stream."""
         self._communicator.issue(call, self._groups[actor], stream, self._names[actor])
 

@@ -16,6 +16,7 @@ from executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,
+    Bucket,
     Call,
     Choice,
     Clear,
@@ -295,8 +296,9 @@ class CupyDevice:
                     self.prepare(call, stream)
                 for one in self._picks.picked(call):
                     self._carry_out(one, stream)
-            case Collective():
-                raise ExecutorError(f"{call.kind} is for a communicator, not for the device")
+            case Collective() | Bucket():
+                kind = call.kind if isinstance(call, Collective) else "a bucket"
+                raise ExecutorError(f"{kind} is for a communicator, not for the device")
 
     def _launch(self, call: Launch, stream: int) -> None:
         function = self._functions.get((call.source, call.function))

@@ -42,6 +42,11 @@ class Device(Protocol):
     total_bytes: int
     context_bytes: int
 
+    @property
+    def library_bytes(self) -> int:
+        """Memory that the scratch of libraries takes by now."""
+        ...
+
     def free_bytes(self) -> int:
         """Return the memory that nobody holds now."""
         ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
-from executor.cuda.calls import Call, Collective
+from executor.cuda.calls import Bucket, Call, Collective
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
 from executor.gpu.device import Device
@@ -22,7 +22,7 @@ from executor.streams.commands import Command, CommandBuffer
 class Collectives(Protocol):
     """Carries out the flat collectives of the ranks of this process."""
 
-    def issue(self, rank: int, actor: int, call: Collective, stream: Any) -> None:
+    def issue(self, rank: int, actor: int, call: Collective | Bucket, stream: Any) -> None:
         """Put one call of a meeting actor on a stream; `call` holds addresses."""
         ...
 
@@ -169,7 +169,7 @@ class StreamDriver:
             start = self._mark(one, marks)
             with device.range(name):
                 for call in one.calls:
-                    if isinstance(call, Collective) and self._collectives is not None:
+                    if isinstance(call, Collective | Bucket) and self._collectives is not None:
                         self._collectives.issue(rank, actor, call, one.stream)
                     else:
                         self._call(rank, name, call, one.stream)
@@ -238,5 +238,5 @@ class StreamDriver:
         for issues in self._steps:
             for one in issues:
                 for call in one.calls:
-                    if not isinstance(call, Collective):
+                    if not isinstance(call, Collective | Bucket):
                         self._device.prepare(call, one.stream)

@@ -124,7 +124,8 @@ class DeviceValues(RankValues):
     def value(self, register: int, slot: int) -> Array:
         """Return a copy of this rank's shard."""
         found = self.program.registers[register]
-        values = np.empty(found.shape, BITS.get(found.dtype, found.dtype))
+        shape = (*found.shape[:-1], found.pitch) if found.pitch else found.shape
+        values = np.empty(shape, BITS.get(found.dtype, found.dtype))
         content = values.reshape(-1).view(np.uint8)
         where = self._calls.register_at(register, slot)
         if found.memory_kind == HOST:
@@ -132,7 +133,7 @@ class DeviceValues(RankValues):
             content[:] = view[where.offset_bytes : where.offset_bytes + content.size]
         else:
             self._device.to_host(content, self._regions.address(where))
-        return values
+        return np.ascontiguousarray(values[..., : found.shape[-1]]) if found.pitch else values
 
 
 def device_bytes(sizes: Mapping[str, int]) -> dict[str, int]:

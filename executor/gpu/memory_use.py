@@ -7,7 +7,8 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank's memory goes to, in bytes.
 
     `regions` are ours, on the device, by name; `host_bytes` is pinned memory of the node.
-    `context_bytes` had been taken before them (the context, other processes), `device_used_bytes`
+    `context_bytes` had been taken before them (the context, other processes), `library_bytes` is
+    the scratch of libraries of products, attention and convolutions, `device_used_bytes`
     is what the device as a whole has in use at the end, libraries' buffers and code included, and
     `grown_bytes` by how much that is more than after the first captured step.
     """
@@ -15,5 +16,6 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     regions: dict[str, int]
     host_bytes: int
     context_bytes: int
+    library_bytes: int
     device_used_bytes: int
     grown_bytes: int

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from executor.cuda.calls import Collective, Operand
+from executor.cuda.calls import Bucket, Collective, Operand
 from executor.errors import ExecutorError
 from executor.gpu.availability import require_nccl
 from executor.gpu.device import ADDRESS, address_of
@@ -46,8 +46,8 @@ class Group(NamedTuple):
 class Communicator(Protocol):
     """Carries out the collectives of one rank, each in the order of a stream."""
 
-    def issue(self, call: Collective, group: Group, stream: int, actor: str = "") -> None:
-        """Carry out one bound collective; `actor` is named if it fails."""
+    def issue(self, call: Collective | Bucket, group: Group, stream: int, actor: str = "") -> None:
+        """Carry out one bound collective, or several at once; `actor` is named if it fails."""
         ...
 
     def warm_up(self, kinds: Mapping[Group, Collection[str]], scratch: int, stream: int) -> None:
@@ -219,14 +219,18 @@ class NcclCommunicator:
         self._watch = threading.Thread(target=self._watching, name="nccl watch", daemon=True)
         self._watch.start()
 
-    def issue(self, call: Collective, group: Group, stream: int, actor: str = "") -> None:
-        """Carry out one bound collective; `actor` is named if it fails."""
+    def issue(self, call: Collective | Bucket, group: Group, stream: int, actor: str = "") -> None:
+        """Carry out one bound collective, or several at once; `actor` is named if it fails."""
         found = self._communicators.get(group)
         if found is None:
             raise self._error or self._wrong(group, actor, "no communicator was made for it")
         self._last[group] = actor
+        member = _Member(self._nccl, found, group, self.rank, stream)
         try:
-            CALLS[call.kind](_Member(self._nccl, found, group, self.rank, stream), call)
+            if isinstance(call, Bucket):
+                member.at_once(call)
+            else:
+                CALLS[call.kind](member, call)
         except self._nccl.NcclError as error:
             raise self._error or self._wrong(group, actor, str(error)) from error
 
@@ -338,6 +342,15 @@ class _Member(NamedTuple):
 
     def reduction(self, call: Collective) -> int:
         return int(getattr(self.nccl, REDUCTIONS[call.reduction]))
+
+    def at_once(self, bucket: Bucket) -> None:
+        """Carry out several collectives as one launch: that of the end of the group."""
+        self.nccl.groupStart()
+        try:
+            for call in bucket.collectives:
+                CALLS[call.kind](self, call)
+        finally:
+            self.nccl.groupEnd()
 
     def exchange(
         self, call: Collective, sends: Iterable[tuple[int, int]], recvs: Iterable[tuple[int, int]]

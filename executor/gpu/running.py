@@ -157,6 +157,7 @@ class DeviceRun:
                 regions=device_bytes(calls.sizes),
                 host_bytes=sum(calls.sizes[region] for region in PINNED) + calls.sizes["stage"],
                 context_bytes=self._device.context_bytes,
+                library_bytes=self._device.library_bytes,
                 device_used_bytes=used,
                 grown_bytes=used - self._used_bytes,
             )

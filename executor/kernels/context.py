@@ -27,17 +27,27 @@ KernelFactory = Callable[["KernelContext"], Kernel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One rank's part of a tensor: its shape and the global index of its first element."""
+    """One rank's part of a tensor: its shape and the global index of its first element.
+
+    `pitch`: elements from one row of the last dim to the next, where a backend lays them out so; 0:
+    rows lie one behind the other.
+    """
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: str
+    pitch: int = 0
 
     @property
     def size(self) -> int:
         """Number of elements of the shard."""
         return prod(self.shape)
+
+    @property
+    def row_stride(self) -> int:
+        """Elements from one row of the last dim to the next."""
+        return self.pitch or (self.shape[-1] if self.shape else 1)
 
     @property
     def itemsize(self) -> int:
@@ -69,12 +79,15 @@ class Source:
         Shape of one whole sample.
     region
         The part of a sample that this rank holds.
+    channels_last
+        Of images: rows, columns and channels, not channels, rows and columns.
     """
 
     name: str
     values: int
     shape: tuple[int, ...]
     region: tuple[slice, ...]
+    channels_last: bool = False
 
 
 class Dataset(Protocol):

@@ -33,6 +33,7 @@ def input_(context: KernelContext) -> Kernel:
             slice(start, start + size)
             for start, size in zip(shard.offsets[1:], shard.shape[1:], strict=True)
         ),
+        channels_last=bool(context.attributes.get("channels_last", False)),
     )
     if dataset is None:
         raise ExecutorError(f"no dataset to read `{source.name}` from", actor=context.name)

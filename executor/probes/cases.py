@@ -74,7 +74,7 @@ def _window(stride: int, pad: int) -> Attributes:
 
 def _convolutions() -> Iterator[Probe]:
     """Windows of 3 by 3 and of one place."""
-    x, w, y = "b c y! x!", "n c q! p!", "b n j! i!"
+    x, w, y = "b y! x! c", "n q! p! c", "b j! i! n"
     forms = (
         ("conv", f"{x}, {w} -> {y}"),
         ("conv_grad_input", f"{y}, {w} -> {x}"),
@@ -112,31 +112,31 @@ LAYERS: tuple[Probe, ...] = (
         attributes={"base": 1e4, "dims": 32, "interleaved": False, "inverse": False},
     ),
     *_convolutions(),
-    Probe(kind="max_pool", labels="b c y! x! -> b c j! i!", scales="images", attributes=_POOL),
+    Probe(kind="max_pool", labels="b y! x! c -> b j! i! c", scales="images", attributes=_POOL),
     Probe(
         kind="max_pool_grad",
-        labels="b c y! x!, b c j! i! -> b c y! x!",
+        labels="b y! x! c, b j! i! c -> b y! x! c",
         scales="images",
         attributes=_POOL,
     ),
-    Probe(kind="channel_sums", labels="b c y x -> c", scales="images"),
+    Probe(kind="channel_sums", labels="b y x c -> c", scales="images"),
     Probe(
         kind="batch_norm",
-        labels="b c y x, c, c, c, c -> b c y x",
+        labels="b y x c, c, c, c, c -> b y x c",
         wide=(1, 2),
         scales="images",
         attributes=_NORM,
     ),
     Probe(
         kind="batch_norm_grad_sums",
-        labels="b c y x, b c y x, c, c -> c, c",
+        labels="b y x c, b y x c, c, c -> c, c",
         wide=(2, 3),
         scales="images",
         attributes=_NORM,
     ),
     Probe(
         kind="batch_norm_grad_input",
-        labels="b c y x, b c y x, c, c, c, c, c -> b c y x",
+        labels="b y x c, b y x c, c, c, c, c, c -> b y x c",
         wide=(2, 3, 5, 6),
         scales="images",
         attributes=_NORM,

@@ -8,7 +8,7 @@ FastTrack finds races (Flanagan and Freund, "FastTrack: efficient and precise dy
 detection", 2009, section 3). It holds for every timing, not for the one that was tried.
 
 What ranks order by meeting each other is left out, so that the proof needs nothing of the
-transport. A collective reads its first input; a second one is only waited for.
+transport. A collective reads an input per part; further ones are only waited for.
 """
 
 from bisect import bisect_left
@@ -132,8 +132,7 @@ class _Search:
         """What every command reads and writes, reads first; then what the next step will read."""
         for at, number in self.numbers.items():
             actor, command = self.program.actors[at.actor], self.commands[number]
-            inputs = list(zip(actor.inputs, command.reads, strict=True))
-            for port, slot in inputs if actor.meeting is None else inputs[:1]:
+            for port, slot in zip(actor.read, command.reads, strict=False):  # no waits
                 maker = self._write_of(port.register, at.firing // port.hold)
                 yield Access(number, False, port.register, slot, maker)
             for port, slot in zip(actor.outputs, command.writes, strict=True):

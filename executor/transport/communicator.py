@@ -2,7 +2,8 @@
 
 A meeting is told by what a member receives: a sum of what all send, blocks of it put side by side,
 one block of each, or all that one of them sends. Blocks lie along one dim, in the order of the
-group.
+group. Each part of a bucket is such an exchange by itself, so that what it gives is to the bit what
+it would give alone; a transport moves them together.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +45,14 @@ class Communicator(Protocol):
 
 
 class Exchange:
-    """One rank's part in one meeting actor: the group, its place there, and how blocks lie.
+    """One rank's share in a part of a meeting: the group, its place there, and how blocks lie.
+
+    Parameters
+    ----------
+    graph, rank, actor
+        The rank's meeting actor.
+    part
+        Which of its parts: the number of the input that is sent, and of the output.
 
     Attributes
     ----------
@@ -68,7 +76,7 @@ class Exchange:
         than one, is cut over its axes).
     """
 
-    def __init__(self, graph: ActorGraph, rank: int, actor: int) -> None:
+    def __init__(self, graph: ActorGraph, rank: int, actor: int, part: int = 0) -> None:
         program = graph.programs[graph.program_of(rank)]
         node = program.actors[actor]
         if node.meeting is None:
@@ -90,9 +98,9 @@ class Exchange:
         recv = [program.registers[port.register] for port in node.outputs]
         self.gather_dim = self.scatter_dim = None
         if len(self.members) > 1 and self.kind in ("all_gather", "all_to_all"):
-            self.gather_dim = self._cut_dim(send[0])
+            self.gather_dim = self._cut_dim(send[part])
         if len(self.members) > 1 and self.kind in ("reduce_scatter", "all_to_all"):
-            self.scatter_dim = self._cut_dim(recv[0])
+            self.scatter_dim = self._cut_dim(recv[part])
 
     def _cut_dim(self, register: Register) -> int:
         """The dim of `register` that is split over every axis of the meeting."""
@@ -106,11 +114,11 @@ class Exchange:
         return cut.dim
 
 
-def exchanges_of(graph: ActorGraph, rank: int) -> dict[int, Exchange]:
-    """Return the exchange of every meeting actor of `rank`, by actor index."""
+def exchanges_of(graph: ActorGraph, rank: int) -> dict[int, tuple[Exchange, ...]]:
+    """Return the exchange of every part of every meeting actor of `rank`, by actor index."""
     program = graph.programs[graph.program_of(rank)]
     return {
-        index: Exchange(graph, rank, index)
+        index: tuple(Exchange(graph, rank, index, part) for part in range(actor.meeting.parts))
         for index, actor in enumerate(program.actors)
         if actor.meeting is not None
     }

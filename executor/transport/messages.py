@@ -72,12 +72,22 @@ class _Both(NamedTuple):
         return bool(self.first.Test()) & bool(self.second.Test())
 
 
-class _Call(NamedTuple):
-    """One posted meeting: its request, and where the data goes when that is done."""
+class _Moving(NamedTuple):
+    """One part of a posted meeting: its request, and where the data goes when that is done."""
 
     request: Any
-    blocks: Blocks | None
-    recv: Array | None
+    blocks: Blocks | None = None
+    recv: Array | None = None
+
+    def done(self) -> bool:
+        """Whether the data has moved; a request that is done stays so."""
+        return self.request is None or bool(self.request.Test())
+
+
+class _Call(NamedTuple):
+    """One posted meeting."""
+
+    parts: tuple[_Moving, ...]
     fire: Fire
     done: Done
 
@@ -104,7 +114,7 @@ class MessageCommunicator:
         self._transfers = world.communicator.Dup()
         self._tags = meeting_keys(graph)
         self._operations = {"sum": world.mpi.SUM, "max": world.mpi.MAX}
-        self._blocks: dict[int, tuple[Blocks | None, Blocks | None]] = {}
+        self._blocks: dict[tuple[int, int], tuple[Blocks | None, Blocks | None]] = {}
         self._inbox: SimpleQueue[Posted | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -145,44 +155,55 @@ class MessageCommunicator:
 
     def _test(self, active: list[_Call]) -> bool:
         """Finish the calls whose data has moved; True if there was one."""
-        moved = [call for call in active if call.request is None or call.request.Test()]
+        # Any test makes MPI go on with every request: parts are asked up to one that is not done.
+        moved = [call for call in active if all(part.done() for part in call.parts)]
         for call in moved:
             active.remove(call)
-            if call.blocks is not None and call.recv is not None:
-                call.blocks.unpack(call.recv)
+            for _, blocks, recv in call.parts:
+                if blocks is not None and recv is not None:
+                    blocks.unpack(recv)
             call.done(call.fire)
         return bool(moved)
 
     def _begin(self, posted: Posted) -> _Call:
-        """Post a call to MPI."""
+        """Post a meeting to MPI: a call per part, at once."""
         _, fire, done = posted
         sends, recvs = self._memory.arrays(fire)
-        exchange = self._memory.exchanges[fire.actor]
-        send = sends[0] if sends else None
-        recv = target = recvs[0] if recvs else None
+        parts = []
+        for part, exchange in enumerate(self._memory.exchanges[fire.actor]):
+            send = sends[part] if sends else None
+            recv = recvs[part] if recvs else None
+            parts.append(self._moving((fire.actor, part), exchange, send, recv))
+        return _Call(tuple(parts), fire, done)
+
+    def _moving(
+        self, at: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
+    ) -> _Moving:
+        """Post part `at` (actor, part) to MPI."""
+        target = recv
         if len(exchange.members) == 1:
             if send is not None and recv is not None:
                 np.copyto(recv, send)
-            return _Call(None, None, None, fire, done)
-        outgoing, incoming = self._staged(fire.actor, exchange, send, recv)
+            return _Moving(None)
+        outgoing, incoming = self._staged(at, exchange, send, recv)
         if outgoing is not None and send is not None:
             send = outgoing.packed(send)
         if incoming is not None and recv is not None:
             target = incoming.contiguous(recv)
         request = CALLS[exchange.kind](self, exchange, send, target)
-        return _Call(request, incoming, recv, fire, done)
+        return _Moving(request, incoming, recv)
 
     def _staged(
-        self, actor: int, exchange: Exchange, send: Array | None, recv: Array | None
+        self, at: tuple[int, int], exchange: Exchange, send: Array | None, recv: Array | None
     ) -> tuple[Blocks | None, Blocks | None]:
-        """The blocks that an actor sends and receives, made at its first firing."""
-        if actor not in self._blocks:
-            parts = len(exchange.members)
-            self._blocks[actor] = (
-                _blocks(send, exchange.scatter_dim, parts),
-                _blocks(recv, exchange.gather_dim, parts),
+        """The blocks that part `at` sends and receives, made at its first firing."""
+        if at not in self._blocks:
+            count = len(exchange.members)
+            self._blocks[at] = (
+                _blocks(send, exchange.scatter_dim, count),
+                _blocks(recv, exchange.gather_dim, count),
             )
-        return self._blocks[actor]
+        return self._blocks[at]
 
     def _all_reduce(self, exchange: Exchange, send: Any, recv: Any) -> Any:
         operation = self._operations[exchange.reduction]

@@ -5,7 +5,8 @@ meeting. A member that comes to a meeting writes where its data lies, then that 
 (`CAME`); once all have come, each reads from all others what it receives, writes that it has done
 so (`READ`), and is through when all have. A large all_reduce has a middle part: each member first
 reduces its own piece (`REDUCED`), then copies the others' pieces. Words hold the number of the
-firing plus one, so they only grow and need no reset.
+firing plus one, so they only grow and need no reset. The parts of a bucket share these rounds; its
+members run one program, so where the first part lies tells where the others do.
 
 No message carries data and nobody spins for long: after each part a rank rings the others'
 doorbells. One thread per rank carries out its meetings.
@@ -99,7 +100,10 @@ def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seat:
-    """One rank's place in one meeting: its own words, the others', and all in the group's order."""
+    """One rank's place in one meeting: its own words, the others', and all in the group's order.
+
+    `exchange` is that of its first part.
+    """
 
     exchange: Exchange
     words: Words
@@ -112,6 +116,15 @@ class _Seat:
 
 
 _THROUGH = object()
+
+
+class _Reducing(NamedTuple):
+    """A part of an all_reduce in pieces; its results lie so much `further` than the first's."""
+
+    exchange: Exchange
+    sends: Sequence[Array]
+    recv: Array
+    further: int
 
 
 class _Call(NamedTuple):
@@ -150,7 +163,7 @@ class SharedCommunicator:
                 others=[shared.words[rank][numbers[exchange.key]] for rank in exchange.others],
                 members=[shared.words[rank][numbers[exchange.key]] for rank in exchange.members],
             )
-            for actor, exchange in memory.exchanges.items()
+            for actor, (exchange, *_) in memory.exchanges.items()
         }
         self._bell = world.doorbell()
         self._inbox: deque[tuple[Fire, Done] | None] = deque()
@@ -217,38 +230,43 @@ class SharedCommunicator:
 
     def _parts(self, fire: Fire) -> Iterator[None]:
         """Carry out a meeting; yields whenever others are waited for."""
-        seat, exchange = self._seats[fire.actor], self._memory.exchanges[fire.actor]
+        seat, exchanges = self._seats[fire.actor], self._memory.exchanges[fire.actor]
         sent, received = self._memory.arrays(fire)
         while not seat.all_others(CAME, fire.firing):
             yield
-        if received:
-            recv = received[0]
-            like = sent[0] if sent else recv
+        in_pieces: list[_Reducing] = []
+        for part, (exchange, recv) in enumerate(zip(exchanges, received, strict=bool(received))):
+            like = sent[part] if sent else recv
             givers = len(exchange.members) if sent else 1
-            sends = [self._view(seat, position, SEND_AT, like) for position in range(givers)]
+            further = _distance(sent, part)
+            sends = [self._view(seat, at, SEND_AT, like, further) for at in range(givers)]
             if exchange.kind == "all_reduce" and recv.nbytes >= PIECES_BYTES_MIN:
-                yield from self._reduce_in_pieces(seat, fire.firing, sends, recv)
+                in_pieces.append(_Reducing(exchange, sends, recv, _distance(received, part)))
             else:
                 receive(exchange, sends, recv)
+        if in_pieces:
+            yield from self._reduce_in_pieces(seat, fire.firing, in_pieces)
         self._tell(seat, READ, fire.firing)
         while not seat.all_others(READ, fire.firing):
             yield
 
     def _reduce_in_pieces(
-        self, seat: _Seat, firing: int, sends: Sequence[Array], recv: Array
+        self, seat: _Seat, firing: int, parts: Sequence[_Reducing]
     ) -> Iterator[None]:
-        """Reduce one piece of the tensor here, and take the other pieces from the others."""
-        exchange, flat = seat.exchange, recv.reshape(-1)
-        bounds = _bounds(recv.size, len(sends))
-        own = bounds[exchange.position]
-        reduce_into(flat[own], [send.reshape(-1)[own] for send in sends], exchange.reduction)
+        """Reduce one piece of every tensor here, and take the other pieces from the others."""
+        own = seat.exchange.position
+        for exchange, sends, recv, _ in parts:
+            mine = _bounds(recv.size, len(sends))[own]
+            terms = [send.reshape(-1)[mine] for send in sends]
+            reduce_into(recv.reshape(-1)[mine], terms, exchange.reduction)
         self._tell(seat, REDUCED, firing)
         while not seat.all_others(REDUCED, firing):
             yield
-        for position, piece in enumerate(bounds):
-            if position != exchange.position:
-                result = self._view(seat, position, RECV_AT, recv)
-                np.copyto(flat[piece], result.reshape(-1)[piece])
+        for _, sends, recv, further in parts:
+            for position, piece in enumerate(_bounds(recv.size, len(sends))):
+                if position != own:
+                    result = self._view(seat, position, RECV_AT, recv, further)
+                    np.copyto(recv.reshape(-1)[piece], result.reshape(-1)[piece])
 
     def _tell(self, seat: _Seat, word: int, firing: int) -> None:
         """Write a word once all writes before it can be seen, and wake the others."""
@@ -259,9 +277,13 @@ class SharedCommunicator:
         seat.words[word] = firing + 1
         self._bell.ring(seat.exchange.others)
 
-    def _view(self, seat: _Seat, position: int, word: int, like: Array) -> Array:
-        """What a member sends or receives, in the shape of this rank's own part."""
-        member, offset = seat.exchange.members[position], int(seat.members[position][word])
+    def _view(self, seat: _Seat, position: int, word: int, like: Array, further: int) -> Array:
+        """What a member sends or receives, in the shape of this rank's own part.
+
+        It lies so many bytes `further` than the meeting's first part.
+        """
+        member = seat.exchange.members[position]
+        offset = int(seat.members[position][word]) + further
         key = member, offset, like.shape, like.dtype.str
         found = self._views.get(key)
         if found is None:
@@ -269,6 +291,11 @@ class SharedCommunicator:
             bytes_there = self._shared.blocks[member][offset : offset + size_bytes]
             found = self._views[key] = bytes_there.view(like.dtype).reshape(like.shape)
         return found
+
+
+def _distance(arrays: Sequence[Array], part: int) -> int:
+    """Bytes from the first of a meeting's arrays to that of a part, the same on every member."""
+    return arrays[part].ctypes.data - arrays[0].ctypes.data if part else 0
 
 
 def _bounds(size: int, parts: int) -> list[slice]:

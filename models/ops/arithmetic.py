@@ -13,6 +13,7 @@ PRODUCTS = (
         reduction="sum",
         products=((0, 1),),
         differentiable=True,
+        pitched=True,
         role="product",
     ),
     OpKind(
@@ -71,11 +72,13 @@ LOSSES = (
         extra_outputs=("logsumexp",),
         wide_outputs=(0, 1),
         differentiable=True,
+        pitched=True,
     ),
     OpKind(
         name="cross_entropy_grad",
         description="(logits, targets, logsumexp) b t v, b t, b t -> b t v: gradient of the sum "
         "of the losses",
+        pitched=True,
     ),
     OpKind(
         name="logistic_loss",

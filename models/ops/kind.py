@@ -47,6 +47,8 @@ class OpKind:
         `models.gradients` has a rule for it.
     expansion_only : bool
         Occurs inside expansions of extra signatures only, never in a Graph.
+    pitched : bool
+        Its kernels take operands whose rows lie further apart than they are long.
     role : str
         What other ops may be fused into it as: `product` (they follow on what it has just
         multiplied), `sum` (they add to what is there what it has just added up), `norm` (they come
@@ -70,5 +72,6 @@ class OpKind:
     reads_output: bool = False
     differentiable: bool = False
     expansion_only: bool = False
+    pitched: bool = False
     role: str = ""
     joins: tuple[str, ...] = ()

@@ -70,27 +70,27 @@ NORMS = (
     ),
     OpKind(
         name="channel_sums",
-        description="b c y x -> c: sum over a microbatch, for the mean of a batch norm",
+        description="b y x c -> c: sum over a microbatch, for the mean of a batch norm",
         linear="joint",
         reduction="sum",
         wide_outputs=(0,),
     ),
     OpKind(
         name="channel_squares",
-        description="(x, sums) b c y x, c -> c: sum of squared distances from the mean",
+        description="(x, sums) b y x c, c -> c: sum of squared distances from the mean",
         reduction="sum",
         wide_outputs=(0,),
     ),
     OpKind(
         name="batch_norm",
-        description="(x, sums, squares, gamma, beta) b c y x, c, c, c, c -> b c y x: by the "
+        description="(x, sums, squares, gamma, beta) b y x c, c, c, c, c -> b y x c: by the "
         "statistics of the whole microbatch, however it is split",
         attributes=("epsilon",),
         differentiable=True,
     ),
     OpKind(
         name="batch_norm_grad_sums",
-        description="(dy, x, sums, squares) b c y x, b c y x, c, c -> c, c: dgamma and dbeta",
+        description="(dy, x, sums, squares) b y x c, b y x c, c, c -> c, c: dgamma and dbeta",
         linear=(0,),
         reduction="sum",
         wide_outputs=(0, 1),
@@ -99,8 +99,8 @@ NORMS = (
     ),
     OpKind(
         name="batch_norm_grad_input",
-        description="(dy, x, sums, squares, gamma, dgamma, dbeta) b c y x, b c y x, c, c, c, c, c "
-        "-> b c y x: dx",
+        description="(dy, x, sums, squares, gamma, dgamma, dbeta) b y x c, b y x c, c, c, c, c, c "
+        "-> b y x c: dx",
         attributes=("epsilon",),
     ),
 )
@@ -233,8 +233,9 @@ _WINDOW = ("stride_y", "stride_x", "pad_y", "pad_x")
 IMAGES = (
     OpKind(
         name="conv",
-        description="(x, w) b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!: convolution, g groups "
-        "(left out where there is one); `dilation_y`, `dilation_x` (1) are optional",
+        description="(x, w) b y! x! (g c), (g n) q! p! c -> b j! i! (g n): convolution, g groups "
+        "(left out where there is one), or channels first, b (g c) y! x!, (g n) c q! p! -> "
+        "b (g n) j! i!; `dilation_y`, `dilation_x` (1) are optional",
         linear=(0, 1),
         reduction="sum",
         products=((1, 2),),
@@ -243,7 +244,7 @@ IMAGES = (
     ),
     OpKind(
         name="conv_grad_input",
-        description="(dy, w) b n j! i!, n c q! p! -> b c y! x!: dx",
+        description="(dy, w) b j! i! n, n q! p! c -> b y! x! c: dx",
         linear=(0, 1),
         reduction="sum",
         products=((0, 1),),
@@ -251,7 +252,7 @@ IMAGES = (
     ),
     OpKind(
         name="conv_grad_weight",
-        description="(x, dy) b c y! x!, b n j! i! -> n c q! p!: dw",
+        description="(x, dy) b y! x! c, b j! i! n -> n q! p! c: dw",
         linear=(0, 1),
         reduction="sum",
         products=((1, 2),),
@@ -259,26 +260,26 @@ IMAGES = (
     ),
     OpKind(
         name="max_pool",
-        description="b c y! x! -> b c j! i!: the largest of every window",
+        description="b y! x! c -> b j! i! c, or channels first: the largest of every window",
         attributes=(*_WINDOW, "size_y", "size_x"),
         differentiable=True,
     ),
     OpKind(
         name="max_pool_grad",
-        description="(x, dy) b c y! x!, b c j! i! -> b c y! x!: dy to the first largest",
+        description="(x, dy) b y! x! c, b j! i! c -> b y! x! c: dy to the first largest",
         linear=(1,),
         attributes=(*_WINDOW, "size_y", "size_x"),
     ),
     OpKind(
         name="avg_pool",
-        description="b c y! x! -> b c j! i!: the mean of every window, its padding counted",
+        description="b y! x! c -> b j! i! c: the mean of every window, its padding counted",
         linear="joint",
         attributes=(*_WINDOW, "size_y", "size_x"),
         differentiable=True,
     ),
     OpKind(
         name="avg_pool_grad",
-        description="b c j! i! -> b c y! x!: dy spread over its window",
+        description="b j! i! c -> b y! x! c: dy spread over its window",
         linear="joint",
         attributes=(*_WINDOW, "size_y", "size_x"),
     ),

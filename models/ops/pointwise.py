@@ -72,12 +72,12 @@ ROWS = (
     ),
     OpKind(
         name="prelu",
-        description="(x, slope) b c y x, c -> b c y x: x where positive, else slope x",
+        description="(x, slope) b y x c, c -> b y x c: x where positive, else slope x",
         differentiable=True,
     ),
     OpKind(
         name="prelu_grad",
-        description="(x, slope, dy) b c y x, c, b c y x -> b c y x, c: dx and dslope",
+        description="(x, slope, dy) b y x c, c, b y x c -> b y x c, c: dx and dslope",
         linear=(2,),
         reduction="sum",
         extra_outputs=("slope",),

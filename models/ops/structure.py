@@ -10,7 +10,8 @@ SOURCES = (
     OpKind(
         name="input",
         description="-> b t: a batch of the data; `source` says what (tokens, targets, features, "
-        "classes, ...), `values` how many different ids there are (0: features)",
+        "classes, ...), `values` how many different ids there are (0: features); images are "
+        "b c y x, with `channels_last` (optional) b y x c",
         rate=Rate.MICROBATCH,
         attributes=("source", "values"),
     ),

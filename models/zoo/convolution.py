@@ -3,6 +3,8 @@
 A batch norm takes its statistics over the whole microbatch. Running averages of them, which only
 inference reads, are no part of a training graph.
 
+Channels come last, in images and in weights: matrix units take those of one place together.
+
 Shape legend: b batch, c channels read, n channels made, y x rows and columns of an image, j i those
 after a window has passed over it, q p those of the window, g groups of channels.
 """
@@ -12,7 +14,7 @@ from math import sqrt
 from models.builder import GraphBuilder
 from models.errors import ModelError
 
-SAME = "b c y x -> b c y x"
+SAME = "b y x c -> b y x c"
 
 
 def convolution(
@@ -34,7 +36,7 @@ def convolution(
     Parameters
     ----------
     x : str
-        Images, b c y x.
+        Images, b y x c.
     channels : int
         Channels made; a depthwise convolution makes as many as it reads.
     size, stride : int
@@ -49,25 +51,25 @@ def convolution(
     ModelError
         The window is larger than the padded image.
     """
-    batch, read, rows, columns = builder.tensors[x].shape
+    batch, rows, columns, read = builder.tensors[x].shape
     pad = size // 2 if padding is None else padding
     made = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
     inputs = 1 if depthwise else read
     weight = builder.parameter(
         f"{name}.weight",
-        "n c q p",
-        (channels, inputs, size, size),
+        "n q p c",
+        (channels, size, size, inputs),
         std=sqrt(2 / (inputs * size * size)),
     )
-    labels = "b c y! x!, n c q! p! -> b n j! i!"
+    labels = "b y! x! c, n q! p! c -> b j! i! n"
     if depthwise:
-        labels = "b (g c) y! x!, (g n) c q! p! -> b (g n) j! i!"
+        labels = "b y! x! (g c), (g n) q! p! c -> b j! i! (g n)"
     return builder.apply(
         "conv",
         name,
         (x, weight),
         labels,
-        shapes=((batch, channels, *made),),
+        shapes=((batch, *made, channels),),
         attributes={"stride_y": stride, "stride_x": stride, "pad_y": pad, "pad_x": pad},
     )
 
@@ -90,14 +92,14 @@ def places(pixels: int, size: int, stride: int, pad: int, name: str) -> int:
 
 def max_pool(builder: GraphBuilder, name: str, x: str, *, size: int, stride: int, pad: int) -> str:
     """Add the largest value of every square window."""
-    batch, channels, rows, columns = builder.tensors[x].shape
+    batch, rows, columns, channels = builder.tensors[x].shape
     made = tuple(places(n, size, stride, pad, name) for n in (rows, columns))
     return builder.apply(
         "max_pool",
         name,
         (x,),
-        "b c y! x! -> b c j! i!",
-        shapes=((batch, channels, *made),),
+        "b y! x! c -> b j! i! c",
+        shapes=((batch, *made, channels),),
         attributes={
             "stride_y": stride,
             "stride_x": stride,
@@ -112,13 +114,13 @@ def max_pool(builder: GraphBuilder, name: str, x: str, *, size: int, stride: int
 def batch_norm(
     builder: GraphBuilder, name: str, x: str, *, epsilon: float = 1e-5, scaled: bool = True
 ) -> str:
-    """Add a batch norm over the channels (dim 1) of images b c y x or of features b c.
+    """Add a batch norm over the channels (the last dim) of images b y x c or of features b c.
 
     Its scale starts at one and its shift at zero; where not `scaled` the scale stays one.
     """
     shape = builder.tensors[x].shape
-    channels = shape[1:2]
-    dims = "b c y x" if len(shape) == 4 else "b c"
+    channels = shape[-1:]
+    dims = "b y x c" if len(shape) == 4 else "b c"
     sums = builder.apply("channel_sums", f"{name}.sums", (x,), f"{dims} -> c")
     squares = builder.apply("channel_squares", f"{name}.squares", (x, sums), f"{dims}, c -> c")
     if scaled:
@@ -142,19 +144,25 @@ def _ones(builder: GraphBuilder, name: str, shape: tuple[int, ...]) -> str:
     return builder.repeat(once, name, "c")
 
 
+def images(builder: GraphBuilder, name: str, size: int, channels: int) -> str:
+    """Add a batch of square images of the data, b y x c."""
+    shape = (builder.batch, size, size, channels)
+    return builder.input(name, "b y x c", shape, source="images", channels_last=True)
+
+
 def prelu(builder: GraphBuilder, name: str, x: str) -> str:
     """Add a rectifier whose negative slope is learned per channel, from zero (a plain one) on.
 
     He et al., arXiv 1502.01852, section 2.1.
     """
-    channels = builder.tensors[x].shape[1:2]
+    channels = builder.tensors[x].shape[-1:]
     slope = builder.parameter(f"{name}.weight", "c", channels, init="zeros", decay=False)
-    return builder.apply("prelu", name, (x, slope), "b c y x, c -> b c y x")
+    return builder.apply("prelu", name, (x, slope), "b y x c, c -> b y x c")
 
 
 def global_mean(builder: GraphBuilder, name: str, x: str) -> str:
-    """Add the mean of every channel over its image: b c y x -> b c."""
-    rows, columns = builder.tensors[x].shape[2:]
-    total = builder.apply("sum", f"{name}.sum", (x,), "b c y x -> b c")
+    """Add the mean of every channel over its image: b y x c -> b c."""
+    _, rows, columns, _ = builder.tensors[x].shape
+    total = builder.apply("sum", f"{name}.sum", (x,), "b y x c -> b c")
     attributes = {"factor": 1 / (rows * columns)}
     return builder.apply("scale", name, (total,), "b c -> b c", attributes=attributes)

@@ -16,7 +16,7 @@ connected, norm without a scale) by section 3.1 and the authors' deepinsight/ins
 (2018), table 1.
 """
 
-from math import sqrt
+from math import prod, sqrt
 from typing import NamedTuple
 
 import msgspec
@@ -25,7 +25,7 @@ from models.builder import GraphBuilder, dense
 from models.errors import ModelError
 from models.graph import Graph
 from models.spec import Config, ModelSpec
-from models.zoo.convolution import batch_norm, convolution, prelu
+from models.zoo.convolution import batch_norm, convolution, images, prelu
 from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 
 MS1MV2_IDENTITIES = 85742  # Deng et al., arXiv 1801.07698, table 1 (MS1MV2: 85K identities)
@@ -117,8 +117,7 @@ def build(spec: ModelSpec, config: FaceConfig, batch: int) -> Graph:
 
 def _images(builder: GraphBuilder, config: FaceConfig) -> str:
     builder.begin_block("stem")
-    shape = (builder.batch, config.channels, config.image_size, config.image_size)
-    return builder.input("images", "b c y x", shape, source="images")
+    return images(builder, "images", config.image_size, config.channels)
 
 
 def _iresnet(builder: GraphBuilder, config: FaceConfig) -> str:
@@ -136,14 +135,14 @@ def _iresnet(builder: GraphBuilder, config: FaceConfig) -> str:
     builder.begin_block("features")
     x = batch_norm(builder, "norm", x)
     std = sqrt(2 / _size(builder, x))
-    labels = "b c y x, c y x d -> b d"
+    labels = "b y x c, y x c d -> b d"
     x = dense(builder, "fc", x, labels, {"d": config.features}, std=std)
     return batch_norm(builder, "fc.norm", x, scaled=False)
 
 
 def _residual_unit(builder: GraphBuilder, x: str, width: int, stride: int) -> str:
     shortcut = x
-    if stride != 1 or builder.tensors[x].shape[1] != width:
+    if stride != 1 or builder.tensors[x].shape[-1] != width:
         shortcut = convolution(builder, "shortcut.conv", x, width, size=1, stride=stride)
         shortcut = batch_norm(builder, "shortcut.norm", shortcut)
     x = batch_norm(builder, "norm0", x)
@@ -151,7 +150,7 @@ def _residual_unit(builder: GraphBuilder, x: str, width: int, stride: int) -> st
     x = prelu(builder, "prelu", batch_norm(builder, "norm1", x))
     x = convolution(builder, "conv1", x, width, stride=stride)
     x = batch_norm(builder, "norm2", x)
-    return builder.apply("add", "sum", (x, shortcut), "b c y x, b c y x -> b c y x")
+    return builder.apply("add", "sum", (x, shortcut), "b y x c, b y x c -> b y x c")
 
 
 def _mobilefacenet(builder: GraphBuilder, config: FaceConfig) -> str:
@@ -171,25 +170,25 @@ def _mobilefacenet(builder: GraphBuilder, config: FaceConfig) -> str:
             x = _inverted_unit(builder, x, *sizes)
     builder.begin_block("features")
     x = _rectified(builder, "conv", x, scaled(MOBILE_LAST), size=1)
-    rows = builder.tensors[x].shape[2]
+    rows = builder.tensors[x].shape[1]
     x = convolution(builder, "whole", x, scaled(MOBILE_LAST), size=rows, padding=0, depthwise=True)
     x = batch_norm(builder, "whole.norm", x)
     std = sqrt(2 / _size(builder, x))
-    labels = "b c y x, c y x d -> b d"
+    labels = "b y x c, y x c d -> b d"
     x = dense(builder, "fc", x, labels, {"d": config.features}, std=std, bias=False)
     return batch_norm(builder, "fc.norm", x)
 
 
 def _inverted_unit(builder: GraphBuilder, x: str, expansion: int, width: int, stride: int) -> str:
     """Wide inside, narrow between units; the last convolution is not rectified."""
-    read = builder.tensors[x].shape[1]
+    read = builder.tensors[x].shape[-1]
     inner = _rectified(builder, "conv0", x, expansion * read, size=1)
     inner = _rectified(builder, "depthwise", inner, expansion * read, stride=stride, depthwise=True)
     made = convolution(builder, "conv1", inner, width, size=1)
     made = batch_norm(builder, "conv1.norm", made)
     if stride != 1 or read != width:
         return made
-    return builder.apply("add", "sum", (made, x), "b c y x, b c y x -> b c y x")
+    return builder.apply("add", "sum", (made, x), "b y x c, b y x c -> b y x c")
 
 
 def _rectified(
@@ -209,8 +208,7 @@ def _rectified(
 
 def _size(builder: GraphBuilder, x: str) -> int:
     """Values of one sample of a tensor."""
-    _, channels, rows, columns = builder.tensors[x].shape
-    return channels * rows * columns
+    return prod(builder.tensors[x].shape[1:])
 
 
 def _head(builder: GraphBuilder, config: FaceConfig, x: str) -> None:

@@ -21,7 +21,7 @@ from models.errors import ModelError
 from models.graph import Graph
 from models.ops import FUNCTIONS
 from models.spec import Config, ModelSpec
-from models.zoo.convolution import SAME, batch_norm, convolution, global_mean, max_pool
+from models.zoo.convolution import SAME, batch_norm, convolution, global_mean, images, max_pool
 from models.zoo.family import Family, check_no_sequence, one_item
 
 REDUCTION = 4  # a bottleneck's inner convolutions have so many times fewer channels
@@ -105,8 +105,7 @@ def build(spec: ModelSpec, config: ResNetConfig, batch: int) -> Graph:
 
 def _stem(builder: GraphBuilder, config: ResNetConfig) -> str:
     builder.begin_block("stem")
-    shape = (builder.batch, config.channels, config.image_size, config.image_size)
-    x = builder.input("images", "b c y x", shape, source="images")
+    x = images(builder, "images", config.image_size, config.channels)
     x = convolution(builder, "conv", x, config.stem, size=7, stride=2)
     x = batch_norm(builder, "norm", x)
     x = builder.apply(config.activation, "active", (x,), SAME)
@@ -125,7 +124,7 @@ def _residual_block(
         first, second = (stride, 1) if config.stride_first else (1, stride)
         windows = ((inner, 1, first), (inner, 3, second), (width, 1, 1))
     shortcut = x
-    if stride != 1 or builder.tensors[x].shape[1] != width:
+    if stride != 1 or builder.tensors[x].shape[-1] != width:
         shortcut = convolution(builder, "shortcut.conv", x, width, size=1, stride=stride)
         shortcut = batch_norm(builder, "shortcut.norm", shortcut)
     for index, (channels, size, step) in enumerate(windows):
@@ -133,7 +132,7 @@ def _residual_block(
         x = batch_norm(builder, f"norm{index}", x)
         if index + 1 < len(windows):
             x = builder.apply("relu", f"relu{index}", (x,), SAME)
-    total = builder.apply("add", "sum", (x, shortcut), "b c y x, b c y x -> b c y x")
+    total = builder.apply("add", "sum", (x, shortcut), "b y x c, b y x c -> b y x c")
     return builder.apply(config.activation, "active", (total,), SAME)
 
 

@@ -102,18 +102,18 @@ def build(spec: ModelSpec, config: VitConfig, batch: int) -> Graph:
 
 def _patches(builder: GraphBuilder, config: VitConfig) -> str:
     """Cut the image into patches and return their features, `b t n`."""
-    shape = (builder.batch, config.channels, *config.image)
-    image = builder.input("image", "b c y x", shape, source="images")
-    window = (config.hidden, config.channels, *config.patch)
+    shape = (builder.batch, *config.image, config.channels)
+    image = builder.input("image", "b y x c", shape, source="images", channels_last=True)
+    window = (config.hidden, *config.patch, config.channels)
     fan_in = config.channels * config.patch[0] * config.patch[1]
-    weight = builder.parameter("patches.weight", "n c q p", window, std=1 / sqrt(fan_in))
+    weight = builder.parameter("patches.weight", "n q p c", window, std=1 / sqrt(fan_in))
     bias = builder.parameter("patches.bias", "n", (config.hidden,), init="zeros", decay=False)
     cut = builder.apply(
         "conv",
         "patches.conv",
         (image, weight),
-        "b c y! x!, n c q! p! -> b n j! i!",
-        shapes=((builder.batch, config.hidden, *config.grid),),
+        "b y! x! c, n q! p! c -> b j! i! n",
+        shapes=((builder.batch, *config.grid, config.hidden),),
         attributes={
             "stride_y": config.patch[0],
             "stride_x": config.patch[1],
@@ -121,7 +121,7 @@ def _patches(builder: GraphBuilder, config: VitConfig) -> str:
             "pad_x": 0,
         },
     )
-    row = builder.apply("rearrange", "patches.row", (cut,), "b n j i -> b (j i) n")
+    row = builder.apply("rearrange", "patches.row", (cut,), "b j i n -> b (j i) n")
     return builder.apply("add", "patches", (row, bias), "b t n, n -> b t n")
 
 

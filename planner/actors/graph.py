@@ -40,7 +40,8 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
     `offset_bytes + k * slot_bytes`. Where there are `places`, slot k lies at the place of that
     number instead: registers of equal offset have these places together, and never use one at
-    once. Registers of the kind `host` have an arena of their own, in the memory of the node.
+    once. Registers of the kind `host` have an arena of their own, in the memory of the node. With a
+    `pitch` there is room for rows of the last dim that lie so many elements apart.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sbp: str
     shape: tuple[int, ...]
     dtype: str
+    pitch: int = 0
     slots: int = 1
     initial: int = 0
     offset_bytes: int = 0
@@ -84,7 +86,9 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     for all_gather and reduce_scatter, the local tensor for all_to_all, send, recv and rotate (of
     which every member gets what the one before it in the group has). `bucketed`: it moves weights
     or their gradients, which travel in the buckets of the cluster's software. `copies`: the message
-    holds every token so often, for as many experts of its choice, wherever these lie.
+    holds every token so often, for as many experts of its choice, wherever these lie. `parts`: it
+    sends so many of the actor's inputs, each by itself: what the members make of input i is output
+    i. A collective of several parts is a *bucket*; `message_bytes` is their sum.
     """
 
     key: str
@@ -96,6 +100,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     message_bytes: int = 0
     bucketed: bool = False
     copies: int = 1
+    parts: int = 1
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,8 +126,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `state` are registers that only this actor touches and updates in place (Adam's moments). Where
     they lie in host memory they pass through the register `buffer`, piece by piece.
     `in_place`: the op's first operand is the version before the one it writes, found in the same
-    slot (a variable under its optimizer), so no input port reads it. A collective sends its first
-    input; a second one only says what it waits for.
+    slot (a variable under its optimizer), so no input port reads it. A collective sends as many of
+    its first inputs as its meeting has parts; further ones only say what it waits for.
 
     A fused actor computes several ops, its `parts` in their order; its kind lists theirs, joined by
     plus signs. What one part makes for another alone is `inner`: it has a shape and a dtype but no
@@ -163,6 +168,11 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def reads_first_output(self) -> bool:
         """True when the labels list its first output as the first input."""
         return self.in_place and not self.parts
+
+    @property
+    def read(self) -> tuple[Port, ...]:
+        """The inputs whose content it reads; it waits for the others alone."""
+        return self.inputs if self.meeting is None else self.inputs[: self.meeting.parts]
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from planner.actors.graph import ActorGraph, Leave, Program
+from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Program
 from planner.errors import ProtocolError
 
 
@@ -13,8 +13,8 @@ def validate(graph: ActorGraph) -> ActorGraph:
     ------
     ProtocolError
         A register has two producers or none, rates do not match, an actor is in no lane, a queue's
-        order does not hold every firing, slots overlap in the arena, or an end of a transfer
-        is missing or there twice.
+        order does not hold every firing, slots overlap in the arena, parts of a collective are no
+        pairs of inputs and outputs, or an end of a transfer is missing or there twice.
     """
     for program in graph.programs:
         _check_registers(program)
@@ -78,11 +78,27 @@ def _check_queues(program: Program) -> None:
             )
 
 
+def _check_parts(program: Program, actor: Actor, meeting: Meeting) -> None:
+    """Every part of a collective is an input that makes an output."""
+    if meeting.parts < 1 or (meeting.peer is not None and meeting.parts > 1):
+        raise ProtocolError(f"`{actor.name}` ({program.name}) has {meeting.parts} parts")
+    if meeting.parts > 1 and not (
+        len(actor.outputs) == meeting.parts <= len(actor.inputs)
+        and len({program.registers[port.register].dtype for port in actor.read}) == 1
+    ):
+        raise ProtocolError(
+            f"`{actor.name}` ({program.name}) has {meeting.parts} parts of one dtype, but "
+            f"{len(actor.inputs)} inputs and {len(actor.outputs)} outputs"
+        )
+
+
 def _check_meetings(graph: ActorGraph) -> None:
     ends: dict[tuple[str, int, int], str] = {}
     for index, program in enumerate(graph.programs):
         for actor in program.actors:
             meeting = actor.meeting
+            if meeting is not None:
+                _check_parts(program, actor, meeting)
             if meeting is not None and meeting.peer is not None:
                 if other := ends.get((meeting.key, index, meeting.peer)):
                     raise ProtocolError(

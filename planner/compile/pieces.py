@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from models.graph import GLOBAL_BLOCK, Graph, Op, Rate
 from planner.actors.graph import ActorGraph, Meeting, Port
 from planner.actors.pacing import Pacing, pacing_of
+from planner.compile.collectives import hold_back
 from planner.compile.draft import UPDATE, DraftActor, Section
 from planner.compile.fused import fused_stages
 from planner.compile.lowering import PARTS, Lowering, Value
@@ -27,13 +28,12 @@ from planner.compile.orders import (
     with_slots,
 )
 from planner.compile.placement import place
-from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable
 from planner.compile.wiring import Reading, Wiring
 from planner.costs import durations
-from planner.costs.buckets import State, Totals
+from planner.costs.buckets import State, Totals, state_bytes_of, with_own_buckets
 from planner.mesh import Mesh
-from planner.plan import BlockChoice, Chunk, Plan
+from planner.plan import FUSED, BlockChoice, Chunk, Plan
 from planner.sbp import NdSbp
 from planner.schedules import Slot
 
@@ -72,6 +72,11 @@ class Pieces:
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
+        plan = wiring.plan
+        # A piece has too little of a chunk for its buckets: state pays its part of one instead.
+        self._cluster = plan.cluster
+        if plan.fusion == FUSED:
+            self._cluster = with_own_buckets(plan.cluster, state_bytes_of(wiring.graph))
         # A meeting costs the same in every piece on a stage: see `_key`.
         self._meetings: dict[tuple[object, ...], int] = {}
         self._tables: dict[str, Timetable] = {}
@@ -142,7 +147,7 @@ class Pieces:
             else:
                 found.append(self._meetings.get(_key(program.stage, meeting, totals.state(actor))))
         missing = [index for index, ns in enumerate(found) if ns is None]
-        (priced,) = durations(graph, self.wiring.plan.cluster, frozenset(missing))
+        (priced,) = durations(graph, self._cluster, frozenset(missing))
         for index, ns in zip(missing, priced, strict=True):
             actor = program.actors[index]
             if actor.meeting is not None:

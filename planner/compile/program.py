@@ -8,6 +8,7 @@ from planner.actors.null_clock import run_to_completion
 from planner.actors.pacing import Pacing, pacing_of
 from planner.actors.validate import validate
 from planner.compile.arena import lay_out
+from planner.compile.collectives import bucketed, hold_back
 from planner.compile.draft import DraftStage
 from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
@@ -20,10 +21,9 @@ from planner.compile.orders import (
     with_slots,
 )
 from planner.compile.placement import check_plan, place
-from planner.compile.prefetch import hold_back
 from planner.compile.slots import Timetable, timetable
 from planner.costs import durations
-from planner.plan import Plan, plan_graph
+from planner.plan import FUSED, Plan, plan_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,9 @@ class Ordered:
     pacing: Pacing | None
 
 
-def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
+def compile_plan(
+    plan: Plan, graph: Graph | None = None, *, in_buckets: bool | None = None
+) -> ActorGraph:
     """Return the actor graph of a plan, proven to run to its end.
 
     Parameters
@@ -51,6 +53,9 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
         The plan.
     graph
         Its graph, as `plan_graph` gives it, where it is already at hand.
+    in_buckets
+        Whether collectives of state are joined (`planner.compile.collectives`); None: where the
+        plan's ops are fused.
 
     Raises
     ------
@@ -62,7 +67,8 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
         The compiled graph would deadlock (a bug in a schedule or in the compiler).
     """
     check_plan(plan)
-    ordered = ordered_plan(plan, plan_graph(plan) if graph is None else graph)
+    graph = plan_graph(plan) if graph is None else graph
+    ordered = ordered_plan(plan, graph, in_buckets=in_buckets)
     laid_out = [
         lay_out(program, draft, ordered.table)
         for program, draft in zip(ordered.graph.programs, ordered.drafts, strict=True)
@@ -72,7 +78,7 @@ def compile_plan(plan: Plan, graph: Graph | None = None) -> ActorGraph:
     return actors
 
 
-def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
+def ordered_plan(plan: Plan, graph: Graph, *, in_buckets: bool | None = None) -> Ordered:
     """Return what runs of a plan, and in which order; raises as `compile_plan` does.
 
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
@@ -84,8 +90,10 @@ def ordered_plan(plan: Plan, graph: Graph) -> Ordered:
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
     drafts = fused_stages(lowering.stages, plan.fusion, joint=table.joint)
-    for draft in drafts:
+    for stage, draft in enumerate(drafts):
         hold_back(draft, table.joint)
+        if plan.fusion == FUSED if in_buckets is None else in_buckets:
+            drafts[stage] = bucketed(draft, table.orders[stage], stage, plan.mesh, plan.cluster)
     programs = [
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafts)

@@ -4,13 +4,30 @@ Gradients are summed and split weights gathered from one long array (DDP's bucke
 gradient buffer, ZeRO's flat parameters), `Software.bucket_bytes` at a time. A variable smaller than
 that shares a bucket with its neighbours and pays its part of what a bucket costs; a larger one
 fills several. Activations travel as they are made.
+
+What our own executor runs has buckets that the compiler makes (`planner.compile.collectives`), as
+large as `bucket_bytes` says. Where a plan is compiled with them each is priced as the one message
+that it is; what prices collectives before there is a compiled plan (the search, pieces of chunks)
+has a cluster `with_own_buckets`, on which a message of state pays its part of one.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from models.graph import ITEMSIZE, Graph, Rate
 from planner.actors.graph import Actor, Program
+from planner.cluster import Cluster
+
+# A bucket larger than what latency takes a twentieth of gains less than that, and shows its whole
+# length where nothing hides it.
+LATENCY_SHARE = 0.05
+
+# Sizes that are considered, each twice the one before: what buckets cost is flat around its least,
+# a tenth more at most for a size within a factor of 1.4 of the best where half of it is latency.
+SIZES = tuple(1 << power for power in range(16, 33))
 
 
 class State(NamedTuple):
@@ -59,6 +76,92 @@ class Totals:
         itemsize = ITEMSIZE[self._dtypes[ports[0].register]] if ports else 0
         together = self._all[meeting.kind, actor.phase]
         return State(itemsize, self._blocks[actor.block, *kind], together)
+
+
+def bucket_bytes(duration_ns: Callable[[int], int], bytes_together: int = 0) -> int:
+    """Return how many bytes a bucket should have.
+
+    Let N bytes travel in buckets of n, each of which takes t(n). All of them take t(n) N / n; the
+    backward pass hides them but for the last, which begins when it ends (for weights: the first,
+    for which the forward pass waits). So that buckets are neither many nor the last one long, n is
+    the size at which
+
+        (N / n + 1) t(n)
+
+    is least: with a latency a and s per byte that is n = √(N a / s), hence √(N s / a) buckets.
+    Where N is large, or not known, n is the smallest size at which latency takes no more than
+    `LATENCY_SHARE` of what the bytes take: t(n) ≤ 1.05 s n.
+
+    Parameters
+    ----------
+    duration_ns
+        t: what a collective of so many bytes takes.
+    bytes_together
+        N; 0: not known.
+
+    Examples
+    --------
+    >>> bucket_bytes(lambda size: 20_000 + size // 200) // 2**20
+    128
+    >>> bucket_bytes(lambda size: 20_000 + size // 200, 500_000_000) // 2**20
+    32
+    """
+    rate = _ns_per_byte(duration_ns)
+    best, least = SIZES[0], float("inf")
+    for size in SIZES:
+        took = duration_ns(min(size, bytes_together) if bytes_together else size)
+        if bytes_together:
+            cost = (max(bytes_together / size, 1.0) + 1.0) * took
+            best, least = (size, cost) if cost < least else (best, least)
+        else:
+            best = size
+        if took <= (1 + LATENCY_SHARE) * rate * size or 0 < bytes_together <= size:
+            break
+    return best
+
+
+def shown_bytes(duration_ns: Callable[[int], int]) -> int:
+    """Return how many bytes the bucket should have that nothing hides.
+
+    The smallest size at which latency is no more than half of what it takes: less hardly shows
+    less.
+
+    Examples
+    --------
+    >>> shown_bytes(lambda size: 20_000 + size // 200) // 2**20
+    4
+    """
+    rate = _ns_per_byte(duration_ns)
+    return next((size for size in SIZES if duration_ns(size) <= 2 * rate * size), SIZES[-1])
+
+
+def _ns_per_byte(duration_ns: Callable[[int], int]) -> float:
+    """What a byte takes in a large message."""
+    *_, half, most = SIZES
+    return (duration_ns(most) - duration_ns(half)) / (most - half)
+
+
+def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:
+    """Return the cluster on which state is priced as it travels in our own compiler's buckets.
+
+    Parameters
+    ----------
+    cluster
+        Where its software has buckets of its own, it stays as it is.
+    state_bytes
+        Of one kind of message of a step over one group, about: the size of a bucket goes with its
+        root only. Sharing among stages and tensor parallelism is left out.
+    """
+    if cluster.software.bucketing:
+        return cluster
+    return replace(cluster, software=replace(cluster.software, state_bytes=max(state_bytes, 1)))
+
+
+def state_bytes_of(graph: Graph) -> int:
+    """Return the bytes of all variables of a graph, as `with_own_buckets` takes them."""
+    tensors = graph.tensors_by_name
+    made = (op.outputs[0] for op in graph.ops if op.kind == "variable")
+    return sum(tensors[name].size_bytes for name in made)
 
 
 def state_tensors(graph: Graph) -> frozenset[str]:

@@ -6,7 +6,7 @@ uses the measured table `kind/group_size` where there is one. What travels in bu
 line through zero: a bucket's own time, for as many buckets as there are bytes for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import combinations, pairwise, product
 from math import ceil, log2, prod
@@ -14,7 +14,7 @@ from math import ceil, log2, prod
 import numpy as np
 
 from planner.cluster import Cluster, Device, Software
-from planner.costs.buckets import UNKNOWN, State
+from planner.costs.buckets import UNKNOWN, State, bucket_bytes
 from planner.costs.grids import (
     Pieces,
     exchange_pieces,
@@ -90,7 +90,7 @@ def collective_pieces(
     if len(ranks) == 1:
         return ()
     software = cluster.software
-    if bucketed and software.bucket_bytes:
+    if bucketed and software.bucketing:
         return ((0, _state_ns_per_byte(kind, ranks, cluster, state)),)
     if _is_measured(kind, ranks, cluster):
         return None
@@ -122,15 +122,30 @@ def _bucket_ns_per_byte(kind: str, ranks: tuple[int, ...], cluster: Cluster, sta
     size = max(software.bucket_bytes, software.bucket_part_bytes * len(ranks))
     if software.whole_blocks and state.bytes_of_block:
         size = state.bytes_of_block
+    if software.state_bytes:
+        size = _own_bucket_bytes(kind, ranks, cluster, software.state_bytes)
     share = 1.0
     if kind in ("all_reduce", "reduce_scatter") and software.gradient_bytes and state.itemsize:
         share = software.gradient_bytes / state.itemsize
     travels = max(round(share * size), 1)
+    return _message_ns(kind, ranks, cluster)(travels) / size
+
+
+def _own_bucket_bytes(
+    kind: str, ranks: tuple[int, ...], cluster: Cluster, bytes_together: int
+) -> int:
+    """A bucket of our own compiler's, of so many bytes at most."""
+    size = bucket_bytes(_message_ns(kind, ranks, cluster), bytes_together)
+    return min(size, bytes_together)
+
+
+def _message_ns(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> Callable[[int], int]:
+    """What one message takes, by its bytes."""
     if _is_measured(kind, ranks, cluster):
-        device = cluster.device_of(ranks[0])
-        return interpolate_ns(device.collectives[_table(kind, len(ranks))], travels) / size
+        table = cluster.device_of(ranks[0]).collectives[_table(kind, len(ranks))]
+        return lambda size: interpolate_ns(table, size)
     lines = _lines_of(kind, ranks, cluster)
-    return min(fixed + ceil(slope * travels) for fixed, slope in lines) / size
+    return lambda size: min(fixed + ceil(slope * size) for fixed, slope in lines)
 
 
 def _is_measured(kind: str, ranks: tuple[int, ...], cluster: Cluster) -> bool:

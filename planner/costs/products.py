@@ -126,15 +126,26 @@ def is_depthwise(firings: Firings) -> bool:
         {label for dim in expression.operands[at] for label in dim}
         for at in _CONVOLUTIONS[firings.kind]
     )
-    channels = expression.operands[_CONVOLUTIONS[firings.kind][1]][1]
+    channels, _ = _filters(firings.kind, firings.labels)
     return len(image & weight) > 1 and bool(np.all(firings.size(channels) == 1))
+
+
+@lru_cache(maxsize=1024)
+def _filters(kind: str, labels: str) -> tuple[Labels, tuple[Labels, ...]]:
+    """Labels of a convolution's weight: of the channels that it reads, of each side of windows."""
+    operands = parse(labels).operands
+    image, weight, made = (operands[at] for at in _CONVOLUTIONS[kind])
+    read, written = ({label for dim in one for label in dim} for one in (image, made))
+    inner = [dim for dim in weight if not written.intersection(dim)]
+    (channels,) = (dim for dim in inner if read.intersection(dim))
+    return channels, tuple(dim for dim in inner if dim != channels)
 
 
 def winograd_speed(firings: Firings) -> float:
     """How much faster a convolution is than the product that it is: 1 where Winograd has no say."""
     if firings.kind not in _CONVOLUTIONS or firings.precision != "fp32":
         return 1.0
-    _, channels, *window = parse(firings.labels).operands[_CONVOLUTIONS[firings.kind][1]]
+    channels, window = _filters(firings.kind, firings.labels)
     strides = [firings.attributes.get(f"stride_{side}", 1) for side in "yx"]
     square = all(np.all(firings.size(side) == 3) for side in window)
     if not square or strides != [1, 1] or np.any(firings.size(channels) < WINOGRAD_CHANNELS):

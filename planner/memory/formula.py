@@ -20,22 +20,23 @@ from planner.actors.graph import HOST, TEMPORARY
 from planner.cluster import Cluster
 from planner.compile.arena import (
     Alike,
-    Spans,
     communication_buffers,
     lent_places,
     shared_places,
     taking_turns,
 )
+from planner.compile.collectives import bucketed, hold_back
 from planner.compile.draft import DraftStage, Section
 from planner.compile.fused import fused_stages
 from planner.compile.lowering import Lowering
 from planner.compile.placement import check_plan, place
-from planner.compile.prefetch import hold_back
 from planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
+from planner.compile.spans import Spans
 from planner.memory.device import beside
 from planner.memory.kinds import KINDS, StageMemory
 from planner.memory.regular import Regular, regular
-from planner.plan import Plan
+from planner.plan import FUSED, Plan
+from planner.schedules import Slot
 
 # Bytes of one slot by kind and lifetime (None: one version a step).
 Registers = Counter[tuple[str, Lifetime | None]]
@@ -147,7 +148,27 @@ def _lowered(
                 register = draft.registers[port.register]
                 slot_bytes = int(register.slot_bytes * grown[actor.name])
                 draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
-    return drafts
+    if plan.fusion != FUSED:
+        return drafts
+    return [_in_buckets(draft, stage, plan, joint_backward) for stage, draft in enumerate(drafts)]
+
+
+def _in_buckets(draft: DraftStage, stage: int, plan: Plan, joint: bool) -> DraftStage:
+    """A draft with the buckets of every microbatch; those of a step take no more room.
+
+    They lie within a block and a part of the step, so that the order of the parts is all one.
+    """
+    if not any(one.firings > 1 and one.meeting and one.meeting.bucketed for one in draft.actors):
+        return draft
+    chunks = sorted({chunk for _, chunk in (actor.section for actor in draft.actors)})
+    backward = ("BW",) if joint else ("B", "W")
+    slots = [
+        Slot(part, chunk, microbatch)
+        for microbatch in range(plan.microbatches)
+        for part, row in (("F", chunks), *((part, chunks[::-1]) for part in backward))
+        for chunk in row
+    ]
+    return bucketed(draft, slots, stage, plan.mesh, plan.cluster)
 
 
 def _registers(

@@ -1,8 +1,7 @@
 """Programs: the block programs of a search, solved many at a time and never twice.
 
 A program is a shape (mesh, microbatch) in a mode of recomputation at given prices. Spaces are built
-once per kind of mesh and mode, priced once per set of shapes, and boxing is only looked up for
-shapes that are solved.
+once per kind of mesh and mode, priced once per set of shapes; boxing is looked up when one is solved.
 """
 
 from collections.abc import Iterable, Sequence
@@ -189,7 +188,7 @@ class Programs:
         parts = [
             Pricing(
                 self.space(members[0], mode),
-                ordered(self.request.cluster, site.groups),
+                ordered(self.request.priced_on(self.graph), site.groups),
                 np.array([shape.sizes for shape in members], np.int64).reshape(len(members), -1).T,
                 np.array([shape.batch for shape in members], np.int64),
                 stretch=float(members[0].stretch),

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from models.graph import Graph
 from models.spec import ModelSpec, TrainingSpec
 from models.unfused import UNFUSED
 from planner.cluster import OURS, Cluster, Device
+from planner.costs.buckets import state_bytes_of, with_own_buckets
 from planner.errors import InfeasibleError, PlanError
 from planner.memory import reserved_bytes, slack_fraction
 from planner.plan import FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
@@ -128,6 +130,12 @@ class SearchRequest:
             return self.pins.fusion
         ours = self.cluster.cores_per_node is None and self.cluster.software.name == OURS
         return FUSED if ours else NOT_FUSED
+
+    def priced_on(self, graph: Graph) -> Cluster:
+        """The cluster as ops and collectives of a graph are priced on it."""
+        if self.fusion != FUSED:
+            return self.cluster
+        return with_own_buckets(self.cluster, state_bytes_of(graph))
 
     @property
     def usable_bytes(self) -> int:

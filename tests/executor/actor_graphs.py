@@ -1,5 +1,6 @@
 """Small actor graphs written by hand, for the tests of the drivers."""
 
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
@@ -130,6 +131,31 @@ def boxed(
     target = writer.register("y", shape, sbps[1])
     meeting = Meeting(key="x", kind=kind, axes=over, reduction="sum")
     writer.actor("box", kind, (source,), (target,), meeting=meeting)
+    ranks = prod(axis.size for axis in axes)
+    return checked(axes, writer.program(0, tuple(range(ranks))))
+
+
+def in_a_bucket(
+    shapes: Sequence[tuple[int, ...]],
+    axes: tuple[Axis, ...],
+    kind: str,
+    over: tuple[str, ...],
+    sbps: Sequence[tuple[str, str]],
+) -> ActorGraph:
+    """Boxing of several inputs in one meeting, which waits for one more; results y0, y1, …."""
+    writer = ProgramWriter(axes)
+    parts = len(shapes)
+    sources = [
+        writer.source(f"x{at}", shape, before)
+        for at, (shape, (before, _)) in enumerate(zip(shapes, sbps, strict=True))
+    ]
+    sources.append(writer.source("z", (4,), "B" if len(axes) == 1 else "(B, B)"))
+    targets = [
+        writer.register(f"y{at}", shape, after)
+        for at, (shape, (_, after)) in enumerate(zip(shapes, sbps, strict=True))
+    ]
+    meeting = Meeting(key="x", kind=kind, axes=over, reduction="sum", parts=parts)
+    writer.actor("box", kind, tuple(sources), tuple(targets), meeting=meeting)
     ranks = prod(axis.size for axis in axes)
     return checked(axes, writer.program(0, tuple(range(ranks))))
 

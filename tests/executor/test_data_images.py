@@ -29,6 +29,15 @@ def wide_deep() -> ModelSpec:
     return ModelSpec(name="tiny", family="wide_deep", config=config)
 
 
+def channels_last(data: Dataset, *region: slice) -> Array:
+    """A region y x c of images that the model reads in this order."""
+    channels, *sides = IMAGE
+    source = Source(
+        name="images", values=0, shape=(*sides, channels), region=region, channels_last=True
+    )
+    return data.read(source, np.array([4, 6]))
+
+
 def read(data: Dataset, name: str, samples: list[int], *region: slice, seed: int = 0) -> Array:
     shapes = {"images": IMAGE, "categories": (4,), "features": (3,)}
     shape = shapes.get(name, ())
@@ -76,6 +85,14 @@ def test_without_scikit_learn_images_are_synthetic_and_say_so(
     data = open_dataset(None, resnet(1000), 0)
     assert isinstance(data, Patterns)
     assert data.description == "synthetic images (a random pattern for each of 10 classes)"
+
+
+@pytest.mark.parametrize("data", [Patterns(classes=5, seed=1), open_dataset(None, resnet(10), 0)])
+def test_images_have_the_same_pixels_whichever_way_their_channels_lie(data: Dataset) -> None:
+    rows, columns, channels = slice(5, 9), slice(2, 12), slice(1, 3)
+    last = channels_last(data, rows, columns, channels)
+    first = read(data, "images", [4, 6], channels, rows, columns)
+    np.testing.assert_array_equal(last, first.transpose(0, 2, 3, 1))
 
 
 def test_faces_are_synthetic_and_of_every_identity() -> None:

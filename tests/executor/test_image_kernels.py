@@ -7,7 +7,7 @@ import pytest
 
 from executor.kernels import KernelContext, make_kernel
 from executor.kernels.context import Array, Shard, whole
-from executor.kernels.images.convolution import COLUMNS_ELEMENTS
+from executor.kernels.images.sizes import COLUMNS_ELEMENTS
 from tests.executor.examples.images import convolution, window
 from tests.executor.kernel_calls import call, run_state
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from executor.processes import run_ranks
-from tests.executor.actor_graphs import boxed, handed_on, split_matmul, to_json
+from tests.executor.actor_graphs import boxed, handed_on, in_a_bucket, split_matmul, to_json
 from tests.executor.sources import ROOT
 from tests.executor.test_in_process import ONE, TWO, run, value
 
@@ -41,9 +41,11 @@ try:
             work = KernelWork([state])
             run_rank(state, work, world, folder, shared=shared, steps=3, spans=False)
             names = [register.name for register in state.program.registers]
-            if "y" in names:
-                views = state.arena.views[names.index("y")]
-                found[f"{{path.stem}} {{transport}}"] = [view.tolist() for view in views]
+            for name in names:
+                if name.startswith("y"):
+                    views = state.arena.views[names.index(name)]
+                    place = f"{{path.stem}} {{transport}} {{name}}"
+                    found[place] = [view.tolist() for view in views]
     (folder / f"found.{{rank}}").write_text(json.dumps(found))
     world.barrier()
 except BaseException as error:
@@ -69,6 +71,19 @@ def test_both_transports_move_what_one_process_moves(
         "rotate": boxed(shape, ONE, "rotate", ("tp",), ["S(0)", "S(0)"]),
         "rotate both": boxed(shape, TWO, "rotate", ("dp", "tp"), ["(S(1), S(1))"] * 2),
         "hand on": handed_on((6, 5)),
+        "reductions": in_a_bucket(
+            [shape, large, (8,), (96, 96)], ONE, "all_reduce", ("tp",), [("P(sum)", "B")] * 4
+        ),
+        "gathers": in_a_bucket(
+            [shape, large, (8,)], ONE, "all_gather", ("tp",), [("S(1)", "B")] * 2 + [("S(0)", "B")]
+        ),
+        "scatters": in_a_bucket(
+            [shape, large],
+            TWO,
+            "reduce_scatter",
+            ("dp",),
+            [("(P(sum), S(1))", "(S(0), S(1))"), ("(P(sum), S(0))", "(S(2), S(0))")],
+        ),
     }
     folder = tmp_path / "job"
     folder.mkdir()
@@ -80,9 +95,10 @@ def test_both_transports_move_what_one_process_moves(
     found = [json.loads((folder / f"found.{rank}").read_text()) for rank in range(4)]
     for name, graph in graphs.items():
         for state in run(graph, steps=3, batch=4, microbatches=2):
-            if all(register.name != "y" for register in state.program.registers):
-                continue
-            expected = [value(state, "y", slot).tolist() for slot in (0, 1)]
-            assert found[state.rank][f"{name} shared"] == expected, name
-            received = found[state.rank][f"{name} messages"]
-            np.testing.assert_allclose(received, expected, rtol=1e-12, err_msg=name)
+            for result in (register.name for register in state.program.registers):
+                if not result.startswith("y"):
+                    continue
+                expected = [value(state, result, slot).tolist() for slot in (0, 1)]
+                assert found[state.rank][f"{name} shared {result}"] == expected, name
+                received = found[state.rank][f"{name} messages {result}"]
+                np.testing.assert_allclose(received, expected, rtol=1e-12, err_msg=name)

@@ -27,7 +27,7 @@ from executor.cuda.calls import (
     write,
 )
 from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext, RunState
+from executor.kernels.context import Array, KernelContext, RunState, Shard
 from executor.kernels.dims import Dims, layout
 from executor.kernels.matmul import ProductClasses, product_classes
 from models.graph import ITEMSIZE
@@ -96,7 +96,11 @@ def _classified(
     """Labels by class, their sizes, and their strides in every operand."""
     found = layout(context)
     classes = product_classes(context, found)
-    strides = [_strides(dims, found.sizes) for dims in (*found.inputs, *found.outputs)]
+    shards = (*context.inputs, *context.outputs)
+    strides = [
+        _strides(dims, found.sizes, shard)
+        for dims, shard in zip((*found.inputs, *found.outputs), shards, strict=True)
+    ]
     return classes, found.sizes, strides
 
 
@@ -143,9 +147,16 @@ class _Side(NamedTuple):
         return Matrices(operand, self.dtype, *self.steps, self.batch_strides[-1])
 
 
-def _strides(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Strides of a contiguous operand."""
-    return {label: prod(sizes[x] for x in dims[at + 1 :]) for at, label in enumerate(dims)}
+def _strides(dims: Dims, sizes: Mapping[str, int], shard: Shard) -> dict[str, int]:
+    """Strides of an operand that is contiguous, but for a pitch of its rows."""
+    found = {label: prod(sizes[x] for x in dims[at + 1 :]) for at, label in enumerate(dims)}
+    if shard.pitch:
+        row = shard.shape[-1]
+        return {
+            label: stride // row * shard.pitch if stride >= row and stride % row == 0 else stride
+            for label, stride in found.items()
+        }
+    return found
 
 
 def _merged(labels: Dims, sizes: Mapping[str, int], *operands: Strides) -> list[_Merged]:

@@ -39,7 +39,9 @@ SOURCE = "movement"
 UNITS = {16: "Bytes16", 8: "double", 4: "float", 2: "bf16"}
 """C++ type that is moved as so many bytes, whatever they mean."""
 
-TILE = 32  # rows and columns that a block turns over at once (sources/movement.cu)
+TILES = {2: 64, 4: 32, 8: 32}
+"""Rows and columns, of elements of so many bytes, that a block turns over at once."""
+
 TILED_SIZE_MIN = 8  # dims of fewer elements fill too little of a tile
 
 
@@ -157,10 +159,12 @@ def _transposed(
         [path.second[at] for at in others],
     )
     rows, columns = path.sizes[far], path.sizes[near]
-    tiles = outer.count * -(-rows // TILE) * -(-columns // TILE)
+    width = ITEMSIZE[source.dtype]
+    tile = TILES[width]
+    tiles = outer.count * -(-rows // tile) * -(-columns // tile)
     launch = Launch(
         SOURCE,
-        f"transpose<{UNITS[ITEMSIZE[source.dtype]]}>",
+        f"transpose<{UNITS[width]}, {tile}>",
         (max(1, min(tiles, BLOCKS_MAX)), 1, 1),
         (BLOCK_THREADS, 1, 1),
         (

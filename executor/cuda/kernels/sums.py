@@ -19,11 +19,13 @@ from executor.cuda.calls import (
     Calls,
     Launch,
     Operand,
+    Tensor,
     always,
     table,
     workspace,
     write,
 )
+from executor.cuda.kernels.columns import ColumnSums, column_sum
 from executor.cuda.kernels.strides import DIMS_MAX, Walk, index_type, walk
 from executor.kernels.context import Array
 from executor.kernels.dims import Dims
@@ -73,6 +75,13 @@ class _Pass:
     summed: Walk
     by_block: bool
     parts: int
+
+    @property
+    def is_of_columns(self) -> bool:
+        """True when terms and outputs are the rows and columns of a tensor of many of both."""
+        columns, rows = self.kept.count, self.summed.count
+        places = (self.kept.first, self.summed.first)
+        return min(columns, rows) >= WARP_THREADS and places == ((1,), (columns,))
 
     def launch(
         self,
@@ -127,6 +136,12 @@ def sums(
         Which output of the actor it is, and its dtype.
     """
     first = _first_pass(terms, result, sizes)
+    if first.is_of_columns and terms.function == "Single":
+        rows, columns = first.summed.count, first.kept.count
+        x = Tensor(terms.operands[0], terms.dtypes[0], rows * columns)
+        output = Tensor(write(number), dtype, columns)
+        if "int" not in x.dtype + dtype:
+            return column_sum(x, ColumnSums(outputs=(output,)), columns=columns)
     outputs, wide = first.kept.count, terms.sum_dtype
     types = tuple(TYPES[one] for one in terms.dtypes)
     last = write(number)

@@ -8,7 +8,7 @@
 // added up by a second pass, would be five too, but go through memory: of a tile of 64 keys, 8 bytes
 // written and read for every 256 operations, which lasts longer than the two products.
 #include "attention_mma.cuh"
-#include "fours.cuh"
+#include "packs.cuh"
 
 // What every query needs, per head and query ([heads, padded], `padded` a multiple of every tile of
 // queries): `base`, its logsumexp as a power of two, and `delta`. Where it sees no key, and behind
@@ -34,9 +34,9 @@ __global__ void attention_statistics(const AttentionShape* shape_at, const O* ou
   i64 row = (sample * queries + query) * heads + head;
   float sum = 0;
   for (i64 column = 4 * lane; column < columns; column += 4 * 32) {
-    Four<O> x = *(const Four<O>*)(out + row * columns + column);
-    Four<D> y = *(const Four<D>*)(dout + row * columns + column);
-    for (int i = 0; i < 4; i++) sum += wide(x.at[i]) * wide(y.at[i]);
+    Pack<O, 4> x = *(const Pack<O, 4>*)(out + row * columns + column);
+    Pack<D, 4> y = *(const Pack<D, 4>*)(dout + row * columns + column);
+    for (int i = 0; i < 4; i++) sum += wide(x.of[i]) * wide(y.of[i]);
   }
   sum = warp_reduce<Add>(sum);
   if (lane == 0) {

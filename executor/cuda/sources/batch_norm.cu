@@ -1,7 +1,8 @@
 // Batch norm by the statistics of a whole microbatch: arrays [outer, channels, inner].
 //
 // Sums of a channel go over slabs of its points, then over the slabs in their order. `points` are
-// those of the whole microbatch, of which an array may be a shard.
+// those of the whole microbatch, of which an array may be a shard. Where channels come last (inner
+// is 1) and fill pieces of 16 bytes, a thread keeps to the channels of one piece.
 #include "reduce.cuh"
 
 // What is added up of a channel's point: COUNT values of x, and where they ask for it of dy and of
@@ -88,22 +89,93 @@ __global__ void sums_across(const T* x, const T* dy, const S* totals, Wide<S>* p
   }
 }
 
-// total [channel] = the sum of value `value` over the slabs.
+// The same where channels come last: a block has `lanes` pieces of N channels side by side, at
+// 256 / lanes rows at a time.
+template <typename T, int N> struct alignas(N * sizeof(T)) Piece { T at[N]; };
+
+struct Lanes {
+  i64 channel;  // first of this thread's
+  int down, rows;
+  bool there;
+  __device__ Lanes(i64 tile, int lanes, int width, i64 channels) {
+    channel = (tile * lanes + threadIdx.x % lanes) * width;
+    down = threadIdx.x / lanes;
+    rows = blockDim.x / lanes;
+    there = down < rows && channel < channels;
+  }
+};
+
+template <typename Terms, typename T, typename S, int N>
+__global__ void __launch_bounds__(256, 3)
+    sums_of_pieces(const T* x, const T* dy, const S* totals, Wide<S>* partial, double points,
+                   i64 rows, i64 channels, int lanes, i64 slab_rows) {
+  typedef Wide<S> W;
+  __shared__ W of_threads[256 * N];
+  i64 tiles = (channels / N + lanes - 1) / lanes;
+  i64 tile = blockIdx.x % tiles, slab = blockIdx.x / tiles;
+  Lanes mine(tile, lanes, N, channels);
+  i64 end = smaller((slab + 1) * slab_rows, rows);
+  W sums[N][Terms::COUNT] = {}, mean[N] = {};
+  if (mine.there) {
+    if (Terms::MEAN) {
+#pragma unroll
+      for (int k = 0; k < N; k++) mean[k] = (W)wide(totals[mine.channel + k]) / (W)points;
+    }
+#pragma unroll 4
+    for (i64 row = slab * slab_rows + mine.down; row < end; row += mine.rows) {
+      i64 at = row * channels + mine.channel;
+      Piece<T, N> here = *(const Piece<T, N>*)(x + at), slope = here;
+      if (Terms::SLOPE) slope = *(const Piece<T, N>*)(dy + at);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        Terms::add(sums[k], (W)wide(here.at[k]), (W)wide(slope.at[k]), mean[k]);
+      }
+    }
+  }
+#pragma unroll
+  for (int value = 0; value < Terms::COUNT; value++) {
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < N; k++) of_threads[threadIdx.x * N + k] = sums[k][value];
+    __syncthreads();
+    int width = lanes * N;
+    i64 channel = tile * width + threadIdx.x;
+    if (threadIdx.x < width && channel < channels) {
+      W sum = of_threads[threadIdx.x];
+      for (int row = 1; row < mine.rows; row++) sum += of_threads[row * width + threadIdx.x];
+      partial[(slab * Terms::COUNT + value) * channels + channel] = sum;
+    }
+  }
+}
+
+// The sum of value `value` over the slabs, of the channel that is this lane's of the block's 32:
+// each of eight warps takes every eighth slab. Warp 0 gets it.
 template <typename W>
-__device__ inline W of_slabs(const W* partial, i64 slabs, int values, int value, i64 channels,
-                             i64 channel) {
+__device__ inline W of_slabs(const W* partial, i64 slabs, int values, int value, i64 channels) {
+  __shared__ W of_warps[8][32];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i64 channel = blockIdx.x * (i64)32 + lane;
   W sum = 0;
-  for (i64 slab = 0; slab < slabs; slab++) {
-    sum += partial[(slab * values + value) * channels + channel];
+  if (channel < channels) {
+#pragma unroll 4
+    for (i64 slab = warp; slab < slabs; slab += 8) {
+      sum += partial[(slab * values + value) * channels + channel];
+    }
+  }
+  __syncthreads();  // what an earlier call left has been read
+  of_warps[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0) {
+    for (int other = 1; other < 8; other++) sum += of_warps[other][lane];
   }
   return sum;
 }
 
 template <typename S>
 __global__ void join_sums(const Wide<S>* partial, S* totals, i64 slabs, i64 channels) {
-  for (i64 channel = first_element(); channel < channels; channel += element_stride()) {
-    totals[channel] = narrow<S>(of_slabs(partial, slabs, 1, 0, channels, channel));
-  }
+  i64 channel = blockIdx.x * (i64)32 + threadIdx.x;
+  Wide<S> sum = of_slabs(partial, slabs, 1, 0, channels);
+  if (threadIdx.x < 32 && channel < channels) totals[channel] = narrow<S>(sum);
 }
 
 template <typename S> __device__ inline Wide<S> rstd_of(S squares, double points, double epsilon) {
@@ -115,11 +187,12 @@ template <typename S> __device__ inline Wide<S> rstd_of(S squares, double points
 template <typename S, typename D>
 __global__ void join_slopes(const Wide<S>* partial, const S* squares, D* dgamma, D* dbeta,
                             double points, double epsilon, i64 slabs, i64 channels) {
-  typedef Wide<S> W;
-  for (i64 channel = first_element(); channel < channels; channel += element_stride()) {
-    W along = of_slabs(partial, slabs, 2, 0, channels, channel);
+  i64 channel = blockIdx.x * (i64)32 + threadIdx.x;
+  Wide<S> along = of_slabs(partial, slabs, 2, 0, channels);
+  Wide<S> plain = of_slabs(partial, slabs, 2, 1, channels);
+  if (threadIdx.x < 32 && channel < channels) {
     dgamma[channel] = narrow<D>(along * rstd_of(squares[channel], points, epsilon));
-    dbeta[channel] = narrow<D>(of_slabs(partial, slabs, 2, 1, channels, channel));
+    dbeta[channel] = narrow<D>(plain);
   }
 }
 
@@ -143,6 +216,35 @@ __global__ void batch_norm(const T* x, const Wide<S>* factors, T* y, i64 channel
   for (i64 at = first_element(); at < count; at += element_stride()) {
     const W* of = factors + 3 * (at / inner % channels);
     y[at] = narrow<T>(((W)wide(x[at]) - of[0]) * of[1] + of[2]);
+  }
+}
+
+// The same by pieces; blockIdx.x counts tiles of channels, blockIdx.y rows.
+template <typename T, typename S, int N>
+__global__ void __launch_bounds__(256)
+    batch_norm_of_pieces(const T* x, const Wide<S>* factors, T* y, i64 rows, i64 channels,
+                         int lanes) {
+  typedef Wide<S> W;
+  Lanes mine(blockIdx.x, lanes, N, channels);
+  if (!mine.there) return;
+  W mean[N], factor[N], shift[N];
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    const W* of = factors + 3 * (mine.channel + k);
+    mean[k] = of[0];
+    factor[k] = of[1];
+    shift[k] = of[2];
+  }
+  i64 step = gridDim.y * (i64)mine.rows;
+#pragma unroll 4
+  for (i64 row = blockIdx.y * (i64)mine.rows + mine.down; row < rows; row += step) {
+    i64 at = row * channels + mine.channel;
+    Piece<T, N> here = *(const Piece<T, N>*)(x + at);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      here.at[k] = narrow<T>(((W)wide(here.at[k]) - mean[k]) * factor[k] + shift[k]);
+    }
+    *(Piece<T, N>*)(y + at) = here;
   }
 }
 
@@ -171,5 +273,36 @@ __global__ void batch_norm_grad_input(const T* dy, const T* x, const Wide<S>* fa
     const W* of = factors + 4 * (at / inner % channels);
     W change = (W)wide(dy[at]) - ((W)wide(x[at]) - of[0]) * of[2] - of[3];
     dx[at] = narrow<T>(change * of[1]);
+  }
+}
+
+// The same by pieces, as `batch_norm_of_pieces`.
+template <typename T, typename S, int N>
+__global__ void __launch_bounds__(256)
+    batch_norm_grad_input_of_pieces(const T* dy, const T* x, const Wide<S>* factors, T* dx,
+                                    i64 rows, i64 channels, int lanes) {
+  typedef Wide<S> W;
+  Lanes mine(blockIdx.x, lanes, N, channels);
+  if (!mine.there) return;
+  W mean[N], factor[N], along[N], average[N];
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    const W* of = factors + 4 * (mine.channel + k);
+    mean[k] = of[0];
+    factor[k] = of[1];
+    along[k] = of[2];
+    average[k] = of[3];
+  }
+  i64 step = gridDim.y * (i64)mine.rows;
+#pragma unroll 2
+  for (i64 row = blockIdx.y * (i64)mine.rows + mine.down; row < rows; row += step) {
+    i64 at = row * channels + mine.channel;
+    Piece<T, N> here = *(const Piece<T, N>*)(x + at), slope = *(const Piece<T, N>*)(dy + at);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      W change = (W)wide(slope.at[k]) - ((W)wide(here.at[k]) - mean[k]) * along[k] - average[k];
+      here.at[k] = narrow<T>(change * factor[k]);
+    }
+    *(Piece<T, N>*)(dx + at) = here;
   }
 }

@@ -3,7 +3,8 @@
 //
 // The gradient of the input is a convolution too: inputs whose row and column leave the same rest
 // by the stride meet the same taps of the weights, at consecutive outputs. Every such class of
-// inputs has `Windows` of its own. Shape legend: see windows.cuh.
+// inputs has `Windows` of its own. LAST: channels come last, and neighbouring threads fetch them.
+// Shape legend: see windows.cuh.
 #include "reduce.cuh"
 #include "tile.cuh"
 #include "windows.cuh"
@@ -15,7 +16,7 @@ template <typename T, int THREADS> struct Resident {
 };
 
 // made [channels, places] = weight [channels, taps] · image [taps, places], by group and class.
-template <typename T, int DEPTH, int ROWS, int LANES, int QUADS>
+template <typename T, int DEPTH, int ROWS, int LANES, int QUADS, bool LAST>
 __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCKS)
     conv(const T* image, const T* weight, T* made, const Windows* classes, i64 channel_tiles,
          i64 place_tiles) {
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   if (first_place >= end) return;  // classes differ by a row or a column
 
   for (int at = thread; at < Here::COLUMNS; at += Here::THREADS) {
-    columns[at] = place_of(of, group, first_place + at, end);
+    columns[at] = place_of<LAST>(of, group, first_place + at, end);
   }
   W sums[4][QUADS][4] = {};
   W lefts[Here::OF_LEFT], rights[Here::OF_RIGHT];
@@ -52,10 +53,11 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
 #pragma unroll
       for (int i = 0; i < Here::OF_RIGHT; i++) {
         int at = thread + i * Here::THREADS;
-        tile.put_right(at / Here::COLUMNS, at % Here::COLUMNS, rights[i]);
+        int down = LAST ? at % Here::DEPTH : at / Here::COLUMNS;
+        tile.put_right(down, LAST ? at / Here::DEPTH : at % Here::COLUMNS, rights[i]);
       }
     }
-    if (thread < Here::DEPTH) step[thread] = tap_of(of, start + Here::DEPTH + thread);
+    if (thread < Here::DEPTH) step[thread] = tap_of<LAST>(of, start + Here::DEPTH + thread);
     __syncthreads();
     // the next step's values are on their way while this one's are multiplied
     if (start + Here::DEPTH < depth) {
@@ -71,7 +73,9 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
 #pragma unroll
       for (int i = 0; i < Here::OF_RIGHT; i++) {
         int at = thread + i * Here::THREADS;
-        rights[i] = value_at(image, of, step[at / Here::COLUMNS], columns[at % Here::COLUMNS]);
+        int down = LAST ? at % Here::DEPTH : at / Here::COLUMNS;
+        const Place& place = columns[LAST ? at / Here::DEPTH : at % Here::COLUMNS];
+        rights[i] = value_at<LAST>(image, of, step[down], place);
       }
     }
     if (start >= 0) tile.add_to(sums);
@@ -80,7 +84,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   for (int i = 0; i < 4; i++) {
     i64 channel = first_channel + Here::channel(i);
     if (channel >= of.made) break;
-    i64 plane = channel * of.target_rows * of.target_columns;
+    i64 plane = channel * target_channel<LAST>(of);
     for (int quad = 0; quad < QUADS; quad++) {
       for (int j = 0; j < 4; j++) {
         i64 target = columns[Here::column(quad, j)].target;
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
 
 // slabs [slab, channels, taps] = dy [channels, places] · image [taps, places]ᵀ, by group; a slab
 // has `slab_places` places.
-template <typename T, typename O, int DEPTH, int ROWS, int LANES, int QUADS>
+template <typename T, typename O, int DEPTH, int ROWS, int LANES, int QUADS, bool LAST>
 __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCKS)
     conv_grad_weight(const T* image, const T* dy, O* slabs, const Windows* windows,
                      i64 channel_tiles, i64 tap_tiles, i64 slab_places) {
@@ -111,10 +115,9 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
   block /= tap_tiles;
   i64 group = block % of.groups, slab = block / of.groups;
   i64 begin = slab * slab_places, end = smaller(begin + slab_places, places(of));
-  i64 plane = of.target_rows * of.target_columns;
 
   for (int at = thread; at < Here::COLUMNS; at += Here::THREADS) {
-    columns[at] = tap_of(of, first_tap + at);
+    columns[at] = tap_of<LAST>(of, first_tap + at);
   }
   W sums[4][QUADS][4] = {};
   W lefts[Here::OF_LEFT], rights[Here::OF_RIGHT];
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
       }
     }
     if (thread < Here::DEPTH) {
-      step[thread] = place_of(of, group, start + Here::DEPTH + thread, end);
+      step[thread] = place_of<LAST>(of, group, start + Here::DEPTH + thread, end);
     }
     __syncthreads();
     if (start + Here::DEPTH < end) {
@@ -142,12 +145,12 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
         i64 channel = first_channel + at / Here::DEPTH;
         const Place& place = step[at % Here::DEPTH];
         bool there = place.source >= 0 && channel < of.made;
-        lefts[i] = there ? wide(dy[place.target + channel * plane]) : (W)0;
+        lefts[i] = there ? wide(dy[place.target + channel * target_channel<LAST>(of)]) : (W)0;
       }
 #pragma unroll
       for (int i = 0; i < Here::OF_RIGHT; i++) {
         int at = thread + i * Here::THREADS;
-        rights[i] = value_at(image, of, columns[at / Here::DEPTH], step[at % Here::DEPTH]);
+        rights[i] = value_at<LAST>(image, of, columns[at / Here::DEPTH], step[at % Here::DEPTH]);
       }
     }
     if (start >= begin) tile.add_to(sums);
@@ -168,20 +171,20 @@ __global__ void __launch_bounds__(ROWS * LANES, Resident<T, ROWS * LANES>::BLOCK
 
 // The same for groups of few channels, whose tiles would be mostly empty: a block per weight and
 // slab.
-template <typename T, typename O>
+template <typename T, typename O, bool LAST>
 __global__ void conv_grad_weight_few(const T* image, const T* dy, O* slabs,
                                      const Windows* windows, i64 weights, i64 slab_places) {
   typedef Wide<T> W;
   const Windows of = *windows;
   i64 weight = blockIdx.x % weights, slab = blockIdx.x / weights;
   i64 depth = taps(of), group = weight / (of.made * depth);
-  i64 plane = weight / depth % of.made * of.target_rows * of.target_columns;
+  i64 plane = weight / depth % of.made * target_channel<LAST>(of);
   i64 begin = slab * slab_places, end = smaller(begin + slab_places, places(of));
-  Tap tap = tap_of(of, weight % depth);
+  Tap tap = tap_of<LAST>(of, weight % depth);
   W sum = 0;
   for (i64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
-    Place place = place_of(of, group, at, end);
-    sum += wide(dy[place.target + plane]) * value_at(image, of, tap, place);
+    Place place = place_of<LAST>(of, group, at, end);
+    sum += wide(dy[place.target + plane]) * value_at<LAST>(image, of, tap, place);
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) slabs[slab * weights + weight] = narrow<O>(sum);

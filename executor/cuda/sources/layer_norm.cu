@@ -4,34 +4,53 @@
 // of microbatches were added up before); arithmetic is that of S.
 #include "slabs.cuh"
 
-// y, mean and rstd of (x, gamma, beta); one block per row.
-template <typename T, typename G, typename S, int N>
-__global__ void layer_norm(const T* x, const G* gamma, const G* beta, T* y, S* mean, S* rstd,
-                           double epsilon, i64 rows, i64 columns) {
+// y, mean and rstd of (x, gamma, beta). ADDED: of x + other, which goes to `sum`.
+template <typename T, typename G, typename S, int N, int PACKS, bool BY_WARP, bool ADDED>
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
+    layer_norm(const T* x, const T* other, const G* gamma, const G* beta, T* sum, T* y, S* mean,
+               S* rstd, double epsilon, i64 rows, i64 columns) {
   typedef Wide<S> W;
-  W here[N], factor[N], shift[N];
-  i64 first = (i64)threadIdx.x * N, stride = (i64)blockDim.x * N;
-  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    const T* from = x + row * columns;
-    W sum = 0, squares = 0;
-    for (i64 at = first; at < columns; at += stride) {
-      take(here, from + at);
-      for (int k = 0; k < N; k++) sum += here[k];
+  Held<G, N, shared_packs(PACKS), BY_WARP> factors, shifts;
+  factors.fetch(gamma, columns);
+  shifts.fetch(beta, columns);
+  for (i64 row = Team<BY_WARP>::first_row(); row < rows; row += Team<BY_WARP>::row_stride()) {
+    i64 start = row * columns;
+    Held<T, N, PACKS, BY_WARP> here;
+    here.fetch(x + start, columns);
+    if (ADDED) {
+      Held<T, N, PACKS, BY_WARP> more;
+      more.fetch(other + start, columns);
+      here.add(more, sum + start, columns);
     }
-    W average = block_sum(sum) / (W)columns;
-    for (i64 at = first; at < columns; at += stride) {
-      take(here, from + at);
-      for (int k = 0; k < N; k++) squares += (here[k] - average) * (here[k] - average);
-    }
-    W scale = (W)1 / sqrt_of(block_sum(squares) / (W)columns + (W)epsilon);
-    for (i64 at = first; at < columns; at += stride) {
-      take(here, from + at);
-      take(factor, gamma + at);
-      take(shift, beta + at);
-      for (int k = 0; k < N; k++) here[k] = (here[k] - average) * scale * factor[k] + shift[k];
-      put(y + row * columns + at, here);
-    }
-    if (threadIdx.x == 0) {
+    W total[1] = {0}, squares[1] = {0};
+    each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
+      Pack<T, N> pack = here.at(number, at);
+#pragma unroll
+      for (int k = 0; k < N; k++) total[0] += (W)wide(pack.of[k]);
+    });
+    Team<BY_WARP>::sum(total);
+    W average = total[0] / (W)columns;
+    each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
+      Pack<T, N> pack = here.at(number, at);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W apart = (W)wide(pack.of[k]) - average;
+        squares[0] += apart * apart;
+      }
+    });
+    Team<BY_WARP>::sum(squares);
+    W scale = (W)1 / sqrt_of(squares[0] / (W)columns + (W)epsilon);
+    each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
+      Pack<T, N> pack = here.at(number, at);
+      Pack<G, N> factor = factors.at(number, at), shift = shifts.at(number, at);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W normal = ((W)wide(pack.of[k]) - average) * scale;
+        pack.of[k] = narrow<T>(normal * (W)wide(factor.of[k]) + (W)wide(shift.of[k]));
+      }
+      *(Pack<T, N>*)(y + start + at) = pack;
+    });
+    if (Team<BY_WARP>::thread() == 0) {
       mean[row] = narrow<S>(average);
       rstd[row] = narrow<S>(scale);
     }
@@ -39,36 +58,75 @@ __global__ void layer_norm(const T* x, const G* gamma, const G* beta, T* y, S* m
 }
 
 // dx = rstd (g - mean(g) - normal mean(g normal)) with g = dy gamma, normal = (x - mean) rstd.
-template <typename D, typename T, typename G, typename S, int N>
-__global__ void layer_norm_grad_input(const D* dy, const T* x, const G* gamma, const S* mean,
-                                      const S* rstd, D* dx, i64 rows, i64 columns) {
+// ADDED: dx + other, of dx as rounded. WEIGHTS: what the block's rows add to the gradients of gamma
+// and beta too, each [blocks, columns].
+template <typename D, typename T, typename G, typename S, int N, int PACKS, bool BY_WARP,
+          bool ADDED, bool WEIGHTS>
+__global__ void TEAM_BOUNDS(BY_WARP, PACKS, WEIGHTS)
+    layer_norm_grad_input(const D* dy, const T* x, const G* gamma, const S* mean, const S* rstd,
+                          const D* other, D* dx, Wide<S>* slab_sums, i64 rows, i64 columns) {
   typedef Wide<S> W;
-  W slope[N], here[N], factor[N];
-  i64 first = (i64)threadIdx.x * N, stride = (i64)blockDim.x * N;
-  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+  W dgamma[WEIGHTS ? PACKS : 1][N] = {}, dbeta[WEIGHTS ? PACKS : 1][N] = {};
+  Held<G, N, shared_packs(PACKS), BY_WARP> factors;
+  factors.fetch(gamma, columns);
+  i64 stride = Team<BY_WARP>::row_stride(), row = Team<BY_WARP>::first_row();
+  Held<D, N, PACKS, BY_WARP> slopes, next_slopes, more;
+  Held<T, N, PACKS, BY_WARP> here, next;
+  if (WEIGHTS && row < rows) {
+    next_slopes.fetch(dy + row * columns, columns);
+    next.fetch(x + row * columns, columns);
+  }
+  for (; row < rows; row += stride) {
     i64 start = row * columns;
-    W average = wide(mean[row]), scale = wide(rstd[row]);
-    W sum = 0, along = 0;
-    for (i64 at = first; at < columns; at += stride) {
-      take(slope, dy + start + at);
-      take(here, x + start + at);
-      take(factor, gamma + at);
-      for (int k = 0; k < N; k++) {
-        sum += slope[k] * factor[k];
-        along += slope[k] * factor[k] * (here[k] - average);
+    if (WEIGHTS) {  // few blocks: the next row is on its way meanwhile
+      slopes = next_slopes, here = next;
+      if (row + stride < rows) {
+        next_slopes.fetch(dy + start + stride * columns, columns);
+        next.fetch(x + start + stride * columns, columns);
       }
+    } else {
+      slopes.fetch(dy + start, columns);
+      here.fetch(x + start, columns);
     }
-    sum = block_sum(sum) / (W)columns;
-    along = block_sum(along) * scale * scale / (W)columns;
-    for (i64 at = first; at < columns; at += stride) {
-      take(slope, dy + start + at);
-      take(here, x + start + at);
-      take(factor, gamma + at);
+    if (ADDED) more.fetch(other + start, columns);
+    W average = wide(mean[row]), scale = wide(rstd[row]), sums[2] = {0, 0};
+    each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
+      Pack<D, N> slope = slopes.at(number, at);
+      Pack<T, N> pack = here.at(number, at);
+      Pack<G, N> factor = factors.at(number, at);
+#pragma unroll
       for (int k = 0; k < N; k++) {
-        here[k] = scale * (slope[k] * factor[k] - sum - (here[k] - average) * along);
+        W d = (W)wide(slope.of[k]), apart = (W)wide(pack.of[k]) - average;
+        W g = d * (W)wide(factor.of[k]);
+        sums[0] += g;
+        sums[1] += g * apart;
+        if constexpr (WEIGHTS) {
+          dgamma[number][k] += d * apart * scale;
+          dbeta[number][k] += d;
+        }
       }
-      put(dx + start + at, here);
-    }
+    });
+    Team<BY_WARP>::sum(sums);
+    W sum = sums[0] / (W)columns, along = sums[1] * scale * scale / (W)columns;
+    each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
+      Pack<D, N> slope = slopes.at(number, at), added;
+      Pack<T, N> pack = here.at(number, at);
+      Pack<G, N> factor = factors.at(number, at);
+      if (ADDED) added = more.at(number, at);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W apart = (W)wide(pack.of[k]) - average;
+        W found = scale * ((W)wide(slope.of[k]) * (W)wide(factor.of[k]) - sum - apart * along);
+        slope.of[k] = narrow<D>(found);
+        if (ADDED) slope.of[k] = narrow<D>(wide(slope.of[k]) + wide(added.of[k]));
+      }
+      *(Pack<D, N>*)(dx + start + at) = slope;
+    });
+  }
+  if constexpr (WEIGHTS) {
+    W* sums = slab_sums + blockIdx.x * columns;
+    put_weights<N, PACKS, BY_WARP>(dgamma, sums, columns);
+    put_weights<N, PACKS, BY_WARP>(dbeta, sums + gridDim.x * columns, columns);
   }
 }
 
@@ -77,20 +135,27 @@ template <typename D, typename T, typename S, int N>
 __global__ void layer_norm_grad_weight(const D* dy, const T* x, const S* mean, const S* rstd,
                                        Wide<S>* slab_sums, i64 slab_rows, i64 rows, i64 columns) {
   typedef Wide<S> W;
-  W dgamma[N] = {}, dbeta[N] = {}, slope[N], here[N];
-  i64 slab = blockIdx.y, column = slab_column<N>();
+  W dgamma[N] = {}, dbeta[N] = {}, average[2], scale[2];
+  Pack<D, N> slope[2];
+  Pack<T, N> here[2];
+  i64 column = slab_column<N>();
   if (column < columns) {
-    i64 last = smaller((slab + 1) * slab_rows, rows);
-    for (i64 row = slab * slab_rows + threadIdx.x / 32; row < last; row += SLAB_WARPS) {
-      W average = wide(mean[row]), scale = wide(rstd[row]);
-      take(slope, dy + row * columns + column);
-      take(here, x + row * columns + column);
-      for (int k = 0; k < N; k++) {
-        dgamma[k] += slope[k] * (here[k] - average) * scale;
-        dbeta[k] += slope[k];
-      }
-    }
+    each_slab_row<2>(
+        slab_rows, rows,
+        [&](int i, i64 row) {
+          slope[i] = *(const Pack<D, N>*)(dy + row * columns + column);
+          here[i] = *(const Pack<T, N>*)(x + row * columns + column);
+          average[i] = wide(mean[row]), scale[i] = wide(rstd[row]);
+        },
+        [&](int i) {
+#pragma unroll
+          for (int k = 0; k < N; k++) {
+            W d = (W)wide(slope[i].of[k]);
+            dgamma[k] += d * ((W)wide(here[i].of[k]) - average[i]) * scale[i];
+            dbeta[k] += d;
+          }
+        });
   }
-  slab_sum(dgamma, slab_sums + slab * columns, columns);
-  slab_sum(dbeta, slab_sums + (gridDim.y + slab) * columns, columns);
+  slab_sum(dgamma, slab_sums + blockIdx.y * columns, columns);
+  slab_sum(dbeta, slab_sums + (gridDim.y + blockIdx.y) * columns, columns);
 }

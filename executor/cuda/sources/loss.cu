@@ -1,22 +1,33 @@
 // Cross-entropy of logits against target ids, whole or with the vocabulary split over ranks.
 //
 // Logits are T, target ids I, what is kept of a row S. A target below 0 is no target: its loss and
-// gradient are 0. R rows, V logits of a row here, of which the first is logit `first` of all.
+// gradient are 0. R rows, V logits of a row here, of which the first is logit `first` of all; rows of
+// logits begin `pitch` elements apart.
 #include "control.cuh"
 #include "online.cuh"
 #include "rows.cuh"
 
 // Loss and logsumexp of every row of (logits, targets); NaN where there is no such logit.
 template <typename T, typename I, typename S>
-__global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* logsumexp, i64 rows,
-                              i64 columns) {
+__global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* logsumexp, i64 pitch,
+                              i64 rows, i64 columns) {
   typedef Wide<S> W;
-  W here[Row<T>::N];
+  const int N = Cut<T>::N, MANY = 4;
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
-    Row<T> row(number, columns);
+    Cut<T> row(number, columns, pitch);
+    const T* from = logits + row.start;
     Online<W> found;
-    for (int at = row.first(); at < row.columns; at += row.stride()) {
-      row.take_at(here, logits, at, lowest<W>());
+    Pack<T, N> packs[MANY];
+    row.template each<MANY>(
+        [&](int i, int at) { packs[i] = *(const Pack<T, N>*)(from + at); },
+        [&](int i, int) {
+          W here[N];
+#pragma unroll
+          for (int k = 0; k < N; k++) here[k] = (W)wide(packs[i].of[k]);
+          found.add(here);
+        });
+    if (row.edge() >= 0) {
+      W here[1] = {(W)wide(from[row.edge()])};
       found.add(here);
     }
     found.join();
@@ -25,7 +36,7 @@ __global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* log
       W sum = log_of(found.sum) + found.largest;
       W lost = 0;
       if (target >= columns) lost = lowest<W>() - lowest<W>();
-      else if (target >= 0) lost = sum - (W)wide(logits[row.start + target]);
+      else if (target >= 0) lost = sum - (W)wide(from[target]);
       loss[number] = narrow<S>(lost);
       logsumexp[number] = narrow<S>(sum);
     }
@@ -35,27 +46,34 @@ __global__ void cross_entropy(const T* logits, const I* targets, S* loss, S* log
 // exp(logit - logsumexp), less one at the target; times the loss scale where `scaled`.
 template <typename T, typename I, typename S>
 __global__ void cross_entropy_grad(const T* logits, const I* targets, const S* logsumexp, T* slopes,
-                                   const Control* control, int scaled, i64 first, i64 rows,
-                                   i64 columns) {
+                                   const Control* control, int scaled, i64 first, i64 pitch,
+                                   i64 rows, i64 columns) {
   typedef Wide<S> W;
-  W here[Row<T>::N];
+  const int N = Cut<T>::N, MANY = 2;
   W scale = scaled ? (W)control->loss_scale : (W)1;
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
-    Row<T> row(number, columns);
+    Cut<T> row(number, columns, pitch);
+    const T* from = logits + row.start;
+    T* into = slopes + row.start;
     i64 target = wide(targets[number]);
-    int place = (int)(target - first);
+    int place = (int)(target - first), edge = row.edge();
     W sum = wide(logsumexp[number]);
-    for (int at = row.first(); at < row.columns; at += row.stride()) {
-      if (target < 0) {
-        for (int k = 0; k < Row<T>::N; k++) here[k] = 0;
-      } else {
-        row.take_at(here, logits, at, lowest<W>());
-        for (int k = 0; k < Row<T>::N; k++) {
-          here[k] = (exp_of(here[k] - sum) - (W)(at + k == place)) * scale;
-        }
-      }
-      row.put_at(slopes, at, here);
-    }
+    bool counts = target >= 0;
+    auto slope = [&](T logit, int at) {
+      W found = (exp_of((W)wide(logit) - sum) - (W)(at == place)) * scale;
+      return narrow<T>(counts ? found : (W)0);
+    };
+    Pack<T, N> packs[MANY] = {};
+    row.template each<MANY>(
+        [&](int i, int at) {
+          if (counts) packs[i] = *(const Pack<T, N>*)(from + at);
+        },
+        [&](int i, int at) {
+#pragma unroll
+          for (int k = 0; k < N; k++) packs[i].of[k] = slope(packs[i].of[k], at + k);
+          *(Pack<T, N>*)(into + at) = packs[i];
+        });
+    if (edge >= 0) into[edge] = slope(from[edge], edge);
   }
 }
 

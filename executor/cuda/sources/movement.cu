@@ -24,28 +24,40 @@ __global__ void copy_strided(const X* x, Y* y, const i64* table, int dims, i64 x
 
 // The dim of `rows`, neighbours of which lie side by side in y, and that of `columns`, neighbours of
 // which lie side by side in x, change places; a table leads to the first place of each of `outer`
-// such matrices. A tile of 32 by 32 goes through shared memory; blocks have 256 threads.
-template <typename U>
-__global__ void transpose(const U* x, U* y, const i64* table, int dims, i64 x_start, i64 y_start,
-                          i64 x_step, i64 y_step, i64 rows, i64 columns, i64 outer) {
-  __shared__ U tile[32][33];
-  i64 down = (rows + 31) / 32, across = (columns + 31) / 32;
+// such matrices. A square tile goes through shared memory; blocks have 256 threads.
+template <typename U, int TILE>
+__global__ void __launch_bounds__(256)
+    transpose(const U* x, U* y, const i64* table, int dims, i64 x_start, i64 y_start, i64 x_step,
+              i64 y_step, i64 rows, i64 columns, i64 outer) {
+  const int LINES = TILE / 8, LANES = TILE / 32;
+  // rows of an odd number of words, so that those of a column lie in different banks
+  __shared__ U tile[TILE][TILE + (sizeof(U) < 4 ? 4 / sizeof(U) : 1)];
+  i64 down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE;
   int lane = threadIdx.x % 32, line = threadIdx.x / 32;
   for (i64 number = blockIdx.x; number < outer * down * across; number += gridDim.x) {
     i64 matrix = number / (down * across), within = number % (down * across);
-    i64 row = within / across * 32, column = within % across * 32;
+    i64 row = within / across * TILE, column = within % across * TILE;
     Places place = places_of(matrix, table, dims);
-    const U* from = x + x_start + place.first;
-    U* to = y + y_start + place.second;
-    for (int i = line; i < 32; i += 8) {
-      if (row + i < rows && column + lane < columns) {
-        tile[i][lane] = from[(row + i) * x_step + column + lane];
+    const U* from = x + x_start + place.first + (row + line) * x_step + column + lane;
+    U* to = y + y_start + place.second + (column + line) * y_step + row + lane;
+    int wide = (int)smaller(columns - column, (i64)TILE), high = (int)smaller(rows - row, (i64)TILE);
+#pragma unroll
+    for (int i = 0; i < LINES; i++, from += 8 * x_step) {
+#pragma unroll
+      for (int j = 0; j < LANES; j++) {
+        if (line + 8 * i < high && lane + 32 * j < wide) {
+          tile[line + 8 * i][lane + 32 * j] = from[32 * j];
+        }
       }
     }
     __syncthreads();
-    for (int i = line; i < 32; i += 8) {
-      if (column + i < columns && row + lane < rows) {
-        to[(column + i) * y_step + row + lane] = tile[lane][i];
+#pragma unroll
+    for (int i = 0; i < LINES; i++, to += 8 * y_step) {
+#pragma unroll
+      for (int j = 0; j < LANES; j++) {
+        if (line + 8 * i < wide && lane + 32 * j < high) {
+          to[32 * j] = tile[lane + 32 * j][line + 8 * i];
+        }
       }
     }
     __syncthreads();  // the tile is written again

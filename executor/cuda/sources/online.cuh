@@ -15,9 +15,12 @@ template <typename W> struct Online {
 
   template <int N> __device__ void add(const W (&numbers)[N]) {
     W before = largest;
+#pragma unroll
     for (int k = 0; k < N; k++) largest = larger(numbers[k], largest);
     sum *= before == largest ? (W)1 : exp_of(before - largest);
-    for (int k = 0; k < N; k++) sum += exp_below(numbers[k], largest);
+    W shift = largest == lowest<W>() ? (W)0 : largest;
+#pragma unroll
+    for (int k = 0; k < N; k++) sum += exp_of(numbers[k] - shift);
   }
   // Of all threads of the block; every thread gets it.
   __device__ void join() {

@@ -35,3 +35,39 @@ template <typename T> struct Row {
     }
   }
 };
+
+// The same row as whole packs from column `head` on, which begin on a multiple of a pack, and the few
+// elements on both sides. A thread has every so many of the packs, and one of the elements or none;
+// a block has as many threads as there may be of these.
+template <typename T> struct Cut {
+  static const int N = 16 / sizeof(T);
+  i64 start;
+  int head, packs, columns;
+
+  // Rows begin `pitch` elements apart.
+  __device__ Cut(i64 row, i64 row_columns, i64 pitch)
+      : start(row * pitch), columns((int)row_columns) {
+    head = smaller((int)((N - start % N) % N), columns);
+    packs = (columns - head) / N;
+  }
+  __device__ int at(int pack) const { return head + pack * N; }
+  __device__ int edge() const {
+    int here = threadIdx.x, column = here < head ? here : here + packs * N;
+    return column < columns && here < 2 * N ? column : -1;
+  }
+  // work(i, column) on this thread's packs, MANY of which fetch(i, column) has brought before.
+  template <int MANY, typename F, typename G> __device__ void each(F fetch, G work) const {
+    for (int pack = threadIdx.x; pack < packs; pack += MANY * blockDim.x) {
+#pragma unroll
+      for (int i = 0; i < MANY; i++) {
+        int here = pack + i * (int)blockDim.x;
+        if (here < packs) fetch(i, at(here));
+      }
+#pragma unroll
+      for (int i = 0; i < MANY; i++) {
+        int here = pack + i * (int)blockDim.x;
+        if (here < packs) work(i, at(here));
+      }
+    }
+  }
+};

@@ -3,7 +3,7 @@
 // Tables (strides.cuh) lead from the number of an output, and from that of a term, to the places of
 // both operands. Terms are cut into gridDim.y parts of `part` terms; where there are several, y
 // holds the sums of the parts, which a second launch adds up.
-#include "reduce.cuh"
+#include "slabs.cuh"
 #include "strides.cuh"
 
 struct Single {  // of a tensor; the second operand is not read
@@ -69,4 +69,22 @@ __global__ void sum_by_block(const A* a, const B* b, Y* y, const i64* kept, cons
     sum = block_sum(sum);
     if (threadIdx.x == 0) y[at * gridDim.y + blockIdx.y] = narrow<Y>(sum);
   }
+}
+
+// Sums over the rows of a slab of x, [slabs, columns]; gridDim.y slabs.
+template <typename X, typename W, int N>
+__global__ void column_sums(const X* x, W* slab_sums, i64 slab_rows, i64 rows, i64 columns) {
+  W sums[N] = {};
+  Pack<X, N> here[4];
+  i64 column = slab_column<N>();
+  if (column < columns) {
+    each_slab_row<4>(
+        slab_rows, rows,
+        [&](int i, i64 row) { here[i] = *(const Pack<X, N>*)(x + row * columns + column); },
+        [&](int i) {
+#pragma unroll
+          for (int k = 0; k < N; k++) sums[k] += (W)wide(here[i].of[k]);
+        });
+  }
+  slab_sum(sums, slab_sums + blockIdx.y * columns, columns);
 }

@@ -15,7 +15,8 @@ from executor.gpu.device import address_of
 
 SHARE = 32
 """A call may take one part in so many of the device's memory: 4.4 GiB of an H200's, which holds the
-deterministic backward pass of 32 heads over 8,192 places (b h t s 2 bytes)."""
+deterministic backward pass of 32 heads over 8,192 places (b h t s 2 bytes, cuDNN 9.28)."""
+RESERVE_BYTES = 2**30  # left free for NCCL's buffers, kernels' code and captured steps
 
 
 class Planned(Protocol):
@@ -137,4 +138,4 @@ class LibraryCalls:
     def _room(self) -> int:
         """Return how large a workspace may be by what is free now, or is one already."""
         held = max((size for _, size in self._workspaces.values()), default=0)
-        return max(self._memory.free_bytes(), held)
+        return max(self._memory.free_bytes() - RESERVE_BYTES, held)

@@ -2,86 +2,27 @@
 
 The columns of an image are its values under every tap of the windows: [c q p, j i] for [c, y, x].
 A few samples' columns are made at a time, in scratch whose zeros (the padding) are never written;
-a window of one place with stride 1 needs none.
+a window of one place with stride 1 needs none. Images whose channels come last go to
+`channels_last.py`.
 
 Shape legend: b samples, g groups, c input and n output channels of a group, y x rows and columns
 of the input, j i of the output, q p of a window.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from executor.kernels.context import Array, Kernel, KernelContext, Shard
-from executor.kernels.images.windows import Tap, taps
-
-COLUMNS_ELEMENTS = 1 << 19
-"""Elements of the columns that are made at a time, at least one sample's: 2 MiB in float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Sizes here, by the letters of the shape legend; `step` samples are taken at a time."""
-
-    b: int
-    g: int
-    c: int
-    n: int
-    image: tuple[int, int]
-    made: tuple[int, int]
-    window: tuple[int, int]
-    step: int
-    dtype: str
-    taps: tuple[Tap, ...]
-    pointwise: bool
-
-    @property
-    def places(self) -> int:
-        """Places of a sample's output."""
-        return self.made[0] * self.made[1]
-
-    @property
-    def depth(self) -> int:
-        """Rows of a group's columns."""
-        return self.c * self.window[0] * self.window[1]
-
-    def parts(self) -> Iterator[slice]:
-        """Cut the samples."""
-        for start in range(0, self.b, self.step):
-            yield slice(start, min(start + self.step, self.b))
-
-
-def _sizes(context: KernelContext, image: Shard, weight: Shard, made: Shard) -> _Sizes:
-    b, channels, *rest = image.shape
-    n, c, *window = weight.shape
-    groups = channels // c
-    given, places, size = (rest[0], rest[1]), made.shape[2:], (window[0], window[1])
-    plain = all(
-        context.attributes[f"{name}_{dim}"] == usual
-        for name, usual in (("stride", 1), ("pad", 0))
-        for dim in "yx"
-    )
-    sample = groups * c * size[0] * size[1] * places[0] * places[1]
-    return _Sizes(
-        b=b,
-        g=groups,
-        c=c,
-        n=n // groups,
-        image=given,
-        made=(places[0], places[1]),
-        window=size,
-        step=max(1, min(b, COLUMNS_ELEMENTS // max(sample, 1))),
-        dtype=image.dtype,
-        taps=tuple(taps(context, size, given, (places[0], places[1]))),
-        pointwise=size == (1, 1) and plain,
-    )
+from executor.kernels.context import Array, Kernel, KernelContext
+from executor.kernels.images import channels_last
+from executor.kernels.images.sizes import Sizes, sizes_of
+from executor.kernels.images.windows import Tap
 
 
 class _Columns:
     """Scratch for the columns [g, c, q, p, b, j, i] of `step` samples."""
 
-    def __init__(self, sizes: _Sizes) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         shape = (sizes.g, sizes.c, *sizes.window, sizes.step, *sizes.made)
         self._values = np.zeros(shape, sizes.dtype)
@@ -118,7 +59,7 @@ class _Columns:
 class _Places:
     """Outputs [b, g n, j, i] as matrices [g, n, b j i], through scratch for several samples."""
 
-    def __init__(self, sizes: _Sizes) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         shape = (sizes.g, sizes.n, sizes.step, sizes.places)
         self._values = np.empty(shape if sizes.step > 1 else 0, sizes.dtype)
@@ -152,7 +93,9 @@ class _Places:
 
 def conv(context: KernelContext) -> Kernel:
     """Return the convolution of (x, w)."""
-    sizes = _sizes(context, context.inputs[0], context.inputs[1], context.outputs[0])
+    sizes = sizes_of(context)
+    if sizes.channels_last:
+        return channels_last.conv(sizes)
     if sizes.pointwise:
         return _pointwise(sizes, backward=False)
     columns, places = _Columns(sizes), _Places(sizes)
@@ -169,7 +112,9 @@ def conv(context: KernelContext) -> Kernel:
 
 def conv_grad_input(context: KernelContext) -> Kernel:
     """Return dx of (dy, w): the columns of dx are wᵀ dy."""
-    sizes = _sizes(context, context.outputs[0], context.inputs[1], context.inputs[0])
+    sizes = sizes_of(context)
+    if sizes.channels_last:
+        return channels_last.conv_grad_input(sizes)
     if sizes.pointwise:
         return _pointwise(sizes, backward=True)
     columns, places = _Columns(sizes), _Places(sizes)
@@ -188,7 +133,9 @@ def conv_grad_input(context: KernelContext) -> Kernel:
 
 def conv_grad_weight(context: KernelContext) -> Kernel:
     """Return dw of (x, dy): dy times the columns of x, added up over samples and places."""
-    sizes = _sizes(context, context.inputs[0], context.outputs[0], context.inputs[1])
+    sizes = sizes_of(context)
+    if sizes.channels_last:
+        return channels_last.conv_grad_weight(sizes)
     columns, places = _Columns(sizes), _Places(sizes)
     product = np.empty((sizes.g, sizes.n, sizes.depth), sizes.dtype)
 
@@ -203,7 +150,7 @@ def conv_grad_weight(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _pointwise(sizes: _Sizes, *, backward: bool) -> Kernel:
+def _pointwise(sizes: Sizes, *, backward: bool) -> Kernel:
     """Return the product of every place with the weight, or with its transpose."""
     given, made = (sizes.n, sizes.c) if backward else (sizes.c, sizes.n)
 

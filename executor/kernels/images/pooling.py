@@ -1,7 +1,8 @@
 """Pooling: the largest or the mean of every window, and the gradients.
 
-Planes (one channel of one sample each) go in chunks that stay in the cache, tap by tap. Shape
-legend: y x rows and columns of the input, j i of the output.
+Planes (one channel of one sample each; all channels of one sample where they come last) go in
+chunks that stay in the cache, tap by tap. Shape legend: y x rows and columns of the input, j i of
+the output.
 """
 
 from collections.abc import Sequence
@@ -12,32 +13,37 @@ import numpy as np
 
 from executor.kernels.chunks import chunks, rows_per_chunk
 from executor.kernels.context import Array, Kernel, KernelContext, Shard
+from executor.kernels.images.order import rows_of_pooling
 from executor.kernels.images.windows import Tap, taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planes:
-    """How many planes, how many of them at a time, their sizes, and the taps of a window."""
+    """How many planes, how many of them at a time, their sizes, and the taps of a window.
+
+    A pixel has `beside` values: the channels where they come last, else one.
+    """
 
     count: int
     step: int
-    given: tuple[int, ...]
-    made: tuple[int, ...]
+    beside: int
+    given: tuple[int, int]
+    made: tuple[int, int]
     window: int
     taps: tuple[Tap, ...]
     dtype: str
 
     def images(self, array: Array) -> Array:
-        """View an array of the input's size as [planes, y, x]."""
-        return array.reshape(self.count, *self.given)
+        """View an array of the input's size as [planes, y, x, beside]."""
+        return array.reshape(self.count, *self.given, self.beside)
 
     def pooled(self, array: Array) -> Array:
-        """View an array of the output's size as [planes, j, i]."""
-        return array.reshape(self.count, *self.made)
+        """View an array of the output's size as [planes, j, i, beside]."""
+        return array.reshape(self.count, *self.made, self.beside)
 
     def scratch(self, dtype: str) -> Array:
         """Return room for the outputs of a chunk of planes."""
-        return np.empty((self.step, *self.made), dtype)
+        return np.empty((self.step, *self.made, self.beside), dtype)
 
     @property
     def is_global(self) -> bool:
@@ -47,11 +53,13 @@ class _Planes:
 
 def _planes(context: KernelContext, image: Shard, made: Shard) -> _Planes:
     size = int(context.attributes["size_y"]), int(context.attributes["size_x"])
-    count = prod(image.shape[:2])
-    given, places = (image.shape[2], image.shape[3]), (made.shape[2], made.shape[3])
+    rows = rows_of_pooling(context)
+    count, beside = prod(image.shape[:rows]), prod(image.shape[rows + 2 :])
+    given, places = ((shard.shape[rows], shard.shape[rows + 1]) for shard in (image, made))
     return _Planes(
         count=count,
-        step=rows_per_chunk(prod(given), count),
+        step=rows_per_chunk(prod(given) * beside, count),
+        beside=beside,
         given=given,
         made=places,
         window=prod(size),
@@ -61,7 +69,7 @@ def _planes(context: KernelContext, image: Shard, made: Shard) -> _Planes:
 
 
 def _largest(planes: _Planes, x: Array, out: Array) -> None:
-    """Leave the largest of every window of x [planes, y, x]; minus infinity pads."""
+    """Leave the largest of every window of x [planes, y, x, beside]; minus infinity pads."""
     out.fill(-np.inf)
     for tap in planes.taps:
         here = out[:, *tap.outputs]

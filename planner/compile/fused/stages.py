@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from planner.compile.draft import DraftStage
 from planner.compile.fused.drafts import fused_draft
 from planner.compile.fused.launches import joined_launches
+from planner.compile.fused.padding import padded
 from planner.plan import FUSED
 
 
@@ -26,5 +27,5 @@ def fused_stages(
     """
     if fusion != FUSED:
         return list(drafts)
-    fused = [fused_draft(draft, joint=joint) for draft in drafts]
+    fused = [padded(fused_draft(draft, joint=joint)) for draft in drafts]
     return [joined_launches(draft) for draft in fused] if across_blocks else fused

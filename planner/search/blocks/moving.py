@@ -224,7 +224,7 @@ class Moving:
         bucketed : bool
             The tensor is state, see `planner.costs.buckets`.
         """
-        how = keeps_source, bucketed and self.cluster.software.bucket_bytes > 0
+        how = keeps_source, bucketed and self.cluster.software.bucketing
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:
             self._boxed[key] = self._box(dims, itemsize, sources, targets, *how)

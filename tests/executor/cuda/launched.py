@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from executor.cuda.binding import leaves
-from executor.cuda.calls import Call, Launch, read
-from executor.cuda.kernels.multi_tensor.chunks import Tensor
+from executor.cuda.calls import Call, Launch, Tensor, read, write
+from executor.cuda.kernels.columns import ColumnSums, column_sum
 from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
 from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
+from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
 from executor.cuda.kernels.table import CALLS, make_calls
 from executor.cuda.listing import listed_run
 from executor.cuda.rank import RankCalls
@@ -53,7 +54,7 @@ def launches() -> tuple[Launch, ...]:
     trained = list(_ops_of_the_zoo(PRECISIONS))
     examples = _examples(_narrow(trained), ("float64", "float32", "bfloat16"))
     contexts = (*trained, *(context for _, _, context in examples))
-    return _different([*_launched_by(contexts), *_launched_by_plans(), *_on_many_tensors()])
+    return _different([*_launched_by(contexts), *_launched_by_plans(), *_of_fused_ops()])
 
 
 @cache
@@ -66,7 +67,7 @@ def launched_functions() -> dict[str, frozenset[str]]:
 def functions_in_bf16() -> dict[str, frozenset[str]]:
     """Functions by source that training every small model in bf16 launches, and stored plans."""
     in_bf16 = _launched_by(_ops_of_the_zoo(("bf16",)))
-    return _by_source([*in_bf16, *_launched_by_plans(), *_on_many_tensors()])
+    return _by_source([*in_bf16, *_launched_by_plans(), *_of_fused_ops()])
 
 
 def _different(calls: Iterable[Call]) -> tuple[Launch, ...]:
@@ -93,6 +94,35 @@ def _launched_by_plans() -> Iterator[Call]:
             buffer = command_buffer(graph, ranks)
             for rank in buffer.ranks:
                 yield from RankCalls(graph, rank, buffer, listed_run(plan)).all_calls()
+
+
+def _of_fused_ops() -> Iterator[Call]:
+    """What one pass over memory makes of several ops."""
+    yield from _on_many_tensors()
+    for columns in (256, 512, 768, 1024, 4096, 8192, 16384, 20000):
+        for dtype in ("bfloat16", "float32"):
+            yield from _of_norms(dtype, 1000, columns)
+
+
+def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
+    """Both norms beside a residual, and their gradients with those of their weights."""
+    x, gamma = Tensor(read(0), dtype, rows * columns), Tensor(read(0), dtype, columns)
+    rstd, sums = Tensor(read(0), "float32", rows), Tensor(write(0), "float32", columns)
+    residual = Residual(other=read(0), total=write(0))
+    for mean in (None, read(0)):
+        yield norm(
+            x, gamma, write(0), rstd, columns=columns, epsilon=0, beta=mean, mean=mean,
+            residual=residual,
+        )  # fmt: skip
+        weights = ColumnSums(outputs=(sums,) * (2 if mean else 1), rounded=dtype, hold=2)
+        for wanted in (None, weights):
+            made = norm_grad_input(
+                x, x, gamma, rstd, write(0), columns=columns, mean=mean, other=read(0),
+                weights=wanted,
+            )  # fmt: skip
+            yield from (*made.of(0), *made.of(1))
+    made = column_sum(x, ColumnSums(outputs=(sums,), rounded=dtype, hold=2), columns=columns)
+    yield from (*made.of(0), *made.of(1))
 
 
 def _on_many_tensors() -> Iterator[Call]:

@@ -1,4 +1,4 @@
-"""Attention by the matrix units against its formulas: widths, masks, groups, cuts, rings, limits."""
+"""Attention by the matrix units against its formulas: widths, masks, groups, cuts, rings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

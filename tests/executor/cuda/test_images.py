@@ -1,11 +1,13 @@
 """Convolution, pooling and batch norm on a device, against their formulas."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from executor.cuda.calls import Launch, Product
+from executor.cuda.kernels.images import units
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, whole
@@ -13,7 +15,7 @@ from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
 from tests.executor.examples.example import Example
-from tests.executor.examples.images import EXAMPLES, convolution, pooling, window
+from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
 
@@ -63,12 +65,20 @@ def norms_in_slabs() -> Iterator[Example]:
     for example in EXAMPLES:
         if not example.kind.startswith(("channel", "batch_norm")) or "grad_input" in example.kind:
             continue
-        rows = "b c y x" in example.labels
-        sizes = {"b": 5, "c": 3, "y": 33, "x": 47} if rows else {"b": 6000, "c": 35}
+        images, last = "y" in example.labels, "y x c" in example.labels
+        sizes = {"b": 5, "c": 8 if last else 3, "y": 33, "x": 47}
+        sizes = sizes if images else {"b": 6000, "c": 35}
         yield Example(
             kind=example.kind, labels=example.labels, formula=example.formula,
             attributes=example.attributes, sizes=sizes, derive=example.derive,
         )  # fmt: skip
+
+
+def pieces_pooled() -> Iterator[Example]:
+    """Pooling of channels that fill pieces of 16 bytes."""
+    for example in EXAMPLES:
+        if example.kind.endswith(("pool", "pool_grad")) and "b c" in example.labels:
+            yield replace(example, sizes=example.sizes | {"c": 16}, large={})
 
 
 LARGER = (
@@ -95,8 +105,56 @@ LARGER = (
     )[2],
     *norms_in_slabs(),
 )
+# Of 16 bits on matrix units: several tiles and steps, windows that skip inputs, one place of stride
+# 2, channels that 8 does not divide on either side.
+UNITS = tuple(
+    channels_last(example)
+    for attributes, sizes in (
+        (
+            window((1, 1), (1, 1)),
+            {"b": 2, "c": 80, "n": 72, "y": 9, "x": 8, "q": 3, "p": 3, "j": 9, "i": 8},
+        ),
+        (
+            window((2, 2), (1, 1)),
+            {"b": 3, "c": 40, "n": 136, "y": 9, "x": 7, "q": 3, "p": 3, "j": 5, "i": 4},
+        ),
+        (
+            window((2, 2), (3, 3)),
+            {"b": 2, "c": 3, "n": 16, "y": 15, "x": 13, "q": 7, "p": 7, "j": 8, "i": 7},
+        ),
+        (
+            window((2, 2), (0, 0)),
+            {"b": 3, "c": 24, "n": 40, "y": 7, "x": 6, "q": 1, "p": 1, "j": 4, "i": 3},
+        ),
+        (
+            window((3, 3), (0, 0), (2, 1)),
+            {"b": 2, "c": 16, "n": 10, "y": 10, "x": 9, "q": 2, "p": 1, "j": 3, "i": 3},
+        ),
+        (
+            window((1, 2), (2, 1), (2, 2)),
+            {"b": 9, "c": 8, "n": 8, "y": 17, "x": 16, "q": 3, "p": 3, "j": 17, "i": 7},
+        ),
+    )
+    for example in convolutions(attributes, sizes)
+)  # fmt: skip
+UNIT_CASES = [
+    *(Case(example=example, dtype=dtype) for example in UNITS for dtype in ("bfloat16", "float16")),
+    *(
+        Case(example=example, dtype="bfloat16", splits=splits)
+        for example in UNITS[:3]
+        for splits in ({"b": 2}, {"c": 2}, {"n": 2}, {"b": 2, "c": 2, "n": 2})
+    ),
+]
 CASES = [
-    *cases_of((*EXAMPLES, *dilated_poolings()), STATISTICS),
+    *cases_of(
+        (*EXAMPLES, *dilated_poolings(), *map(channels_last, dilated_poolings())), STATISTICS
+    ),
+    *(
+        Case(example=channels_last(example), dtype=dtype)
+        for example in pieces_pooled()
+        for dtype in ("float32", "bfloat16")
+    ),
+    *UNIT_CASES,
     *(
         Case(example=example, dtype=dtype, wide=STATISTICS.get(example.kind, ()))
         for example in LARGER
@@ -113,6 +171,21 @@ def emulator() -> Emulator:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_their_formulas_say(case: Case, emulator: Emulator):
     case.check(emulator)
+
+
+def test_tiles_are_wide_where_there_are_many_and_compute_the_same(monkeypatch):
+    monkeypatch.setattr(units, "MULTIPROCESSORS", 0)
+    emulator = emulator_of(UNIT_CASES)
+    wide = [case for case in UNIT_CASES if "conv_units<bf16, 128" in str(case.functions())]
+    assert {case.example.kind for case in wide} == {"conv", "conv_grad_input"}
+    for case in wide:
+        case.check(emulator)
+
+
+def test_the_librarys_convolutions_read_and_write_the_same_memory():
+    library = Emulator({}, option=0)
+    for case in UNIT_CASES:
+        case.check(library)
 
 
 def calls_of(sizes: dict[str, int], kind: str = "conv_grad_weight") -> list[object]:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from executor.cuda.calls import Call, Calls, Collective, Copy, Launch, Operand
-from executor.cuda.meetings import collective_calls, cut_of, loopback_calls
+from executor.cuda.calls import Bucket, Call, Calls, Collective, Copy, Launch, Operand
+from executor.cuda.meetings import bucket_calls, collective_calls, cut_of, loopback_calls
 from executor.kernels.context import Array, whole
 from executor.transport.communicator import Exchange, block, exchanges_of, receive
 from planner.actors.graph import ActorGraph, Meeting
@@ -106,7 +106,7 @@ def met(case: Case) -> Met:
     (send, recv) = graph.programs[0].registers
     rng = np.random.default_rng(7)
     sends = [stored(rng.standard_normal(send.shape) * 50, case.dtype) for _ in range(case.members)]
-    exchanges = [exchanges_of(graph, rank)[1] for rank in range(case.members)]
+    exchanges = [exchanges_of(graph, rank)[1][0] for rank in range(case.members)]
     return Met(exchanges, send.shape, recv.shape, sends)
 
 
@@ -263,8 +263,8 @@ def test_a_maximum_keeps_what_is_no_number(emulator: Emulator) -> None:
 
 def test_a_transfer_is_a_send_and_a_recv() -> None:
     graph = handed_on((6, 5))
-    (send,) = exchanges_of(graph, 0).values()
-    (recv,) = exchanges_of(graph, 2).values()
+    ((send,),) = exchanges_of(graph, 0).values()
+    ((recv,),) = exchanges_of(graph, 2).values()
     only = Operand("read")
     assert collective_calls(send, (3, 5), None, "float32").of(0) == (
         Collective("send", only, only, 15, "float32"),
@@ -277,3 +277,42 @@ def test_a_transfer_is_a_send_and_a_recv() -> None:
     assert loopback_calls(recv, None, (3, 5), "bfloat16").of(0) == (
         Copy(Operand("peer"), Operand("write"), 30),
     )
+
+
+def of_two(kind: str, before: str, after: str, make: Factory) -> tuple[Calls, Calls, Calls]:
+    """Calls of the first member for two parts, each alone and both in a bucket."""
+    (one, *_) = met(case_of(kind, before, after)).calls(make, "float32")
+    (other, *_) = met(Case(kind, 2, (8, 2), before, after, "sum", "float32")).calls(make, "float32")
+    return one, other, bucket_calls([one, other])
+
+
+def test_parts_of_a_bucket_are_given_to_the_library_at_once() -> None:
+    one, other, both = of_two("reduce_scatter", "P(sum)", "S(1)", collective_calls)
+    (pack, alone), (second, _) = one.of(0), other.of(0)
+    assert isinstance(pack, Launch)
+    assert isinstance(second, Launch)
+    assert isinstance(alone, Collective)
+    first, further, bucket = both.of(0)
+    assert first == pack
+    behind = Operand("workspace", 0, 256)
+    assert further == second._replace(args=(Operand("read", 1), behind, *second.args[2:]))
+    assert isinstance(bucket, Bucket)
+    assert bucket.collectives == (
+        alone,
+        Collective("reduce_scatter", behind, Operand("write", 1), 8, "float32"),
+    )
+    assert both.workspace_bytes == 512
+
+
+def test_members_on_one_device_read_each_part_of_their_peers() -> None:
+    one, other, both = of_two("all_gather", "S(0)", "B", loopback_calls)
+    calls = both.of(0)
+    assert calls[: len(one.of(0))] == one.of(0)
+    assert [one.source for one in calls[2:]] == [Operand("peer", at, 0, 1) for at in (0, 1)]
+    assert [one.target.number for one in calls[2:]] == [1, 1]
+    assert len(calls) == len(one.of(0)) + len(other.of(0))
+
+
+def test_a_meeting_of_one_part_is_no_bucket() -> None:
+    (calls, _) = met(case_of("all_gather", "S(0)", "B")).calls(collective_calls, "float32")
+    assert bucket_calls([calls]) is calls

@@ -255,7 +255,7 @@ def test_heads_move_sixteen_bytes_at_once_and_matrices_are_turned_over_by_tiles(
     assert heads.args[-1] == 2 * 8 * 4 * 64 // 8
     turned = one_call("rearrange", "b t n -> b n t", (2, 64, 64), (2, 64, 64))
     assert isinstance(turned, Launch)
-    assert turned.function == "transpose<bf16>"
+    assert turned.function == "transpose<bf16, 64>"
 
 
 def test_a_widening_that_casts_is_refused():

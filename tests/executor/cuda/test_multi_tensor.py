@@ -5,8 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from executor.cuda.calls import POINTERS_MAX, Calls, Launch, Operand, Pointers, read, state, write
-from executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, Tensor, groups
+from executor.cuda.calls import (
+    POINTERS_MAX,
+    Calls,
+    Launch,
+    Operand,
+    Pointers,
+    Tensor,
+    read,
+    state,
+    write,
+)
+from executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, groups
 from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
 from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
 from executor.cuda.kernels.table import make_calls

@@ -10,6 +10,7 @@ from executor.cuda.binding import leaves, operands_of
 from executor.cuda.calls import (
     Attention,
     AttentionGrad,
+    Bucket,
     Call,
     Clear,
     Collective,
@@ -65,8 +66,8 @@ def located(buffer: CommandBuffer, ranks: dict[int, RankCalls]) -> Iterator[Loca
     for commands in buffer.steps:
         for command in commands:
             peers = [(ranks[commands[at].rank], commands[at]) for at in command.meets]
-            exchange = ranks[command.rank].exchanges.get(command.actor)
-            members = 1 if exchange is None else len(exchange.members)
+            exchanges = ranks[command.rank].exchanges.get(command.actor)
+            members = len(exchanges[0].members) if exchanges else 1
             for call in leaves(*ranks[command.rank].located(command, peers)):
                 yield call, members
     for calls in ranks.values():
@@ -91,6 +92,9 @@ def extents(call: Call, members: int) -> Iterator[tuple[Operand, int]]:
                 size * (members if call.kind in ("reduce_scatter", "all_to_all") else 1),
             )
             yield call.recv, size * (members if call.kind in ("all_gather", "all_to_all") else 1)
+        case Bucket():
+            for one in call.collectives:
+                yield from extents(one, members)
         case Launch():
             for operand in operands_of(call):
                 yield operand, 1
@@ -164,12 +168,12 @@ def test_operands_of_ranks_lie_inside_their_regions(
     plan, _, graph = planned(model, precision, tuple(pins.items()))
     assert graph.ranks > 1
     by_library = [call for one in graph.programs for call in check(plan, graph, one.ranks[:1])]
-    assert any(isinstance(call, Collective) for call in by_library)
+    assert any(isinstance(call, Collective | Bucket) for call in by_library)
     assert not any(
         isinstance(call, Launch) and "join_block" in call.function for call in by_library
     )
     together = check(plan, graph, range(graph.ranks))
-    assert not any(isinstance(call, Collective) for call in together)
+    assert not any(isinstance(call, Collective | Bucket) for call in together)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++
 
 LOSS_SCALE_AT = 32  # bytes of four counters before it in `sources/control.cuh`
 FUNCTIONS = {
-    "rms_norm": ["l2_normalize_grad<float, bf16, float, 4>"],
+    "rms_norm": ["l2_normalize_grad<float, bf16, float, 4, 1, true>"],
     "softmax": ["softmax<float>", "masked_softmax<float>"],
     "loss": [
         "cross_entropy<float, int, float>",

@@ -84,7 +84,7 @@ def test_sorting_takes_as_many_passes_as_the_rows_of_the_table_have_bytes():
         )  # fmt: skip
         names = [getattr(one, "function", "clear") for one in calls.of(0)]
         digits = ["count_digits", "place_digits", "move_by_digit"] * passes
-        sums = ["sum_pieces<bf16, float>", "join_pieces<float, float>"]
+        sums = ["sum_pieces<bf16, float, 4>", "join_pieces<float, float>"]
         assert names == ["clear", "sort_keys", *digits, *sums]
 
 

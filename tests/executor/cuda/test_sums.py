@@ -67,8 +67,10 @@ def launches(example: Example) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "expected"),
     [
-        (EXTRA[0], ["sum_by_thread", "sum_by_thread"]),
-        (EXTRA[1], ["sum_by_thread", "sum_by_block"]),
+        (EXTRA[0], ["column_sums", "add_slabs"]),
+        (EXTRA[1], ["column_sums", "add_slabs"]),
+        (EXTRA[8], ["sum_by_thread", "sum_by_thread"]),
+        (EXTRA[9], ["sum_by_block"]),
         (EXTRA[2], ["sum_by_block"]),
         (EXTRA[3], ["sum_by_block", "sum_by_thread"]),
         (EXTRA[5], ["sum_by_block"]),

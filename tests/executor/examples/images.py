@@ -1,11 +1,13 @@
 """Examples of convolution, pooling and batch norm, by loops over places and taps."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from executor.kernels.context import Array
+from models.labels import parse, write
 from tests.executor.examples.example import Example
 
 Attributes = dict[str, int | float | str | bool]
@@ -244,4 +246,35 @@ def _batch_norms() -> Iterator[Example]:
             )  # fmt: skip
 
 
-EXAMPLES = (*_convolutions(), *_poolings(), *_batch_norms())
+def channels_last(example: Example) -> Example:
+    """The same with images `b y x c` and weights `n q p c`."""
+    expression = parse(example.labels)
+    inputs, outputs = (
+        [(*operand[:1], *operand[2:], operand[1]) if len(operand) == 4 else operand
+         for operand in side]
+        for side in (expression.inputs, expression.outputs)
+    )  # fmt: skip
+
+    def first(*arrays: Array) -> list[Array]:
+        return [np.moveaxis(array, -1, 1) if array.ndim == 4 else array for array in arrays]
+
+    def last(*arrays: Array) -> tuple[Array, ...]:
+        return tuple(np.moveaxis(array, 1, -1) if array.ndim == 4 else array for array in arrays)
+
+    def formula(*arrays: Array) -> tuple[Array, ...]:
+        found = example.formula(*first(*arrays))
+        return last(*(found if isinstance(found, tuple) else (found,)))
+
+    return replace(
+        example,
+        labels=write(inputs, outputs, expression.whole),
+        formula=formula,
+        derive=lambda *arrays: last(*example.derive(*first(*arrays))),
+    )
+
+
+_CHANNELS_FIRST = (*_convolutions(), *_poolings(), *_batch_norms())
+EXAMPLES = (
+    *_CHANNELS_FIRST,
+    *(channels_last(one) for one in _CHANNELS_FIRST if "b c ->" not in one.labels),
+)

@@ -29,6 +29,7 @@ class EmulatedDevice:
     """
 
     name = "emulated device"
+    library_bytes = 0
 
     def __init__(
         self,

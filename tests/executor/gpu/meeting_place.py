@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.calls import Collective
+from executor.cuda.calls import Bucket, Collective
 from executor.gpu.collectives import groups_of
 from executor.gpu.nccl import Group
 from planner.actors.graph import ActorGraph
@@ -29,17 +29,20 @@ class MeetingPlace:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._arrived: dict[tuple[Group, int], dict[int, Collective]] = {}
+        self._arrived: dict[tuple[Group, int], dict[int, Collective | Bucket]] = {}
         self.finished: set[tuple[Group, int]] = set()
         self.failed = False
 
-    def arrive(self, group: Group, turn: int, position: int, call: Collective) -> None:
+    def arrive(self, group: Group, turn: int, position: int, call: Collective | Bucket) -> None:
         """Take note that a member has come to its collective number `turn`; the last moves data."""
         with self.changed:
             present = self._arrived.setdefault((group, turn), {})
             present[position] = call
             if len(present) == len(group.members):
-                _move([self._arrived[group, turn][at] for at in range(len(present))])
+                every = [self._arrived[group, turn][at] for at in range(len(present))]
+                parts = (one.collectives if isinstance(one, Bucket) else (one,) for one in every)
+                for calls in zip(*parts, strict=True):
+                    _move(list(calls))
                 del self._arrived[group, turn]
                 self.finished.add((group, turn))
                 self.changed.notify_all()
@@ -78,7 +81,7 @@ class MeetingDevice(EmulatedDevice):
         self._turns: dict[Group, int] = {}
         self._pending: dict[Any, tuple[Group, int]] = {}  # by stream
 
-    def meet(self, group: Group, position: int, call: Collective, stream: int) -> None:
+    def meet(self, group: Group, position: int, call: Collective | Bucket, stream: int) -> None:
         """Put a collective on a stream."""
         self._put(stream, "meet", (group, position, call))
 
@@ -128,7 +131,7 @@ class PlaceCollectives:
         self._device = device
         self._groups = groups_of(graph, rank)
 
-    def issue(self, rank: int, actor: int, call: Collective, stream: int) -> None:
+    def issue(self, rank: int, actor: int, call: Collective | Bucket, stream: int) -> None:
         group = self._groups[actor]
         self._device.meet(group, group.members.index(rank), call, stream)
 

@@ -39,6 +39,7 @@ class Library:
         self._lock = threading.Lock()
         self._numbers = count()
         self._grouped = threading.local()
+        self.launches = 0
         self.broken: Exception | None = None
         self.aborted = 0
         self.destroyed = 0
@@ -54,6 +55,7 @@ class Library:
         for _, work in sorted(self._grouped.calls, key=lambda call: call[0]):
             work()
         self._grouped.calls = None
+        self._launched()
 
     def NcclCommunicator(self, size: int, made: bytes, rank: int) -> "Member":  # noqa: N802
         with self._lock:
@@ -67,8 +69,13 @@ class Library:
     def do(self, order: int, work) -> None:
         if getattr(self._grouped, "calls", None) is None:
             work()
+            self._launched()
         else:
             self._grouped.calls.append((order, work))
+
+    def _launched(self) -> None:
+        with self._lock:
+            self.launches += 1
 
 
 class Member:
@@ -78,17 +85,25 @@ class Member:
         self.library, self.meeting, self.size, self.rank = library, meeting, size, rank
 
     def allReduce(self, send, recv, count, dtype, op, stream):  # noqa: N802
-        every = self._all(send, count, dtype)
-        array(recv, count, dtype)[:] = REDUCED[op](every)
+        def work() -> None:
+            array(recv, count, dtype)[:] = REDUCED[op](self._all(send, count, dtype))
+
+        self.library.do(1, work)
 
     def allGather(self, send, recv, count, dtype, stream):  # noqa: N802
-        every = self._all(send, count, dtype)
-        array(recv, count * self.size, dtype)[:] = np.concatenate(every)
+        def work() -> None:
+            every = self._all(send, count, dtype)
+            array(recv, count * self.size, dtype)[:] = np.concatenate(every)
+
+        self.library.do(1, work)
 
     def reduceScatter(self, send, recv, count, dtype, op, stream):  # noqa: N802
-        every = self._all(send, count * self.size, dtype)
-        mine = slice(self.rank * count, (self.rank + 1) * count)
-        array(recv, count, dtype)[:] = REDUCED[op](every)[mine]
+        def work() -> None:
+            every = self._all(send, count * self.size, dtype)
+            mine = slice(self.rank * count, (self.rank + 1) * count)
+            array(recv, count, dtype)[:] = REDUCED[op](every)[mine]
+
+        self.library.do(1, work)
 
     def broadcast(self, send, recv, count, dtype, root, stream):
         array(recv, count, dtype)[:] = self._all(send, count, dtype)[root]

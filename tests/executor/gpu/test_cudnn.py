@@ -21,7 +21,7 @@ from executor.cuda.kernels.images.windows import Dim, Sizes
 from executor.errors import ExecutorError
 from executor.gpu.cudnn import graphs
 from executor.gpu.cudnn.graphs import post_padding
-from executor.gpu.cudnn.issuing import SHARE, LibraryCalls
+from executor.gpu.cudnn.issuing import RESERVE_BYTES, SHARE, LibraryCalls
 from executor.gpu.cudnn.library import CudnnLibrary
 from executor.gpu.cudnn.limits import refusal
 from executor.gpu.cudnn.opening import cudnn_library
@@ -192,7 +192,7 @@ class Memory:
         self.total_bytes, self.held = ENOUGH * SHARE, [0]
 
     def free_bytes(self) -> int:
-        return self.total_bytes - sum(self.held)
+        return self.total_bytes + RESERVE_BYTES - sum(self.held)
 
     def allocate(self, size_bytes: int) -> int:
         self.held.append(size_bytes)

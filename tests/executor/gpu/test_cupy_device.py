@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from executor.cuda.binding import bound
-from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product, read
-from executor.cuda.kernels.multi_tensor.chunks import Tensor
+from executor.cuda.calls import (
+    Clear,
+    Collective,
+    Copy,
+    Launch,
+    Matrices,
+    Operand,
+    Product,
+    Tensor,
+    read,
+)
 from executor.cuda.kernels.multi_tensor.moves import cast
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError

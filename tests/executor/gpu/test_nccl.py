@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import executor.gpu.nccl
-from executor.cuda.calls import Collective, Operand
+from executor.cuda.calls import Bucket, Collective, Operand
 from executor.errors import ExecutorError
 from executor.gpu.nccl import (
     CALLS,
@@ -111,6 +111,23 @@ def test_rotate_gives_every_member_what_the_one_before_it_has(library: Library) 
 
 def test_broadcast_is_from_the_first_member(library: Library) -> None:
     assert collect(Group((2, 1, 0), "tp"), "broadcast", 2, 2, 2) == [[200, 201]] * 3
+
+
+def test_a_bucket_is_one_launch_of_all_its_collectives(library: Library) -> None:
+    def run(world: SimpleNamespace) -> list[list[float]]:
+        communicator = begin(world)
+        sent = [10 * world.rank + np.arange(size, dtype=np.float32) for size in (1, 2)]
+        received = [np.zeros(3 * one.size, np.float32) for one in sent]
+        parts = zip(sent, received, strict=True)
+        bucket = Bucket(
+            tuple(Collective("all_gather", at(s), at(r), s.size, "float32") for s, r in parts)
+        )
+        communicator.issue(bucket, EVERYONE, 0)
+        communicator.close()
+        return [one.tolist() for one in received]
+
+    assert on_ranks(RANKS, run) == [[[0, 10, 20], [0, 1, 10, 11, 20, 21]]] * RANKS
+    assert library.launches == RANKS
 
 
 def test_a_transfer_goes_from_its_first_member_to_its_second(library: Library) -> None:

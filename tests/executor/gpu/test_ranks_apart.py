@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 from executor.gpu.running import DeviceRun
+from models.graph import Graph
+from planner.actors.graph import ActorGraph
+from planner.plan import Plan
+from tests.bucketed_plans import compiled, searched
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.meeting_place import MeetingDevice, MeetingPlace, PlaceCollectives
 from tests.executor.gpu.plans import loading, planned, reference, runs_of
@@ -34,7 +38,28 @@ CASES = [
 )
 def test_ranks_on_devices_of_their_own_equal_the_reference(model, pins):
     plan, graph, actors = planned(model, "fp32", tuple(pins.items()))
+    losses, _ = trained(plan, graph, actors)
+    np.testing.assert_allclose(losses, reference(model, STEPS).losses, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["dp 4", "ZeRO 2", "ZeRO 3", "ZeRO 1 with tp"])
+def test_buckets_between_devices_change_no_bit(name):
+    (alone, together), (plan, graph) = compiled(name), searched(name)
+    losses, parameters = trained(plan, graph, alone)
+    found, values = trained(plan, graph, together)
+    assert found == losses
+    assert values.keys() == parameters.keys()
+    for key, value in parameters.items():
+        np.testing.assert_array_equal(values[key], value, err_msg=str(key))
+    np.testing.assert_allclose(found, reference("gpt", STEPS).losses, atol=1e-3, rtol=0)
+
+
+def trained(
+    plan: Plan, graph: Graph, actors: ActorGraph
+) -> tuple[list[float], dict[tuple[int, str], np.ndarray]]:
+    """Losses of some steps, and what every rank's variables hold after them."""
     runs = runs_of(plan, actors)
+    parameters = {}
     place, load = MeetingPlace(), loading(graph)
 
     def rank_of(rank: int) -> None:
@@ -44,6 +69,10 @@ def test_ranks_on_devices_of_their_own_equal_the_reference(model, pins):
             run = DeviceRun(device, actors, {rank: runs[rank]}, collectives)
             load((run.values[rank],))
             run.train(STEPS, perf_counter_ns())
+            values = run.values[rank]
+            for index, register in enumerate(values.program.registers):
+                if register.initial:
+                    parameters[rank, register.name] = np.array(values.value(index, 0))
         except BaseException:
             with place.changed:
                 place.failed = True
@@ -53,5 +82,4 @@ def test_ranks_on_devices_of_their_own_equal_the_reference(model, pins):
     with ThreadPoolExecutor(actors.ranks) as pool:
         list(pool.map(rank_of, range(actors.ranks)))
     totals = max((run.totals for run in runs.values()), key=len)
-    found = [loss / count for loss, count, _ in totals]
-    np.testing.assert_allclose(found, reference(model, STEPS).losses, atol=1e-3, rtol=0)
+    return [loss / count for loss, count, _ in totals], parameters

@@ -1,7 +1,8 @@
 """Which parameter of transformers' BERT, T5 and ViT is which variable of the zoo's.
 
 A table says, per variable, the parameter's name and whether it is a linear layer's weight, which
-torch keeps as [outputs, inputs]; beyond that the two differ by a reshape.
+torch keeps as [outputs, inputs]; the filters of patches, 4 dims there, have channels last here.
+Beyond that the two differ by a reshape.
 """
 
 from typing import NamedTuple

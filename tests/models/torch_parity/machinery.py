@@ -20,7 +20,7 @@ NOISE = 1e-6  # of the largest of all gradients: what is zero in theory is below
 
 
 class Given:
-    """A dataset whose samples are the rows of given arrays, by source."""
+    """A dataset whose samples are the rows of given arrays, by source; images are b c y x."""
 
     description = "given values"
 
@@ -29,6 +29,8 @@ class Given:
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> NDArray[Any]:
         values = self.inputs[source.name]
+        if source.channels_last:
+            values = values.transpose(0, 2, 3, 1)
         assert values.shape[1:] == source.shape, (source.name, values.shape, source.shape)
         return values[samples][(slice(None), *source.region)]
 

@@ -47,18 +47,19 @@ def compare(graph: Graph, module: Any, loss: Any, translate: Translate, inputs: 
 
 
 def renamed(named: Named, *rules: tuple[str, Any]) -> Arrays:
-    """Names by regular expressions; matrices of linear layers are transposed."""
+    """Names by regular expressions; matrices of linear layers are transposed, filters n q p c."""
     found: Arrays = {}
     for name, value in named.items():
         for pattern, replacement in rules:
             name = re.sub(pattern, replacement, name)
         array = value.numpy()
-        found[name] = np.ascontiguousarray(array.T) if array.ndim == 2 else array
+        order = {2: (1, 0), 4: (0, 2, 3, 1)}.get(array.ndim, range(array.ndim))
+        found[name] = np.ascontiguousarray(array.transpose(*order))
     return found
 
 
 def labelled_images(shape: tuple[int, ...], labels: str, values: int) -> Arrays:
-    """Random images (a whole batch of the shape) and an id below `values` for each."""
+    """Random images (a whole batch of a shape b c y x) and an id below `values` for each."""
     generator = np.random.default_rng(3)
     return {
         "images": generator.normal(size=shape).astype(np.float32),

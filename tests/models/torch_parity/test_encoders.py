@@ -77,6 +77,8 @@ def math_attention() -> Any:
 
 def moved(tensor: Any, transposed: bool, shape: tuple[int, ...]) -> NDArray[Any]:
     values = tensor.detach()
+    if values.ndim == 4:
+        values = values.permute(0, 2, 3, 1)
     return np.asarray((values.T if transposed else values).reshape(shape))
 
 

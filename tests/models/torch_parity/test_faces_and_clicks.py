@@ -43,7 +43,7 @@ def iresnet_of(named: Named) -> Arrays:
     found = renamed(named, (r"fc_norm", "fc.norm"))
     fc = named["features.fc.weight"].numpy()
     side = round((fc.shape[1] / len(named["features.norm.weight"])) ** 0.5)
-    found["features.fc.weight"] = fc.T.reshape(-1, side, side, len(fc))
+    found["features.fc.weight"] = fc.T.reshape(-1, side, side, len(fc)).transpose(1, 2, 0, 3)
     return found
 
 
@@ -63,7 +63,7 @@ def mobilefacenet_of(named: Named) -> Arrays:
         (r"_norm", ".norm"),
     )
     fc = found["features.fc.weight"]
-    found["features.fc.weight"] = fc[:, None, None]
+    found["features.fc.weight"] = fc[None, None]
     return found
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import ModelError
+from models.graph import Graph
 from models.importers.huggingface import read_config
 from models.ops import model_flops
 from models.spec import ModelSpec, TrainingSpec
@@ -41,6 +42,12 @@ def imported(values: dict[str, Any]) -> ModelSpec:
         path = Path(folder) / "config.json"
         path.write_text(config.to_json_string())
         return read_config(path)
+
+
+def channels_first(graph: Graph) -> tuple[int, ...]:
+    """The shape of the images in PyTorch's order."""
+    samples, rows, columns, channels = graph.tensor("stem.images").shape
+    return samples, channels, rows, columns
 
 
 def resnet_of(named: Named) -> Arrays:
@@ -83,7 +90,7 @@ def test_resnet_trains_as_in_transformers(values: dict[str, Any], image_size: in
     graph = build(small, BATCH)
     config = transformers.ResNetConfig(**values)
     module = drawn(transformers.ResNetForImageClassification(config), seed=0)
-    inputs = labelled_images(graph.tensor("stem.images").shape, "classes", 5)
+    inputs = labelled_images(channels_first(graph), "classes", 5)
     logits = module(torch.tensor(inputs["images"])).logits
     targets = torch.tensor(inputs["classes"]).long()
     loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
@@ -120,7 +127,7 @@ def test_resnet_has_the_flops_that_pytorch_counts(values: dict[str, Any]) -> Non
     graph = build_training(imported(values), TrainingSpec(), 2)
     with torch.device("meta"):
         module = transformers.ResNetForImageClassification(transformers.ResNetConfig(**values))
-        images = torch.zeros(graph.tensor("stem.images").shape)
+        images = torch.zeros(channels_first(graph))
     with flop_counter.FlopCounterMode(display=False) as counter:
         module(images).logits.sum().backward()
     assert model_flops(graph) == counter.get_total_flops()

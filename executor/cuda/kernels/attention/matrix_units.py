@@ -77,7 +77,7 @@ class MatrixShape:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """d and u, rounded up to whole sides."""
+        """D and u, rounded up to whole sides."""
         head, value = self.shape.head_dim, self.shape.value_dim
         return ceil(head / SIDE) * SIDE, ceil(value / SIDE) * SIDE
 

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from executor.cuda.calls import Calls, Operand
+from executor.cuda.kernels.fused.operands import read_by, written_by
 from executor.cuda.kernels.in_turn import one_after_another, operand_at
 from executor.cuda.kernels.multi_tensor import moves, updates
-from executor.cuda.kernels.multi_tensor.chunks import Tensor
 from executor.kernels.context import FusedPart, KernelContext
 
 MANY = ("cast", "squared_sum", "adamw", "sgd")
@@ -24,7 +24,7 @@ def many_tensors(context: KernelContext) -> Calls | None:
     if len(kinds) > 1 or kinds.isdisjoint(MANY):
         return None
     (kind,) = kinds
-    pairs = [(_read(context, part, 0), _written(context, part)) for part in context.parts]
+    pairs = [(read_by(context, part, 0), written_by(context, part, 0)) for part in context.parts]
     if kind == "cast":
         return moves.cast(pairs)
     if kind == "squared_sum":
@@ -47,14 +47,14 @@ def _update(context: KernelContext, parts: Sequence[FusedPart]) -> Calls:
     beta1, beta2, epsilon, momentum, weight_decay, clip_norm = _numbers(first.context)
     variables = [
         updates.Variable(
-            value=_read(context, part, 0),
-            gradient=_read(context, part, 1),
+            value=read_by(context, part, 0),
+            gradient=read_by(context, part, 1),
             next_value=operand_at(context, part.outputs[0]),
             state=tuple(Operand("state", at) for at in part.state),
         )
         for part in parts
     ]
-    totals, rate = _read(context, first, 2), _read(context, first, 3)
+    totals, rate = read_by(context, first, 2), read_by(context, first, 3)
     if first.context.kind == "sgd":
         return updates.sgd(
             variables,
@@ -74,13 +74,3 @@ def _update(context: KernelContext, parts: Sequence[FusedPart]) -> Calls:
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-
-
-def _read(context: KernelContext, part: FusedPart, at: int) -> Tensor:
-    shard = part.context.inputs[at]
-    return Tensor(operand_at(context, part.inputs[at]), shard.dtype, shard.size)
-
-
-def _written(context: KernelContext, part: FusedPart) -> Tensor:
-    shard = part.context.outputs[0]
-    return Tensor(operand_at(context, part.outputs[0]), shard.dtype, shard.size)

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from executor.cuda.calls import Calls
 from executor.cuda.kernels.fused.launches import many_tensors
+from executor.cuda.kernels.fused.norms import norm_calls
 from executor.cuda.kernels.fused.products import product_calls
 from executor.cuda.kernels.fused.siblings import sibling_calls
+from executor.cuda.kernels.fused.sums import sum_calls
 from executor.cuda.kernels.in_turn import in_turn
 from executor.kernels.context import KernelContext
 
@@ -17,6 +19,8 @@ FusedFactory = Callable[[KernelContext, InTurn], Calls | None]
 
 FUSED: tuple[FusedFactory, ...] = (
     lambda context, _: many_tensors(context),
+    lambda context, _: norm_calls(context),
+    lambda context, _: sum_calls(context),
     sibling_calls,
     lambda context, alone: product_calls(context, alone(context)),
 )

@@ -6,14 +6,17 @@ microbatch. Any dims may lie around the channel's: an array is [outer, channels,
 
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
 import numpy as np
 
 from executor.cuda.calls import (
+    BLOCK_THREADS,
     TYPES,
     Calls,
     Launch,
     Operand,
+    Scalar,
     always,
     elementwise,
     read,
@@ -23,12 +26,18 @@ from executor.cuda.calls import (
 )
 from executor.kernels.context import KernelContext
 from executor.kernels.dims import layout
+from models.graph import ITEMSIZE
 
 SOURCE = "batch_norm"
 BLOCKS = 528
 """Blocks that fill a device: four on each of 132 multiprocessors (H100 SXM data sheet, 2022)."""
 SLAB_POINTS = 2048
 """Least points of a channel's slab: eight for each thread of its block."""
+PIECE_BYTES = 16
+LANES = 32
+"""Most pieces side by side in a block: 512 neighbouring bytes."""
+THREAD_ROWS = 8
+"""Least rows of a thread that adds up, or norms, pieces."""
 SHORT = 32
 """Consecutive points of a channel under which neighbouring threads take neighbouring channels."""
 
@@ -46,6 +55,23 @@ class _Channels:
     def size(self) -> int:
         """Number of elements."""
         return self.outer * self.channels * self.inner
+
+    def pieces(self, dtype: str) -> "_Pieces | None":
+        """How threads lie over pieces of 16 bytes; None where channels do not come last in them."""
+        width = PIECE_BYTES // ITEMSIZE[dtype]
+        if self.inner != 1 or self.channels % width:
+            return None
+        lanes = min(self.channels // width, LANES)
+        return _Pieces(width, lanes, ceil(self.channels // width / lanes), BLOCK_THREADS // lanes)
+
+
+class _Pieces(NamedTuple):
+    """Channels of a piece; pieces side by side in a block, blocks side by side; rows of a block."""
+
+    width: int
+    lanes: int
+    tiles: int
+    rows: int
 
 
 def _channels(context: KernelContext, sums_at: int, x_at: int = 0) -> _Channels:
@@ -83,6 +109,8 @@ def _sums(
     operands
         x, dy, and the channels' sums of x; where the terms do not ask for one, any.
     """
+    if pieces := form.pieces(dtypes[0]):
+        return _sums_of_pieces(form, pieces, terms, dtypes, operands)
     short = form.inner < SHORT
     tiles = ceil(form.channels / 32) if short else form.channels
     length = form.outer if short else form.outer * form.inner
@@ -94,13 +122,61 @@ def _sums(
         SOURCE,
         f"{'sums_across' if short else 'sums_along'}<{chosen}>",
         (tiles * slabs, 1, 1),
-        (256, 1, 1),
+        (BLOCK_THREADS, 1, 1),
         (
             *operands, workspace(), np.float64(form.points), np.int64(form.outer),
             np.int64(form.channels), np.int64(form.inner), np.int64(step),
         ),
     )  # fmt: skip
     return launch, slabs
+
+
+def _sums_of_pieces(
+    form: _Channels,
+    pieces: _Pieces,
+    terms: str,
+    dtypes: tuple[str, str],
+    operands: tuple[Operand, Operand, Operand],
+) -> tuple[Launch, int]:
+    """Return the same where channels come last."""
+    most = form.outer // (pieces.rows * THREAD_ROWS)
+    step = ceil(form.outer / max(1, min(ceil(BLOCKS / pieces.tiles), most)))
+    slabs = ceil(form.outer / step)
+    chosen = ", ".join((terms, *(TYPES[dtype] for dtype in dtypes), str(pieces.width)))
+    launch = Launch(
+        SOURCE, f"sums_of_pieces<{chosen}>", (pieces.tiles * slabs, 1, 1), (BLOCK_THREADS, 1, 1),
+        (
+            *operands, workspace(), np.float64(form.points), np.int64(form.outer),
+            np.int64(form.channels), np.int32(pieces.lanes), np.int64(step),
+        ),
+    )  # fmt: skip
+    return launch, slabs
+
+
+def _join(function: str, channels: int, *args: Operand | Scalar) -> Launch:
+    """Return the launch that adds up the slabs, 32 channels a block."""
+    blocks = (max(1, ceil(channels / 32)), 1, 1)
+    return Launch(
+        SOURCE, function, blocks, (BLOCK_THREADS, 1, 1), (*args, np.int64(channels))
+    )  # fmt: skip
+
+
+def _apply(form: _Channels, kind: str, dtypes: tuple[str, str], *operands: Operand) -> Launch:
+    """Return the launch that goes over an array by its channels' factors."""
+    pieces = form.pieces(dtypes[0])
+    if pieces is None:
+        return elementwise(
+            SOURCE, kind + types(*dtypes), form.size, *operands, np.int64(form.channels),
+            np.int64(form.inner),
+        )  # fmt: skip
+    down = max(1, min(form.outer // (pieces.rows * THREAD_ROWS), ceil(4 * BLOCKS / pieces.tiles)))
+    return Launch(
+        SOURCE,
+        f"{kind}_of_pieces{types(*dtypes)[:-1]}, {pieces.width}>",
+        (pieces.tiles, down, 1),
+        (BLOCK_THREADS, 1, 1),
+        (*operands, np.int64(form.outer), np.int64(form.channels), np.int32(pieces.lanes)),
+    )
 
 
 def channel_sums(context: KernelContext) -> Calls:
@@ -117,10 +193,7 @@ def _channel_totals(context: KernelContext, terms: str, sums: Operand) -> Calls:
     form, made = _channels(context, 1), context.outputs[0].dtype
     dtypes = context.inputs[0].dtype, made if terms == "Value" else context.inputs[1].dtype
     add, slabs = _sums(form, terms, dtypes, (read(0), read(0), sums))
-    join = elementwise(
-        SOURCE, "join_sums" + types(made), form.channels,
-        workspace(), write(0), np.int64(slabs),
-    )  # fmt: skip
+    join = _join("join_sums" + types(made), form.channels, workspace(), write(0), np.int64(slabs))
     return always(add, join, workspace_bytes=slabs * form.channels * _itemsize(made))
 
 
@@ -133,10 +206,8 @@ def batch_norm(context: KernelContext) -> Calls:
         read(1), read(2), read(3), read(4), workspace(), np.float64(form.points),
         np.float64(epsilon),
     )  # fmt: skip
-    apply = elementwise(
-        SOURCE, "batch_norm" + types(x.dtype, sums.dtype), form.size,
-        read(0), workspace(), write(0), np.int64(form.channels), np.int64(form.inner),
-    )  # fmt: skip
+    dtypes = x.dtype, sums.dtype
+    apply = _apply(form, "batch_norm", dtypes, read(0), workspace(), write(0))
     return always(factors, apply, workspace_bytes=3 * form.channels * _itemsize(sums.dtype))
 
 
@@ -145,8 +216,8 @@ def batch_norm_grad_sums(context: KernelContext) -> Calls:
     form, epsilon = _channels(context, 2), context.number("epsilon", 1e-5)
     x, sums = context.inputs[1:3]
     add, slabs = _sums(form, "Slopes", (x.dtype, sums.dtype), (read(1), read(0), read(2)))
-    join = elementwise(
-        SOURCE, "join_slopes" + types(sums.dtype, context.outputs[0].dtype), form.channels,
+    join = _join(
+        "join_slopes" + types(sums.dtype, context.outputs[0].dtype), form.channels,
         workspace(), read(3), write(0), write(1), np.float64(form.points), np.float64(epsilon),
         np.int64(slabs),
     )  # fmt: skip
@@ -166,8 +237,6 @@ def batch_norm_grad_input(context: KernelContext) -> Calls:
         read(2), read(3), read(4), read(5), read(6), workspace(), np.float64(form.points),
         np.float64(epsilon),
     )  # fmt: skip
-    apply = elementwise(
-        SOURCE, "batch_norm_grad_input" + types(x.dtype, sums.dtype), form.size,
-        read(0), read(1), workspace(), write(0), np.int64(form.channels), np.int64(form.inner),
-    )  # fmt: skip
+    operands = read(0), read(1), workspace(), write(0)
+    apply = _apply(form, "batch_norm_grad_input", (x.dtype, sums.dtype), *operands)
     return always(factors, apply, workspace_bytes=4 * form.channels * _itemsize(sums.dtype))

@@ -1,10 +1,11 @@
 """Calls of convolution and its gradients.
 
-A window of one place with stride 1 is a product of matrices, sample by sample, and goes to the
-vendor's library; all others go to `sources/convolution.cu`. Shape legend: see `windows.py`.
+A window of one place with stride 1 is a product of matrices and goes to the vendor's library. Of
+all others those of 16 bits whose channels come last go to the matrix units (`units.py`), the rest,
+and those of several groups, to `sources/convolution.cu`. Shape legend: see `windows.py`.
 """
 
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
+from executor.cuda.kernels.images import units
+from executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT, with_library
 from executor.cuda.kernels.images.windows import (
     Sizes,
     Windows,
@@ -53,52 +56,53 @@ _SUMS = {"float64": "float64"}  # what partial sums are kept in; float32 for all
 
 def conv(context: KernelContext) -> Calls:
     """Return the convolution of (x, w)."""
-    x, weight = context.inputs
-    sizes = sizes_of(context, x, weight, context.outputs[0])
+    sizes = sizes_of(context)
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, sizes.c, 1, 0)
-        product = _by_sample(context, sizes, by_channel, sizes.n, sizes.c)
-        return always(product)
-    return _windows(sizes, (forward_windows(sizes),))
+        return always(_by_place(context, sizes, by_channel, sizes.n, sizes.c))
+    calls = _windows(sizes, (forward_windows(sizes),), backward=False)
+    return _or_library(FORWARD, sizes, context, calls)
 
 
 def conv_grad_input(context: KernelContext) -> Calls:
     """Return dx of (dy, w)."""
-    dy, weight = context.inputs
-    sizes = sizes_of(context, context.outputs[0], weight, dy)
+    sizes = sizes_of(context)
     if sizes.is_pointwise:
         by_channel = Matrices(read(1), sizes.dtype, 1, sizes.c, 0)
-        return always(_by_sample(context, sizes, by_channel, sizes.c, sizes.n))
-    return _windows(sizes, backward_windows(sizes))
+        return always(_by_place(context, sizes, by_channel, sizes.c, sizes.n))
+    calls = _windows(sizes, backward_windows(sizes), backward=True)
+    return _or_library(GRAD_INPUT, sizes, context, calls)
 
 
 def conv_grad_weight(context: KernelContext) -> Calls:
     """Return dw of (x, dy), added up over samples and places."""
-    x, dy = context.inputs
-    sizes = sizes_of(context, x, context.outputs[0], dy)
+    sizes = sizes_of(context)
     if sizes.is_pointwise:
         return _pointwise_grad_weight(context, sizes)
+    return _or_library(GRAD_WEIGHT, sizes, context, _weight_calls(sizes))
+
+
+def _or_library(direction: str, sizes: Sizes, context: KernelContext, calls: Calls) -> Calls:
+    """Return a choice between the vendor's library and our kernels where channels come last."""
+    if not sizes.channels_last:
+        return calls
+    return with_library(direction, sizes, context.run, calls)
+
+
+def _weight_calls(sizes: Sizes) -> Calls:
+    """Return the sums of slabs of places, and their sum."""
     windows = forward_windows(sizes)
     weights = sizes.g * windows.made * windows.taps
-    few = windows.made * windows.taps <= FEW_WEIGHTS
-    channel_tiles, tap_tiles = ceil(windows.made / 64), ceil(windows.taps / 128)
-    tiles = weights if few else channel_tiles * tap_tiles * sizes.g
-    slabs = max(1, min(ceil(BLOCKS / tiles), windows.places // SLAB_PLACES))
-    slab_places = ceil(windows.places / slabs)
-    slabs = ceil(windows.places / slab_places)
-    partial = _SUMS.get(sizes.dtype, "float32") if slabs > 1 else sizes.dtype
-    chosen = types(sizes.dtype, partial)
-    operands = read(0), read(1), workspace() if slabs > 1 else write(0), table(0)
-    if few:
-        launch = Launch(
-            SOURCE, f"conv_grad_weight_few{chosen}", (weights * slabs, 1, 1), (256, 1, 1),
-            (*operands, np.int64(weights), np.int64(slab_places)),
-        )  # fmt: skip
+    if units.takes(sizes):
+        slab_places, slabs = units.slabs_of(windows)
     else:
-        launch = Launch(
-            SOURCE, f"conv_grad_weight{chosen[:-1]}, {_WIDE}>", (tiles * slabs, 1, 1), (256, 1, 1),
-            (*operands, np.int64(channel_tiles), np.int64(tap_tiles), np.int64(slab_places)),
-        )  # fmt: skip
+        slab_places, slabs = _slabs(sizes, windows)
+    partial = _SUMS.get(sizes.dtype, "float32") if slabs > 1 else sizes.dtype
+    target = workspace() if slabs > 1 else write(0)
+    if units.takes(sizes):
+        launch = units.weight_product(sizes.dtype, partial, windows, target)
+    else:
+        launch = _weight_launch(sizes, windows, partial, slab_places, slabs, target)
     tables = (windows_table(windows),)
     if slabs == 1:
         return always(launch, tables=tables)
@@ -110,8 +114,51 @@ def conv_grad_weight(context: KernelContext) -> Calls:
     )
 
 
-def _windows(sizes: Sizes, windows: tuple[Windows, ...]) -> Calls:
+def _has_few_weights(windows: Windows) -> bool:
+    return windows.made * windows.taps <= FEW_WEIGHTS
+
+
+def _weight_tiles(sizes: Sizes, windows: Windows) -> tuple[int, int]:
+    """Return the tiles of channels and of taps, those of groups among the latter."""
+    return ceil(windows.made / 64), ceil(windows.taps / 128) * sizes.g
+
+
+def _slabs(sizes: Sizes, windows: Windows) -> tuple[int, int]:
+    """Return the places of a slab, and how many slabs there are."""
+    weights = sizes.g * windows.made * windows.taps
+    tiles = weights if _has_few_weights(windows) else prod(_weight_tiles(sizes, windows))
+    slabs = max(1, min(ceil(BLOCKS / tiles), windows.places // SLAB_PLACES))
+    slab_places = ceil(windows.places / slabs)
+    return slab_places, ceil(windows.places / slab_places)
+
+
+def _weight_launch(
+    sizes: Sizes, windows: Windows, partial: str, slab_places: int, slabs: int, target: Operand
+) -> Launch:
+    """Return the sums of every slab."""
+    chosen, last = types(sizes.dtype, partial), _last(sizes)
+    operands = read(0), read(1), target, table(0)
+    if _has_few_weights(windows):
+        weights = sizes.g * windows.made * windows.taps
+        return Launch(
+            SOURCE, f"conv_grad_weight_few{chosen[:-1]}, {last}>",
+            (weights * slabs, 1, 1), (256, 1, 1),
+            (*operands, np.int64(weights), np.int64(slab_places)),
+        )  # fmt: skip
+    channel_tiles, tap_tiles = _weight_tiles(sizes, windows)
+    return Launch(
+        SOURCE, f"conv_grad_weight{chosen[:-1]}, {_WIDE}, {last}>",
+        (channel_tiles * tap_tiles * slabs, 1, 1), (256, 1, 1),
+        (*operands, np.int64(channel_tiles), np.int64(tap_tiles // sizes.g),
+         np.int64(slab_places)),
+    )  # fmt: skip
+
+
+def _windows(sizes: Sizes, windows: tuple[Windows, ...], *, backward: bool) -> Calls:
     """Return the sum over windows by weight of the image `read(0)`."""
+    tables = (windows_table(*windows),)
+    if units.takes(sizes):
+        return always(units.product(sizes.dtype, windows, backward=backward), tables=tables)
     made = windows[0].made
     narrow = made <= FEW_CHANNELS
     channels, places, threads = (8, 256, 128) if narrow else (64, 128, 256)
@@ -120,26 +167,41 @@ def _windows(sizes: Sizes, windows: tuple[Windows, ...]) -> Calls:
     blocks = channel_tiles * place_tiles * sizes.g * len(windows)
     launch = Launch(
         SOURCE,
-        f"conv{types(sizes.dtype)[:-1]}, {_NARROW if narrow else _WIDE}>",
+        f"conv{types(sizes.dtype)[:-1]}, {_NARROW if narrow else _WIDE}, {_last(sizes)}>",
         (blocks, 1, 1),
         (threads, 1, 1),
         (read(0), read(1), write(0), table(0), np.int64(channel_tiles), np.int64(place_tiles)),
     )
-    return always(launch, tables=(windows_table(*windows),))
+    return always(launch, tables=tables)
 
 
-def _by_sample(
+def _last(sizes: Sizes) -> str:
+    return "true" if sizes.channels_last else "false"
+
+
+def _by_place(
     context: KernelContext, sizes: Sizes, weight: Matrices, made: int, depth: int
 ) -> Product:
-    """Return the weights [made, depth] times every sample's image [depth, places]."""
+    """Return what the weights [made, depth] make of every place of the image.
+
+    Where channels come last, all places are one matrix; else every sample's image is one.
+    """
+    arithmetic = arithmetic_of(sizes.dtype, context.run)
+    if sizes.channels_last:
+        turned = weight._replace(row_stride=weight.column_stride, column_stride=weight.row_stride)
+        return Product(
+            Matrices(read(0), sizes.dtype, depth, 1, 0),
+            turned,
+            Matrices(write(0), sizes.dtype, made, 1, 0),
+            m=sizes.b * sizes.places, n=made, k=depth, batch=1, arithmetic=arithmetic,
+        )  # fmt: skip
     image, out = (
         Matrices(operand, sizes.dtype, sizes.places, 1, channels * sizes.places)
         for operand, channels in ((read(0), depth), (write(0), made))
     )
     return Product(
-        weight, image, out, m=made, n=sizes.places, k=depth, batch=sizes.b,
-        arithmetic=arithmetic_of(sizes.dtype, context.run),
-    )  # fmt: skip
+        weight, image, out, m=made, n=sizes.places, k=depth, batch=sizes.b, arithmetic=arithmetic
+    )
 
 
 def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
@@ -147,6 +209,8 @@ def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
 
     Samples go in rounds: those of a round have a partial sum each, to which the next rounds add.
     """
+    if sizes.channels_last:
+        return always(_all_places(context, sizes))
     weights = sizes.n * sizes.c
     partial = _SUMS.get(sizes.dtype, "float32") if sizes.b > 1 else sizes.dtype
     weight_bytes = weights * np.dtype(partial).itemsize if sizes.b > 1 else 0
@@ -176,6 +240,17 @@ def _pointwise_grad_weight(context: KernelContext, sizes: Sizes) -> Calls:
         _add_slabs(partial, sizes.dtype, together, weights),
         workspace_bytes=together * weight_bytes,
     )
+
+
+def _all_places(context: KernelContext, sizes: Sizes) -> Product:
+    """Return dy [places, n]ᵀ · x [places, c]."""
+    return Product(
+        Matrices(read(1), sizes.dtype, 1, sizes.n, 0),
+        Matrices(read(0), sizes.dtype, sizes.c, 1, 0),
+        Matrices(write(0), sizes.dtype, sizes.c, 1, 0),
+        m=sizes.n, n=sizes.c, k=sizes.b * sizes.places, batch=1,
+        arithmetic=arithmetic_of(sizes.dtype, context.run),
+    )  # fmt: skip
 
 
 def _add_slabs(partial: str, dtype: str, slabs: int, weights: int) -> Launch:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext, Shard
+from executor.kernels.context import Array, KernelContext
+from executor.kernels.images.order import convolved
 
 
 class Windows(NamedTuple):
@@ -79,6 +80,7 @@ class Sizes:
     y: Dim
     x: Dim
     dtype: str
+    channels_last: bool = False
 
     @property
     def is_pointwise(self) -> bool:
@@ -100,14 +102,16 @@ def dim_of_windows(context: KernelContext, dim: str, given: int, made: int, size
     return Dim(given, made, size, stride, pad, dilation)
 
 
-def sizes_of(context: KernelContext, image: Shard, weight: Shard, made: Shard) -> Sizes:
-    """Read the sizes off the shards.
+def sizes_of(context: KernelContext) -> Sizes:
+    """Read the sizes off the shards of a convolution or of a gradient.
 
     Raises
     ------
     ExecutorError
-        The three have different dtypes.
+        Image, weight and output have different dtypes, or dims in another order than the two.
     """
+    found = convolved(context)
+    image, weight, made = found.image, found.weight, found.made
     dtypes = [shard.dtype for shard in (image, weight, made)]
     if len(set(dtypes)) > 1:
         raise ExecutorError(
@@ -115,23 +119,29 @@ def sizes_of(context: KernelContext, image: Shard, weight: Shard, made: Shard) -
             f"{', '.join(dtypes)}: cast them to one",
             actor=context.name,
         )
-    b, channels, rows, columns = image.shape
-    n, c, window_y, window_x = weight.shape
-    groups = channels // c
+    at, rows = found.channels, found.rows
+    n, c = weight.shape[0], weight.shape[at]
+    groups = image.shape[at] // c
+    y, x = (
+        dim_of_windows(context, dim, *(shard.shape[side] for shard in (image, made, weight)))
+        for dim, side in (("y", rows), ("x", rows + 1))
+    )
     return Sizes(
-        b=b,
+        b=image.shape[0],
         g=groups,
         c=c,
         n=n // groups,
-        y=dim_of_windows(context, "y", rows, made.shape[2], window_y),
-        x=dim_of_windows(context, "x", columns, made.shape[3], window_x),
+        y=y,
+        x=x,
         dtype=image.dtype,
+        channels_last=found.is_channels_last,
     )
 
 
 def forward_windows(sizes: Sizes) -> Windows:
     """Windows over the input, which make the output."""
     y, x, window = sizes.y, sizes.x, sizes.y.size * sizes.x.size
+    apart = sizes.c if sizes.channels_last else 1
     return Windows(
         groups=sizes.g, depth=sizes.c, made=sizes.n,
         rows=y.given, columns=x.given, target_rows=y.made, target_columns=x.made,
@@ -140,13 +150,15 @@ def forward_windows(sizes: Sizes) -> Windows:
         tap_y=y.dilation, tap_x=x.dilation,
         target_first_y=0, target_first_x=0, target_y=1, target_x=1,
         weight_group=sizes.n * sizes.c * window, weight_made=sizes.c * window,
-        weight_depth=window, weight_first=0, weight_y=x.size, weight_x=1,
+        weight_depth=1 if sizes.channels_last else window, weight_first=0,
+        weight_y=x.size * apart, weight_x=apart,
     )  # fmt: skip
 
 
 def backward_windows(sizes: Sizes) -> tuple[Windows, ...]:
     """Windows over the output's gradient, which make the input's, by class of inputs."""
     window = sizes.y.size * sizes.x.size
+    apart = sizes.c if sizes.channels_last else 1
     return tuple(
         Windows(
             groups=sizes.g, depth=sizes.n, made=sizes.c,
@@ -157,9 +169,10 @@ def backward_windows(sizes: Sizes) -> tuple[Windows, ...]:
             first_y=y.first, first_x=x.first, place_y=1, place_x=1, tap_y=y.step, tap_x=x.step,
             target_first_y=y.rest, target_first_x=x.rest,
             target_y=sizes.y.stride, target_x=sizes.x.stride,
-            weight_group=sizes.n * sizes.c * window, weight_made=window,
-            weight_depth=sizes.c * window, weight_first=y.tap * sizes.x.size + x.tap,
-            weight_y=y.tap_step * sizes.x.size, weight_x=x.tap_step,
+            weight_group=sizes.n * sizes.c * window,
+            weight_made=1 if sizes.channels_last else window,
+            weight_depth=sizes.c * window, weight_first=(y.tap * sizes.x.size + x.tap) * apart,
+            weight_y=y.tap_step * sizes.x.size * apart, weight_x=x.tap_step * apart,
         )
         for y in _classes(sizes.y)
         for x in _classes(sizes.x)

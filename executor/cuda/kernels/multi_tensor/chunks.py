@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from executor.cuda.calls import (
     Launch,
     Operand,
     Pointers,
+    Tensor,
 )
 from executor.errors import ExecutorError
 from executor.kernels.context import Array
@@ -31,14 +31,6 @@ BLOCKS_WANTED = (
     1056  # 8 of 256 threads fill one of an H100's 132 multiprocessors (data sheet, 2022)
 )
 TENSORS = (8, 32)  # of a launch, where these do; else as many as there is room for
-
-
-class Tensor(NamedTuple):
-    """What a call reads or writes: where, in which dtype, how many elements."""
-
-    operand: Operand
-    dtype: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

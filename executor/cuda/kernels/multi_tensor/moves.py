@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.cuda.calls import BLOCK_THREADS, Calls, Launch, always, workspace
-from executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, Tensor, groups, types_of
+from executor.cuda.calls import BLOCK_THREADS, Calls, Launch, Tensor, always, workspace
+from executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, groups, types_of
 from executor.errors import ExecutorError
 
 Pair = tuple[Tensor, Tensor]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from executor.cuda.calls import CONTROL, Calls, Operand, always
-from executor.cuda.kernels.multi_tensor.chunks import Made, Tensor, groups, types_of
+from executor.cuda.calls import CONTROL, Calls, Operand, Tensor, always
+from executor.cuda.kernels.multi_tensor.chunks import Made, groups, types_of
 from executor.errors import ExecutorError
 
 

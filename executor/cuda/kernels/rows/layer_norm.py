@@ -1,19 +1,10 @@
 """Calls of layer norm and its gradients; R rows (all leading dims), D features (the last dim)."""
 
-import numpy as np
-
 from executor.cuda.calls import Calls, always, read, write
-from executor.cuda.kernels.rows.packs import (
-    by_pack,
-    pack_of,
-    require_one_dtype,
-    rows_of,
-    summed_over_rows,
-    templated,
-)
+from executor.cuda.kernels.columns import ColumnSums
+from executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
+from executor.cuda.kernels.rows.packs import read_at, require_one_dtype, rows_of, write_at
 from executor.kernels.context import KernelContext
-
-SOURCE = "layer_norm"
 
 
 def layer_norm(context: KernelContext) -> Calls:
@@ -23,37 +14,29 @@ def layer_norm(context: KernelContext) -> Calls:
     require_one_dtype(context, x, y)
     require_one_dtype(context, gamma, beta)
     require_one_dtype(context, mean, rstd)
-    pack = pack_of(x, gamma)
     return always(
-        by_pack(
-            SOURCE, templated("layer_norm", (x, gamma, mean), pack), *rows_of(x), pack,
-            read(0), read(1), read(2), write(0), write(1), write(2),
-            np.float64(context.number("epsilon", 1e-5)),
+        norm(
+            read_at(context, 0), read_at(context, 1), write(0), write_at(context, 2),
+            columns=rows_of(x)[1], epsilon=context.number("epsilon", 1e-5), beta=read(2),
+            mean=write(1),
         )
     )  # fmt: skip
 
 
 def layer_norm_grad_input(context: KernelContext) -> Calls:
     """Return dx of (dy, x, gamma, mean, rstd)."""
-    dy, x, gamma, mean, rstd = context.inputs
-    require_one_dtype(context, dy, context.outputs[0])
-    require_one_dtype(context, mean, rstd)
-    pack = pack_of(dy, x, gamma)
-    return always(
-        by_pack(
-            SOURCE, templated("layer_norm_grad_input", (dy, x, gamma, mean), pack), *rows_of(x),
-            pack, read(0), read(1), read(2), read(3), read(4), write(0),
-        )
-    )  # fmt: skip
+    require_one_dtype(context, context.inputs[0], context.outputs[0])
+    require_one_dtype(context, *context.inputs[3:])
+    dy, x, gamma, rstd = (read_at(context, at) for at in (0, 1, 2, 4))
+    columns = rows_of(context.inputs[1])[1]
+    return norm_grad_input(dy, x, gamma, rstd, write(0), columns=columns, mean=read(3))
 
 
 def layer_norm_grad_weight(context: KernelContext) -> Calls:
     """Return dgamma = Σ dy · x̂ and dbeta = Σ dy of (dy, x, mean, rstd), sums over rows."""
-    dy, x, mean, rstd = context.inputs
+    _, x, mean, rstd = context.inputs
     require_one_dtype(context, mean, rstd)
     require_one_dtype(context, *context.outputs)
-    pack = pack_of(dy, x)
-    return summed_over_rows(
-        SOURCE, templated("layer_norm_grad_weight", (dy, x, rstd), pack), context, pack,
-        read(0), read(1), read(2), read(3),
-    )  # fmt: skip
+    sums = ColumnSums(outputs=(write_at(context, 0), write_at(context, 1)))
+    dy, given, kept = (read_at(context, at) for at in (0, 1, 3))
+    return norm_grad_weight(dy, given, kept, sums, columns=rows_of(x)[1], mean=read(2))

@@ -36,7 +36,7 @@ def cross_entropy(context: KernelContext) -> Calls:
     return always(
         over_rows(
             SOURCE, templated("cross_entropy", (logits, targets, loss)), logits,
-            read(0), read(1), write(0), write(1),
+            read(0), read(1), write(0), write(1), np.int64(logits.row_stride),
         )
     )  # fmt: skip
 
@@ -49,11 +49,12 @@ def cross_entropy_grad(context: KernelContext) -> Calls:
     """
     logits, targets, logsumexp = context.inputs
     require_one_dtype(context, logits, *context.outputs)
+    assert context.outputs[0].row_stride == logits.row_stride, "one pass goes over both"
     return always(
         over_rows(
             SOURCE, templated("cross_entropy_grad", (logits, targets, logsumexp)), logits,
             read(0), read(1), read(2), write(0), CONTROL, loss_scaled(context),
-            np.int64(logits.offsets[-1]),
+            np.int64(logits.offsets[-1]), np.int64(logits.row_stride),
         )
     )  # fmt: skip
 

@@ -13,20 +13,18 @@ from executor.cuda.calls import (
     PACK_BYTES,
     TYPES,
     WARP_THREADS,
-    Calls,
     Launch,
     Operand,
     Scalar,
-    always,
-    workspace,
+    Tensor,
+    read,
     write,
 )
+from executor.cuda.kernels.columns import packs_of
 from executor.errors import ExecutorError
 from executor.kernels.context import KernelContext, Shard
 from models.graph import ITEMSIZE
 
-BLOCKS_WANTED = 512  # about four blocks for each of the 132 multiprocessors of an H100
-SLAB_ROWS_MIN = 32  # four rows for each of a block's 8 warps, so that a slab's sum is worth a store
 INT_MAX = 2**31 - 1  # also the blocks of a grid's first dim (CUDA programming guide, limits)
 
 
@@ -38,23 +36,32 @@ def rows_of(shard: Shard) -> tuple[int, int]:
 
 def pack_of(*shards: Shard) -> int:
     """Return how many elements a pack has where every row of all `shards` is a number of packs."""
-    elements = PACK_BYTES // max(ITEMSIZE[shard.dtype] for shard in shards)
-    while shards[0].shape[-1] % elements:
-        elements //= 2
-    return elements
+    return packs_of(shards[0].shape[-1], *(shard.dtype for shard in shards))
 
 
-def templated(function: str, shards: tuple[Shard, ...], pack: int | None = None) -> str:
-    """Return a function's name with the types of `shards` and a pack's elements as arguments.
+def read_at(context: KernelContext, number: int) -> Tensor:
+    """Return an input of an op as plain calls take it."""
+    shard = context.inputs[number]
+    return Tensor(read(number), shard.dtype, shard.size)
+
+
+def write_at(context: KernelContext, number: int) -> Tensor:
+    """Return an output of an op as plain calls take it."""
+    shard = context.outputs[number]
+    return Tensor(write(number), shard.dtype, shard.size)
+
+
+def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str:
+    """Return a function's name with the types of `shards` and what comes behind them as arguments.
 
     Examples
     --------
     >>> from executor.kernels.context import whole
-    >>> templated("rms_norm", (whole((4, 8), "bfloat16"), whole((8,), "float32")), 4)
-    'rms_norm<bf16, float, 4>'
+    >>> templated("l2_normalize", (whole((4, 8), "bfloat16"), whole((4,), "float32")), 8)
+    'l2_normalize<bf16, float, 8>'
     """
-    arguments = [TYPES[shard.dtype] for shard in shards]
-    return f"{function}<{', '.join(arguments if pack is None else [*arguments, str(pack)])}>"
+    arguments = (*(TYPES[shard.dtype] for shard in shards), *map(str, more))
+    return f"{function}<{', '.join(arguments)}>"
 
 
 def by_pack(
@@ -89,35 +96,6 @@ def over_rows(source: str, function: str, shard: Shard, *args: Operand | Scalar)
             f"the last dim"
         )
     return by_pack(source, function, rows, columns, PACK_BYTES // ITEMSIZE[shard.dtype], *args)
-
-
-def summed_over_rows(
-    source: str, function: str, context: KernelContext, pack: int, *args: Operand | Scalar
-) -> Calls:
-    """Sum over rows, per column: `function` writes the sums of slabs of rows, then these add up.
-
-    The slabs follow from the shape alone, so that the order of a sum is the same on every device.
-    `function` takes `args`, where the sums go, and the rows of a slab, all rows and columns; it has
-    an output per output of the op, which are at most two. What is kept of a row comes last among
-    the op's inputs, and its dtype is what is added up in.
-    """
-    rows, columns = rows_of(context.inputs[0])
-    first, last = context.outputs[0], context.inputs[-1]
-    tiles = max(1, ceil(columns / (pack * WARP_THREADS)))
-    slab_rows = max(SLAB_ROWS_MIN, ceil(rows / ceil(BLOCKS_WANTED / tiles)))
-    slabs = max(1, ceil(rows / slab_rows))
-    sizes = (np.int64(slab_rows), np.int64(rows), np.int64(columns))
-    block = (BLOCK_THREADS, 1, 1)
-    partial = Launch(source, function, (tiles, slabs, 1), block, (*args, workspace(), *sizes))
-    outputs = len(context.outputs)
-    total = Launch(
-        source,
-        templated("add_slabs", (last, first)),
-        (max(1, ceil(columns / WARP_THREADS)), outputs, 1),
-        block,
-        (workspace(), write(0), write(outputs - 1), np.int64(slabs), np.int64(columns)),
-    )
-    return always(partial, total, workspace_bytes=outputs * slabs * columns * ITEMSIZE[last.dtype])
 
 
 def require_one_dtype(context: KernelContext, *shards: Shard) -> None:

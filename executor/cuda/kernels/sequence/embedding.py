@@ -5,6 +5,8 @@ from math import ceil
 import numpy as np
 
 from executor.cuda.calls import (
+    BLOCK_THREADS,
+    WARP_THREADS,
     Calls,
     Clear,
     Launch,
@@ -18,13 +20,16 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
+from executor.cuda.kernels.columns import packs_of
+from executor.cuda.kernels.strides import index_type
 from executor.kernels.context import KernelContext
 from models.graph import ITEMSIZE
 from models.inference import widened
 
 SOURCE = "embedding"
 DIGIT_BITS = 8
-DIGITS = 2**DIGIT_BITS  # `DIGITS`, `BLOCK_KEYS` and `PIECE` are those of `sources/embedding.cu`
+DIGITS = 2**DIGIT_BITS  # what is written large here is as in `sources/embedding.cu`
+PARTS = 4
 BLOCK_KEYS = 1024
 PIECE = 32
 ALIGNED_BYTES = 256  # where a part of the workspace may begin
@@ -34,13 +39,14 @@ def embedding(context: KernelContext) -> Calls:
     """Return the table's row of every id; zeros where another rank holds the row."""
     ids, held = context.inputs
     rows, columns = held.shape
+    dtypes = (held.dtype, context.outputs[0].dtype)
+    pack = packs_of(columns, *dtypes)
+    count = ids.size * columns // pack
     return always(
-        by_row(
-            SOURCE,
-            "embedding" + types(held.dtype, context.outputs[0].dtype),
-            ids.size,
-            columns,
+        elementwise(
+            SOURCE, f"embedding<{types(*dtypes)[1:-1]}, {pack}, {index_type(count)}>", count,
             read(0), read(1), write(0), np.int64(held.offsets[0]), np.int64(rows),
+            np.int64(columns),
         )
     )  # fmt: skip
 
@@ -58,16 +64,18 @@ def embedding_grad(context: KernelContext) -> Calls:
     keys, positions = workspace(offset[0]), workspace(offset[1])
     pieces = ceil(count / PIECE)
     partial = workspace(offset[2])
-    table_rows = np.int64(rows)
+    table_rows, pack = np.int64(rows), packs_of(columns, dy.dtype, out.dtype)
+    warps = max(1, min(ceil(columns / pack / WARP_THREADS), BLOCK_THREADS // WARP_THREADS))
     return always(
         Clear(write(0), out.size * ITEMSIZE[out.dtype]),
         *sorting,
-        by_row(
+        Launch(
             SOURCE,
-            "sum_pieces" + types(dy.dtype, out.dtype),
-            count,
-            columns,
-            keys, positions, read(1), write(0), partial, table_rows,
+            f"sum_pieces<{types(dy.dtype, out.dtype)[1:-1]}, {pack}>",
+            (max(count, 1), 1, 1),
+            (warps * WARP_THREADS, 1, 1),
+            (keys, positions, read(1), write(0), partial, table_rows, np.int64(count),
+             np.int64(columns)),
         ),
         by_row(
             SOURCE,
@@ -106,16 +114,16 @@ def _sort(context: KernelContext) -> tuple[list[Launch], tuple[int, int, int]]:
         moved = workspace(there[0]), workspace(there[1])
         launches += [
             _digits("count_digits", blocks, keys, places, shift, n),
-            _digits("place_digits", 1, places, np.int64(blocks)),
+            _digits("place_digits", 1, places, np.int64(blocks), parts=PARTS),
             _digits("move_by_digit", blocks, keys, positions, places, *moved, shift, n),
         ]
         here, there = there, here
     return launches, (*here, 4 * array + _aligned(4 * DIGITS * blocks))
 
 
-def _digits(function: str, blocks: int, *args: Operand | Scalar) -> Launch:
-    """One thread per digit."""
-    return Launch(SOURCE, function, (blocks, 1, 1), (DIGITS, 1, 1), args)
+def _digits(function: str, blocks: int, *args: Operand | Scalar, parts: int = 1) -> Launch:
+    """One thread per digit, or several that share out its work."""
+    return Launch(SOURCE, function, (blocks, 1, 1), (parts * DIGITS, 1, 1), args)
 
 
 def _aligned(size_bytes: int) -> int:

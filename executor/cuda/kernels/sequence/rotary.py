@@ -2,10 +2,22 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from math import ceil, gcd
 
 import numpy as np
 
-from executor.cuda.calls import TYPES, Calls, always, by_row, read, table, write
+from executor.cuda.calls import (
+    BLOCK_THREADS,
+    TYPES,
+    WARP_THREADS,
+    Calls,
+    Launch,
+    always,
+    read,
+    table,
+    write,
+)
+from executor.cuda.kernels.columns import packs_of
 from executor.kernels.context import Array, KernelContext
 from executor.kernels.sequence.rotary import Turning, shape_and_turning
 from models.inference import widened
@@ -22,14 +34,18 @@ def rotary(context: KernelContext) -> Calls:
     (outer, positions, heads, features), turning = shape_and_turning(context)
     x, y = context.inputs[0], context.outputs[0]
     form = "true" if context.attributes["interleaved"] else "false"
+    pairs = turning.dims // 2
+    pack = packs_of(gcd(pairs, features - 2 * pairs), x.dtype, y.dtype)
+    warps = ceil(heads * (features - pairs) / pack / WARP_THREADS)
     return always(
-        by_row(
+        Launch(
             "rotary",
-            f"rotary<{TYPES[x.dtype]}, {TYPES[y.dtype]}, {form}>",
-            outer * positions,
-            heads * features,
-            read(0), write(0), table(0), np.int64(positions), np.int32(features),
-            np.int32(turning.dims // 2), np.int32(-1 if turning.is_inverse else 1),
+            f"rotary<{TYPES[x.dtype]}, {TYPES[y.dtype]}, {form}, {pack}>",
+            (max(1, min(outer * positions, 2**31 - 1)), 1, 1),
+            (max(1, min(warps, BLOCK_THREADS // WARP_THREADS)) * WARP_THREADS, 1, 1),
+            (read(0), write(0), table(0), np.int64(positions), np.int32(features),
+            np.int32(pairs), np.int32(-1 if turning.is_inverse else 1),
+            np.int64(outer * positions), np.int64(heads * features)),
         ),
         tables=(_table(replace(turning, is_inverse=False, dtype=widened(x.dtype))),),
     )  # fmt: skip

@@ -81,8 +81,8 @@ class Emulator:
     checked
         Check every access of memory, which takes several times as long.
     option
-        Which option of a choice is taken: the last, of kernels of ours, or one with the library's
-        calls, which are then computed in NumPy.
+        Which option of a choice is taken: the last, of kernels of ours (where it has fewer, too),
+        or one with the library's calls, which are then computed in NumPy.
     """
 
     def __init__(
@@ -119,7 +119,8 @@ class Emulator:
             case Attention() | AttentionGrad() | Convolution():
                 _by_library(call, address, within)
             case Choice():
-                for one in call.options[self._option]:
+                at = self._option if self._option < len(call.options) else -1
+                for one in call.options[at]:
                     self.run(one, address, within)
 
     def _launch(self, call: Launch, address: Address, within: Ranges) -> None:

@@ -10,8 +10,8 @@ What is waited for is a second input port of the collective: a register that it 
 """
 
 from planner.actors.graph import Port
-from planner.compile.arena import Spans, stretches
 from planner.compile.draft import BEGIN, UPDATE, DraftStage, Section
+from planner.compile.spans import Spans, stretches
 
 
 def hold_back(draft: DraftStage, joint_backward: bool) -> None:

@@ -1,0 +1,77 @@
+"""Norms with what stands beside them: the residual sum before, sums of gradients after, weights.
+
+Shape legend: R rows, D features of a row, which lie behind each other.
+"""
+
+from executor.cuda.calls import Calls, always
+from executor.cuda.kernels.fused.operands import read_by, written_by
+from executor.cuda.kernels.fused.sums import added_sums
+from executor.cuda.kernels.in_turn import is_inner
+from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from executor.kernels.context import FusedPart, KernelContext
+
+NORMS = ("layer_norm", "rms_norm")
+GRADIENTS = tuple(f"{kind}_grad_input" for kind in NORMS)
+
+
+def norm_calls(context: KernelContext) -> Calls | None:
+    """Return the calls of a norm and the sum before it, or of a norm's gradient and what follows.
+
+    None: the actor is neither, or its parts differ in dtypes that one pass has in common.
+    """
+    parts = {part.context.kind: part for part in context.parts if part.context.kind != "accumulate"}
+    kinds = [part.context.kind for part in context.parts]
+    if len(kinds) == 2 and kinds[0] == "add" and kinds[1] in NORMS:
+        return _after_sum(context, parts["add"], parts[kinds[1]])
+    if kinds[0] in GRADIENTS:
+        return _gradient(context, kinds[0], parts)
+    return None
+
+
+def _after_sum(context: KernelContext, add: FusedPart, one: FusedPart) -> Calls | None:
+    """The norm of a sum of two tensors, which is kept."""
+    dtypes = {shard.dtype for shard in (*add.context.inputs, *add.context.outputs)}
+    if len(dtypes) > 1 or is_inner(context, add.outputs[0]):
+        return None
+    x, other = (read_by(context, add, at) for at in (0, 1))
+    total = written_by(context, add, 0)
+    rms = one.context.kind == "rms_norm"
+    y, *statistics = (written_by(context, one, at) for at in range(2 if rms else 3))
+    return always(
+        norm(
+            x,
+            read_by(context, one, 1),
+            y.operand,
+            statistics[-1],
+            columns=one.context.inputs[0].shape[-1],
+            epsilon=one.context.number("epsilon", 1e-5),
+            beta=None if rms else read_by(context, one, 2).operand,
+            mean=None if rms else statistics[0].operand,
+            residual=Residual(other=other.operand, total=total.operand),
+        )
+    )
+
+
+def _gradient(context: KernelContext, kind: str, parts: dict[str, FusedPart]) -> Calls | None:
+    """The gradient of a norm's input, with another added, and those of its weights added up."""
+    one = parts[kind]
+    rms = kind == "rms_norm_grad_input"
+    dy, x, gamma = (read_by(context, one, at) for at in range(3))
+    rstd = read_by(context, one, 3 if rms else 4)
+    mean = None if rms else read_by(context, one, 3).operand
+    dx, other = written_by(context, one, 0), None
+    if (add := parts.get("add")) is not None:
+        at = 1 - add.inputs.index(one.outputs[0])
+        added, dx = read_by(context, add, at), written_by(context, add, 0)
+        if {added.dtype, dx.dtype} != {dy.dtype}:
+            return None
+        other = added.operand
+    weights = None
+    if (beside := parts.get(kind.replace("_input", "_weight"))) is not None:
+        weights = added_sums(context, beside)
+        if weights is None:
+            return None
+    columns = one.context.inputs[0].shape[-1]
+    return norm_grad_input(
+        dy, x, gamma, rstd, dx.operand, columns=columns, mean=mean, other=other, weights=weights
+    )

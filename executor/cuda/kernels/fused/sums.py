@@ -1,0 +1,58 @@
+"""Sums over rows that are added to the sums over microbatches.
+
+What a sum alone would have rounded before it is added is rounded so here, and values are the same.
+"""
+
+from executor.cuda.calls import Calls
+from executor.cuda.kernels.columns import ColumnSums, column_sum
+from executor.cuda.kernels.fused.operands import read_by, written_by
+from executor.cuda.kernels.rows.norms import norm_grad_weight
+from executor.kernels.context import FusedPart, KernelContext
+from executor.kernels.dims import layout
+
+WEIGHTS = ("layer_norm_grad_weight", "rms_norm_grad_weight")
+
+
+def sum_calls(context: KernelContext) -> Calls | None:
+    """Return the calls of a sum over the first dims of a tensor, or of a norm's weights' gradients.
+
+    None: the actor is none, or not all results are added up.
+    """
+    head = context.parts[0]
+    kind = head.context.kind
+    if kind not in (*WEIGHTS, "sum") or (sums := added_sums(context, head)) is None:
+        return None
+    if len(context.parts) != 1 + len(head.outputs):
+        return None
+    x = read_by(context, head, 0)
+    if kind == "sum":
+        found = layout(head.context)
+        (given,), (made,) = found.inputs, found.outputs
+        if given[len(given) - len(made) :] != made or not x.dtype.startswith(("float", "bfloat")):
+            return None
+        columns = head.context.outputs[0].size
+        return column_sum(x, sums, columns=columns) if x.size > columns else None
+    rms = kind == "rms_norm_grad_weight"
+    return norm_grad_weight(
+        x,
+        read_by(context, head, 1),
+        read_by(context, head, 2 if rms else 3),
+        sums,
+        columns=head.context.inputs[0].shape[-1],
+        mean=None if rms else read_by(context, head, 2).operand,
+    )
+
+
+def added_sums(context: KernelContext, part: FusedPart) -> ColumnSums | None:
+    """Return the sums over microbatches that all results of a part are added to; else None."""
+    readers = []
+    for number in part.outputs:
+        reader = next((one for one in context.parts if number in one.inputs), None)
+        if reader is None or reader.context.kind != "accumulate":
+            return None
+        readers.append(reader)
+    outputs = tuple(written_by(context, one, 0) for one in readers)
+    holds = {one.context.output_hold for one in readers}
+    if len({one.dtype for one in outputs}) > 1 or len(holds) > 1:
+        return None
+    return ColumnSums(outputs=outputs, rounded=part.context.outputs[0].dtype, hold=max(holds))

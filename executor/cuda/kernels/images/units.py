@@ -1,0 +1,93 @@
+"""Launches of `sources/convolution_units.cu`: convolution of 16 bits on the matrix units.
+
+Shape legend: see `windows.py`.
+"""
+
+from math import ceil, prod
+
+import numpy as np
+
+from executor.cuda.calls import TYPES, Launch, Operand, read, table, write
+from executor.cuda.kernels.images.windows import Sizes, Windows
+
+SOURCE = "convolution_units"
+DTYPES = ("bfloat16", "float16")
+THREADS = 256
+PLACES = 128
+"""Places of a tile; of the gradient of the weight, values under a window."""
+STEP = 32
+"""Values along the contracted dim that a step multiplies."""
+MULTIPROCESSORS = 132  # H100 SXM data sheet, 2022
+WHOLE = 8
+"""Channels of which 16 bytes hold a multiple."""
+SLAB_STEPS = 16
+"""Least steps of a slab: fewer do not pay for writing and reading its partial sums."""
+
+
+def takes(sizes: Sizes) -> bool:
+    """Whether the matrix units compute a convolution, which is then in no need of other kernels."""
+    image = sizes.g * max(
+        sizes.c * sizes.y.given * sizes.x.given, sizes.n * sizes.y.made * sizes.x.made
+    )
+    weights = sizes.n * sizes.c * sizes.y.size * sizes.x.size
+    return (
+        sizes.channels_last
+        and sizes.dtype in DTYPES
+        and sizes.g == 1
+        and max(image, weights) < 2**31
+    )
+
+
+def product(dtype: str, windows: tuple[Windows, ...], *, backward: bool) -> Launch:
+    """Return the sum over windows by weight of the image `read(0)`."""
+    first = windows[0]
+    whole = first.depth % WHOLE == 0, first.made % WHOLE == 0
+    place_tiles = ceil(max(one.places for one in windows) / PLACES)
+    wide = place_tiles * ceil(first.made / 128) * len(windows) >= 2 * MULTIPROCESSORS
+    channels = 128 if wide and first.made > 64 and all(whole) else 64
+    channel_tiles = ceil(first.made / channels)
+    return Launch(
+        SOURCE,
+        f"conv_units<{TYPES[dtype]}, {channels}, {_cpp(backward, *whole)}>",
+        (channel_tiles * place_tiles * len(windows), 1, 1),
+        (THREADS, 1, 1),
+        (read(0), read(1), write(0), table(0), np.int32(channel_tiles),
+         np.int32(place_tiles)),
+    )  # fmt: skip
+
+
+def slabs_of(windows: Windows) -> tuple[int, int]:
+    """Return the places of a slab of the weight's gradient, and how many slabs there are."""
+    tiles = prod(_weight_tiles(windows))
+    steps = ceil(windows.places / STEP)
+    most = max(1, min(ceil(2 * MULTIPROCESSORS / tiles), steps // SLAB_STEPS))
+    slab_places = ceil(steps / most) * STEP
+    return slab_places, ceil(windows.places / slab_places)
+
+
+def weight_product(dtype: str, partial: str, windows: Windows, target: Operand) -> Launch:
+    """Return the sums of every slab of places, as `partial`, of `read(0)` and of dy `read(1)`."""
+    whole = windows.depth % WHOLE == 0, windows.made % WHOLE == 0
+    slab_places, slabs = slabs_of(windows)
+    channel_tiles, tap_tiles = _weight_tiles(windows)
+    chosen = f"{TYPES[dtype]}, {TYPES[partial]}, {_weight_rows(windows)}, {_cpp(*whole)}"
+    return Launch(
+        SOURCE,
+        f"conv_units_weight<{chosen}>",
+        (channel_tiles * tap_tiles * slabs, 1, 1),
+        (THREADS, 1, 1),
+        (read(0), read(1), target, table(0), np.int64(channel_tiles), np.int64(tap_tiles),
+         np.int64(slab_places)),
+    )  # fmt: skip
+
+
+def _weight_rows(windows: Windows) -> int:
+    return 128 if windows.made > 64 else 64
+
+
+def _weight_tiles(windows: Windows) -> tuple[int, int]:
+    return ceil(windows.made / _weight_rows(windows)), ceil(windows.taps / PLACES)
+
+
+def _cpp(*flags: bool) -> str:
+    return ", ".join("true" if flag else "false" for flag in flags)

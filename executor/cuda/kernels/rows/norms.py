@@ -1,0 +1,144 @@
+"""Launches of layer norm and RMS norm with what stands beside them in a transformer.
+
+What they are given is plain, not a context: the op factories of `layer_norm.py` and `rms_norm.py`
+call them, and so does whoever makes one pass over memory of several ops. What several ops would
+have stored between them is rounded as they would have stored it, so that values are the same.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.cuda.calls import TYPES, Calls, Launch, Operand, Tensor
+from executor.cuda.kernels.columns import (
+    NOTHING,
+    ColumnSums,
+    added_up,
+    packs_of,
+    summed_in_slabs,
+)
+from executor.cuda.kernels.rows.teams import SLAB_BLOCKS, team_of
+from models.inference import widened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """What is added to a norm's input before it, and where the sum goes."""
+
+    other: Operand
+    total: Operand
+
+
+def norm(
+    x: Tensor,
+    gamma: Tensor,
+    y: Operand,
+    rstd: Tensor,
+    *,
+    columns: int,
+    epsilon: float,
+    beta: Operand | None = None,
+    mean: Operand | None = None,
+    residual: Residual | None = None,
+) -> Launch:
+    """Return the launch of y and rstd of (x, gamma): layer norm where there is a beta, else RMS.
+
+    Parameters
+    ----------
+    x, gamma, rstd
+        With their dtypes: beta has gamma's, y and a residual x's, the mean that of rstd.
+    y, mean
+        Where they go.
+    columns, epsilon
+        Features of a row, and what is added to the variance.
+    residual
+        The norm is of x + other, which goes to `total`.
+    """
+    pack = packs_of(columns, x.dtype, gamma.dtype)
+    rows = x.size // max(columns, 1)
+    team = team_of(rows, columns, pack)
+    kind = "rms_norm" if beta is None else "layer_norm"
+    types = (TYPES[x.dtype], TYPES[gamma.dtype], TYPES[rstd.dtype])
+    flags = (str(pack), *team.arguments, _flag(residual is not None))
+    other, total = (residual.other, residual.total) if residual else (x.operand, y)
+    weights = (gamma.operand,) if beta is None else (gamma.operand, beta)
+    kept = (rstd.operand,) if mean is None else (mean, rstd.operand)
+    return team.launch(
+        kind, f"{kind}<{', '.join((*types, *flags))}>", rows, columns,
+        x.operand, other, *weights, total, y, *kept, np.float64(epsilon),
+    )  # fmt: skip
+
+
+def norm_grad_input(
+    dy: Tensor,
+    x: Tensor,
+    gamma: Tensor,
+    rstd: Tensor,
+    dx: Operand,
+    *,
+    columns: int,
+    mean: Operand | None = None,
+    other: Operand | None = None,
+    weights: ColumnSums | None = None,
+) -> Calls:
+    """Return dx of (dy, x, gamma, rstd): of layer norm where there is a mean, else of RMS norm.
+
+    Parameters
+    ----------
+    dy, x, gamma, rstd
+        With their dtypes: dx and `other` have dy's, the mean that of rstd.
+    other
+        What is added to dx, as the gradient of what goes around a norm is.
+    weights
+        Where the gradients of gamma (and of beta) go: then dy and x are read once for all three.
+        Where rows are longer than registers hold, a pass of its own adds these up.
+    """
+    pack = packs_of(columns, dy.dtype, x.dtype, gamma.dtype)
+    rows = x.size // max(columns, 1)
+    team = team_of(rows, columns, pack)
+    kind = "rms_norm" if mean is None else "layer_norm"
+    # Two sums for every feature that a thread has: four packs of them are more than it can keep.
+    together = weights is not None and (team.by_warp or team.packs == 2)
+    dtypes = (dy.dtype, x.dtype, gamma.dtype, rstd.dtype)
+    flags = (str(pack), *team.arguments, _flag(other is not None), _flag(together))
+    kept = (rstd.operand,) if mean is None else (mean, rstd.operand)
+    sums = weights.scratch if weights is not None and together else NOTHING
+    launch = team.launch(
+        kind,
+        f"{kind}_grad_input<{', '.join((*(TYPES[one] for one in dtypes), *flags))}>",
+        rows, columns,
+        dy.operand, x.operand, gamma.operand, *kept, dx if other is None else other, dx, sums,
+        **({"blocks_max": SLAB_BLOCKS} if together else {}),
+    )  # fmt: skip
+    if weights is None:
+        return Calls(of=lambda firing: (launch,))
+    if not together:
+        rest = norm_grad_weight(dy, x, rstd, weights, columns=columns, mean=mean)
+        return Calls(
+            of=lambda firing: (*rest.of(firing), launch), workspace_bytes=rest.workspace_bytes
+        )
+    return added_up(weights, widened(rstd.dtype), launch.grid[0], columns, launch)
+
+
+def norm_grad_weight(
+    dy: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weights: ColumnSums,
+    *,
+    columns: int,
+    mean: Operand | None = None,
+) -> Calls:
+    """Return the gradients of gamma, and with a mean of beta: sums over rows."""
+    pack = packs_of(columns, dy.dtype, x.dtype)
+    kind = "rms_norm" if mean is None else "layer_norm"
+    types = (TYPES[dy.dtype], TYPES[x.dtype], TYPES[rstd.dtype], str(pack))
+    kept = (rstd.operand,) if mean is None else (mean, rstd.operand)
+    return summed_in_slabs(
+        kind, f"{kind}_grad_weight<{', '.join(types)}>", x.size // max(columns, 1), columns, pack,
+        weights, widened(rstd.dtype), dy.operand, x.operand, *kept,
+    )  # fmt: skip
+
+
+def _flag(on: bool) -> str:
+    return str(on).lower()

@@ -1,0 +1,74 @@
+"""Teams: how rows are shared out among threads, so that every thread keeps its part in registers.
+
+A team is a warp where a row is short, else a block (`sources/teams.cuh`). Sizes follow from the
+shape alone, so that sums go up in the same order on every device.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from executor.cuda.calls import BLOCK_THREADS, WARP_THREADS, Argument, Launch
+
+WARPS_MAX = BLOCK_THREADS // WARP_THREADS  # of a block whose teams are warps
+WARP_PACKS_MAX = 4  # that a thread keeps of a row of a warp
+BLOCK_TEAM_THREADS = 512  # at most, as in sources/teams.cuh
+BLOCK_PACKS = (2, 4)  # that a thread keeps of a row of a block
+MULTIPROCESSORS = 132  # of an H100 (data sheet, 2022)
+BLOCKS_MAX = 16 * MULTIPROCESSORS  # whose teams go on to further rows
+SLAB_BLOCKS = 2 * MULTIPROCESSORS  # where every block leaves a row of sums behind
+
+
+class Team(NamedTuple):
+    """Who has a row: packs that a thread keeps (0: none), a warp or a block, threads of a block."""
+
+    packs: int
+    by_warp: bool
+    threads: int
+
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """Template arguments of a kernel."""
+        return str(self.packs), str(self.by_warp).lower()
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block has at once."""
+        return self.threads // WARP_THREADS if self.by_warp else 1
+
+    def launch(
+        self,
+        source: str,
+        function: str,
+        rows: int,
+        columns: int,
+        *args: Argument,
+        blocks_max: int = BLOCKS_MAX,
+    ) -> Launch:
+        """Return the launch over rows; the kernel's last arguments are `rows` and `columns`."""
+        blocks = max(1, min(ceil(rows / self.rows), blocks_max))
+        last = (np.int64(rows), np.int64(columns))
+        return Launch(source, function, (blocks, 1, 1), (self.threads, 1, 1), (*args, *last))
+
+
+def team_of(rows: int, columns: int, pack: int) -> Team:
+    """Return the team of a row of `columns`, in packs of `pack` elements.
+
+    Examples
+    --------
+    >>> team_of(8192, 768, 8)
+    Team(packs=3, by_warp=True, threads=256)
+    >>> team_of(8192, 4096, 8), team_of(8192, 50000, 8).packs
+    (Team(packs=2, by_warp=False, threads=256), 0)
+    """
+    packs = max(1, ceil(columns / pack))
+    own = ceil(packs / WARP_THREADS)
+    if own <= WARP_PACKS_MAX:
+        warps = max(1, min(ceil(rows / MULTIPROCESSORS), WARPS_MAX))
+        return Team(own, by_warp=True, threads=warps * WARP_THREADS)
+    for kept in BLOCK_PACKS:
+        threads = ceil(packs / kept / WARP_THREADS) * WARP_THREADS
+        if threads <= BLOCK_TEAM_THREADS:
+            return Team(kept, by_warp=False, threads=threads)
+    return Team(0, by_warp=False, threads=BLOCK_TEAM_THREADS)

@@ -1,0 +1,80 @@
+"""Sizes of a convolution on its shards, by the letters of `convolution.py`'s shape legend."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from executor.kernels.context import KernelContext
+from executor.kernels.images.order import convolved
+from executor.kernels.images.windows import Tap, taps
+
+COLUMNS_ELEMENTS = 1 << 19
+"""Elements of the columns that are made at a time, at least one sample's: 2 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes here; `step` samples are taken at a time."""
+
+    b: int
+    g: int
+    c: int
+    n: int
+    image: tuple[int, int]
+    made: tuple[int, int]
+    window: tuple[int, int]
+    step: int
+    dtype: str
+    taps: tuple[Tap, ...]
+    pointwise: bool
+    channels_last: bool
+
+    @property
+    def places(self) -> int:
+        """Places of a sample's output."""
+        return self.made[0] * self.made[1]
+
+    @property
+    def depth(self) -> int:
+        """Values under a window, of a group."""
+        return self.c * self.window[0] * self.window[1]
+
+    def parts(self) -> Iterator[slice]:
+        """Cut the samples."""
+        for start in range(0, self.b, self.step):
+            yield slice(start, min(start + self.step, self.b))
+
+
+def sizes_of(context: KernelContext) -> Sizes:
+    """Read the sizes off the shards; raises ExecutorError where dims are in another order."""
+    found = convolved(context)
+    (n, c), window = _apart(found.weight.shape, found.channels, found.rows)
+    (b, channels), given = _apart(found.image.shape, found.channels, found.rows)
+    _, places = _apart(found.made.shape, found.channels, found.rows)
+    groups = channels // c
+    plain = all(
+        context.attributes[f"{name}_{dim}"] == usual
+        for name, usual in (("stride", 1), ("pad", 0))
+        for dim in "yx"
+    )
+    sample = groups * c * window[0] * window[1] * places[0] * places[1]
+    return Sizes(
+        b=b,
+        g=groups,
+        c=c,
+        n=n // groups,
+        image=given,
+        made=places,
+        window=window,
+        step=max(1, min(b, COLUMNS_ELEMENTS // max(sample, 1))),
+        dtype=found.image.dtype,
+        taps=tuple(taps(context, window, given, places)),
+        pointwise=window == (1, 1) and plain,
+        channels_last=found.is_channels_last,
+    )
+
+
+def _apart(
+    shape: tuple[int, ...], channels: int, rows: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the sizes of dim 0 and of the channels, and those of rows and columns."""
+    return (shape[0], shape[channels]), (shape[rows], shape[rows + 1])

@@ -1,0 +1,71 @@
+"""Plans whose collectives of state are joined in buckets, of more than one bucket a kind.
+
+Links of these clusters have next to no latency, so that even of a small model several buckets pay.
+"""
+
+from functools import cache
+
+from msgspec.structs import replace
+
+from models.graph import Graph
+from models.spec import TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.actors.graph import ActorGraph
+from planner.clusters import parse_cluster
+from planner.compile import compile_plan
+from planner.plan import FUSED, Plan
+from planner.search import Pins, SearchRequest, search
+from tests.small_models import small
+
+GLOBAL_BATCH, MICROBATCHES = 8, 2
+TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=3, decay_steps=30, clip_norm=0.5)
+
+CASES: dict[str, dict[str, object]] = {
+    "dp 2": {"dp": 2},
+    "dp 4": {"dp": 4},
+    "ZeRO 1": {"dp": 4, "zero": 1},
+    "ZeRO 2": {"dp": 4, "zero": 2},
+    "ZeRO 3": {"dp": 2, "zero": 3},
+    "ZeRO 3 of four": {"dp": 4, "zero": 3},
+    "ZeRO 1 with tp": {"dp": 2, "tp": 2, "zero": 1, "sequence_parallel": True},
+    "ZeRO 3 with tp": {"dp": 2, "tp": 2, "zero": 3},
+    "dp with pp": {"dp": 2, "pp": 2},
+    "ZeRO 1 in chunks": {
+        "dp": 2,
+        "pp": 2,
+        "zero": 1,
+        "schedule": "interleaved-1f1b",
+        "interleave": 2,
+    },
+    "ZeRO 2, zero bubble": {"dp": 2, "pp": 2, "zero": 2, "schedule": "zb-h1"},
+}
+
+
+@cache
+def searched(name: str, precision: str = "fp32", model: str = "gpt") -> tuple[Plan, Graph]:
+    """A plan of a small model, pinned as the case says."""
+    pins = {"dp": 1, "tp": 1, "pp": 1, **CASES[name]}
+    devices = int(pins["dp"]) * int(pins["tp"]) * int(pins["pp"])  # type: ignore[call-overload]
+    cluster = parse_cluster(f"h100-sxm-80gb:{devices}x1")
+    library = replace(cluster.device, library="", launch_ns=0)
+    link = replace(cluster.intra_node, latency_ns=1)
+    plan = search(
+        SearchRequest(
+            model=small(model, precision),
+            training=TRAINING,
+            cluster=replace(cluster, device=library, intra_node=link),
+            global_batch=GLOBAL_BATCH,
+            pins=Pins(
+                fusion=FUSED,
+                **{"micro_batch": GLOBAL_BATCH // MICROBATCHES // int(pins["dp"]), **pins},  # type: ignore[arg-type,call-overload]
+            ),
+        )
+    )
+    return plan, build_training(plan.model, plan.training, plan.batch)
+
+
+@cache
+def compiled(name: str, precision: str = "fp32") -> tuple[ActorGraph, ActorGraph]:
+    """The actors of a plan with every collective by itself, and with buckets."""
+    plan, graph = searched(name, precision)
+    return compile_plan(plan, graph, in_buckets=False), compile_plan(plan, graph)

@@ -1,0 +1,235 @@
+"""Norms with what stands beside them: by warps, by blocks, in rows that registers do not hold."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Call, Calls, Launch, Tensor, always, read, workspace, write
+from executor.cuda.kernels.columns import ColumnSums
+from executor.cuda.kernels.rows.norms import (
+    Residual,
+    norm,
+    norm_grad_input,
+    norm_grad_weight,
+)
+from executor.cuda.kernels.rows.teams import team_of
+from executor.kernels.context import Array, whole
+from tests.executor.cuda.calling import Operands, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+# rows and features: one pack, cut packs, several rows of a warp, blocks of two and four packs of a
+# thread, and rows that are read again; of 16 bits and of 64
+SIZES = [
+    ("bfloat16", 1, 8), ("bfloat16", 5, 12), ("float16", 3, 7), ("float32", 2200, 16),
+    ("bfloat16", 300, 264), ("float32", 3, 1032), ("bfloat16", 2, 4096), ("float64", 2, 2056),
+    ("float32", 2, 8192), ("bfloat16", 2, 16392), ("float32", 1, 8200),
+]  # fmt: skip
+every_size = pytest.mark.parametrize(("dtype", "rows", "columns"), SIZES)
+both = pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+EPSILON = 1e-5
+
+
+def wide_of(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def tolerance(dtype: str) -> dict[str, float]:
+    close = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
+    return {"rtol": close, "atol": close}
+
+
+class Given:
+    """Operands of a norm and of its gradient, as stored, and as numbers."""
+
+    def __init__(self, dtype: str, rows: int, columns: int) -> None:
+        rng = np.random.default_rng(rows * columns)
+        shapes = {"x": (rows, columns), "dy": (rows, columns), "other": (rows, columns)}
+        shapes |= {"gamma": (columns,), "beta": (columns,)}
+        self.dtype, self.wide = dtype, wide_of(dtype)
+        self.shape, self.columns = (rows, columns), columns
+        self.stored = {
+            name: stored(rng.standard_normal(shape) + 0.5, dtype) for name, shape in shapes.items()
+        }
+        self.numbers = {
+            name: loaded(one, dtype).astype(np.float64) for name, one in self.stored.items()
+        }
+
+    def forward(self, kind: str, *, added: bool) -> tuple[Array, Array, Array, Array]:
+        """The sum, the norm, and what is kept: mean and one over the deviation."""
+        x = self.numbers["x"]
+        if added:
+            x = loaded(stored(x + self.numbers["other"], self.dtype), self.dtype).astype(np.float64)
+        mean = x.mean(1) if kind == "layer_norm" else np.zeros(len(x))
+        rstd = 1 / np.sqrt(((x - mean[:, None]) ** 2).mean(1) + EPSILON)
+        y = (x - mean[:, None]) * rstd[:, None] * self.numbers["gamma"]
+        return x, y + (self.numbers["beta"] if kind == "layer_norm" else 0), mean, rstd
+
+    def backward(self, kind: str) -> tuple[Array, Array, Array]:
+        """The gradients of x, gamma and beta."""
+        x, _, mean, rstd = self.forward(kind, added=False)
+        dy, normal = self.numbers["dy"], (x - mean[:, None]) * rstd[:, None]
+        g = dy * self.numbers["gamma"]
+        away = g.mean(1, keepdims=True) if kind == "layer_norm" else 0
+        dx = rstd[:, None] * (g - away - normal * (g * normal).mean(1, keepdims=True))
+        return dx, (dy * normal).sum(0), dy.sum(0)
+
+
+def carried_out(
+    calls: Calls, reads: Sequence[Array], writes: Sequence[Array], firings: Sequence[int] = (0,)
+) -> list[Call]:
+    operands = Operands(calls, reads, writes)
+    done = [one for firing in firings for one in calls.of(firing)]
+    machine = Emulator(functions_of(done))
+    for one in done:
+        machine.run(one, operands.address, operands.ranges(one))
+    return done
+
+
+@every_size
+@both
+@pytest.mark.parametrize("added", [False, True])
+def test_a_norm_and_what_is_added_before_it(
+    kind: str, dtype: str, rows: int, columns: int, added: bool
+) -> None:
+    given = Given(dtype, rows, columns)
+    names = ("x", "gamma", "beta", "other")
+    shapes = [(given.shape, dtype), (given.shape, dtype), *[((rows,), given.wide)] * 2]
+    total, y, mean, rstd = (empty(whole(shape, one)) for shape, one in shapes)
+    layer = kind == "layer_norm"
+    launch = norm(
+        Tensor(read(0), dtype, rows * columns), Tensor(read(1), dtype, columns), write(1),
+        Tensor(write(3), given.wide, rows), columns=columns, epsilon=EPSILON,
+        beta=read(2) if layer else None, mean=write(2) if layer else None,
+        residual=Residual(other=read(3), total=write(0)) if added else None,
+    )  # fmt: skip
+    carried_out(always(launch), [given.stored[name] for name in names], [total, y, mean, rstd])
+    expected = given.forward(kind, added=added)
+    if added:
+        np.testing.assert_array_equal(loaded(total, dtype), expected[0])
+    np.testing.assert_allclose(loaded(y, dtype), expected[1], **tolerance(dtype))
+    if layer:
+        np.testing.assert_allclose(mean, expected[2], **tolerance(given.wide))
+    np.testing.assert_allclose(rstd, expected[3], **tolerance(given.wide))
+
+
+def gradient_of(
+    given: Given, kind: str, *, added: bool, weights: ColumnSums | None
+) -> tuple[Calls, list[Array]]:
+    """The calls of a norm's gradient, and what they read."""
+    _, _, mean, rstd = given.forward(kind, added=False)
+    rows, columns = given.shape
+    size, wide, dtype = rows * columns, given.wide, given.dtype
+    calls = norm_grad_input(
+        Tensor(read(0), dtype, size), Tensor(read(1), dtype, size),
+        Tensor(read(2), dtype, columns), Tensor(read(4), wide, rows), write(0), columns=columns,
+        mean=read(3) if kind == "layer_norm" else None, other=read(5) if added else None,
+        weights=weights,
+    )  # fmt: skip
+    reads = [given.stored[name] for name in ("dy", "x", "gamma")]
+    return calls, [*reads, stored(mean, wide), stored(rstd, wide), given.stored["other"]]
+
+
+@every_size
+@both
+def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
+    kind: str, dtype: str, rows: int, columns: int
+) -> None:
+    given = Given(dtype, rows, columns)
+    found = []
+    for added in (False, True):
+        calls, reads = gradient_of(given, kind, added=added, weights=None)
+        dx = empty(whole(given.shape, dtype))
+        carried_out(calls, reads, [dx])
+        found.append(dx)
+    plain = loaded(found[0], dtype)
+    np.testing.assert_allclose(plain, given.backward(kind)[0], **tolerance(dtype))
+    # as two ops would have stored it
+    both_added = stored(plain + loaded(given.stored["other"], dtype), dtype)
+    np.testing.assert_array_equal(found[1], both_added)
+
+
+@every_size
+@both
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
+    kind: str, fused: bool, dtype: str, rows: int, columns: int
+) -> None:
+    given = Given(dtype, rows, columns)
+    layer, wide = kind == "layer_norm", given.wide
+    outputs = tuple(Tensor(write(1 + at), wide, columns) for at in range(1 + layer))
+    weights = ColumnSums(outputs=outputs, hold=2, scratch=workspace(64))
+    dx, *sums = (empty(whole(given.shape, dtype)), *(empty(whole((columns,), wide)) for _ in "ab"))
+    calls, reads = gradient_of(given, kind, added=True, weights=weights if fused else None)
+    if not fused:
+        calls = norm_grad_weight(
+            Tensor(read(0), dtype, rows * columns), Tensor(read(1), dtype, rows * columns),
+            Tensor(read(4), wide, rows), weights, columns=columns,
+            mean=read(3) if layer else None,
+        )  # fmt: skip
+    calls = Calls(of=calls.of, workspace_bytes=calls.workspace_bytes + 64)
+    done = carried_out(calls, reads, [dx, *sums], firings=(0, 1, 2, 3))
+    expected = given.backward(kind)
+    for one, other in list(zip(sums, expected[1:], strict=True))[: 1 + layer]:
+        np.testing.assert_allclose(one, 2 * other, rtol=2e-4, atol=tolerance(wide)["atol"] * rows)
+    if fused:
+        right = loaded(stored(expected[0], dtype), dtype) + given.numbers["other"]
+        np.testing.assert_allclose(loaded(dx, dtype), right, **tolerance(dtype))
+        team = team_of(rows, columns, 16 // np.dtype(stored(np.zeros(1), dtype).dtype).itemsize)
+        passes = 2 if team.by_warp or team.packs == 2 else 3
+        assert len(done) == 4 * passes
+
+
+def test_a_sum_that_is_added_on_is_rounded_as_a_gradient_of_its_own_was() -> None:
+    given = Given("bfloat16", 40, 24)
+    sums = [empty(whole((24,), "float32")) for _ in "ab"]
+    outputs = tuple(Tensor(write(at), "float32", 24) for at in range(2))
+    weights = ColumnSums(outputs=outputs, rounded="bfloat16", hold=2)
+    calls = norm_grad_weight(
+        Tensor(read(0), "bfloat16", 960), Tensor(read(1), "bfloat16", 960),
+        Tensor(read(3), "float32", 40), weights, columns=24, mean=read(2),
+    )  # fmt: skip
+    _, _, mean, rstd = given.forward("layer_norm", added=False)
+    reads = [
+        given.stored["dy"],
+        given.stored["x"],
+        stored(mean, "float32"),
+        stored(rstd, "float32"),
+    ]
+    carried_out(calls, reads, sums, firings=(0, 1))
+    for found in sums:
+        half = found / 2
+        np.testing.assert_array_equal(loaded(stored(half, "bfloat16"), "bfloat16"), half)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "pack", "expected"),
+    [
+        (8192, 768, 8, (3, True, 256)),
+        (200, 1024, 8, (4, True, 64)),
+        (8192, 1600, 8, (2, False, 128)),
+        (8192, 8192, 8, (2, False, 512)),
+        (8192, 8192, 4, (4, False, 512)),
+        (8192, 16384, 4, (0, False, 512)),
+    ],
+)
+def test_a_team_holds_its_row(
+    rows: int, columns: int, pack: int, expected: tuple[int, bool, int]
+) -> None:
+    team = team_of(rows, columns, pack)
+    assert team == expected
+    if team.packs:
+        threads = 32 if team.by_warp else team.threads
+        assert team.packs * threads * pack >= columns
+
+
+def test_rows_are_shared_out_over_no_more_blocks_than_a_device_has_room_for() -> None:
+    launch = norm(
+        Tensor(read(0), "bfloat16", 65536 * 4096), Tensor(read(1), "bfloat16", 4096), write(0),
+        Tensor(write(1), "float32", 65536), columns=4096, epsilon=EPSILON,
+    )  # fmt: skip
+    assert isinstance(launch, Launch)
+    assert launch.grid == (2112, 1, 1)
+    assert launch.function == "rms_norm<bf16, bf16, float, 8, 2, false, false>"

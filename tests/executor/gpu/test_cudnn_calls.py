@@ -1,0 +1,226 @@
+"""The library's calls mean what the ops do: operands, layouts, masks, and where there are any."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import (
+    Attention,
+    Calls,
+    Choice,
+    Clear,
+    Convolution,
+    always,
+    write,
+)
+from executor.cuda.kernels.images.library import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    with_library,
+)
+from executor.cuda.kernels.images.windows import Dim, Sizes
+from executor.cuda.kernels.table import make_calls
+from executor.cuda.listing import rank_listing
+from executor.kernels.context import Array, KernelContext, Shard, whole
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator
+from tests.executor.cuda.example_cases import TOLERANCE, Case
+from tests.executor.examples.attention import Attributes, Form
+from tests.executor.examples.example import Example
+from tests.executor.examples.images import convolution, window
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of
+from tests.executor.kernel_calls import run_state
+
+NARROW = ("bfloat16", "float16")
+CAUSAL: Attributes = {"causal": True, "scale": 0.5}
+PLAIN: Attributes = {"causal": False, "scale": 0.5}
+GROUPED = {"b": 2, "g": 2, "r": 3, "t": 10, "s": 10, "d": 8, "u": 6}
+WAYS = {"where it lies": 0, "turned over": 1, "our own": -1}
+
+
+def examples() -> Iterator[Example]:
+    for form, sizes in (
+        (Form(attributes=CAUSAL), {}),
+        (Form(attributes=CAUSAL), {"h": 1}),
+        (Form(attributes=PLAIN), {"t": 7, "s": 9}),
+        (Form(attributes=CAUSAL, grouped=True), GROUPED),
+        (Form(attributes=CAUSAL | {"window": 4}, grouped=True), GROUPED),
+        (Form(attributes=PLAIN | {"window": 4}, grouped=True), GROUPED),
+    ):
+        forward, backward = form.labels
+        one = Example(
+            kind="attention", labels=forward, formula=form.forward, attributes=form.attributes,
+            sizes=sizes,
+        )  # fmt: skip
+        yield one
+        yield replace(
+            one, kind="attention_grad", labels=backward, formula=form.backward, derive=form.derive
+        )
+
+
+def rounded(example: Example, dtype: str) -> Case:
+    """With an output and logsumexp that follow from what q, k and v are rounded to."""
+
+    def derive(*inputs: Array) -> tuple[Array, ...]:
+        exact = [loaded(stored(array, dtype), dtype).astype(np.float64) for array in inputs]
+        return example.derive(*exact)
+
+    wide = (4,) if example.kind == "attention_grad" else ()
+    return Case(example=replace(example, derive=derive), dtype=dtype, wide=wide)
+
+
+CASES = [rounded(example, dtype) for example in examples() for dtype in NARROW]
+
+
+@cache
+def emulator(way: int) -> Emulator:
+    found: dict[str, set[str]] = {}
+    for case in CASES:
+        for source, names in case.functions().items():
+            found.setdefault(source, set()).update(names)
+    return Emulator(found, option=way)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_way_computes_what_the_formula_says(case: Case, way: str) -> None:
+    case.check(emulator(WAYS[way]))
+
+
+def context(
+    query: Shard, key: Shard, attributes: Attributes, *, out: str | None = None
+) -> KernelContext:
+    """Attention on these shards, of as many value features as key features."""
+    made = replace(query, dtype=out or query.dtype)
+    statistics = Shard(
+        global_shape=query.global_shape[:-1],
+        offsets=query.offsets[:-1],
+        shape=query.shape[:-1],
+        dtype="float32",
+    )
+    labels = Form(attributes=attributes).labels[0]
+    return context_of("attention", labels, [query, key, key], [made, statistics], attributes)
+
+
+def block(begin: int, size: int, dtype: str = "bfloat16") -> Shard:
+    """Places of a sequence of 256."""
+    return Shard(
+        global_shape=(1, 256, 2, 8), offsets=(0, begin, 0, 0), shape=(1, size, 2, 8), dtype=dtype
+    )
+
+
+ALL = block(0, 256)
+
+
+@pytest.mark.parametrize(
+    ("made", "ways"),
+    [
+        (context(ALL, ALL, CAUSAL), 3),
+        (context(ALL, ALL, PLAIN), 3),
+        (context(ALL, ALL, CAUSAL | {"window": 9}), 3),
+        (context(block(0, 128), block(0, 128), CAUSAL), 3),
+        (context(block(128, 128), block(128, 128), CAUSAL), 3),
+        (context(block(128, 128), ALL, PLAIN), 3),
+        (context(whole((1, 256, 1, 8), "float16"), whole((1, 256, 1, 8), "float16"), CAUSAL), 2),
+        (context(block(128, 128), ALL, CAUSAL), 0),  # its mask begins 128 places later
+        (context(block(0, 128), ALL, CAUSAL | {"window": 9}), 0),
+        (context(ALL, ALL, CAUSAL | {"alibi": 8.0}), 0),
+        (context(ALL, ALL, CAUSAL, out="float32"), 0),
+        (context(block(0, 256, "float32"), block(0, 256, "float32"), CAUSAL), 0),
+    ],
+)
+def test_the_library_is_asked_where_it_has_a_form_of_the_op(made: KernelContext, ways: int) -> None:
+    found = make_calls(made).of(0)
+    choices = [one for one in found if isinstance(one, Choice)]
+    assert [len(one.options) for one in choices] == ([ways] if ways else [])
+    if ways:
+        assert found == (choices[0],)
+        for option in choices[0].options[:-1]:
+            assert sum(isinstance(one, Attention) for one in option) == 1
+
+
+WINDOWS = [
+    (window((1, 1), (1, 1)), {"y": 5, "x": 4, "q": 3, "p": 3, "j": 5, "i": 4}),
+    (window((2, 1), (1, 0)), {"y": 6, "x": 4, "q": 3, "p": 2, "j": 3, "i": 3}),
+    (window((2, 3), (2, 0), (2, 1)), {"y": 7, "x": 5, "q": 3, "p": 2, "j": 4, "i": 2}),
+    (window((2, 2), (0, 0)), {"y": 5, "x": 4, "q": 1, "p": 1, "j": 3, "i": 2}),
+    (window((1, 2), (1, 1)), {"g": 2, "y": 4, "x": 5, "q": 3, "p": 3, "j": 4, "i": 3}),
+]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("direction", [FORWARD, GRAD_INPUT, GRAD_WEIGHT])
+@pytest.mark.parametrize(("attributes", "sizes"), WINDOWS)
+def test_convolutions_are_those_of_images_whose_channels_lie_last(
+    attributes: dict[str, int], sizes: dict[str, int], direction: str, dtype: str
+) -> None:
+    b, c, n, g = 2, 3, 4, sizes.get("g", 1)
+    given, made, size = (tuple(sizes[x] for x in pair) for pair in ("yx", "ji", "qp"))
+    dims = {
+        dim: Dim(
+            given[at], made[at], size[at], attributes[f"stride_{dim}"], attributes[f"pad_{dim}"],
+            attributes.get(f"dilation_{dim}", 1),
+        )
+        for at, dim in enumerate("yx")
+    }  # fmt: skip
+    found = Sizes(b=b, g=g, c=c, n=n, dtype=dtype, **dims)
+    calls = with_library(direction, found, run_state(), always(Clear(write(0), 0)))
+    (choice,) = calls.of(0)
+    assert isinstance(choice, Choice)
+    shapes = {"x": (b, g * c, *given), "w": (g * n, c, *size), "y": (b, g * n, *made)}
+    reads, made_one = {
+        FORWARD: ("xw", "y"),
+        GRAD_INPUT: ("yw", "x"),
+        GRAD_WEIGHT: ("xy", "w"),
+    }[direction]
+    rng = np.random.default_rng(0)
+    # channels last in memory, channels second in the formula
+    held = [stored(rng.standard_normal(shapes[one]).transpose(0, 2, 3, 1), dtype) for one in reads]
+    exact = [loaded(one, dtype).astype(np.float64).transpose(0, 3, 1, 2) for one in held]
+    target = shapes[made_one]
+    room = empty(whole((target[0], *target[2:], target[1]), dtype))
+    operands = Operands(Calls(of=lambda firing: ()), held, [room])
+    (one,) = choice.options[0]
+    assert isinstance(one, Convolution)
+    Emulator({}, option=0).run(one, operands.address, operands.ranges(one))
+    formula = dict(
+        zip((FORWARD, GRAD_INPUT, GRAD_WEIGHT), convolution(attributes, sizes), strict=True)
+    )[direction]
+    expected = formula(*exact)
+    near = TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(loaded(room, dtype).transpose(0, 3, 1, 2), expected, atol=near)
+
+
+def test_convolutions_in_float32_stay_with_kernels_of_ours() -> None:
+    dim = Dim(4, 4, 3, 1, 1, 1)
+    sizes = Sizes(b=1, g=1, c=2, n=2, y=dim, x=dim, dtype="float32")
+    calls = always()
+    assert with_library(FORWARD, sizes, run_state(), calls) is calls
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_a_model_trains_alike_by_the_library_and_by_kernels_of_ours() -> None:
+    plan, graph, actors = planned("llama", "bf16")
+    losses = []
+    for way in (-1, 0, 1):
+        runs = runs_of(plan, actors)
+        execute_on_device(EmulatedDevice(option=way), actors, runs, loading(graph), 3)
+        losses.append([loss / count for loss, count, _ in runs[0].totals])
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, atol=1e-2, rtol=0)
+
+
+def test_a_listing_names_every_way_of_a_choice() -> None:
+    plan, _, _ = planned("gpt", "bf16")
+    lines = [line.strip() for line in rank_listing(plan, 0).splitlines()]
+    at = lines.index("one of 3:")
+    assert lines[at + 1].startswith("1: library: attention b ")
+    assert lines[at + 2].startswith("2: library: attention b ")
+    assert lines[at + 3].startswith("2: movement: ")
+    assert lines[at + 4].startswith("3: attention")
+    assert any(line.startswith("1: library: gradient of attention") for line in lines)

@@ -1,0 +1,189 @@
+"""A device that picks among a library and kernels, before a step is captured."""
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from executor.cuda.binding import bound, last_options, leaves, operands_of
+from executor.cuda.calls import Attention, Call, Choice, Clear, Copy, Operand
+from executor.cuda.kernels.table import make_calls
+from executor.errors import ExecutorError
+from executor.gpu import cupy_device
+from executor.gpu.choices import Picks
+from executor.gpu.cudnn import issuing
+from executor.gpu.cudnn.library import CudnnLibrary
+from executor.gpu.cupy_device import CupyDevice
+from executor.kernels.context import Array, whole
+from tests.executor.cuda.calling import context_of, loaded, stored
+from tests.executor.examples.attention import Form
+from tests.executor.gpu.cudnn_in_memory import Cudnn
+from tests.executor.gpu.cupy_in_memory import Cupy
+
+CAUSAL = {"causal": True, "scale": 0.5}
+SHAPE = (1, 128, 2, 8)
+STATISTICS = whole(SHAPE[:-1], "float32")
+ROWS = whole(SHAPE, "bfloat16")
+
+
+def at(address: int) -> Operand:
+    return Operand("address", 0, address)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
+    made = Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
+    monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(issuing, "RESERVE_BYTES", 0)
+    return made
+
+
+@pytest.fixture
+def cudnn(cupy: Cupy) -> Cudnn:
+    return Cudnn(cupy.work.do)
+
+
+@pytest.fixture
+def device(cudnn: Cudnn) -> CupyDevice:
+    return CupyDevice(0, lambda: None, lambda: CudnnLibrary(cudnn))  # type: ignore[arg-type,return-value]
+
+
+class Placed:
+    """Attention on a device, causal, over operands in its memory."""
+
+    def __init__(self, device: CupyDevice) -> None:
+        self._device = device
+        context = context_of(
+            "attention", Form(attributes=CAUSAL).labels[0], [ROWS] * 3, [ROWS, STATISTICS], CAUSAL
+        )
+        calls = make_calls(context)
+        rng = np.random.default_rng(0)
+        self.given = [stored(rng.standard_normal(SHAPE), "bfloat16") for _ in range(3)]
+        self.reads = [device.allocate(one.nbytes) for one in self.given]
+        for address, one in zip(self.reads, self.given, strict=True):
+            device.to_device(address, one)
+        self.writes = [device.allocate(2 * ROWS.size), device.allocate(4 * STATISTICS.size)]
+        places = {
+            "read": self.reads,
+            "write": self.writes,
+            "workspace": [device.allocate(calls.workspace_bytes)],
+            "table": [device.allocate(one.nbytes) for one in calls.tables],
+        }
+        (call,) = calls.of(0)
+        found = bound(call, lambda one: at(places[one.role][one.number] + one.offset_bytes))
+        assert isinstance(found, Choice)
+        # What ours would make: a sign that can be told from what the library makes.
+        self.choice = Choice((*found.options[:-1], (Clear(at(self.writes[0]), 2 * ROWS.size),)))
+
+    def made(self) -> tuple[Array, Array]:
+        out, statistics = np.empty(SHAPE, np.uint16), np.empty(SHAPE[:-1], np.float32)
+        for array, address in zip((out, statistics), self.writes, strict=True):
+            self._device.to_host(array.reshape(-1).view(np.uint8), address)
+        return loaded(out, "bfloat16"), statistics
+
+    def expected(self) -> Sequence[Array]:
+        exact = [loaded(one, "bfloat16").astype(np.float64) for one in self.given]
+        return Form(attributes=CAUSAL).forward(*exact)
+
+
+def test_a_choice_is_by_the_library_where_it_can_and_is_replayed(
+    device: CupyDevice, cudnn: Cudnn
+) -> None:
+    placed, stream = Placed(device), device.stream()
+    device.prepare(placed.choice, stream)
+    before = device.library_bytes
+    device.begin_capture(stream)
+    device.issue(placed.choice, stream)
+    graph = device.end_capture(stream)
+    assert not placed.made()[0].any(), "captured, not carried out"
+    device.replay(graph, stream)
+    for one, other in zip(placed.made(), placed.expected(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-2)
+    assert (before, device.library_bytes) == (0, cudnn.workspace_bytes)
+    assert cudnn.stream == stream
+    device.close()
+    assert cudnn.handles == []
+
+
+def test_without_a_library_the_last_way_is_taken(cupy: Cupy) -> None:
+    device = CupyDevice(0, lambda: None)  # type: ignore[arg-type,return-value]
+    placed, stream = Placed(device), device.stream()
+    device.to_device(placed.writes[0], np.full(4, 9, np.uint8))
+    device.issue(placed.choice, stream)
+    assert not placed.made()[0].any()
+    assert device.library_bytes == 0
+
+
+@pytest.mark.parametrize("spoil", ["reason", "workspace", "version"])
+def test_what_the_library_refuses_goes_to_the_next_way(
+    spoil: str, device: CupyDevice, cudnn: Cudnn
+) -> None:
+    placed, stream = Placed(device), device.stream()
+    ways = len(placed.choice.options)
+    assert ways == 3
+    if spoil == "reason":
+        cudnn.reason = "heads"
+    elif spoil == "workspace":
+        cudnn.workspace_bytes = device.free_bytes() + 1
+    else:
+        cudnn.version = 92500  # takes a logsumexp that is turned over before
+    device.prepare(placed.choice, stream)
+    assert device._picks.picked(placed.choice) == placed.choice.options[
+        1 if spoil == "version" else 2
+    ]  # fmt: skip
+
+
+def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice) -> None:
+    placed = Placed(device)
+    away = bound(placed.choice, lambda one: at(one.offset_bytes + 8))
+    assert isinstance(away, Choice)
+    device.prepare(away, device.stream())
+    assert device._picks.picked(away) == away.options[-1]
+    device.prepare(placed.choice, device.stream())
+    assert device._picks.picked(placed.choice) == placed.choice.options[0]
+
+
+def test_who_chooses_may_time_the_ways_that_are_supported(cupy: Cupy, cudnn: Cudnn) -> None:
+    asked = []
+
+    def choose(choice: Choice, supported: Sequence[int]) -> int:
+        asked.append(list(supported))
+        for way in supported:
+            for call in choice.options[way]:
+                if isinstance(call, Attention | Clear):
+                    device.issue(call, stream)
+        return supported[-1]
+
+    device = CupyDevice(0, lambda: None, lambda: CudnnLibrary(cudnn), choose)  # type: ignore[arg-type,return-value]
+    placed, stream = Placed(device), device.stream()
+    device.prepare(placed.choice, stream)
+    device.prepare(Placed(device).choice, stream)
+    assert asked == [[0, 1, 2]], "once for all that differ in places alone"
+    device.issue(placed.choice, stream)
+    assert not placed.made()[0].any()
+
+
+def test_a_way_that_is_not_supported_cannot_be_chosen() -> None:
+    picks = Picks(lambda call: isinstance(call, Copy), lambda choice, supported: 0)
+    choice = Choice(((Clear(at(0), 1),), (Copy(at(0), at(64), 1),), (Clear(at(64), 1),)))
+    with pytest.raises(ExecutorError, match=r"option 0 was chosen, and \[1, 2\] are supported"):
+        picks.pick(choice)
+
+
+def test_a_choice_that_is_captured_before_it_was_prepared_is_refused(device: CupyDevice) -> None:
+    placed, stream = Placed(device), device.stream()
+    device.begin_capture(stream)
+    with pytest.raises(ExecutorError, match="a choice among 3 ways was captured before"):
+        device.issue(placed.choice, stream)
+
+
+def test_all_ways_of_a_choice_are_bound_and_walked() -> None:
+    inner: Call = Choice(((Clear(at(1), 1),), (Clear(at(2), 1), Clear(at(3), 1))))
+    outer = Choice(((Copy(at(4), at(5), 1),), (inner, Clear(at(6), 1))))
+    assert [one.offset_bytes for one in operands_of(outer)] == [4, 5, 1, 2, 3, 6]
+    moved = bound(outer, lambda one: at(one.offset_bytes + 10))
+    assert [one.offset_bytes for one in operands_of(moved)] == [14, 15, 11, 12, 13, 16]
+    assert len(list(leaves(outer, inner))) == 8
+    assert list(last_options(outer)) == [Clear(at(2), 1), Clear(at(3), 1), Clear(at(6), 1)]

@@ -1,0 +1,179 @@
+"""cuDNN on a GPU: plans are found, compute what the ops say, give equal bits, and are captured."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from executor.cuda.binding import leaves
+from executor.cuda.calls import Calls, Choice, Convolution, Launch
+from executor.cuda.kernels.images.library import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    with_library,
+)
+from executor.cuda.kernels.images.windows import Dim, Sizes
+from executor.cuda.kernels.table import make_calls
+from executor.gpu.cudnn.limits import STATISTICS_VERSION_MIN
+from executor.gpu.cudnn.opening import cudnn_library
+from executor.kernels.context import Array, Shard, whole
+from tests.executor.cuda.calling import context_of, loaded, stored
+from tests.executor.cuda.emulation.machine import functions_of, to_stored, to_wide
+from tests.executor.cuda.emulation.networks import carry_out as in_numpy
+from tests.executor.examples.attention import Attributes, Form
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.kernel_calls import run_state
+from tests.gpu.conftest import EMULATED
+from tests.gpu.on_device import Bench, carry_out
+
+# Of the largest value: shares of the values are rounded to 16 bits before they are added up.
+NEAR = {"bfloat16": 2e-2, "float16": 4e-3}
+STATISTICS_NEAR = 2e-2
+CAUSAL: Attributes = {"causal": True, "scale": 0.125}
+PLAIN: Attributes = {"causal": False, "scale": 0.125}
+# samples, queries, keys, groups, query heads of a group, head dim, value dim; attributes
+ATTENTION = [
+    ((2, 256, 256, 4, 1, 64, 64), CAUSAL),
+    ((2, 256, 256, 4, 1, 64, 64), PLAIN),
+    ((2, 256, 128, 4, 1, 64, 64), PLAIN),
+    ((1, 384, 384, 2, 4, 128, 128), CAUSAL),
+    ((1, 512, 512, 2, 2, 64, 64), CAUSAL | {"window": 200}),
+    ((1, 512, 512, 1, 1, 64, 64), PLAIN | {"window": 200}),
+]
+FAR = -400.0  # what a logsumexp is moved by: exp of it is 0 in float32
+# samples, channels, made, sides, window, stride, pad, groups
+CONVOLUTIONS = [
+    (4, 32, 64, 14, 3, 1, 1, 1),
+    (4, 64, 32, 14, 1, 2, 0, 1),
+    (4, 32, 32, 15, 3, 2, 1, 1),
+    (4, 3, 32, 32, 7, 2, 3, 1),
+    (4, 32, 32, 14, 3, 1, 1, 32),
+]
+
+
+@pytest.fixture(scope="module")
+def version(request: pytest.FixtureRequest) -> int:
+    """Of cuDNN."""
+    if EMULATED:
+        return STATISTICS_VERSION_MIN
+    request.getfixturevalue("gpu")
+    cudnn = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
+    try:
+        return int(cudnn.backend_version())
+    except RuntimeError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def bench(version: int) -> Iterator[Bench]:
+    """Where a call that the library has no plan for is an error."""
+    if EMULATED:
+        yield Bench(EmulatedDevice())
+        return
+    from executor.gpu.cupy_device import CupyDevice
+    from executor.gpu.products.cublaslt import ProductLibrary
+
+    device = CupyDevice(0, ProductLibrary, lambda: cudnn_library({"MILLRACE_CUDNN": "on"}))
+    yield Bench(device, 2**28)
+    device.close()
+
+
+def way(calls: Calls, at: int) -> Calls:
+    """One way of a choice, as if there were no other."""
+    (choice,) = calls.of(0)
+    assert isinstance(choice, Choice)
+    option = choice.options[at]
+    return Calls(
+        of=lambda firing: option, tables=calls.tables, workspace_bytes=calls.workspace_bytes
+    )
+
+
+def ways(calls: Calls, version: int) -> range:
+    """Those by the library that it may be asked for."""
+    (choice,) = calls.of(0)
+    assert isinstance(choice, Choice)
+    last = len(choice.options) - 1
+    return range(0 if version >= STATISTICS_VERSION_MIN or last == 1 else 1, last)
+
+
+def fired(bench: Bench, calls: Calls, inputs: list[Array], outputs: list[Shard]) -> list[Array]:
+    """Outputs as numbers; fired twice and replayed with the same bits."""
+    launches = [one for one in leaves(*calls.of(0)) if isinstance(one, Launch)]
+    bench.device.load(functions_of(launches))
+    first, again = (carry_out(bench, calls, inputs, outputs) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert one.tobytes() == other.tobytes(), "two firings give different bits"
+    return [loaded(one, shard.dtype) for one, shard in zip(first, outputs, strict=True)]
+
+
+def assert_near(found: Array, expected: Array, dtype: str) -> None:
+    assert np.isfinite(found).all()
+    near = NEAR[dtype] * float(np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+
+
+@pytest.mark.parametrize("shift", [0.0, FAR], ids=["near", "far"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("sizes", "attributes"), ATTENTION)
+def test_attention_and_its_gradient_are_those_of_the_formula(
+    bench: Bench,
+    version: int,
+    sizes: tuple[int, ...],
+    attributes: Attributes,
+    dtype: str,
+    shift: float,
+) -> None:
+    b, t, s, g, r, d, u = sizes
+    form = Form(attributes=attributes, grouped=True)
+    rng = np.random.default_rng(0)
+    shapes = (b, t, g, r, d), (b, s, g, d), (b, s, g, u), (b, t, g, r, u)
+    numbers = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    if shift:  # a feature that adds the same to every score
+        numbers[0][..., 0], numbers[1][..., 0] = 64, shift / (64 * 0.125)
+    held = [stored(one, dtype) for one in numbers]
+    exact = [loaded(one, dtype).astype(np.float64) for one in held]
+    expected = form.forward(*exact[:3])
+    slopes = form.backward(*exact[:3], *expected, exact[3])
+    q, k, v, out = (whole(shape, dtype) for shape in shapes)
+    rows = whole((b, t, g, r), "float32")
+    forward, backward = (
+        make_calls(context_of(kind, labels, inputs, outputs, attributes))
+        for kind, labels, inputs, outputs in (
+            ("attention", form.labels[0], [q, k, v], [out, rows]),
+            ("attention_grad", form.labels[1], [q, k, v, out, rows, out], [q, k, v]),
+        )
+    )
+    for at in ways(forward, version):
+        made, statistics = fired(bench, way(forward, at), held[:3], [out, rows])
+        assert_near(made, expected[0], dtype)
+        np.testing.assert_allclose(statistics, expected[1], rtol=0, atol=STATISTICS_NEAR)
+        given = [*held[:3], stored(made, dtype), stored(statistics, "float32"), held[3]]
+        found = fired(bench, way(backward, at), given, [q, k, v])
+        for one, other in zip(found, slopes, strict=True):
+            # along the feature that was added there are differences of large numbers
+            assert_near(one[..., 1:], other[..., 1:], dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("direction", [FORWARD, GRAD_INPUT, GRAD_WEIGHT])
+@pytest.mark.parametrize("sizes", CONVOLUTIONS)
+def test_convolutions_are_those_of_images_whose_channels_lie_last(
+    bench: Bench, sizes: tuple[int, ...], direction: str, dtype: str
+) -> None:
+    b, c, n, side, window, stride, pad, groups = sizes
+    dim = Dim(side, (side + 2 * pad - window) // stride + 1, window, stride, pad, 1)
+    found = Sizes(b=b, g=groups, c=c // groups, n=n // groups, y=dim, x=dim, dtype=dtype)
+    calls = way(with_library(direction, found, run_state(), Calls(of=lambda firing: ())), 0)
+    (call,) = calls.of(0)
+    assert isinstance(call, Convolution)
+    rng = np.random.default_rng(0)
+    held = [  # channels last in memory
+        stored(rng.standard_normal([one[at] for at in (0, 2, 3, 1)]) / 4, dtype)
+        for one in call.sizes
+    ]
+    expected = [one.copy().transpose(0, 3, 1, 2) for one in held]
+    in_numpy(call, expected, to_wide, to_stored)
+    *read, target = {FORWARD: (0, 1, 2), GRAD_INPUT: (2, 1, 0), GRAD_WEIGHT: (0, 2, 1)}[direction]
+    (made,) = fired(bench, calls, [held[at] for at in read], [whole(held[target].shape, dtype)])
+    assert_near(made.transpose(0, 3, 1, 2), loaded(expected[target], dtype), dtype)

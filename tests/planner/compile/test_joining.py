@@ -1,0 +1,212 @@
+"""Which collectives of a stage become one bucket, in drafts written by hand and drawn at random."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from planner.actors.graph import Meeting, Port
+from planner.actors.null_clock import run_to_completion
+from planner.actors.validate import validate
+from planner.cluster import Cluster, Software
+from planner.clusters import parse_cluster
+from planner.compile.collectives import bucketed
+from planner.compile.draft import UPDATE, DraftActor, DraftStage, Section
+from planner.compile.orders import first_step, joined, unordered, with_queues
+from planner.errors import ProtocolError
+from planner.mesh import Axis, Mesh
+from planner.schedules import Slot
+from tests.bucketed_plans import compiled
+
+MESH = Mesh(axes=(Axis(name="dp", size=4),))
+CLUSTER = parse_cluster("h100-sxm-80gb:4x1")
+FORWARD: Section = ("F", 0)
+MIB = 2**20
+
+
+class Writer:
+    """A stage whose ops are added in the order of its compute queue."""
+
+    def __init__(self, section: Section, firings: int) -> None:
+        self.section, self.firings = section, firings
+        self.draft = DraftStage(MESH.sizes)
+
+    def op(self, name: str, *inputs: int) -> int:
+        """Add an op; return the register that it fills."""
+        return self._actor(name, "op", inputs, None)
+
+    def meeting(self, name: str, source: int, kind: str = "all_reduce", **changes: object) -> int:
+        """Add a collective of state; return the register that it fills."""
+        about = {"message_bytes": 4 * 1024, "bucketed": True, "reduction": "sum", **changes}
+        found = Meeting(key=name, kind=kind, axes=("dp",), **about)  # type: ignore[arg-type]
+        return self._actor(name, kind, (source,), found)
+
+    def _actor(self, name: str, kind: str, inputs: Sequence[int], meeting: Meeting | None) -> int:
+        register = self.draft.add_register(
+            name=name,
+            tensor=name,
+            shape=(1024,),
+            dtype="float32",
+            sbp=self.draft.whole,
+            memory_kind="gradient",
+        )
+        self.draft.add_actor(
+            DraftActor(
+                name=name,
+                kind=kind,
+                section=self.section,
+                firings=self.firings,
+                inputs=tuple(Port(register=one) for one in inputs),
+                outputs=(Port(register=register),),
+                meeting=meeting,
+                lane="compute" if meeting is None else "dp",
+            )
+        )
+        return register
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The stage's order."""
+        return tuple(Slot("F", 0, one) for one in range(self.firings))
+
+    def joined(self, cluster: Cluster = CLUSTER) -> DraftStage:
+        return bucketed(self.draft, self.slots, 0, MESH, cluster)
+
+
+def messages(draft: DraftStage) -> list[tuple[str, int, int]]:
+    """Kind, parts and bytes of every meeting."""
+    found = (actor.meeting for actor in draft.actors)
+    return [(one.kind, one.parts, one.message_bytes) for one in found if one is not None]
+
+
+def two(in_time: bool, **changes: object) -> DraftStage:
+    """Two gradients, each summed for an op; in time if both are there before either is wanted."""
+    writer = Writer(UPDATE, 1)
+    first = writer.meeting("first sum", writer.op("first"), **changes)
+    if in_time:
+        second = writer.meeting("second sum", writer.op("second"))
+        writer.op("use", first)
+    else:
+        wanted = writer.op("use", first)
+        second = writer.meeting("second sum", writer.op("second", wanted))
+    writer.op("use of the second", second)
+    return writer.joined()
+
+
+def test_sums_that_are_there_in_time_are_one_message() -> None:
+    draft = two(in_time=True)
+    assert messages(draft) == [("all_reduce", 2, 8 * 1024)]
+    (bucket,) = (actor for actor in draft.actors if actor.meeting)
+    names = [draft.registers[port.register].name for port in (*bucket.inputs, *bucket.outputs)]
+    assert names == ["first", "second", "first sum", "second sum"]
+    assert all(draft.actors[at].outputs for at in draft.producer.values())
+    assert draft.producer[bucket.outputs[1].register] == draft.actors.index(bucket)
+
+
+def test_a_sum_that_another_ones_input_waits_for_stays_by_itself() -> None:
+    assert messages(two(in_time=False)) == [("all_reduce", 1, 4 * 1024)] * 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kind": "all_gather"}, {"reduction": "max"}, {"bucketed": False}]
+)
+def test_unlike_messages_stay_by_themselves(changes: dict[str, object]) -> None:
+    assert len(messages(two(in_time=True, **changes))) == 2
+
+
+def test_a_framework_has_buckets_of_its_own() -> None:
+    writer = Writer(UPDATE, 1)
+    for name in ("a", "b"):
+        writer.op(f"use of {name}", writer.meeting(f"sum of {name}", writer.op(name)))
+    assert writer.joined(replace(CLUSTER, software=Software(bucket_bytes=25_000_000))) is (
+        writer.draft
+    )
+
+
+def row(kind: str, count: int, size: int) -> list[int]:
+    """Bytes of buckets of equal messages, as they are begun."""
+    writer = Writer(UPDATE, 1)
+    sources = [writer.op(f"x{at}") for at in range(count)]
+    made = [
+        writer.meeting(f"y{at}", one, kind, message_bytes=size) for at, one in enumerate(sources)
+    ]
+    for at, one in enumerate(made):
+        writer.op(f"z{at}", one)
+    return [size_bytes for _, _, size_bytes in messages(writer.joined())]
+
+
+def test_buckets_grow_from_the_end_that_shows() -> None:
+    gradients, weights = (row(kind, 400, MIB) for kind in ("all_reduce", "all_gather"))
+    # At the other end lies what remains.
+    assert gradients[1:] == sorted(gradients[1:], reverse=True)
+    assert weights[:-1] == sorted(weights[:-1])
+    for sizes in (gradients, weights):
+        assert sum(sizes) == 400 * MIB
+        assert min(sizes[0], sizes[-1]) * 4 <= max(sizes)
+        assert 4 <= len(sizes) <= 20
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Writer:
+    """Ops in a random order, some of which read sums, or gathered sums, of those before them."""
+    writer = Writer(
+        *draw(st.sampled_from(((UPDATE, 1), (FORWARD, 1), (FORWARD, 3))))  # type: ignore[misc]
+    )
+    plain: list[int] = []
+    reduced: list[int] = []
+    ready: list[int] = []
+    for at in range(draw(st.integers(4, 30))):
+        pool = plain + ready
+        inputs = draw(st.lists(st.sampled_from(pool), max_size=2, unique=True)) if pool else []
+        plain.append(writer.op(f"op {at}", *inputs))
+        if draw(st.booleans()):
+            reduced.append(writer.meeting(f"sum {at}", plain[-1], "reduce_scatter"))
+            ready.append(reduced[-1])
+        if reduced and draw(st.booleans()):
+            ready.append(writer.meeting(f"gather {at}", reduced[-1], "all_gather"))
+    read = {port.register for actor in writer.draft.actors for port in actor.inputs}
+    writer.op("all", *(one for one in range(len(writer.draft.registers)) if one not in read))
+    return writer
+
+
+@given(writer=drawn())
+@settings(max_examples=150, deadline=None)
+def test_no_timing_deadlocks_what_was_joined(writer: Writer) -> None:
+    draft = writer.joined()
+    alone = unordered(draft, "stage 0", 0, writer.slots)
+    graph = joined([alone], "drawn", MESH.axes)
+    took = tuple(1 + 7 * at % 5 for at in range(len(draft.actors)))
+    first = first_step(graph, [draft], (took,))
+    graph = validate(with_queues(graph, [draft], first))
+    run_to_completion(graph, steps=2)
+    before = sum(size for _, _, size in messages(writer.draft))
+    assert sum(size for _, _, size in messages(draft)) == before
+
+
+def test_a_bucket_begins_once_its_last_gradient_is_there() -> None:
+    _, actors = compiled("dp 4")
+    (program,) = actors.programs
+    compute = next(queue.order for queue in program.queues if queue.name == "compute")
+    launch = next(queue.order for queue in program.queues if queue.name == "launch")
+    last = {actor: at for at, actor in enumerate(compute)}
+    makers = {port.register: at for at, one in enumerate(program.actors) for port in one.outputs}
+    ready = [
+        max(last[makers[port.register]] for port in program.actors[at].read)
+        for at in launch
+        if program.actors[at].phase == "update" and program.actors[at].meeting.parts > 1
+    ]
+    assert len(ready) > 1
+    assert ready == sorted(ready)
+
+
+def test_parts_are_pairs_of_inputs_and_outputs() -> None:
+    _, actors = compiled("dp 4")
+    (program,) = actors.programs
+    at = next(i for i, one in enumerate(program.actors) if one.meeting and one.meeting.parts > 1)
+    bucket = program.actors[at]
+    meeting = replace(bucket.meeting, parts=bucket.meeting.parts + 1)
+    wrong = (*program.actors[:at], replace(bucket, meeting=meeting), *program.actors[at + 1 :])
+    with pytest.raises(ProtocolError, match=r"has \d+ parts of one dtype, but \d+ inputs"):
+        validate(replace(actors, programs=(replace(program, actors=wrong),)))
