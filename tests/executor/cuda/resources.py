@@ -1,7 +1,8 @@
 """What a compiled kernel takes of a multiprocessor, read off its machine code.
 
-A cubin is an ELF file. Its section `.nv.info` lists attributes, one of which is a function's
-registers; `.nv.shared.<symbol>` is as long as its static shared memory.
+A cubin is an ELF file. Its section `.nv.info` lists attributes, among them a function's registers
+and its stack, which holds what registers could not; `.nv.shared.<symbol>` is as long as its static
+shared memory.
 """
 
 import struct
@@ -10,14 +11,16 @@ from typing import NamedTuple
 
 SIZED = 4  # format of an attribute whose value follows its length
 REGISTERS = 0x2F  # EIATTR_REGCOUNT, as cuobjdump names it: index of a symbol, and its registers
+STACK = 0x11  # EIATTR_FRAME_SIZE: index of a symbol, and bytes of its stack
 SYMBOL_BYTES = 24
 
 
 class Resources(NamedTuple):
-    """Registers of a thread, and bytes of static shared memory of a block."""
+    """Registers and bytes of stack of a thread, and bytes of static shared memory of a block."""
 
     registers: int
     shared_bytes: int
+    stack_bytes: int = 0
 
 
 class _Section(NamedTuple):
@@ -32,21 +35,26 @@ def resources_of(code: bytes) -> dict[str, Resources]:
     sections = {one.name: one for one in _sections(code)}
     symbols, info = sections[".symtab"], sections[".nv.info"]
     names = next(one for at, one in enumerate(_sections(code)) if at == symbols.link)
+    registers, stacks = (dict(_told(code, info, attribute)) for attribute in (REGISTERS, STACK))
     found = {}
+    for symbol, count in registers.items():
+        (name_at,) = struct.unpack_from("<I", code, symbols.at + symbol * SYMBOL_BYTES)
+        name = _text(code, names.at + name_at)
+        shared = sections.get(f".nv.shared.{name}")
+        found[name] = Resources(count, shared.size if shared else 0, stacks.get(symbol, 0))
+    return found
+
+
+def _told(code: bytes, info: _Section, wanted: int) -> Iterator[tuple[int, int]]:
+    """Yield the symbols of which an attribute is told, with its value."""
     at = info.at
     while at < info.at + info.size:
         form, attribute, size = struct.unpack_from("<BBH", code, at)
         at += 4
-        if form != SIZED:
-            continue
-        if attribute == REGISTERS:
-            symbol, registers = struct.unpack_from("<II", code, at)
-            (name_at,) = struct.unpack_from("<I", code, symbols.at + symbol * SYMBOL_BYTES)
-            name = _text(code, names.at + name_at)
-            shared = sections.get(f".nv.shared.{name}")
-            found[name] = Resources(registers, shared.size if shared else 0)
-        at += size
-    return found
+        if form == SIZED:
+            if attribute == wanted:
+                yield struct.unpack_from("<II", code, at)
+            at += size
 
 
 def _sections(code: bytes) -> Iterator[_Section]:
