@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from executor.cuda.calls import Launch, Product
+from executor.cuda.compiling import offline_cubin
 from executor.cuda.kernels.images import units
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
@@ -14,8 +16,10 @@ from executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
+from executor.cuda.resources import resources_of
 from tests.executor.examples.example import Example
 from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
+from tests.extras import optional
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ compiles the kernels")
 
@@ -180,6 +184,26 @@ def test_tiles_are_wide_where_there_are_many_and_compute_the_same(monkeypatch):
     assert {case.example.kind for case in wide} == {"conv", "conv_grad_input"}
     for case in wide:
         case.check(emulator)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_convolutions_on_matrix_units_keep_their_sums_in_registers(architecture: str):
+    optional("cuda.core", extra="test")
+    flags = ("false", "true")
+    functions = [
+        *(f"conv_units<bf16, 64, {', '.join(each)}>" for each in product(flags, repeat=3)),
+        *(f"conv_units<bf16, 128, {backward}, true, true>" for backward in flags),
+        *(
+            f"conv_units_weight<bf16, float, {rows}, {', '.join(each)}>"
+            for rows in (64, 128)
+            for each in product(flags, repeat=2)
+        ),
+    ]
+    made = offline_cubin("convolution_units", functions, architecture)
+    taken = resources_of(made.code)
+    for name, symbol in made.symbols.items():
+        assert taken[symbol].stack_bytes == 0, (name, taken[symbol])
+        assert taken[symbol].registers <= 128, name  # two blocks of 256 threads
 
 
 def test_the_librarys_convolutions_read_and_write_the_same_memory():
