@@ -2,7 +2,8 @@
 //
 // A row's holder is the choice [b t k] that has it. Experts may be a shard, from `Ways.first` on.
 // Shape legend: b samples, t tokens of a sample, k choices of a token, e experts here, c places of
-// an expert, d features.
+// an expert, d features, of which a thread has packs of N.
+#include "packs.cuh"
 #include "reduce.cuh"
 
 struct Ways {
@@ -43,7 +44,7 @@ __global__ void dispatch(const U* x, const i64* holders, U* made, i64 choices, i
 }
 
 // dy [row] = dout of the token that has it, by weight; zeros elsewhere. One block per row.
-template <typename T, typename V>
+template <typename T, typename V, int N>
 __global__ void combine_grad_input(const T* dout, const V* weight, const i64* holders, T* dy,
                                    i64 choices, i64 rows, i64 columns) {
   typedef Wide<T> W;
@@ -51,8 +52,12 @@ __global__ void combine_grad_input(const T* dout, const V* weight, const i64* ho
     i64 holder = holders[row];
     W factor = holder > 0 ? (W)wide(weight[holder - 1]) : (W)0;
     const T* from = dout + (holder - 1) / choices * columns;
-    for (i64 at = threadIdx.x; at < columns; at += blockDim.x) {
-      dy[row * columns + at] = narrow<T>(holder > 0 ? wide(from[at]) * factor : (W)0);
+    for (i64 at = (i64)threadIdx.x * N; at < columns; at += (i64)blockDim.x * N) {
+      W here[N] = {};
+      if (holder > 0) take<N>(here, from + at);
+#pragma unroll
+      for (int k = 0; k < N; k++) here[k] *= factor;
+      put<N>(dy + row * columns + at, here);
     }
   }
 }
@@ -68,28 +73,31 @@ template <typename V> struct Weighted {
 
 // out [token] = the sum of the rows of its choices, in their order, by weight where there is one.
 // One block per token.
-template <typename T, typename By, typename V>
+template <typename T, typename By, typename V, int N>
 __global__ void gather(const T* rows_of, const int* expert, const int* place, const V* weight,
                        T* out, const Ways* given, i64 tokens, i64 columns) {
   typedef Wide<T> W;
   const Ways ways = *given;
   for (i64 token = blockIdx.x; token < tokens; token += gridDim.x) {
     i64 first = token * ways.choices;
-    for (i64 at = threadIdx.x; at < columns; at += blockDim.x) {
-      W sum = 0;
+    for (i64 at = (i64)threadIdx.x * N; at < columns; at += (i64)blockDim.x * N) {
+      W sum[N] = {}, here[N];
       for (i64 choice = first; choice < first + ways.choices; choice++) {
         i64 row = row_of(ways, expert, place, choice);
         if (row < 0) continue;
-        sum += wide(rows_of[row * columns + at]) * By::template factor<W>(weight, choice);
+        W factor = By::template factor<W>(weight, choice);
+        take<N>(here, rows_of + row * columns + at);
+#pragma unroll
+        for (int k = 0; k < N; k++) sum[k] += here[k] * factor;
       }
-      out[token * columns + at] = narrow<T>(sum);
+      put<N>(out + token * columns + at, sum);
     }
   }
 }
 
 // dweight [choice] = dout of its token times y of its row; zero where it has none. One block per
 // choice.
-template <typename T, typename U, typename O>
+template <typename T, typename U, typename O, int N>
 __global__ void combine_grad_weight(const T* dout, const U* y, const int* expert, const int* place,
                                     O* dweight, const Ways* given, i64 choices, i64 columns) {
   typedef Wide<T> W;
@@ -99,8 +107,12 @@ __global__ void combine_grad_weight(const T* dout, const U* y, const int* expert
     const T* slope = dout + choice / ways.choices * columns;
     W sum = 0;
     if (row >= 0) {
-      for (i64 at = threadIdx.x; at < columns; at += blockDim.x) {
-        sum += wide(slope[at]) * (W)wide(y[row * columns + at]);
+      W here[N], other[N];
+      for (i64 at = (i64)threadIdx.x * N; at < columns; at += (i64)blockDim.x * N) {
+        take<N>(here, slope + at);
+        take<N>(other, y + row * columns + at);
+#pragma unroll
+        for (int k = 0; k < N; k++) sum += here[k] * other[k];
       }
     }
     sum = block_sum(sum);

@@ -43,22 +43,31 @@ __global__ void dropout(const T* x, T* y, const Control* control, const i64* tab
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      Words words;
-#pragma unroll
-      for (int k = 0; k < N; k++) {
+      unsigned kept = 0;  // bit k: whether element k is
+      auto draw = [&](int k) {
         // behind the end: a word that nobody reads
         i64 at = smaller(start + i * next_pack<N>() + k, count - 1);
-        int word = k % 4;
-        if (k % 4 == 0 || !by_counter) {
-          Places place = places_of((I)at, table, dims);
-          i64 index = first_index + place.second;
-          words = philox(index >> 2, first_sample + place.first, key, key_second);
-          if (!by_counter) word = (int)(index & 3);
+        Places place = places_of((I)at, table, dims);
+        i64 index = first_index + place.second;
+        Words words = philox(index >> 2, first_sample + place.first, key, key_second);
+        unsigned found = 0;
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+          found |= (unsigned)((i64)words.at[word] >= threshold) << word;
         }
-        unsigned bits = word == 0 ? words.at[0] : word == 1 ? words.at[1]
-                      : word == 2 ? words.at[2] : words.at[3];
-        bool kept = (i64)bits >= threshold;
-        given[i].of[k] = narrow<T>(kept ? wide(given[i].of[k]) * (W)factor : (W)0);
+        return by_counter ? found : found >> (index & 3) & 1u;
+      };
+      if (by_counter) {
+#pragma unroll
+        for (int k = 0; k < N; k += 4) kept |= draw(k) << k;
+      } else {
+#pragma unroll 1
+        for (int k = 0; k < N; k++) kept |= draw(k) << k;
+      }
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W value = wide(given[i].of[k]) * (W)factor;
+        given[i].of[k] = narrow<T>(kept >> k & 1u ? value : (W)0);
       }
       store_pack(y, start + i * next_pack<N>(), count, given[i]);
     }

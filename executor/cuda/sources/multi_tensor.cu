@@ -3,7 +3,7 @@
 //
 // A table cuts all tensors into chunks of equal length, but for the last of each: a block has one
 // (executor/cuda/kernels/multi_tensor/chunks.py).
-#include "reduce.cuh"
+#include "squares.cuh"
 #include "updates.cuh"
 
 template <int COLUMNS, int TENSORS> struct Chunk {
@@ -91,24 +91,8 @@ __global__ void move_many(const __grid_constant__ Pointers<2 * TENSORS> tensors,
 template <typename X, int TENSORS>
 __global__ void squares_of_chunks(const __grid_constant__ Pointers<2 * TENSORS> tensors,
                                   const i64* table, double* parts) {
-  const int N = pack_of<X>();
   Chunk<2, TENSORS> chunk(table);
-  const X* x = chunk.template of<const X>(tensors, 0);
-  i64 stride = (i64)blockDim.x * N;
-  double sum = 0;
-  for (i64 start = (i64)threadIdx.x * N; start < chunk.count; start += 4 * stride) {
-    Pack<X, N> given[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) given[i] = load_pack<N>(x, start + i * stride, chunk.count);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-#pragma unroll
-      for (int k = 0; k < N; k++) {
-        double value = (double)wide(given[i].of[k]);
-        sum += value * value;
-      }
-    }
-  }
+  double sum = squares(chunk.template of<const X>(tensors, 0), threadIdx.x, blockDim.x, chunk.count);
   sum = block_sum(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }

@@ -3,7 +3,7 @@
 // Gradients arrive as sums over the step's tokens times the loss scale. Where the totals' sum of
 // squares is not finite, nothing is updated: that is how a step is skipped whose float16 gradients
 // overflowed (Micikevicius et al., "Mixed precision training", 2018, section 3.2).
-#include "reduce.cuh"
+#include "squares.cuh"
 #include "updates.cuh"
 
 // The gradient with which a chain of gradients begins: `value` times the loss scale.
@@ -15,23 +15,13 @@ __global__ void loss_scaled_fill(const Control* control, T* y, double value, i64
 
 // One block: y is the sum of squares of x.
 template <typename T, typename S> __global__ void squared_sum(const T* x, S* y, i64 count) {
-  double sum = 0;
-  for (i64 at = threadIdx.x; at < count; at += blockDim.x) {
-    double value = (double)wide(x[at]);
-    sum += value * value;
-  }
-  sum = block_sum(sum);
+  double sum = block_sum(squares(x, threadIdx.x, blockDim.x, count));
   if (threadIdx.x == 0) *y = narrow<S>((Wide<S>)sum);
 }
 
 // Every block its share of the sum.
 template <typename T> __global__ void squared_parts(const T* x, double* parts, i64 count) {
-  double sum = 0;
-  for (i64 at = first_element(); at < count; at += element_stride()) {
-    double value = (double)wide(x[at]);
-    sum += value * value;
-  }
-  sum = block_sum(sum);
+  double sum = block_sum(squares(x, first_element(), element_stride(), count));
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 

@@ -23,15 +23,20 @@ from executor.cuda.calls import (
     elementwise,
     read,
     table,
-    types,
     workspace,
     write,
 )
+from executor.cuda.kernels.rows.packs import by_pack, pack_of, templated
 from executor.kernels.context import Array, KernelContext, Shard
 
 SOURCE = "dispatch"
 HOLDER_BYTES = 8  # an i64 for every row
-UNITS = (("i64", 8), ("int", 4), ("bf16", 2))  # what rows may be copied in, and its bytes
+UNITS = (
+    ("Pack<bf16, 8>", 16),
+    ("i64", 8),
+    ("int", 4),
+    ("bf16", 2),
+)  # what rows may be copied in, and its bytes
 
 
 def dispatch(context: KernelContext) -> Calls:
@@ -65,9 +70,10 @@ def combine(context: KernelContext) -> Calls:
 def _gather(context: KernelContext, by: str, weight: Operand) -> Calls:
     """Return the sum of a token's rows."""
     rows, out = context.inputs[0], context.outputs[0]
-    launch = by_row(
-        SOURCE, f"gather<{TYPES[out.dtype]}, {by}>", prod(out.shape[:2]), out.shape[2],
-        read(0), read(1), read(2), weight, write(0), table(0),
+    pack = pack_of(rows, out)
+    launch = by_pack(
+        SOURCE, f"gather<{TYPES[out.dtype]}, {by}, {pack}>", prod(out.shape[:2]), out.shape[2],
+        pack, read(0), read(1), read(2), weight, write(0), table(0),
     )  # fmt: skip
     return always(launch, tables=(_ways(rows, context.inputs[1]),))
 
@@ -76,8 +82,9 @@ def combine_grad_input(context: KernelContext) -> Calls:
     """Return dy of (dout, expert, place, weight): dout by weight, at the places of its token."""
     made, choices, weight = context.outputs[0], context.inputs[1], context.inputs[3]
     rows = prod(made.shape[:3])
-    place = by_row(
-        SOURCE, "combine_grad_input" + types(made.dtype, weight.dtype), rows, made.shape[3],
+    pack = pack_of(made)
+    place = by_pack(
+        SOURCE, templated("combine_grad_input", (made, weight), pack), rows, made.shape[3], pack,
         read(0), read(3), workspace(), write(0), np.int64(choices.shape[2]),
     )  # fmt: skip
     return always(
@@ -90,10 +97,10 @@ def combine_grad_weight(context: KernelContext) -> Calls:
     """Return dweight of (dout, y, expert, place): dout times what is at a token's places."""
     dout, y, choices = context.inputs[:3]
     dweight = context.outputs[0]
-    launch = by_row(
-        SOURCE, "combine_grad_weight" + types(dout.dtype, y.dtype, dweight.dtype),
-        dweight.size, dout.shape[2],
-        read(0), read(1), read(2), read(3), write(0), table(0),
+    pack = pack_of(dout, y)
+    launch = by_pack(
+        SOURCE, templated("combine_grad_weight", (dout, y, dweight), pack),
+        dweight.size, dout.shape[2], pack, read(0), read(1), read(2), read(3), write(0), table(0),
     )  # fmt: skip
     return always(launch, tables=(_ways(y, choices),))
 

@@ -158,7 +158,7 @@ struct Access { uint32_t block; uint16_t thread, round; };
 struct Cell { Access write, read; uint16_t write_warp_round, read_warp_round; };
 const uint16_t SEVERAL = 0xffff, SEVERAL_BLOCKS = 0xfffe;  // threads that read
 
-struct Range { uintptr_t begin, end; };
+struct Range { uintptr_t begin, end; uint64_t moved[2]; };  // bytes read, and written
 std::vector<Range> memory;  // of the launch; none: anywhere
 size_t last_range, dynamic_bytes;
 std::vector<Cell> shared_cells;
@@ -270,6 +270,7 @@ void access(const void* address, size_t size, bool writes, bool aligned) {
   if (!known(at, size)) {
     fail("%s of %zu bytes outside of the operands", writes ? "write" : "read", size);
   }
+  if (!memory.empty()) memory[last_range].moved[writes] += size;
   for (uintptr_t byte = at; byte < at + size; byte += step) {
     touch(cell_of(byte), writes, false, byte - at);
   }
@@ -477,7 +478,15 @@ void emulated_seed(uint64_t seed) { random_state = seed * 2 + 1; }
 void emulated_memory(const uintptr_t* ranges, int number) {
   memory.clear();
   last_range = 0;
-  for (int i = 0; i < number; i++) memory.push_back({ranges[2 * i], ranges[2 * i + 1]});
+  for (int i = 0; i < number; i++) memory.push_back({ranges[2 * i], ranges[2 * i + 1], {}});
+}
+
+// What threads have read and written of each of them since: pairs of bytes.
+void emulated_traffic(uint64_t* moved) {
+  for (const Range& range : memory) {
+    *moved++ = range.moved[0];
+    *moved++ = range.moved[1];
+  }
 }
 
 // Dynamic shared memory of the blocks of the next launches.

@@ -189,6 +189,13 @@ def reseed(seed: int) -> None:
     _device().emulated_seed(ctypes.c_uint64(seed))
 
 
+def traffic(within: Ranges) -> list[tuple[int, int]]:
+    """Bytes that threads of the last launch read and wrote of each of the ranges it was given."""
+    moved = (ctypes.c_uint64 * (2 * len(within)))()
+    _device().emulated_traffic(moved)
+    return list(zip(moved[::2], moved[1::2], strict=True))
+
+
 _KNOWN: dict[tuple[bool, str, str], Kernel] = {}
 
 
