@@ -11,12 +11,12 @@ from executor.cuda.calls import Launch, Product
 from executor.cuda.compiling import offline_cubin
 from executor.cuda.kernels.images import units
 from executor.cuda.kernels.table import make_calls
+from executor.cuda.resources import resources_of
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
-from executor.cuda.resources import resources_of
 from tests.executor.examples.example import Example
 from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
 from tests.extras import optional
