@@ -14,8 +14,8 @@ from tests.extras import optional
 
 FIRST, OTHERS = "sm_90", ("sm_80", "sm_100")
 
-# CUDA C++ programming guide 13.0, technical specifications per compute capability; a block may ask for
-# 99 KiB of shared memory on 8.6, 8.9 and 12.0, for more on the others.
+# CUDA C++ programming guide 13.0, technical specifications per compute capability; a block may ask
+# for 99 KiB of shared memory on 8.6, 8.9 and 12.0, for more on the others.
 THREADS_MAX = 1024
 STATIC_BYTES_MAX = 48 * 1024  # of shared memory
 ASKED_BYTES_MAX = 99 * 1024
