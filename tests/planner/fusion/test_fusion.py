@@ -1,0 +1,196 @@
+"""Which ops are fused, when not, and what it costs: the rules on graphs of models and by hand."""
+
+import pytest
+from msgspec.structs import replace
+
+from executor.streams import command_buffer
+from executor.streams.races import find_races
+from models.spec import ModelSpec, TrainingSpec
+from models.zoo.catalogue import build_training
+from planner.clusters import framework, parse_cluster
+from planner.compile import compile_plan
+from planner.compile.fused.listing import fused_ops
+from planner.costs import durations
+from planner.fusion import Node, Value, fused_groups, shares_of, written
+from planner.memory import plan_memory
+from planner.plan import FUSED, UNFUSED, Plan, plan_graph
+from planner.search import Pins, SearchRequest, search
+from simulator import predict
+from tests.small_models import small
+
+SHAPE = (64, 32)
+ROW = Value(shape=SHAPE, dtype="bfloat16")
+WEIGHT = Value(shape=(32, 32), dtype="bfloat16")
+
+
+def planned(model: ModelSpec, devices: int = 1, **pins: object) -> Plan:
+    """A plan for GPUs that our own executor drives."""
+    cluster = parse_cluster(f"h100-sxm-80gb:{devices}x1")
+    return search(
+        SearchRequest(
+            model=model,
+            training=TrainingSpec(),
+            cluster=replace(cluster, software=framework("millrace")),
+            global_batch=16,
+            pins=Pins(**pins),  # type: ignore[arg-type]
+        )
+    )
+
+
+def node(name: str, kind: str, inputs: str, output: str, labels: str, section: str = "F") -> Node:
+    return Node(
+        name=name,
+        kind=kind,
+        labels=labels,
+        inputs=tuple(inputs.split()),
+        outputs=(output,),
+        section=section,
+    )
+
+
+PRODUCT, SUM, GELU = "t k, k n -> t n", "t n, t n -> t n", "t n -> t n"
+
+
+def groups_of(*nodes: Node, **values: Value) -> set[tuple[str, ...]]:
+    every = {name for one in nodes for name in (*one.inputs, *one.outputs)}
+    net = fused_groups(nodes, {name: values.get(name, ROW) for name in every})
+    return {tuple(nodes[at].name for at in group) for group in net.groups.values()}
+
+
+def test_a_gpt_block_is_fused_around_its_products_and_norms():
+    found = fused_ops(planned(small("gpt", "bf16"), dp=1, tp=1, pp=1))["h"]
+    assert set(found) >= {
+        ("attn.q.matmul", "attn.q", "attn.k.matmul", "attn.k", "attn.v.matmul", "attn.v"),
+        ("attn.out.matmul", "attn.out", "attn.residual"),
+        ("mlp.fc1.matmul", "mlp.fc1", "mlp.gelu"),
+        ("mlp.fc2.matmul.grad_input", "mlp.gelu.grad_input"),
+        ("mlp.fc1.matmul.grad_weight", "mlp.fc1.weight.repeat.accumulate"),
+        ("mlp.fc1.grad_weight", "mlp.fc1.bias.repeat.accumulate"),
+        (
+            *("attn.v.matmul.grad_input", "attn.k.matmul.grad_input"),
+            *("attn.q.matmul.grad_input", "attn.q.matmul.grad_sum"),
+        ),
+        (
+            *("ln2.grad_input", "ln2.grad_weight", "ln2.bias.repeat.accumulate"),
+            *("ln2.weight.repeat.accumulate", "ln2.grad_sum"),
+        ),
+    }
+
+
+def test_weights_of_a_norm_stay_apart_where_a_schedule_defers_them():
+    plan = planned(small("gpt", "bf16"), 2, dp=1, tp=1, pp=2, schedule="zb-h1")
+    found = fused_ops(plan)["h"]
+    assert ("ln2.grad_input", "ln2.grad_sum") in found
+    assert (
+        "ln2.grad_weight", "ln2.bias.repeat.accumulate", "ln2.weight.repeat.accumulate",
+    ) in found  # fmt: skip
+
+
+def test_what_ranks_have_to_sum_first_ends_a_product():
+    found = fused_ops(planned(small("gpt", "bf16"), 2, dp=1, tp=2, pp=1))["h"]
+    assert not any("attn.out.matmul" in group for group in found)
+    assert ("mlp.fc1.matmul", "mlp.fc1", "mlp.gelu") in found
+
+
+def test_what_another_reads_is_not_added_to_before_it_is_written():
+    product = node("p", "matmul", "x w", "y", PRODUCT)
+    add = node("a", "add", "y z", "s", SUM)
+    assert groups_of(product, add, w=WEIGHT) == {("p", "a")}
+    other = node("o", "gelu", "y", "g", GELU)
+    assert groups_of(product, other, add, w=WEIGHT) == {("p", "o")}  # y is kept beside it
+
+
+def test_nothing_waits_for_what_it_makes_itself():
+    product = node("p", "matmul", "x w", "y", PRODUCT)
+    between = node("r", "relu", "y", "z", GELU)
+    add = node("a", "add", "y z", "s", SUM)
+    assert groups_of(product, between, add, w=WEIGHT) == set()
+    first, second = (node(f"p{at}", "matmul", f"x w{at}", f"y{at}", PRODUCT) for at in (0, 1))
+    chained = replace_inputs(second, ("y0", "w1"))
+    total = node("a", "add", "y0 y1", "s", SUM)
+    weights = {"w0": WEIGHT, "w1": WEIGHT}
+    assert groups_of(first, second, total, **weights) == {("p0", "p1", "a")}
+    assert groups_of(first, chained, total, **weights) == {("p1", "a")}
+
+
+def replace_inputs(one: Node, inputs: tuple[str, ...]) -> Node:
+    return node(one.name, one.kind, " ".join(inputs), str(one.outputs[0]), one.labels)
+
+
+def test_ops_of_two_parts_of_a_step_are_not_fused():
+    product = node("p", "matmul", "x w", "y", PRODUCT)
+    assert groups_of(product, node("a", "add", "y z", "s", SUM, section="B"), w=WEIGHT) == set()
+
+
+def test_a_group_moves_what_it_reads_and_writes_once():
+    nodes = [
+        node("p", "matmul", "x w", "y", PRODUCT),
+        node("b", "add", "y bias", "z", "t n, n -> t n"),
+        node("r", "add", "z residual", "s", SUM),
+    ]
+    values = dict.fromkeys(("x", "y", "z", "residual", "s"), ROW)
+    values |= {"w": WEIGHT, "bias": Value(shape=(32,), dtype="bfloat16")}
+    net = fused_groups(nodes, values)
+    product, bias, residual = shares_of(nodes, values, written(net, (0, 1, 2)))
+    assert (product.inputs, product.outputs, product.follows) == ((2, 2), (4,), False)
+    assert (bias.inputs, bias.outputs, bias.follows) == ((0, 2), (0,), True)
+    assert (residual.inputs, residual.outputs, residual.follows) == ((0, 0), (0,), True)
+
+
+MODELS = ("gpt", "llama", "bert", "resnet", "wide-deep", "mixtral", "t5", "face")
+PARALLEL = [
+    ("gpt", 4, {"dp": 2, "tp": 2, "pp": 1}),
+    ("gpt", 2, {"dp": 2, "tp": 1, "pp": 1, "zero": 1}),
+    ("gpt", 2, {"dp": 2, "tp": 1, "pp": 1, "zero": 3}),
+    ("llama", 4, {"dp": 1, "tp": 2, "pp": 2, "sequence_parallel": True}),
+    ("gpt", 2, {"dp": 1, "tp": 1, "pp": 2, "schedule": "zb-h1"}),
+    ("gpt", 1, {"dp": 1, "tp": 1, "pp": 1, "recompute": "full"}),
+]
+ALL = [*((model, 1, {"dp": 1, "tp": 1, "pp": 1}) for model in MODELS), *PARALLEL]
+
+
+@pytest.mark.parametrize(("model", "devices", "pins"), ALL, ids=str)
+def test_fusion_saves_time_and_memory_and_leaves_no_race(model, devices, pins):
+    plan = planned(small(model, "bf16"), devices, **pins)
+    assert plan.fusion == FUSED
+    graph = plan_graph(plan)
+    fused, plain = (compile_plan(replace(plan, fusion=one), graph) for one in (FUSED, UNFUSED))
+    for one, other in zip(fused.programs, plain.programs, strict=True):
+        assert len(one.actors) < len(other.actors)
+    spent = [
+        sum(
+            ns * actor.firings
+            for program, row in zip(actors.programs, durations(actors, plan.cluster), strict=True)
+            for actor, ns in zip(program.actors, row, strict=True)
+            if actor.meeting is None
+        )
+        for actors in (fused, plain)
+    ]
+    assert spent[0] < spent[1]
+    said = [stage.arena_bytes for stage in plan_memory(plan, graph)]
+    assert said == [program.memory_bytes for program in fused.programs]
+    for rank in range(fused.ranks):
+        assert not find_races(fused, command_buffer(fused, (rank,)))
+
+
+@pytest.mark.parametrize("model", ["gpt2-small", "llama3-8b"])
+def test_the_search_and_the_simulator_charge_fused_plans_alike(model):
+    from models.zoo.catalogue import model_spec
+
+    spec = replace(model_spec(model), precision="bf16", seq_len=1024)
+    plan = planned(spec, 4, dp=2, tp=2, pp=1)
+    assert plan.evidence is not None
+    graph = build_training(plan.model, plan.training, plan.batch)
+    assert predict(plan, graph=graph).step_time_ns / 1e9 == pytest.approx(
+        plan.evidence.objective_s, rel=0.05
+    )
+
+
+def test_what_frameworks_drive_is_not_fused_unless_pinned():
+    cluster = parse_cluster("h100-sxm-80gb:1x1")
+    theirs = replace(cluster, software=framework("megatron-core"))
+    asked = SearchRequest(
+        model=small("gpt", "bf16"), training=TrainingSpec(), cluster=theirs, global_batch=16
+    )
+    assert search(asked).fusion == UNFUSED
+    assert Pins(fusion=FUSED).document == {"fusion": FUSED}
