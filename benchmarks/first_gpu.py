@@ -102,10 +102,11 @@ def run_apart(
 ) -> Figures:
     """Run one item of a module in a process of its own; return its row.
 
-    Of an item that is not done in time the row has the figures that it handed over before.
+    Of an item that is not done in time the row has the figures that it handed over before, and is
+    `late`.
     """
     if limit_s < 1:
-        return {"name": name, "ok": False, "seconds": 0, "error": "no time was left"}
+        return {"name": name, "ok": False, "seconds": 0, "late": True, "error": "no time was left"}
     begun = time.monotonic()
     command = [sys.executable, "-m", module, "--item", name, *arguments]
     try:
@@ -120,7 +121,8 @@ def run_apart(
     except subprocess.TimeoutExpired as late:
         out, said = map(_text, (late.stdout, late.stderr))
         row = row_of(subprocess.CompletedProcess(command, 0, out, said))
-        row |= {"ok": False, "error": f"not done after {limit_s:.0f} s", "details": said[-2000:]}
+        row |= {"ok": False, "late": True, "error": f"not done after {limit_s:.0f} s"}
+        row["details"] = said[-2000:]
     else:
         row = row_of(done)
     seconds = round(time.monotonic() - begun, 2)

@@ -13,7 +13,9 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
     """Join the rows of two processes (`ok`, `figures`, `error`) to the row of one model.
 
     Every figure is there in every row, None where it is not known; `error` says what went wrong,
-    and with whom. PyTorch's speed is the best of all settings that were tried.
+    and with whom. `ok`: ours ran, its losses are PyTorch's as far as both are known, and its bits
+    are the same twice; None where there was no time. PyTorch's speed is the best of all settings
+    that were tried.
     """
     found, tried = ours.get("figures") or {}, (theirs.get("figures") or {}).get("tried", [])
     items = found.get("batch", 0) * found.get("seq_len", 1)
@@ -24,7 +26,7 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
     result: Figures = {
         "name": f"train.{entry.model}",
         "model": entry.model,
-        "ok": bool(ours.get("ok") and found.get("bit_equal") is not False and compiled),
+        "ok": None if ours.get("late") else bool(ours.get("ok")) and _holds(found, best),
         "batch": found.get("batch"),
         "seq_len": found.get("seq_len"),
         "unit": entry.unit,
@@ -91,6 +93,10 @@ def _memory(found: Mapping[str, Any], best: Mapping[str, Any]) -> Figures:
         "millrace_allocated_bytes": mine,
         "torch_allocated_bytes": best.get("allocated_bytes"),
     }
+
+
+def _holds(found: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    return found.get("bit_equal") is not False and _losses(found, best)["losses_equal"] is not False
 
 
 def _losses(found: Mapping[str, Any], best: Mapping[str, Any]) -> Figures:

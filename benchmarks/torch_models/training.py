@@ -313,6 +313,7 @@ def _set_globally(setting: Setting) -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = not setting.deterministic
     torch.use_deterministic_algorithms(setting.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which costs time for nothing
     wanted = {"efficient": "mem_efficient"}.get(setting.attention, setting.attention)
     for name in ATTENTION:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(wanted in ("", name))

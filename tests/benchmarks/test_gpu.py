@@ -185,10 +185,11 @@ def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
 
 
 def test_a_row_without_time_says_so() -> None:
-    late = {"ok": False, "error": "no time was left"}
+    late = {"ok": False, "late": True, "error": "no time was left"}
     found = row(TRAINED[1], late, late)
-    assert not found["ok"]
+    assert found["ok"] is None
     assert found["ratio"] is None
+    assert row(TRAINED[1], {"ok": False, "error": "out of memory"}, late)["ok"] is False
     assert found["millrace_images_per_s"] is None
     assert found["error"].startswith("millrace: no time was left; torch: no time was left")
     assert set(found) == set(row(TRAINED[0], {}, {}))
@@ -206,6 +207,7 @@ def test_a_process_that_is_late_leaves_what_it_had(tmp_path: Any, monkeypatch: A
     assert found["figures"] == {"tried": [1]}
     assert found["error"] == "not done after 2 s"
     assert not found["ok"]
+    assert found["late"]
 
 
 def test_every_model_can_be_planned_and_has_settings() -> None:
