@@ -224,9 +224,9 @@ def calls_of(sizes: dict[str, int], kind: str = "conv_grad_weight") -> list[obje
 def test_a_window_of_one_place_is_a_product_of_matrices():
     sizes = {"b": 4, "c": 6, "n": 8, "y": 7, "x": 7, "q": 1, "p": 1, "j": 7, "i": 7}
     for kind in ("conv", "conv_grad_input"):
-        (product,) = calls_of(sizes, kind)
-        assert isinstance(product, Product)
-        assert product.batch == 4
+        (one,) = calls_of(sizes, kind)
+        assert isinstance(one, Product)
+        assert one.batch == 4
     *products, last = calls_of(sizes)
     assert all(isinstance(one, Product) for one in products)
     assert isinstance(last, Launch)

@@ -1,16 +1,18 @@
-"""Convolution and pooling, window by window.
+"""Convolution and pooling, window by window, on images whose channels come first.
 
 Shape legend: b samples, y x rows and columns of an image, j i those of what is made of it, q p rows
 and columns of a window.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from models.labels import parse, write
 from tests.models.oracle.call import Array, Call, Definition
 
 
@@ -123,7 +125,26 @@ def avg_pool_grad(call: Call, dy: Array) -> Array:
     return out
 
 
-IMAGES: dict[str, Definition] = {
+def _either_order(definition: Definition) -> Definition:
+    """The definition for channels first and, by moving dims, for channels last."""
+
+    def defined(call: Call, *inputs: Array) -> Array | tuple[Array, ...]:
+        expression = call.expression
+        if not expression.whole.isdisjoint(expression.inputs[0][3]):  # columns come last
+            return definition(call, *inputs)
+        operands = [
+            [(one[0], one[3], one[1], one[2]) for one in side]
+            for side in (expression.inputs, expression.outputs)
+        ]
+        first = replace(call, expression=parse(write(*operands, expression.whole)))
+        made = definition(first, *(np.moveaxis(x, 3, 1) for x in inputs))
+        assert isinstance(made, np.ndarray)
+        return np.moveaxis(made, 1, 3)
+
+    return defined
+
+
+_CHANNELS_FIRST: dict[str, Definition] = {
     "conv": conv,
     "conv_grad_input": conv_grad_input,
     "conv_grad_weight": conv_grad_weight,
@@ -132,3 +153,5 @@ IMAGES: dict[str, Definition] = {
     "avg_pool": avg_pool,
     "avg_pool_grad": avg_pool_grad,
 }
+
+IMAGES = {kind: _either_order(definition) for kind, definition in _CHANNELS_FIRST.items()}
