@@ -26,8 +26,8 @@ the last, for whose results the end of the step waits in any case."""
 OWN = ("variable", "weight_decay")  # attributes in which parts of one update may differ
 
 
-def joined_launches(draft: DraftStage) -> DraftStage:
-    """Return the stage with such actors joined.
+def joined_launches(draft: DraftStage, *, across_blocks: bool = True) -> DraftStage:
+    """Return the stage with such actors joined, sums over microbatches within their block.
 
     A cast is joined where it reads a variable and what it makes is kept for the microbatches: what
     only a collective reads comes and goes, and would have to be there all at once. A sum over
@@ -36,6 +36,8 @@ def joined_launches(draft: DraftStage) -> DraftStage:
     rows: dict[object, list[int]] = defaultdict(list)
     read_later, readers = _read_later(draft), _readers(draft)
     for index, actor in enumerate(draft.actors):
+        if not across_blocks and actor.kind != "accumulate":
+            continue
         if (alike := _alike(draft, actor, read_later, readers)) is not None:
             rows[alike].append(index)
     joined: dict[int, list[int]] = {}
@@ -75,7 +77,8 @@ def _alike(
     if actor.kind == "accumulate":
         (made,) = actor.outputs
         alone = all(draft.actors[at].lane == "compute" for at in readers[made.register])
-        return (actor.kind, actor.section, actor.firings, made.hold) if alone else None
+        own = actor.kind, actor.block, actor.section, actor.firings, made.hold
+        return own if alone else None
     if actor.firings > 1:
         return None
     if actor.kind == "cast":

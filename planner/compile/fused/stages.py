@@ -28,4 +28,4 @@ def fused_stages(
     if fusion != FUSED:
         return list(drafts)
     fused = [padded(fused_draft(draft, joint=joint)) for draft in drafts]
-    return [joined_launches(draft) for draft in fused] if across_blocks else fused
+    return [joined_launches(draft, across_blocks=across_blocks) for draft in fused]
