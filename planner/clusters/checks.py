@@ -76,6 +76,7 @@ def _group_faults(group: NodeGroup, where: str) -> Iterator[str]:
 def _software_faults(software: Software) -> Iterator[str]:
     yield from _not_negative("software.host_ns", software.host_ns)
     yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
+    yield from _not_negative("software.state_bytes", software.state_bytes)
     yield from _not_negative("software.bucket_part_bytes", software.bucket_part_bytes)
     yield from _not_negative("software.routing", software.routing)
     yield from _not_negative("software.gradient_bytes", software.gradient_bytes)

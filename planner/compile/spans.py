@@ -102,8 +102,13 @@ class Spans:
             return None
         section = self.section(index)
         before = [self.begin(port.register) for port in actor.inputs]
-        known = [one[1] for one in before if one is not None and one[0] == section]
-        return (section, max(known) | 1) if known else None
+        known = [one is not None and one[0] == section for one in before]
+        # Of a bucket its own part counts, and what the whole waits for: not when others' are made.
+        parts = 1 if actor.meeting is None else actor.meeting.parts
+        own = [port.register for port in actor.outputs].index(register)
+        if not any((known[own], *known[parts:])):
+            return None
+        return section, max(one[1] for one in before if one and one[0] == section) | 1
 
     def end(self, register: int, section: Section) -> int | None:
         """Time after which a register is free; None unless that is within the section."""

@@ -13,7 +13,13 @@ from planner.cluster import Cluster, Link, Software
 from planner.clusters import network, parse_cluster, validate
 from planner.compile import compile_plan
 from planner.costs import collective_duration_ns, collective_pieces, durations
-from planner.costs.buckets import State, state_tensors
+from planner.costs.buckets import (
+    State,
+    bucket_bytes,
+    shown_bytes,
+    state_tensors,
+    with_own_buckets,
+)
 from planner.costs.protocols import NCCL
 from planner.errors import ClusterError
 from planner.search import Pins, SearchRequest, search
@@ -192,6 +198,26 @@ def test_more_nodes_never_cost_less(
 def test_more_devices_of_a_node_never_cost_less(kind: str, size: int, count: int) -> None:
     few, many = tuple(range(count)), tuple(range(count + 1))
     assert cost(kind, size, few, h100(1)) <= cost(kind, size, many, h100(1))
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_state_in_our_own_buckets_pays_its_part_of_one(kind: str, nodes: int) -> None:
+    ranks, together = tuple(range(8 * nodes)), 500 * MB
+    bare = h100(nodes)
+    size = bucket_bytes(lambda sent: cost(kind, sent, ranks, bare), together)
+    assert MIB <= size < together
+    on = with_own_buckets(bare, together)
+    one, whole = cost(kind, size, ranks, bare), cost(kind, together, ranks, on, bucketed=True)
+    assert whole == pytest.approx(together / size * one, rel=1e-3)
+    assert cost(kind, together, ranks, bare) < whole < 1.5 * cost(kind, together, ranks, bare)
+    assert cost(kind, together, ranks, on) == cost(kind, together, ranks, bare), "activations"
+    assert shown_bytes(lambda sent: cost(kind, sent, ranks, bare)) <= size
+
+
+def test_buckets_of_a_framework_stay_its_own() -> None:
+    on = replace(h100(8), software=Software(bucket_bytes=40 * MB))
+    assert with_own_buckets(on, 500 * MB) is on
 
 
 def test_a_message_in_buckets_costs_its_part_of_as_many_as_it_fills() -> None:

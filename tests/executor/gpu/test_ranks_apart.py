@@ -16,8 +16,15 @@ from planner.actors.graph import ActorGraph
 from planner.plan import Plan
 from tests.bucketed_plans import compiled, searched
 from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.meeting_place import MeetingDevice, MeetingPlace, PlaceCollectives
-from tests.executor.gpu.plans import loading, planned, reference, runs_of
+from tests.executor.gpu.plans import (
+    execute_on_device,
+    loading,
+    planned,
+    reference,
+    runs_of,
+)
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -52,6 +59,17 @@ def test_buckets_between_devices_change_no_bit(name):
     for key, value in parameters.items():
         np.testing.assert_array_equal(values[key], value, err_msg=str(key))
     np.testing.assert_allclose(found, reference("gpt", STEPS).losses, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["dp 2", "ZeRO 2"])
+def test_buckets_between_ranks_on_one_device_change_no_bit(name):
+    plan, graph = searched(name)
+    found = []
+    for actors in compiled(name):
+        runs = runs_of(plan, actors)
+        execute_on_device(EmulatedDevice(0), actors, runs, loading(graph), STEPS)
+        found.append(runs[0].totals)
+    assert found[0] == found[1]
 
 
 def trained(
