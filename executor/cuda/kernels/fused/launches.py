@@ -9,6 +9,12 @@ from executor.cuda.kernels.in_turn import one_after_another, operand_at
 from executor.cuda.kernels.multi_tensor import moves, updates
 from executor.kernels.context import FusedPart, KernelContext
 
+Numbers = tuple[tuple[str, float], ...]
+NUMBERS = {
+    "adamw": ("beta1", "beta2", "epsilon", "weight_decay", "clip_norm"),
+    "sgd": ("momentum", "weight_decay", "clip_norm"),
+}
+
 MANY = ("cast", "squared_sum", "adamw", "sgd", "accumulate")
 
 
@@ -31,22 +37,21 @@ def many_tensors(context: KernelContext) -> Calls | None:
         return moves.accumulate(pairs, context.parts[0].context.output_hold)
     if kind == "squared_sum":
         return moves.squared_sum(pairs)
-    rows: dict[tuple[float, ...], list[FusedPart]] = defaultdict(list)
+    rows: dict[Numbers, list[FusedPart]] = defaultdict(list)
     for part in context.parts:
         rows[_numbers(part.context)].append(part)
-    return one_after_another([_update(context, parts) for parts in rows.values()])
+    return one_after_another([_update(context, parts, one) for one, parts in rows.items()])
 
 
-def _numbers(context: KernelContext) -> tuple[float, ...]:
-    """What one launch has one value of."""
-    names = ("beta1", "beta2", "epsilon", "momentum", "weight_decay", "clip_norm")
-    return tuple(context.number(name, 0.0) for name in names)
+def _numbers(context: KernelContext) -> Numbers:
+    """What one launch has one value of, where the op says it."""
+    given = (name for name in NUMBERS[context.kind] if name in context.attributes)
+    return tuple((name, context.number(name, 0.0)) for name in given)
 
 
-def _update(context: KernelContext, parts: Sequence[FusedPart]) -> Calls:
+def _update(context: KernelContext, parts: Sequence[FusedPart], numbers: Numbers) -> Calls:
     """The update of variables whose numbers are the same."""
     first = parts[0]
-    beta1, beta2, epsilon, momentum, weight_decay, clip_norm = _numbers(first.context)
     variables = [
         updates.Variable(
             value=read_by(context, part, 0),
@@ -57,22 +62,5 @@ def _update(context: KernelContext, parts: Sequence[FusedPart]) -> Calls:
         for part in parts
     ]
     totals, rate = read_by(context, first, 2), read_by(context, first, 3)
-    if first.context.kind == "sgd":
-        return updates.sgd(
-            variables,
-            totals,
-            rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-        )
-    return updates.adamw(
-        variables,
-        totals,
-        rate,
-        beta1=beta1,
-        beta2=beta2,
-        epsilon=epsilon,
-        weight_decay=weight_decay,
-        clip_norm=clip_norm,
-    )
+    update = updates.sgd if first.context.kind == "sgd" else updates.adamw
+    return update(variables, totals, rate, **dict(numbers))
