@@ -52,7 +52,11 @@ def test_what_is_missing_is_left_out() -> None:
     alone = [norm, node("relu", "b y x c -> b y x c", ("normed",), "y")]
     for nodes in ([norm, add], alone):
         assert set(fused_groups(nodes, values_of(nodes)).groups.values()) == {(0, 1)}
-    for nodes in ([norm], [norm, node("gelu", "b y x c -> b y x c", ("normed",), "y")], [add, relu]):
+    for nodes in (
+        [norm],
+        [norm, node("gelu", "b y x c -> b y x c", ("normed",), "y")],
+        [add, relu],
+    ):
         assert not fused_groups(nodes, values_of(nodes)).groups
 
 
