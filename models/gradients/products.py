@@ -4,6 +4,7 @@ from models.errors import ModelError
 from models.gradients.tape import ONE, Gradients, Tape
 from models.graph import Op, Phase
 from models.labels import Operand, parse, write
+from models.ops.pointwise import SLOPE_OF_RESULT
 from models.quantised import ARITHMETIC, quantised
 
 
@@ -90,11 +91,16 @@ def shift(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def pointwise(tape: Tape, op: Op, dy: str) -> Gradients:
-    """`<kind>_grad` of x and dy."""
+    """`<kind>_grad` of x and dy; of y and dy where the slope at y is that at x.
+
+    What reads the function's result next keeps it for a gradient of its own, so that x need not be
+    kept.
+    """
     expression = parse(op.labels)
     (x,) = expression.inputs
     labels = write((x, x), (x,), expression.whole)
-    return tape.emit(op, 0, f"{op.kind}_grad", (op.inputs[0], dy), labels)
+    at = op.outputs[0] if op.kind in SLOPE_OF_RESULT else op.inputs[0]
+    return tape.emit(op, 0, f"{op.kind}_grad", (at, dy), labels)
 
 
 def swiglu(tape: Tape, op: Op, dy: str) -> Gradients:

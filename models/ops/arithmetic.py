@@ -29,7 +29,7 @@ PRODUCTS = (
         description="b t n, n -> b t n: two or more, broadcast by label",
         linear="joint",
         differentiable=True,
-        joins=("product", "norm", "norm_grad"),
+        joins=("product", "norm", "norm_grad", "channel_norm"),
     ),
     OpKind(
         name="sum",

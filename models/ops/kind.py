@@ -52,7 +52,8 @@ class OpKind:
     role : str
         What other ops may be fused into it as: `product` (they follow on what it has just
         multiplied), `sum` (they add to what is there what it has just added up), `norm` (they come
-        before it, in its pass over a row), `norm_grad` (they follow in that pass); empty: nothing.
+        before it, in its pass over a row), `norm_grad` (they follow in that pass), `channel_norm`
+        (they follow in its pass over all elements); empty: nothing.
     joins : tuple of str
         The roles of ops into which ops of this kind may be fused; `planner.fusion` says when.
     """

@@ -87,6 +87,7 @@ NORMS = (
         "statistics of the whole microbatch, however it is split",
         attributes=("epsilon",),
         differentiable=True,
+        role="channel_norm",
     ),
     OpKind(
         name="batch_norm_grad_sums",

@@ -26,22 +26,29 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+# Functions whose slope at their result is that at x: relu(x) is positive exactly where x is.
+SLOPE_OF_RESULT = ("relu",)
+
 # What a library of products can do with a product before it is written, and with the gradient of
 # what was made so: cuBLASLt's epilogues GELU_AUX and DGELU (the tanh form), cuBLAS 13 guide.
 AFTER_PRODUCTS = ("gelu",)
+
+# What batch norm does with an element before it writes it.
+AFTER_CHANNEL_NORMS = ("relu",)
 
 
 def _rows() -> tuple[OpKind, ...]:
     found: list[OpKind] = []
     for name, (formula, attributes) in FUNCTIONS.items():
         joins = ("product",) if name in AFTER_PRODUCTS else ()
+        alone = ("channel_norm",) if name in AFTER_CHANNEL_NORMS else ()
         found.append(
             OpKind(
                 name=name,
                 description=f"b t n -> b t n: {formula}",
                 attributes=attributes,
                 differentiable=True,
-                joins=joins,
+                joins=(*joins, *alone),
             )
         )
         found.append(

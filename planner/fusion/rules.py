@@ -11,6 +11,8 @@
 * *Norms.* The residual sum before a norm; after a norm's gradient the sum with the residual's, and,
   where input and weight gradients run together, the gradients of its weights too, which read the
   same two tensors.
+* *Norms of channels.* After a batch norm the sum with the shortcut's tensor, and the relu of what
+  is there then; what stands before relu may be kept.
 
 What the rules put together a GPU computes in one kernel, or one product and its epilogue; elsewhere
 the parts run one after the other.
@@ -23,6 +25,7 @@ from models.ops import FUNCTIONS, OPS, op_kind
 from planner.fusion.net import Net, Node, Value
 
 PRODUCT, SUM, NORM, NORM_GRAD = "product", "sum", "norm", "norm_grad"
+CHANNEL_NORM = "channel_norm"
 
 
 def fused_groups(
@@ -52,7 +55,8 @@ def fused_groups(
     {0: (0, 1), 1: (0, 1)}
     """
     net = Net(nodes, values)
-    for rule in (_sums_of_products, _products, _norm_gradients, _norms, _sums):
+    rules = (_sums_of_products, _products, _norm_gradients, _norms, _channel_norms, _sums)
+    for rule in rules:
         for index, node in enumerate(net.nodes):
             if node.kind in OPS and net.alone(index):
                 rule(net, index, joint)
@@ -92,7 +96,7 @@ def _products(net: Net, index: int, joint: bool) -> None:
         members.append(after)
         (made,) = net.nodes[after].outputs
         after = _follower(net, made, head, PRODUCT)
-    gate = _gate(net, made, head)
+    gate = _function(net, made, head, PRODUCT)
     last = gate if gate is not None else after
     if last is not None and (gate is not None or _ends(net, last, made, len(members) == 1)):
         members.append(last)
@@ -153,14 +157,14 @@ def _ends(net: Net, index: int, made: Hashable, unbiased: bool) -> bool:
     return unbiased and node.inputs[1:] == (made,)
 
 
-def _gate(net: Net, made: Hashable, head: Node) -> int | None:
-    """A function of what a product made, which the backward pass may read too: it is kept then."""
+def _function(net: Net, made: Hashable, head: Node, role: str) -> int | None:
+    """A function of what `head` made, which the backward pass may read too: it is kept then."""
     for index in net.readers.get(made, ()):
         node = net.nodes[index]
         runs = (node.section, node.firings) == (head.section, head.firings)
         if runs and net.alone(index) and node.kind in FUNCTIONS:
             joins, (result,) = op_kind(node.kind).joins, node.outputs
-            if PRODUCT in joins and net.alike(made, result):
+            if role in joins and net.alike(made, result):
                 return index
     return None
 
@@ -219,6 +223,32 @@ def _norms(net: Net, index: int, joint: bool) -> None:
         net.join([before, index])
 
 
+def _channel_norms(net: Net, index: int, joint: bool) -> None:
+    """A batch norm, the sum with another tensor like its result, and a function of what is then."""
+    if _role(net, index) != CHANNEL_NORM:
+        return
+    head = net.nodes[index]
+    (made,) = head.outputs
+    members = [index]
+    after = _follower(net, made, head, CHANNEL_NORM)
+    if after is not None and _adds_one(net, after, made):
+        members.append(after)
+        (made,) = net.nodes[after].outputs
+    last = _function(net, made, head, CHANNEL_NORM)
+    net.join(members if last is None else [*members, last])
+
+
+def _adds_one(net: Net, index: int, made: Hashable) -> bool:
+    """Whether a node adds one other tensor to `made`, and all three are alike."""
+    node = net.nodes[index]
+    return (
+        node.kind == "add"
+        and len(node.inputs) == len(set(node.inputs)) == 2
+        and _same_dims(node)
+        and all(net.alike(name, made) for name in (*node.inputs, *node.outputs))
+    )
+
+
 def _norm_gradients(net: Net, index: int, joint: bool) -> None:
     """A norm's gradient with the residual's added, and the gradients of its weights beside it."""
     if _role(net, index) != NORM_GRAD:
@@ -227,15 +257,8 @@ def _norm_gradients(net: Net, index: int, joint: bool) -> None:
     (made,) = node.outputs
     members = [index]
     after = _follower(net, made, node, NORM_GRAD)
-    if after is not None:
-        added = net.nodes[after]
-        if (
-            added.kind == "add"
-            and len(added.inputs) == 2
-            and _same_dims(added)
-            and all(net.alike(name, made) for name in (*added.inputs, *added.outputs))
-        ):
-            members.append(after)
+    if after is not None and _adds_one(net, after, made):
+        members.append(after)
     weights = node.kind.replace("_input", "_weight")
     for beside in net.readers.get(node.inputs[0], ()) if joint else ():
         other = net.nodes[beside]

@@ -209,21 +209,38 @@ __global__ void forward_factors(const S* sums, const S* squares, const G* gamma,
   }
 }
 
-template <typename T, typename S>
-__global__ void batch_norm(const T* x, const Wide<S>* factors, T* y, i64 channels, i64 inner,
-                           i64 count) {
+// What follows on an element before it is written: the sum with another tensor, relu. Each rounds
+// what it makes, so that values are those of the ops alone; what stands before relu may be KEPT.
+template <bool ADDED, bool RELU, bool KEPT> struct After {
+  static const bool READS = ADDED, KEEPS = KEPT;
+  template <typename T> __device__ static T sum(T y, T other) {
+    return ADDED ? narrow<T>(wide(y) + wide(other)) : y;
+  }
+  template <typename T> __device__ static T function(T y) {
+    return RELU && wide(y) < (Wide<T>)0 ? narrow<T>((Wide<T>)0) : y;  // a NaN stays one
+  }
+};
+typedef After<false, false, false> Nothing;
+
+// `other` and `kept` are as large as y, where `Then` asks for them.
+template <typename T, typename S, typename Then>
+__global__ void batch_norm(const T* x, const Wide<S>* factors, const T* other, T* kept, T* y,
+                           i64 channels, i64 inner, i64 count) {
   typedef Wide<S> W;
   for (i64 at = first_element(); at < count; at += element_stride()) {
     const W* of = factors + 3 * (at / inner % channels);
-    y[at] = narrow<T>(((W)wide(x[at]) - of[0]) * of[1] + of[2]);
+    T made = narrow<T>(((W)wide(x[at]) - of[0]) * of[1] + of[2]);
+    if (Then::READS) made = Then::sum(made, other[at]);
+    if (Then::KEEPS) kept[at] = made;
+    y[at] = Then::function(made);
   }
 }
 
 // The same by pieces; blockIdx.x counts tiles of channels, blockIdx.y rows.
-template <typename T, typename S, int N>
+template <typename T, typename S, typename Then, int N>
 __global__ void __launch_bounds__(256)
-    batch_norm_of_pieces(const T* x, const Wide<S>* factors, T* y, i64 rows, i64 channels,
-                         int lanes) {
+    batch_norm_of_pieces(const T* x, const Wide<S>* factors, const T* other, T* kept, T* y,
+                         i64 rows, i64 channels, int lanes) {
   typedef Wide<S> W;
   Lanes mine(blockIdx.x, lanes, N, channels);
   if (!mine.there) return;
@@ -239,11 +256,16 @@ __global__ void __launch_bounds__(256)
 #pragma unroll 4
   for (i64 row = blockIdx.y * (i64)mine.rows + mine.down; row < rows; row += step) {
     i64 at = row * channels + mine.channel;
-    Piece<T, N> here = *(const Piece<T, N>*)(x + at);
+    Piece<T, N> here = *(const Piece<T, N>*)(x + at), beside = here;
+    if (Then::READS) beside = *(const Piece<T, N>*)(other + at);
 #pragma unroll
     for (int k = 0; k < N; k++) {
       here.at[k] = narrow<T>(((W)wide(here.at[k]) - mean[k]) * factor[k] + shift[k]);
+      here.at[k] = Then::sum(here.at[k], beside.at[k]);
     }
+    if (Then::KEEPS) *(Piece<T, N>*)(kept + at) = here;
+#pragma unroll
+    for (int k = 0; k < N; k++) here.at[k] = Then::function(here.at[k]);
     *(Piece<T, N>*)(y + at) = here;
   }
 }

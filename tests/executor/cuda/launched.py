@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import product
 
 from executor.cuda.binding import leaves
 from executor.cuda.calls import Call, Launch, Tensor, read, write
 from executor.cuda.kernels.columns import ColumnSums, column_sum
+from executor.cuda.kernels.images.batch_norm import After, normed
 from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
 from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
 from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
@@ -102,6 +104,9 @@ def _of_fused_ops() -> Iterator[Call]:
     for columns in (256, 512, 768, 1024, 4096, 8192, 16384, 20000):
         for dtype in ("bfloat16", "float32"):
             yield from _of_norms(dtype, 1000, columns)
+    for dtype in ("bfloat16", "float16", "float32", "float64"):
+        for shape in ((4, 8, 8, 64), (4, 8, 8, 35)):
+            yield from _of_channel_norms(dtype, shape)
 
 
 def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
@@ -123,6 +128,17 @@ def _of_norms(dtype: str, rows: int, columns: int) -> Iterator[Call]:
             yield from (*made.of(0), *made.of(1))
     made = column_sum(x, ColumnSums(outputs=(sums,), rounded=dtype, hold=2), columns=columns)
     yield from (*made.of(0), *made.of(1))
+
+
+def _of_channel_norms(dtype: str, shape: tuple[int, ...]) -> Iterator[Call]:
+    """A batch norm and all that may follow on it."""
+    channels = whole(shape[-1:], "float64" if dtype == "float64" else "float32")
+    large, labels = whole(shape, dtype), "b y x c, c, c, c, c -> b y x c"
+    context = context_of("batch_norm", labels, [large, *[channels] * 4], [large])
+    for other, relu, kept in product((None, read(5)), (False, True), (None, write(1))):
+        if relu or kept is None:
+            after = After(other=other, relu=relu, kept=kept)
+            yield from normed(context, [read(at) for at in range(5)], write(0), after).of(0)
 
 
 def _on_many_tensors() -> Iterator[Call]:

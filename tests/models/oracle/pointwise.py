@@ -69,6 +69,11 @@ def _gradient(name: str) -> Definition:
     return definition
 
 
+def relu_grad(call: Call, x: Array, dy: Array) -> Array:
+    """At 0, where relu's results often lie, differences would find half a slope; it is none."""
+    return np.where(x > 0, dy, 0)
+
+
 def swiglu(call: Call, gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
@@ -97,6 +102,7 @@ def _beside(call: Call) -> list[int]:
 POINTWISE: dict[str, Definition] = {
     **{name: _value(name) for name in FUNCTIONS},
     **{f"{name}_grad": _gradient(name) for name in FUNCTIONS},
+    "relu_grad": relu_grad,
     "swiglu": swiglu,
     "swiglu_grad": swiglu_grad,
     "prelu": prelu,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from executor.cuda.calls import Calls
+from executor.cuda.kernels.fused.images import batch_norm_calls
 from executor.cuda.kernels.fused.launches import many_tensors
 from executor.cuda.kernels.fused.norms import norm_calls
 from executor.cuda.kernels.fused.products import product_calls
@@ -21,6 +22,7 @@ FUSED: tuple[FusedFactory, ...] = (
     lambda context, _: many_tensors(context),
     lambda context, _: norm_calls(context),
     lambda context, _: sum_calls(context),
+    lambda context, _: batch_norm_calls(context),
     sibling_calls,
     lambda context, alone: product_calls(context, alone(context)),
 )

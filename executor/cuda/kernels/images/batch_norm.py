@@ -4,6 +4,7 @@
 microbatch. Any dims may lie around the channel's: an array is [outer, channels, inner].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from executor.kernels.dims import layout
 from models.graph import ITEMSIZE
 
 SOURCE = "batch_norm"
+NOTHING = "Nothing"
 BLOCKS = 528
 """Blocks that fill a device: four on each of 132 multiprocessors (H100 SXM data sheet, 2022)."""
 SLAB_POINTS = 2048
@@ -161,18 +163,24 @@ def _join(function: str, channels: int, *args: Operand | Scalar) -> Launch:
     )  # fmt: skip
 
 
-def _apply(form: _Channels, kind: str, dtypes: tuple[str, str], *operands: Operand) -> Launch:
-    """Return the launch that goes over an array by its channels' factors."""
+def _apply(
+    form: _Channels, kind: str, dtypes: tuple[str, str], *operands: Operand, then: str = ""
+) -> Launch:
+    """Return the launch that goes over an array by its channels' factors.
+
+    `then`: what follows on an element, a struct of the source, where the kernel takes one.
+    """
     pieces = form.pieces(dtypes[0])
+    chosen = types(*dtypes)[:-1] + (f", {then}" if then else "")
     if pieces is None:
         return elementwise(
-            SOURCE, kind + types(*dtypes), form.size, *operands, np.int64(form.channels),
+            SOURCE, f"{kind}{chosen}>", form.size, *operands, np.int64(form.channels),
             np.int64(form.inner),
         )  # fmt: skip
     down = max(1, min(form.outer // (pieces.rows * THREAD_ROWS), ceil(4 * BLOCKS / pieces.tiles)))
     return Launch(
         SOURCE,
-        f"{kind}_of_pieces{types(*dtypes)[:-1]}, {pieces.width}>",
+        f"{kind}_of_pieces{chosen}, {pieces.width}>",
         (pieces.tiles, down, 1),
         (BLOCK_THREADS, 1, 1),
         (*operands, np.int64(form.outer), np.int64(form.channels), np.int32(pieces.lanes)),
@@ -197,17 +205,60 @@ def _channel_totals(context: KernelContext, terms: str, sums: Operand) -> Calls:
     return always(add, join, workspace_bytes=slabs * form.channels * _itemsize(made))
 
 
+class After(NamedTuple):
+    """What follows on an element of y before it is written.
+
+    Attributes
+    ----------
+    other
+        What is added, of y's shape and dtype.
+    relu
+        y is brought to 0 or more.
+    kept
+        Where what stands before relu is written too.
+    """
+
+    other: Operand | None = None
+    relu: bool = False
+    kept: Operand | None = None
+
+    @property
+    def struct(self) -> str:
+        """Its name in the source."""
+        chosen = self.other is not None, self.relu, self.kept is not None
+        return f"After<{', '.join(str(one).lower() for one in chosen)}>" if any(chosen) else NOTHING
+
+
 def batch_norm(context: KernelContext) -> Calls:
     """Return y of (x, sums, squares, gamma, beta)."""
+    return normed(context, [read(at) for at in range(5)], write(0), After())
+
+
+def normed(context: KernelContext, given: Sequence[Operand], y: Operand, after: After) -> Calls:
+    """Return the same with what follows on y.
+
+    Parameters
+    ----------
+    context
+        The batch norm's own.
+    given
+        Where x, sums, squares, gamma and beta lie.
+    y
+        Where what follows writes its result.
+    after
+        What follows.
+    """
     form, epsilon = _channels(context, 1), context.number("epsilon", 1e-5)
     x, sums, _, gamma, _ = context.inputs
     factors = elementwise(
         SOURCE, "forward_factors" + types(sums.dtype, gamma.dtype), form.channels,
-        read(1), read(2), read(3), read(4), workspace(), np.float64(form.points),
-        np.float64(epsilon),
+        *given[1:], workspace(), np.float64(form.points), np.float64(epsilon),
     )  # fmt: skip
     dtypes = x.dtype, sums.dtype
-    apply = _apply(form, "batch_norm", dtypes, read(0), workspace(), write(0))
+    # where nothing is added or kept, the kernel touches neither operand
+    beside = after.other or given[0], after.kept or y
+    operands = given[0], workspace(), *beside, y
+    apply = _apply(form, "batch_norm", dtypes, *operands, then=after.struct)
     return always(factors, apply, workspace_bytes=3 * form.channels * _itemsize(sums.dtype))
 
 

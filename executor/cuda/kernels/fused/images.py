@@ -1,0 +1,38 @@
+"""Batch norms with what follows on every element: the sum with a shortcut's tensor, relu."""
+
+from executor.cuda.calls import Calls
+from executor.cuda.kernels.fused.operands import read_by, written_by
+from executor.cuda.kernels.images.batch_norm import After, normed
+from executor.cuda.kernels.in_turn import is_inner
+from executor.kernels.context import KernelContext
+
+AFTER = (["add"], ["relu"], ["add", "relu"])
+"""Kinds that one pass over the elements does after the norm."""
+
+
+def batch_norm_calls(context: KernelContext) -> Calls | None:
+    """Return the calls of a batch norm and what follows on it.
+
+    None: the actor is none, or its parts differ in dtype.
+    """
+    head, *after = context.parts
+    if head.context.kind != "batch_norm" or [one.context.kind for one in after] not in AFTER:
+        return None
+    dtypes = {shard.dtype for one in after for shard in (*one.context.inputs, *one.context.outputs)}
+    if dtypes != {head.context.inputs[0].dtype}:
+        return None
+    made, other, kept = head.outputs[0], None, None
+    relu = after[-1].context.kind == "relu"
+    if after[0].context.kind == "add":
+        if not is_inner(context, made):
+            return None
+        other = read_by(context, after[0], 1 - after[0].inputs.index(made)).operand
+        made = after[0].outputs[0]
+    if relu and not is_inner(context, made):
+        kept = written_by(context, after[-2] if len(after) > 1 else head, 0).operand
+    return normed(
+        head.context,
+        [read_by(context, head, at).operand for at in range(len(head.inputs))],
+        written_by(context, after[-1], 0).operand,
+        After(other=other, relu=relu, kept=kept),
+    )

@@ -1,0 +1,153 @@
+"""Batch norms with a sum and relu behind them: one pass computes what the parts in turn do."""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from executor.cuda.calls import Calls
+from executor.cuda.kernels.in_turn import in_turn
+from executor.cuda.kernels.table import make_calls
+from executor.cuda.rank import RankCalls
+from executor.kernels.context import Array, FusedPart, KernelContext, whole
+from executor.kernels.table import make_kernel
+from executor.streams.commands import command_buffer
+from planner.compile import compile_plan
+from planner.plan import FUSED
+from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.gpu.plans import planned, runs_of
+
+IMAGES = {  # channels last that fill pieces, that do not, and channels first
+    "pieces": ("b y x c", (3, 5, 7, 24)),
+    "last": ("b y x c", (3, 5, 7, 19)),
+    "first": ("b c y x", (3, 6, 5, 7)),
+}
+FOLLOWING = (("add",), ("relu",), ("add", "relu"))
+SUMS = {"float64": "float64"}  # else float32
+
+
+def fused_norm(
+    image: str, dtype: str, after: tuple[str, ...], *, kept: bool, swapped: bool = False
+) -> KernelContext:
+    """The context of a batch norm and what follows; `kept`: so is what stands before relu."""
+    labels, shape = IMAGES[image]
+    channels = whole((shape[labels.split().index("c")],), SUMS.get(dtype, "float32"))
+    large = whole(shape, dtype)
+    inputs = [large, channels, channels, channels, channels]
+    norm = context_of("batch_norm", f"{labels}, c, c, c, c -> {labels}", inputs, [large],
+                      {"epsilon": 1e-3})  # fmt: skip
+    if "add" in after:
+        inputs.append(large)
+    outputs = [large, large] if kept else [large]
+    first = len(inputs) + len(outputs)
+    results = list(range(first, first + len(after)))
+    if kept:
+        results[-1] = len(inputs) + 1
+    results.append(len(inputs))
+    parts = [FusedPart(context=norm, inputs=(0, 1, 2, 3, 4), outputs=(results[0],))]
+    for kind, made, before in zip(after, results[1:], results, strict=False):
+        read = (before, 5) if kind == "add" else (before,)
+        read = read[::-1] if swapped else read
+        form = f"{', '.join([labels] * len(read))} -> {labels}"
+        one = context_of(kind, form, [large] * len(read), [large])
+        parts.append(FusedPart(context=one, inputs=read, outputs=(made,)))
+    inner = (large,) * sum(number >= first for number in results)
+    kind = "+".join(part.context.kind for part in parts)
+    return context_of(kind, "", inputs, outputs, parts=tuple(parts), inner=inner)
+
+
+def arrays_of(context: KernelContext) -> list[Array]:
+    """Inputs of a norm whose squares are none below zero; a NaN among the elements."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(one.shape) for one in context.inputs]
+    points = context.inputs[0].size // context.inputs[1].size
+    arrays[1], arrays[2] = arrays[1] * points, (0.1 + arrays[2] ** 2) * points
+    arrays[0].flat[5] = np.nan
+    return arrays
+
+
+def emulated(context: KernelContext, calls: Calls) -> list[Array]:
+    """What calls write, in the bits that a device would hold."""
+    arrays = zip(arrays_of(context), context.inputs, strict=True)
+    writes = [empty(one) for one in context.outputs]
+    operands = Operands(calls, [stored(array, one.dtype) for array, one in arrays], writes)
+    machine = Emulator(functions_of(calls.of(0)))
+    for one in calls.of(0):
+        machine.run(one, operands.address, operands.ranges(one))
+    return writes
+
+
+def cases() -> list[tuple[str, tuple[str, ...], bool, bool]]:
+    found = []
+    for image, after, kept in product(IMAGES, FOLLOWING, (False, True)):
+        if "relu" in after or not kept:
+            found.append((image, after, kept, False))
+    return [*found, ("pieces", ("add", "relu"), False, True)]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(("image", "after", "kept", "swapped"), cases())
+def test_one_pass_gives_the_bits_of_the_parts(
+    image: str, after: tuple[str, ...], kept: bool, swapped: bool, dtype: str
+) -> None:
+    context = fused_norm(image, dtype, after, kept=kept, swapped=swapped)
+    calls = make_calls(context)
+    assert len(calls.of(0)) == 2  # the channels' factors, then all elements once
+    alone = in_turn(context, [make_calls(part.context) for part in context.parts])
+    assert len(alone.of(0)) == 2 + len(after)
+    for made, expected in zip(emulated(context, calls), emulated(context, alone), strict=True):
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("image", IMAGES)
+def test_it_is_near_what_a_cpu_makes_of_the_parts(image: str, dtype: str) -> None:
+    context = fused_norm(image, dtype, ("add", "relu"), kept=True)
+    wide = fused_norm(image, "float64", ("add", "relu"), kept=True)
+    arrays = [
+        loaded(stored(array, one.dtype), one.dtype).astype(np.float64)
+        for array, one in zip(arrays_of(context), context.inputs, strict=True)
+    ]
+    expected = [np.empty(one.shape) for one in wide.outputs]
+    make_kernel(wide)(0, arrays, expected)
+    near = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}[dtype]
+    for made, other in zip(emulated(context, make_calls(context)), expected, strict=True):
+        np.testing.assert_allclose(loaded(made, dtype), other, rtol=near, atol=near)
+
+
+def test_parts_of_several_dtypes_run_in_turn() -> None:
+    context = fused_norm("pieces", "bfloat16", ("relu",), kept=False)
+    norm, relu = context.parts
+    wide = whole(context.outputs[0].shape, "float32")
+    relu.context.outputs = (wide,)
+    mixed = context_of(
+        context.kind, "", context.inputs, [wide], parts=(norm, relu), inner=context.inner
+    )
+    assert len(make_calls(mixed).of(0)) == 3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resnet_has_no_norm_that_is_gone_over_again(precision: str) -> None:
+    plan, graph, _ = planned("resnet", precision)
+    actors = compile_plan(replace(plan, fusion=FUSED), graph)
+    rank = RankCalls(actors, 0, command_buffer(actors, (0,)), runs_of(plan, actors)[0])
+    kinds: Counter[str] = Counter()
+    for actor in rank.program.actors:
+        kinds[actor.kind] += 1
+        if actor.kind.startswith("batch_norm+"):
+            context = rank.context(actor, rank.run_state)
+            assert not any(size == context.outputs[0].size for size in made_beside(context))
+            assert len(make_calls(context).of(0)) == 2
+    assert kinds["batch_norm+relu"]
+    assert kinds["batch_norm+add+relu"]
+    assert not kinds["relu"]
+
+
+def made_beside(context: KernelContext) -> list[int]:
+    """Sizes of results that are written beside the last."""
+    return [one.size for one in context.outputs[1:]]
