@@ -106,7 +106,7 @@ class Spans:
         # Of a bucket its own part counts, and what the whole waits for: not when others' are made.
         parts = 1 if actor.meeting is None else actor.meeting.parts
         own = [port.register for port in actor.outputs].index(register)
-        if not any((known[own], *known[parts:])):
+        if not any((*known[own : own + 1], *known[parts:])):
             return None
         return section, max(one[1] for one in before if one and one[0] == section) | 1
 

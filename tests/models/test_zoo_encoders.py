@@ -113,7 +113,7 @@ def test_all_blocks_of_a_t5_stack_read_one_table_of_distances() -> None:
 
 def test_a_vision_transformer_reads_whole_patches_only() -> None:
     graph = build(spec("vit"), 2)
-    assert graph.tensor("embedding.patches.conv").shape == (2, 8, 2, 4)
+    assert graph.tensor("embedding.patches.conv").shape == (2, 2, 4, 8)
     assert graph.tensor("embedding.sum").shape == (2, 9, 8)
 
 
