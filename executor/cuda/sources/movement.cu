@@ -26,7 +26,7 @@ __global__ void copy_strided(const X* x, Y* y, const i64* table, int dims, i64 x
 // which lie side by side in x, change places; a table leads to the first place of each of `outer`
 // such matrices. A square tile goes through shared memory; blocks have 256 threads.
 template <typename U, int TILE>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     transpose(const U* x, U* y, const i64* table, int dims, i64 x_start, i64 y_start, i64 x_step,
               i64 y_step, i64 rows, i64 columns, i64 outer) {
   const int LINES = TILE / 8, LANES = TILE / 32;
