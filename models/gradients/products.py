@@ -94,12 +94,13 @@ def pointwise(tape: Tape, op: Op, dy: str) -> Gradients:
     """`<kind>_grad` of x and dy; of y and dy where the slope at y is that at x.
 
     What reads the function's result next keeps it for a gradient of its own, so that x need not be
-    kept.
+    kept. What a block hands on is kept for the next one, and stays out of its own gradients.
     """
     expression = parse(op.labels)
     (x,) = expression.inputs
     labels = write((x, x), (x,), expression.whole)
-    at = op.outputs[0] if op.kind in SLOPE_OF_RESULT else op.inputs[0]
+    result = op.kind in SLOPE_OF_RESULT and tape.stays(op.outputs[0])
+    at = op.outputs[0] if result else op.inputs[0]
     return tape.emit(op, 0, f"{op.kind}_grad", (at, dy), labels)
 
 

@@ -38,6 +38,9 @@ class Tape:
     def __init__(self, builder: GraphBuilder, ops: tuple[Op, ...]) -> None:
         self.builder = builder
         self._producer = {name: op for op in ops for name in op.outputs}
+        self._handed_on = {
+            name for op in ops for name in op.inputs if self._producer[name].block != op.block
+        }
         self._trained: set[str] = set()  # depends on a variable
         self._data: set[str] = set()  # depends on an input
         self._scaled = any(one.dtype == "float16" for one in builder.tensors.values())
@@ -52,6 +55,10 @@ class Tape:
     def wants(self, tensor: str) -> bool:
         """Whether a gradient of `tensor` is of any use."""
         return tensor in self._trained
+
+    def stays(self, tensor: str) -> bool:
+        """Whether nothing but its own block reads a tensor."""
+        return tensor not in self._handed_on
 
     def phase(self, tensor: str) -> Phase:
         """Phase of the ops that make the gradient of `tensor`."""

@@ -48,7 +48,8 @@ def samples(spec: ModelSpec) -> dict[str, Any]:
     """A batch by source."""
     draw = np.random.default_rng(6)
     if spec.family == "resnet":
-        shape = build(spec, BATCH).tensor("stem.images").shape
+        batch, rows, columns, channels = build(spec, BATCH).tensor("stem.images").shape
+        shape = (batch, channels, rows, columns)  # as PyTorch has them
         classes = draw.integers(0, spec.config["classes"], BATCH)
         return {"images": draw.normal(size=shape).astype(np.float32), "classes": classes}
     windows = draw.integers(0, spec.config["vocab"], (BATCH, spec.seq_len + 1))

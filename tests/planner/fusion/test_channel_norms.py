@@ -122,9 +122,14 @@ def test_every_norm_of_a_resnet_is_written_once_with_all_that_follows() -> None:
     assert all(shares[name].follows for name in follow if name in shares)
 
 
-def test_the_gradient_of_relu_reads_its_result() -> None:
+def test_the_gradient_of_relu_reads_its_result_unless_another_block_does() -> None:
     graph = build_training(small("resnet", "fp32"), TrainingSpec(), 4)
     makers = {name: op for op in graph.ops for name in op.outputs}
     gradients = [op for op in graph.ops if op.kind == "relu_grad"]
-    assert gradients
-    assert {makers[op.inputs[0]].kind for op in gradients} == {"relu"}
+    assert {makers[op.inputs[0]].kind for op in gradients} == {"relu", "add"}
+    for op in gradients:
+        read = makers[op.inputs[0]]
+        crosses = {
+            reader.block for reader in graph.ops if not set(read.outputs).isdisjoint(reader.inputs)
+        }
+        assert crosses == {read.block}
