@@ -23,11 +23,8 @@ from models.graph import Graph
 from models.ops import OPS, op_kind
 from planner.actors.graph import Actor, ActorGraph, Program
 from planner.cluster import Cluster, Link, NodeGroup
-from planner.compile.fused import fused_stages
-from planner.compile.lowering import Lowering
+from planner.compile.fused import lowered
 from planner.compile.orders import joined, unordered
-from planner.compile.placement import place
-from planner.compile.slots import timetable
 from planner.costs import durations
 from planner.costs.layout import frame_of, nodes_of
 from planner.memory import plan_memory
@@ -105,12 +102,7 @@ def resources(parts: Mapping[str, float]) -> Parts:
 
 def _lowered(plan: Plan, graph: Graph) -> ActorGraph:
     """Every actor of the plan; in which order they run does not matter here."""
-    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
-    for placed in place(plan, graph):
-        lowering.lower(placed)
-    homes = tuple(chunk.stage for chunk in plan.chunks)
-    table = timetable(plan.schedule, homes, plan.microbatches)
-    drafts = fused_stages(lowering.stages, plan.fusion, joint=table.joint)
+    drafts, table = lowered(plan, graph)
     programs = [
         unordered(draft, f"stage {stage}", stage, table.orders[stage])
         for stage, draft in enumerate(drafts)

@@ -10,8 +10,7 @@ from planner.actors.validate import validate
 from planner.compile.arena import lay_out
 from planner.compile.collectives import bucketed, hold_back
 from planner.compile.draft import DraftStage
-from planner.compile.fused import fused_stages
-from planner.compile.lowering import Lowering
+from planner.compile.fused import lowered
 from planner.compile.orders import (
     FirstStep,
     first_step,
@@ -20,8 +19,8 @@ from planner.compile.orders import (
     with_queues,
     with_slots,
 )
-from planner.compile.placement import check_plan, place
-from planner.compile.slots import Timetable, timetable
+from planner.compile.placement import check_plan
+from planner.compile.slots import Timetable
 from planner.costs import durations
 from planner.plan import FUSED, Plan, plan_graph
 
@@ -84,12 +83,7 @@ def ordered_plan(plan: Plan, graph: Graph, *, in_buckets: bool | None = None) ->
     That it runs to its end is shown by a run, not proven: whoever simulates it sees.
     """
     check_plan(plan)
-    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
-    for placed in place(plan, graph):
-        lowering.lower(placed)
-    homes = tuple(chunk.stage for chunk in plan.chunks)
-    table = timetable(plan.schedule, homes, plan.microbatches)
-    drafts = fused_stages(lowering.stages, plan.fusion, joint=table.joint)
+    drafts, table = lowered(plan, graph)
     for stage, draft in enumerate(drafts):
         hold_back(draft, table.joint)
         if plan.fusion == FUSED if in_buckets is None else in_buckets:

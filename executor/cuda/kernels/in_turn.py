@@ -89,10 +89,5 @@ def _place(context: KernelContext, part: FusedPart, scratch: int) -> Place:
     return place
 
 
-def of_part(context: KernelContext, part: FusedPart, calls: Calls) -> Calls:
-    """Return the calls of a part that needs no scratch, with the actor's operands."""
-    return placed(calls, _place(context, part, 0))
-
-
 def _room(shard: Shard) -> int:
     return -(-shard.size * shard.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -4,6 +4,6 @@ Comes in: drafts with one actor per op. Goes out: the same with fewer actors and
 `drafts.py` first (groups that `planner.fusion` finds), then `launches.py` (many small updates).
 """
 
-from planner.compile.fused.stages import fused_stages
+from planner.compile.fused.stages import fused_stages, lowered
 
-__all__ = ["fused_stages"]
+__all__ = ["fused_stages", "lowered"]

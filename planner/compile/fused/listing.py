@@ -1,10 +1,8 @@
 """Which ops of a plan are fused, block template by block template."""
 
 from models.graph import Graph
-from planner.compile.fused.stages import fused_stages
-from planner.compile.lowering import Lowering
-from planner.compile.placement import check_plan, place
-from planner.compile.slots import timetable
+from planner.compile.fused.stages import lowered
+from planner.compile.placement import check_plan
 from planner.plan import Plan, plan_graph
 
 
@@ -30,12 +28,7 @@ def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[s
     """
     check_plan(plan)
     graph = plan_graph(plan) if graph is None else graph
-    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
-    for placed in place(plan, graph):
-        lowering.lower(placed)
-    homes = tuple(chunk.stage for chunk in plan.chunks)
-    joint = timetable(plan.schedule, homes, plan.microbatches).joint
-    drafts = fused_stages(lowering.stages, plan.fusion, joint=joint, across_blocks=False)
+    drafts, _ = lowered(plan, graph, across_blocks=False)
     blocks: dict[str, str] = {}  # the first of every template
     for block in graph.blocks:
         blocks.setdefault(graph.templates[block], block)

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
+from models.graph import Graph
 from planner.compile.draft import DraftStage
 from planner.compile.fused.drafts import fused_draft
 from planner.compile.fused.launches import joined_launches
 from planner.compile.fused.padding import padded
-from planner.plan import FUSED
+from planner.compile.lowering import Lowering
+from planner.compile.placement import place
+from planner.compile.slots import Timetable, timetable
+from planner.plan import FUSED, Plan
 
 
 def fused_stages(
@@ -29,3 +33,17 @@ def fused_stages(
         return list(drafts)
     fused = [padded(fused_draft(draft, joint=joint)) for draft in drafts]
     return [joined_launches(draft, across_blocks=across_blocks) for draft in fused]
+
+
+def lowered(
+    plan: Plan, graph: Graph, *, across_blocks: bool = True
+) -> tuple[list[DraftStage], Timetable]:
+    """Return the stages of a plan as its `fusion` wants them, and the orders of its schedule."""
+    lowering = Lowering(graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
+    for placed in place(plan, graph):
+        lowering.lower(placed)
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    table = timetable(plan.schedule, homes, plan.microbatches)
+    stages = lowering.stages
+    fused = fused_stages(stages, plan.fusion, joint=table.joint, across_blocks=across_blocks)
+    return fused, table
