@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.first_gpu import MARK, Figures, run_apart, run_here
+from benchmarks.first_gpu import Figures, hand_over, run_apart, run_here
 from benchmarks.gpu_models import TRAINED, Trained, benchmark_model
 from benchmarks.gpu_rows import lines, row
 from executor.gpu.availability import require_compiler, require_gpu
@@ -80,7 +80,7 @@ def item(name: str, batch: int | None, budget_s: float, profile: Path | None) ->
     spec = benchmark_model(model)
     if who == "ahead":
         return run_here(name, {name: lambda: compiled_ahead(spec, batches[0], profile)})
-    return run_here(name, {name: lambda: trained(spec, batches, profile)})
+    return run_here(name, {name: lambda: trained(spec, batches, profile, hand_over)})
 
 
 def torch_item(entry: Trained, batch: int, budget_s: float) -> Figures:
@@ -111,7 +111,7 @@ def torch_item(entry: Trained, batch: int, budget_s: float) -> Figures:
         deterministic=entry is TRAINED[0],
     ):
         tried.append(one)
-        print(MARK + json.dumps({"ok": True, "figures": figures}), flush=True)
+        hand_over(figures)
     return figures
 
 

@@ -5,17 +5,18 @@ Legend: M N K of products, B batch, H heads, T tokens, D head dim, R rows of lay
 
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product, by_row
-from executor.cuda.source_text import source_text
-from executor.gpu.cupy_device import OPTIONS, CupyDevice
+from executor.cuda.binding import bound as placed
+from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from executor.cuda.kernels.table import make_calls
+from executor.gpu.cupy_device import CupyDevice
+from executor.kernels import RunState
+from executor.kernels.context import KernelContext, whole
 
 Figures = dict[str, object]
 REPEATS = 7  # of a timing; the median is given
@@ -150,7 +151,8 @@ def kernel() -> Figures:
     settle(on, stream)
     assert np.array_equal(taken(on, y, ROWS, np.float32), eager), "a replay gives other bits"
     time_ms = milliseconds(on, stream, lambda: on.issue(call, stream))
-    small = call._replace(grid=(1, 1, 1), args=(*call.args[:-2], np.int64(1), np.int64(32)))
+    small, _ = layer_norm(on, *(np.ones(shape, np.float32) for shape in ((1, 64), 64, 64)))
+    on.load({small.source: [small.function]})
     began = time.perf_counter()
     for _ in range(1000):
         on.issue(small, stream)
@@ -173,12 +175,25 @@ def layer_norm(
 ) -> tuple[Launch, int]:
     """Return a layer norm of float32 rows, and where its result will lie."""
     rows, columns = x.shape
-    y, mean, rstd = on.allocate(x.nbytes), on.allocate(4 * rows), on.allocate(4 * rows)
-    addresses = (put(on, x), put(on, gamma), put(on, beta), y, mean, rstd)
-    operands = map(bound, addresses)
-    call = by_row(
-        "layer_norm", "layer_norm<float, float, float>", rows, columns, *operands, np.float64(1e-5)
+    shards = [whole(shape, "float32") for shape in ((rows, columns), (columns,), (rows,))]
+    context = KernelContext(
+        kind="layer_norm",
+        name="layer_norm",
+        labels="r d, d, d -> r d, r, r",
+        attributes={"epsilon": 1e-5},
+        inputs=(shards[0], shards[1], shards[1]),
+        outputs=(shards[0], shards[2], shards[2]),
+        run=RunState(seed=0, dataset=None, global_batch=1, microbatches=1, batch=1),
     )
+    places = {
+        "read": [put(on, x), put(on, gamma), put(on, beta)],
+        "write": [y := on.allocate(x.nbytes), on.allocate(4 * rows), on.allocate(4 * rows)],
+    }
+    (call,) = (
+        placed(one, lambda operand: bound(places[operand.role][operand.number]))
+        for one in make_calls(context).of(0)
+    )
+    assert isinstance(call, Launch)
     return call, y
 
 
@@ -247,91 +262,6 @@ def streams() -> Figures:
     return {"done_at_once": early}
 
 
-def cubin() -> Figures:
-    """A cubin of ours from a file, by the mangled name."""
-    import cupy
-    from cupy.cuda import compiler
-
-    on = device()
-    stream, generator = on.stream(), np.random.default_rng(2)
-    x = generator.standard_normal((64, 512), np.float32)
-    call, y = layer_norm(on, x, np.ones(512, np.float32), np.zeros(512, np.float32))
-    code, names = compiler.compile_using_nvrtc(
-        source_text(call.source), OPTIONS, name_expressions=(call.function,)
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "layer_norm.cubin"
-        path.write_bytes(code)
-        function = cupy.RawModule(path=str(path)).get_function(names[call.function]).kernel
-    args = tuple(np.uint64(a.offset_bytes) if isinstance(a, Operand) else a for a in call.args)
-    function(call.grid, call.block, args, stream=SimpleNamespace(ptr=stream))
-    settle(on, stream)
-    found = taken(on, y, x.shape, np.float32)
-    assert np.allclose(found.mean(-1), 0, atol=1e-5), "its rows are not centred"
-    on.close()
-    return {"cubin_bytes": len(code)}
-
-
-def triton_cubin() -> Figures:
-    """A cubin of Triton's from a file: two pointers more than its source has, at the end."""
-    import cupy
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from benchmarks.triton_kernel import BLOCK, add
-
-    on = device()
-    stream, count = on.stream(), 100_000
-    capability = int(cupy.cuda.Device(0).compute_capability)
-    source = ASTSource(
-        add, {"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": BLOCK}
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "add.cubin"
-        path.write_bytes(made.asm["cubin"])
-        function = cupy.RawModule(path=str(path)).get_function(made.metadata.name).kernel
-    x = np.arange(count, dtype=np.float32)
-    from_, to = put(on, x), on.allocate(x.nbytes)
-    args = (np.uint64(from_), np.uint64(to), np.int32(count), np.uint64(0), np.uint64(0))
-    block = (32 * made.metadata.num_warps, 1, 1)
-    held = SimpleNamespace(ptr=stream)
-    grid = (-(-count // BLOCK), 1, 1)
-    function(grid, block, args, shared_mem=made.metadata.shared, stream=held)
-    settle(on, stream)
-    assert np.array_equal(taken(on, to, x.shape, np.float32), x + 1), "it gives something else"
-    on.close()
-    return {"shared_bytes": made.metadata.shared, "warps": made.metadata.num_warps}
-
-
-def external_events() -> Figures:
-    """Events that a replayed graph records for real, so that its parts can be timed."""
-    from cuda.bindings import runtime
-
-    on = device()
-    stream, size = on.stream(), 256 * 2**20
-    one, two = on.allocate(size), on.allocate(size)
-    start, end = on.event(timed=True), on.event(timed=True)
-
-    def mark(event: int) -> None:
-        (status,) = runtime.cudaEventRecordWithFlags(event, stream, runtime.cudaEventRecordExternal)
-        assert int(status) == 0, f"cudaEventRecordWithFlags: {status}"
-
-    on.begin_capture(stream)
-    mark(start)
-    on.copy_async(two, one, size, stream)
-    mark(end)
-    graph = on.end_capture(stream)
-    for _ in range(2):
-        on.replay(graph, stream)
-        settle(on, stream)
-    within_ms = on.elapsed_ns(start, end) / 1e6
-    assert within_ms > 0, "the events were not recorded"
-    on.close()
-    return {"copy_within_the_graph_ms": within_ms}
-
-
 def nccl() -> Figures:
     """Every collective of one rank in a capture, each warmed up before."""
     from executor.gpu.nccl import Group, NcclCommunicator, exchange_ids, set_environment
@@ -377,9 +307,11 @@ def asynchronous_error() -> Figures:
 
     on = device()
     stream = on.stream()
-    call, _ = layer_norm(on, *(np.ones(s, np.float32) for s in ((4, 64), 64, 64)))
+    call, y = layer_norm(on, *(np.ones(s, np.float32) for s in ((4, 64), 64, 64)))
     on.load({call.source: [call.function]})
-    nowhere = call._replace(args=(*call.args[:3], bound(64), *call.args[4:]))
+    nowhere = placed(
+        call, lambda operand: bound(64 if operand == bound(y) else address_of(operand))
+    )
     on.issue(nowhere, stream)
     event, heard = on.event(), {}
     on.record(event, stream)
@@ -415,9 +347,6 @@ ITEMS: dict[str, Callable[[], Figures]] = {
     "kernel": kernel,
     "product": product,
     "streams": streams,
-    "cubin": cubin,
-    "triton_cubin": triton_cubin,
-    "external_events": external_events,
     "nccl": nccl,
     "no_memory": no_memory,
     "asynchronous_error": asynchronous_error,

@@ -224,11 +224,23 @@ def roofline(plan: Plan) -> Roofline:
     )
 
 
+def kind_of(work: Work) -> str:
+    """Kinds of the ops that an actor computes, each once.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> kind_of(SimpleNamespace(kinds=("matmul", "add", "add")))
+    'matmul+add'
+    """
+    return "+".join(dict.fromkeys(work.kinds))
+
+
 def _by_kind(found: Iterable[Work], bound_s: float) -> list[KindRow]:
     """Rows by kind, the longest first."""
     kinds: dict[str, list[Work]] = {}
     for work in found:
-        kinds.setdefault("+".join(dict.fromkeys(work.kinds)), []).append(work)
+        kinds.setdefault(kind_of(work), []).append(work)
     rows = []
     for kind, those in kinds.items():
         took_s = sum(work.bound_s * work.firings for work in those)

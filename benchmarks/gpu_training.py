@@ -10,7 +10,7 @@ last two, agree in every bit; `deterministic_price` how much longer a step of th
 import statistics
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_models import catalogue_name, launches_of, planned
+from benchmarks.gpu_spans import spans_by_kind
 from benchmarks.starting_point import SEED, RandomSamples, starting_values
 from executor.gpu.running import DeviceRun
 from executor.kernels import RunState
@@ -41,7 +42,12 @@ TWICE_MAX = 500_000_000  # parameters of a model that is trained twice in determ
 DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
 
 
-def trained(spec: ModelSpec, batches: Sequence[int], profile: Path | None = None) -> Figures:
+def trained(
+    spec: ModelSpec,
+    batches: Sequence[int],
+    profile: Path | None = None,
+    hand_over: Callable[[Figures], None] = lambda found: None,
+) -> Figures:
     """Train with the first batch that fits, captured and eagerly; return all figures.
 
     Times are medians. `measured_s` is that from the end of a captured step to the end of the next,
@@ -58,7 +64,7 @@ def trained(spec: ModelSpec, batches: Sequence[int], profile: Path | None = None
     began = time.perf_counter()
     for batch in batches:
         try:
-            found = _trained(spec, batch, profile)
+            found = _trained(spec, batch, profile, hand_over)
             return found | {"all_s": round(time.perf_counter() - began, 1)}
         except InfeasibleError as no:
             refused = no
@@ -82,7 +88,9 @@ def predicted(plan: Plan) -> Figures:
     }
 
 
-def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
+def _trained(
+    spec: ModelSpec, batch: int, profile: Path | None, hand_over: Callable[[Figures], None]
+) -> Figures:
     device, tuner = _opened()
     try:
         plan = planned(spec, batch, _cluster(device, profile))
@@ -94,6 +102,7 @@ def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
         found["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
         captured = _result(run, state, plan)
         found |= _replayed(device, run) | _memory(run)
+        hand_over(found | {"losses": captured[0]})
     finally:
         device.close()
     assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"
@@ -106,6 +115,7 @@ def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
         "host_share": found["host_s"] / found["measured_s"],
         "mfu": _mfu(plan, found["measured_s"]),
     }
+    hand_over(found)
     if plan_graph(plan).parameter_count <= TWICE_MAX:
         found |= _deterministic(plan, found["measured_s"])
     return found
@@ -118,17 +128,12 @@ def _eager(plan: Plan) -> tuple[Result, Figures]:
         run, state = ready(device, plan, tuner)
         run.train(LOSSES, time.perf_counter_ns(), eager=True)
         result = _result(run, state, plan)
-        times, host = _timed(device, run, run.driver.fire, EAGER_STEPS)
-        busy_ns, whole_ns = _spans(device, run)
+        times = _timed(device, run, run.driver.fire, EAGER_STEPS)
+        found = spans_by_kind(device, run, plan, LOSSES)
+        host_s = _host_s(device, run, run.driver.fire)
     finally:
         device.close()
-    eager_s = statistics.median(times)
-    return result, {
-        "eager_s": eager_s,
-        "eager_host_s": statistics.median(host),
-        "idle_share": 1 - busy_ns / whole_ns,
-        "busy_s": busy_ns / 1e9,
-    }
+    return result, found | {"eager_s": statistics.median(times), "eager_host_s": host_s}
 
 
 def _deterministic(plan: Plan, measured_s: float) -> Figures:
@@ -152,62 +157,40 @@ def _deterministic(plan: Plan, measured_s: float) -> Figures:
 
 def _replayed(device: Any, run: DeviceRun) -> Figures:
     """Times of captured steps, on the samples that were staged last."""
-    one_s = max(statistics.median(_timed(device, run, run.driver.replay, WARM_UP)[0]), 1e-9)
+    one_s = max(statistics.median(_timed(device, run, run.driver.replay, WARM_UP)), 1e-9)
     steps = max(STEPS_MIN, min(STEPS, int(TIMED_S / one_s)))
-    times, host = _timed(device, run, run.driver.replay, steps)
     return {
-        "measured_s": statistics.median(times),
+        "measured_s": statistics.median(_timed(device, run, run.driver.replay, steps)),
         "measured_steps": steps,
-        "host_s": statistics.median(host),
+        "host_s": _host_s(device, run, run.driver.replay),
     }
 
 
-def _timed(device: Any, run: DeviceRun, issue: Any, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of every step on the device, and of the host to issue it; nothing is waited for."""
+def _timed(device: Any, run: DeviceRun, issue: Any, steps: int) -> list[float]:
+    """Seconds of every step on the device; nothing is waited for between steps."""
     events = [device.event(timed=True) for _ in range(steps + 1)]
-    host = []
     device.record(events[0], run.driver.origin)
     for step in range(steps):
-        began = time.perf_counter()
         issue(LOSSES + step)
-        host.append(time.perf_counter() - began)
         device.record(events[step + 1], run.driver.origin)
     device.synchronize(events[-1])
     device.check()
-    return [device.elapsed_ns(one, two) / 1e9 for one, two in pairwise(events)], host
+    return [device.elapsed_ns(one, two) / 1e9 for one, two in pairwise(events)]
 
 
-def _spans(device: Any, run: DeviceRun) -> tuple[int, int]:
-    """Nanoseconds in which any actor of an eager step was at work, and of all from first to last.
+def _host_s(device: Any, run: DeviceRun, issue: Any) -> float:
+    """Seconds in which the host issues a step to a device that has nothing to do.
 
-    Where streams work at once they count once.
+    To one that is at work a host soon waits: what may be issued ahead of it is limited.
     """
-    start, end = device.event(timed=True), device.event(timed=True)
-    device.record(start, run.driver.origin)
-    marks = run.driver.fire(LOSSES, timed=True)
-    device.record(end, run.driver.origin)
-    device.synchronize(end)
-    spans = sorted(
-        (device.elapsed_ns(start, mark.start), device.elapsed_ns(start, mark.end)) for mark in marks
-    )
-    return union_ns(spans), max(end for _, end in spans) - spans[0][0]
-
-
-def union_ns(spans: Iterable[tuple[int, int]]) -> int:
-    """Return how long any of some spans lasts, given in the order of their begins.
-
-    Examples
-    --------
-    >>> union_ns([(0, 4), (1, 3), (6, 7)])
-    5
-    """
-    total, reached = 0, None
-    for begin, end in spans:
-        if reached is None or begin > reached:
-            total, reached = total + end - begin, end
-        elif end > reached:
-            total, reached = total + end - reached, end
-    return total
+    done, found = device.event(), []
+    for step in range(STEPS_MIN):
+        began = time.perf_counter()
+        issue(LOSSES + step)
+        found.append(time.perf_counter() - began)
+        device.record(done, run.driver.origin)
+        device.synchronize(done)
+    return statistics.median(found)
 
 
 def _result(run: DeviceRun, state: RunState, plan: Plan) -> Result:
