@@ -1,15 +1,16 @@
 """How fast whole training steps are on one GPU, beside what their plans say and PyTorch does.
 
-Run `python -m benchmarks.gpu [--out FILE] [--budget SECONDS] [--profile FILE] [--models NAME...]
-[--dry-run]` from the root of the repository. Every model of `gpu_models.TRAINED` is trained by us
-and by PyTorch from the same weights on the same samples, each in a process of its own, one after
-the other; PyTorch under every setting of `torch_models/settings.py` for which there is time, of
-which the best counts. The file holds a row for each, as `gpu_rows.py` says, and is written after
-every process. The exit code is 1 where there is no GPU, an item of ours failed, or losses or
-bits differ; a row for which there was no time says so and decides nothing.
-`--profile` names a profile of this GPU (`millrace profile --device gpu`), by which steps are
-predicted; else the catalogue's figures are. `--dry-run` needs no GPU: it prints what would run and
-what is predicted.
+Run `python -m benchmarks.gpu [--models NAME...] [--budget SECONDS] [--profile FILE] [--ours]
+[--emulated] [--dry-run]` from the root of the repository. Every model of `gpu_models.TRAINED` is
+trained by us and by PyTorch from the same weights on the same samples, each in a process of its
+own, one after the other; PyTorch under every setting of `torch_models/settings.py` for which there
+is time, of which the best counts. What they find they write down as lines while they find it, and
+`gpu_rows.py` makes a row of those of one model. The exit code is 1 where an item of ours failed or
+was late, or losses or bits differ. `--profile` names a profile of this GPU (`millrace profile
+--device gpu`), by which steps are predicted; where there is no such file the catalogue's figures
+are. `--ours` leaves PyTorch out. `--emulated` trains a small model of each family, ours on the
+emulated device and PyTorch's on the CPU, to try this command without a GPU. `--dry-run` prints what
+would run and what is predicted.
 """
 
 import argparse
@@ -18,44 +19,65 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.first_gpu import Figures, hand_over, run_apart, run_here
 from benchmarks.gpu_models import TRAINED, Trained, benchmark_model
-from benchmarks.gpu_rows import lines, row
+from benchmarks.gpu_processes import (
+    ended,
+    hand_over,
+    run_apart,
+    run_here,
+    started,
+    unwind_when_asked_to_end,
+)
+from benchmarks.gpu_rows import Figures, lines, row
 from executor.gpu.availability import require_compiler, require_gpu
+from models.spec import ModelSpec
 
-OURS_S_MAX = 75
-OURS_SHARE = 0.45  # of a model's time, at most
+if TYPE_CHECKING:
+    from benchmarks.gpu_training import Effort
+
+OURS_S_MAX = 150
+OURS_SHARE = 0.5  # of a model's time, at most
 AHEAD_S_MAX = 60
+IMAGE_LOSSES = 6
 ENDING_S = 3  # of a process, after its last figures
 # cuBLAS's workspace as large as PyTorch has it, and deterministic (cuBLAS guide, reproducibility).
 TORCH_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-def main() -> None:
+def main() -> int:
     """Run one item in this process, or all of them, each in its own."""
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--out", type=Path)
     asked.add_argument("--item", help="ours.MODEL, torch.MODEL or ahead.MODEL, in this process")
     asked.add_argument("--batch", type=int, help="of an item")
     asked.add_argument("--budget", type=float, default=300.0, help="seconds for all items")
     asked.add_argument("--profile", type=Path)
     names = [entry.model for entry in TRAINED]
     asked.add_argument("--models", nargs="+", choices=names, default=names)
+    asked.add_argument("--ours", action="store_true", help="without PyTorch")
+    asked.add_argument("--emulated", action="store_true", help="small models, without a GPU")
     asked.add_argument("--dry-run", action="store_true", help="plan and predict, run nothing")
     options = asked.parse_args()
+    if options.profile is not None and not options.profile.exists():
+        options.profile = None
+    if options.item is not None:
+        return item(options)
     wanted = [entry for entry in TRAINED if entry.model in options.models]
     if options.dry_run:
         dry_run(wanted)
-        return
-    if (missing := missing_gpu()) is not None:
-        sys.exit(f"benchmarks.gpu: {missing}")
-    if options.item is not None:
-        sys.exit(item(options.item, options.batch, options.budget, options.profile))
-    rows = run_all(wanted, options.budget, options.out, options.profile)
+        return 0
+    if not options.emulated and (missing := missing_gpu()) is not None:
+        print(f"benchmarks.gpu: {missing}", file=sys.stderr)
+        return 3
+    unwind_when_asked_to_end()
+    rows = run_all(wanted, options)
     print("\n".join(lines(rows)))
-    sys.exit(any(one["ok"] is False for one in rows))
+    return int(any(one["ok"] is not True for one in rows))
 
 
 def missing_gpu() -> str | None:
@@ -68,32 +90,43 @@ def missing_gpu() -> str | None:
     return None
 
 
-def item(name: str, batch: int | None, budget_s: float, profile: Path | None) -> int:
-    """Run one item and hand over what it found."""
+def item(options: argparse.Namespace) -> int:
+    """Run one item and write down what it finds."""
+    name: str = options.item
     who, _, model = name.partition(".")
     entry = next(one for one in TRAINED if one.model == model)
-    batches = entry.batches if batch is None else (batch,)
-    if who == "torch":
-        return run_here(name, {name: lambda: torch_item(entry, batches[0], budget_s)})
-    from benchmarks.gpu_training import compiled_ahead, trained
-
+    batches = entry.batches if options.batch is None else (options.batch,)
     spec = benchmark_model(model)
-    if who == "ahead":
-        return run_here(name, {name: lambda: compiled_ahead(spec, batches[0], profile)})
-    return run_here(name, {name: lambda: trained(spec, batches, profile, hand_over)})
+    from benchmarks.gpu_training import FULL, compiled_ahead, trained
+
+    effort, device = FULL, "cuda"
+    if entry.unit == "images":  # a step's take as long to draw as ten to train
+        effort = replace(FULL, losses=IMAGE_LOSSES)
+    if options.emulated:
+        from benchmarks.gpu_emulated import BATCH, BRIEF, emulated
+
+        spec, batches, effort, device = emulated(spec), (BATCH,), BRIEF, "cpu"
+    if who == "torch":
+        found = partial(torch_item, entry, spec, batches[0], options.budget, effort, device)
+    elif who == "ahead":
+        found = partial(compiled_ahead, spec, batches[0], options.profile)
+    else:
+        told = partial(hand_over, name)
+        found = partial(trained, spec, batches, options.profile, told, effort)
+    return run_here(name, found)
 
 
-def torch_item(entry: Trained, batch: int, budget_s: float) -> Figures:
+def torch_item(
+    entry: Trained, spec: ModelSpec, batch: int, budget_s: float, effort: "Effort", device: str
+) -> Figures:
     """Try PyTorch's settings; hand over what is known after each."""
     began = time.monotonic()
     import torch
 
-    from benchmarks.gpu_training import LOSSES, STEPS
     from benchmarks.starting_point import starting_values
     from benchmarks.torch_models.training import tries
     from models.zoo.catalogue import build
 
-    spec = benchmark_model(entry.model)
     figures: Figures = {
         "torch": torch.__version__,
         "items": batch * spec.seq_len,
@@ -106,40 +139,39 @@ def torch_item(entry: Trained, batch: int, budget_s: float) -> Figures:
         batch,
         values,
         budget_s=left_s,
-        steps=STEPS,
-        losses=LOSSES,
+        steps=effort.steps,
+        losses=effort.losses,
+        device=device,
         deterministic=entry is TRAINED[0],
     ):
         tried.append(one)
-        hand_over(figures)
+        hand_over(f"torch.{entry.model}", figures)
     return figures
 
 
-def run_all(
-    wanted: Sequence[Trained], budget_s: float, out: Path | None, profile: Path | None
-) -> list[Figures]:
-    """Run every model within the time, and write the file after each process."""
+def run_all(wanted: Sequence[Trained], options: argparse.Namespace) -> list[Figures]:
+    """Run every model within the time; return their rows."""
     begun = time.monotonic()
-    given = () if profile is None else ("--profile", str(profile))
-    ahead(wanted, min(AHEAD_S_MAX, budget_s), given)
+    given = ("--emulated",) if options.emulated else ()
+    if options.profile is not None:
+        given += ("--profile", str(options.profile))
+    if not options.emulated:
+        ahead(wanted, min(AHEAD_S_MAX, options.budget), given)
     rows: list[Figures] = []
     for at, entry in enumerate(wanted):
-        left_s = budget_s - (time.monotonic() - begun)
+        left_s = options.budget - (time.monotonic() - begun)
         share_s = left_s * entry.weight / sum(one.weight for one in wanted[at:])
-        ours_s = min(OURS_S_MAX, max(OURS_SHARE * share_s, min(share_s, 30)))
+        ours_s = share_s if options.ours else min(OURS_S_MAX, OURS_SHARE * share_s)
         started = time.monotonic()
         ours = run_apart(f"ours.{entry.model}", ours_s, "benchmarks.gpu", given)
-        rows.append(row(entry, ours, {}))
-        written(rows, out)
-        torch_s = share_s - (time.monotonic() - started) - ENDING_S
-        batch = rows[-1]["batch"] or entry.batches[0]
-        arguments = ("--batch", str(batch), "--budget", str(max(torch_s - ENDING_S, 1)))
-        theirs = run_apart(
-            f"torch.{entry.model}", torch_s, "benchmarks.gpu", arguments, **TORCH_ENVIRONMENT
-        )
-        rows[-1] = row(entry, ours, theirs)
-        written(rows, out)
-        print(json.dumps(rows[-1]), flush=True)
+        theirs: Figures = {}
+        if not options.ours:
+            torch_s = share_s - (time.monotonic() - started) - ENDING_S
+            batch = (ours.get("figures") or {}).get("batch") or entry.batches[0]
+            arguments = ("--batch", str(batch), "--budget", str(max(torch_s - ENDING_S, 1)), *given)
+            name = f"torch.{entry.model}"
+            theirs = run_apart(name, torch_s, "benchmarks.gpu", arguments, TORCH_ENVIRONMENT)
+        rows.append(row(entry, ours, theirs))
     return rows
 
 
@@ -147,19 +179,11 @@ def ahead(wanted: Iterable[Trained], limit_s: float, arguments: Sequence[str]) -
     """Compile the kernels of all models at once, a process for each, before anything is timed."""
     begun = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.gpu", *arguments, "--item"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    running = [subprocess.Popen([*command, f"ahead.{one.model}"], **quiet) for one in wanted]
+    running = [started([*command, f"ahead.{one.model}"], {}) for one in wanted]
     for process in running:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(max(limit_s - (time.monotonic() - begun), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def written(rows: list[Figures], out: Path | None) -> None:
-    """Write the file, if there is to be one."""
-    if out is not None:
-        out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        ended(process)
 
 
 def dry_run(wanted: Sequence[Trained], device: str = "h200-sxm") -> None:
@@ -178,4 +202,4 @@ def dry_run(wanted: Sequence[Trained], device: str = "h200-sxm") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

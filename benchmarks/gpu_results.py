@@ -1,114 +1,168 @@
-"""What the parts of `benchmarks/gpu.sh` left behind, joined to one file.
+"""What the slices of `benchmarks/gpu.sh` found, from their lines: a file for each device, a table.
 
-`python -m benchmarks.gpu_results WORK RESULTS PARTS`: WORK holds a file of every part that ran, and
-`parts`, a line for each with its exit code and seconds. RESULTS gets `device`, `versions`, `rows`
-(one per model that was trained) and `checks` (single facts and tests, and the parts themselves). Of
-an older RESULTS what other parts left stays. The exit code is 1 where a part that decides failed or
-ran no test.
+`python -m benchmarks.gpu_results [FOLDER] [--out FOLDER] [--markdown]` reads every `*.jsonl` in a
+folder (benchmarks/results/lines) and its folders, and writes `gpu-<device>.json` (in
+benchmarks/results): `device`, `versions`, `rows` (one per model that was trained, as `gpu_rows.py`
+has it), `parts`, `facts`, `tests` (counts by file) and `failures`. Of a part that ran several times
+the last run counts that came to its end, so all that stands beside each other is of one run.
+`--markdown` prints the rows as a table of a README.
 """
 
+import argparse
 import json
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from benchmarks.gpu_rows import lines
+from benchmarks.gpu_lines import Line, folded, read
+from benchmarks.gpu_models import TRAINED
+from benchmarks.gpu_rows import lines, markdown, row
 
-Row = dict[str, Any]
-TESTS = ("kernels", "training", "runs")
-UNDECIDED = ("peers",)  # their rows are there; they decide nothing
-CODES = {"124": "not done in its time", "137": "killed after its time", "5": "no test ran"}
-DETAILS = 2000  # characters at the end of what a part said
-
-
-def main(work: Path, results: Path, parts: list[str]) -> int:
-    """Write the file, print what is not well, return the exit code."""
-    found = joined(work, _before(results), parts)
-    results.write_text(json.dumps(found, indent=1) + "\n")
-    checks = found["checks"]
-    passed = sum(row["ok"] is True for row in checks)
-    print(f"\n{results}: {passed} of {len(checks)} checks, {len(found['rows'])} rows")
-    for row in checks:
-        if row["ok"] is not True:
-            said = "FAILED" if row["ok"] is False else "not run"
-            print(f"  {said} {row['name']}: {row.get('error')}")
-    if found["rows"]:
-        print("\n".join(lines(found["rows"])))
-    return int(any(row["decides"] and not row["ok"] for row in checks if "decides" in row))
+Figures = dict[str, Any]
+RESULTS = Path(__file__).resolve().parent / "results"
+EMULATED = "emulated"  # the device of lines that name none
 
 
-def _before(results: Path) -> Row:
-    try:
-        found: Row = json.loads(results.read_text())
-        return found if {"rows", "checks"} <= set(found) else {}
-    except (OSError, ValueError):
-        return {}
+def main() -> int:
+    """Write the files; return 1 where something failed."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("folder", type=Path, nargs="?", default=RESULTS / "lines")
+    asked.add_argument("--out", type=Path, default=RESULTS)
+    asked.add_argument("--markdown", action="store_true")
+    options = asked.parse_args()
+    for found in by_device(options.folder):
+        written(found, options.out)
+        print(markdown(found["rows"]) if options.markdown else "\n".join(said(found)))
+    return 0
 
 
-def joined(work: Path, before: Row, parts: list[str]) -> Row:
-    """Join what is in a folder with what was known; a part that ran replaces what it had left."""
-    found: Row = {"device": None, "versions": {}} | {
-        key: before[key] for key in ("device", "versions") if before.get(key)
+def summarised(folder: Path, out: Path) -> list[str]:
+    """Write the file of every device of which there are lines; return what people want to read."""
+    found = by_device(folder)
+    for one in found:
+        written(one, out)
+    return [text for one in found for text in said(one)]
+
+
+def written(found: Figures, out: Path) -> None:
+    """Replace a device's file at once: it is never half written."""
+    path = out / f"gpu-{slug(found['device'])}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".tmp")
+    half.write_text(json.dumps(found, indent=1) + "\n")
+    os.replace(half, path)
+
+
+def slug(device: str) -> str:
+    """Return a device's name as file names have it.
+
+    Examples
+    --------
+    >>> slug("NVIDIA H100 80GB HBM3")
+    'h100-80gb-hbm3'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
+
+
+def by_device(folder: Path) -> list[Figures]:
+    """Return what every device showed, from all lines in a folder."""
+    of_devices: dict[str, list[Line]] = {}
+    for path in sorted(folder.rglob("*.jsonl")):
+        found = read(path)
+        runs = {line["run"]: line["figures"]["device"] for line in found if line["name"] == "run"}
+        for line in found:
+            of_devices.setdefault(runs.get(line.get("run"), EMULATED), []).append(line)
+    return [summary(device, found) for device, found in sorted(of_devices.items())]
+
+
+def summary(device: str, found: Sequence[Line]) -> Figures:
+    """Join the lines of one device."""
+    parts = {part: folded(of) for part, of in _last_runs(found).items()}
+    every = {name: line for of in parts.values() for name, line in of.items()}
+    tests = {name: line for name, line in every.items() if "::" in name}
+    decided = {
+        name: line
+        for name, line in every.items()
+        if name.partition(".")[0] not in ("ours", "torch")
     }
-    rows = [] if "rows" in parts else before.get("rows", [])
-    if (path := work / "rows.json").exists():
-        rows = json.loads(path.read_text())["rows"]
-    checks = [one for one in before.get("checks", []) if one.get("part") not in (None, *parts)]
-    passed = set()
-    for part in parts:
-        for row in _of_part(work, part):
-            checks.append({"part": part, **row})
-            if row["ok"]:
-                passed.add(part)
-        if part == "facts" and (path := work / "facts.json").exists():
-            read = json.loads(path.read_text())
-            found |= {key: read[key] for key in ("device", "versions")}
-    checks += _parts(work, passed)
-    return found | {"rows": rows, "checks": checks}
+    return {
+        "device": device,
+        "versions": (every.get("versions") or {}).get("figures") or {},
+        "rows": _rows(parts),
+        "parts": [
+            {"name": name.removeprefix("part.")} | _plain(line, "run", "ok", "seconds", "error")
+            for name, line in every.items()
+            if name.startswith("part.")
+        ],
+        "facts": {
+            name: line["figures"]
+            for name, line in decided.items()
+            if line.get("figures") and name not in ("versions", "run", "tests")
+        },
+        "tests": _counts(tests),
+        "failures": [
+            _plain(line, "part", "name", "error", "details")
+            for line in decided.values()
+            if line["ok"] is False
+        ],
+    }
 
 
-def _of_part(work: Path, part: str) -> Iterator[Row]:
-    """What a part found, fact by fact or test by test."""
-    if part in ("facts", "peers") and (path := work / f"{part}.json").exists():
-        yield from json.loads(path.read_text())["rows"]
-    report = work / f"{part}.xml"
-    if not report.exists():
-        return
-    for case in ElementTree.parse(report).iter("testcase"):
-        wrong = next((one for one in case if one.tag in ("failure", "error")), None)
-        skipped = next((one for one in case if one.tag == "skipped"), None)
-        row: Row = {
-            "name": f"{case.get('classname')}.{case.get('name')}",
-            "ok": False if wrong is not None else None if skipped is not None else True,
-            "seconds": float(case.get("time", 0)),
-        }
-        said = wrong if wrong is not None else skipped
-        if said is not None:
-            row["error"] = (said.get("message") or "")[:500]
-            row["details"] = (said.text or "")[-DETAILS:]
-        yield row
+def _last_runs(found: Iterable[Line]) -> dict[str, list[Line]]:
+    """Lines by part, those of the last run that came to its end, or else of the last."""
+    parts: dict[str, dict[str, list[Line]]] = {}
+    for line in found:
+        runs = parts.setdefault(line.get("part", ""), {})
+        runs.setdefault(line.get("run", ""), []).append(line)
+    chosen = {}
+    for part, runs in parts.items():
+        whole = [of for of in runs.values() if any("seconds" in one and _ends(one) for one in of)]
+        chosen[part] = (whole or list(runs.values()))[-1]
+    return chosen
 
 
-def _parts(work: Path, passed: set[str]) -> Iterator[Row]:
-    """A check for every part that was begun."""
-    for line in (work / "parts").read_text().splitlines():
-        name, code, seconds = line.split()
-        if name in TESTS and code == "0" and name not in passed:
-            code = "5"  # pytest is content where every test was skipped
-        row: Row = {
-            "part": name,
-            "name": f"part.{name}",
-            "ok": code == "0",
-            "seconds": int(seconds),
-            "decides": name not in UNDECIDED,
-        }
-        if code != "0":
-            row["error"] = CODES.get(code, f"exit code {code}")
-            row["details"] = (work / f"{name}.log").read_text(errors="replace")[-DETAILS:]
-        yield row
+def _ends(line: Line) -> bool:
+    return str(line["name"]).startswith("part.")
+
+
+def _rows(parts: Mapping[str, Mapping[str, Line]]) -> list[Figures]:
+    found = []
+    for part, of in parts.items():
+        for entry in TRAINED:
+            ours, theirs = (of.get(f"{who}.{entry.model}") for who in ("ours", "torch"))
+            if ours or theirs:
+                found.append({"part": part} | row(entry, ours or {}, theirs or {}))
+    return found
+
+
+def _counts(tests: Mapping[str, Line]) -> dict[str, dict[str, int]]:
+    words = {True: "passed", False: "failed", None: "skipped"}
+    counts: dict[str, Counter[str]] = {}
+    for name, line in tests.items():
+        counts.setdefault(name.partition("::")[0], Counter())[words[line["ok"]]] += 1
+    return {name: dict(found) for name, found in counts.items()}
+
+
+def _plain(line: Line, *names: str) -> Figures:
+    return {name: line[name] for name in names if line.get(name) is not None}
+
+
+def said(found: Figures) -> list[str]:
+    """Return a summary as people read it."""
+    text = [f"{found['device']}:"]
+    for part in found["parts"]:
+        ended = "ok" if part.get("ok") else part.get("error", "failed")
+        text.append(f"  {part['name']}: {ended}")
+    for name, counts in found["tests"].items():
+        text.append(f"  {name}: " + ", ".join(f"{count} {how}" for how, count in counts.items()))
+    for failure in found["failures"]:
+        text.append(f"  FAILED {failure['name']}: {failure.get('error')}")
+    return text + (lines(found["rows"]) if found["rows"] else [])
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split()))
+    sys.exit(main())

@@ -50,7 +50,7 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
         "torch_eager_s": eager.get("step_s"),
     }
     names = ("predicted_s", "predicted_for", "prediction_error", "measured_s", "measured_steps")
-    names += ("fed_s", "eager_s", "host_share", "idle_share", "mfu", "fusion")
+    names += ("fed_s", "eager_s", "host_share", "idle_share", "mfu", "fusion", "ways", "kinds")
     result |= {name: found.get(name) for name in names}
     result |= _memory(found, best)
     result |= _losses(found, best)
@@ -161,6 +161,27 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         if one["error"]:
             found.append(f"{'':12} {one['error']}")
     return found
+
+
+def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows as a table of a README: each line of it is of one run on one device."""
+    found = [
+        "| model | ours | PyTorch's best | ratio | step | predicted | bound | losses apart |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for one in rows:
+        unit = one["unit"]
+        speeds = (one[f"{who}_{unit}_per_s"] for who in ("millrace", "torch"))
+        bound_s = sum(kind["bound_s"] for kind in one["kinds"] or ()) or None
+        cells = (
+            f"{one['model']}, {one['batch']} × {one['seq_len']}",
+            *(_said(speed, ",.0f", 1) + f" {unit}/s" for speed in speeds),
+            _said(one["ratio"], ".2f", 1),
+            *(_ms(seconds).strip() for seconds in (one["measured_s"], one["predicted_s"], bound_s)),
+            _said(one["losses_apart"], ".1e", 1),
+        )
+        found.append(f"| {' | '.join(cells)} |")
+    return "\n".join(found)
 
 
 def _said(value: float | None, how: str, width: int) -> str:

@@ -18,7 +18,7 @@ Span = tuple[int, int]
 STEPS = 3
 
 
-def spans_by_kind(device: Any, run: DeviceRun, plan: Plan, first_step: int) -> Figures:
+def spans_by_kind(device: Any, run: DeviceRun, plan: Plan) -> Figures:
     """Fire some steps eagerly; return the times of kinds of actors, and of all from first to last.
 
     Returns
@@ -29,7 +29,7 @@ def spans_by_kind(device: Any, run: DeviceRun, plan: Plan, first_step: int) -> F
         furthest above its prediction first, with `kind`, `actors`, `measured_s`, `predicted_s` and
         `bound_s` (by the data sheet), seconds of a step.
     """
-    steps = [_fired(device, run, first_step + at) for at in range(STEPS)]
+    steps = [_fired(device, run, at) for at in range(STEPS)]
     busy, whole = zip(*(_busy(each.values()) for each in steps), strict=True)
     busy_ns, whole_ns = map(statistics.median, (busy, whole))
     rows: dict[str, Figures] = {}

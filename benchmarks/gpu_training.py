@@ -11,6 +11,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,14 +33,49 @@ from planner.plan import Plan, plan_graph
 
 Figures = dict[str, Any]
 Result = tuple[list[float], int]  # losses, and a checksum of the variables
-LOSSES = 6  # steps whose losses are compared, each on samples of its own
-WARM_UP = 3
-STEPS = 40  # timed, where they fit in TIMED_S
-STEPS_MIN = 10
 TIMED_S = 4.0
-EAGER_STEPS = 15
 TWICE_MAX = 500_000_000  # parameters of a model that is trained twice in deterministic mode
 DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
+
+
+def opened(deterministic: bool = False) -> tuple[Any, Any]:
+    """Return the first GPU and what chooses its products by timing: nothing if deterministic."""
+    from executor.gpu.cudnn.opening import cudnn_library
+    from executor.gpu.cupy_device import CupyDevice
+    from executor.gpu.products.cublaslt import ProductLibrary
+    from executor.gpu.products.tuning import Tuner
+    from executor.measure import cache_folder
+
+    library = partial(ProductLibrary, deterministic=deterministic)
+    tuner = None if deterministic else Tuner(cache_folder())
+    return CupyDevice(0, library, cudnn_library, tuner=tuner), tuner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is trained, and on what.
+
+    Parameters
+    ----------
+    losses
+        Steps whose losses are compared, each on samples of its own.
+    warm_up, eager_steps
+        Steps before any is timed, and those that are fired actor by actor.
+    steps, steps_min
+        Captured steps that are timed at most, where they fit in `TIMED_S`, and at least.
+    opened
+        `opened(deterministic)`: a device, and its tuner or None.
+    """
+
+    losses: int = 20
+    warm_up: int = 3
+    eager_steps: int = 10
+    steps: int = 40
+    steps_min: int = 10
+    opened: Callable[[bool], tuple[Any, Any]] = opened
+
+
+FULL = Effort()
 
 
 def trained(
@@ -47,6 +83,7 @@ def trained(
     batches: Sequence[int],
     profile: Path | None = None,
     hand_over: Callable[[Figures], None] = lambda found: None,
+    effort: Effort = FULL,
 ) -> Figures:
     """Train with the first batch that fits, captured and eagerly; return all figures.
 
@@ -64,7 +101,7 @@ def trained(
     began = time.perf_counter()
     for batch in batches:
         try:
-            found = _trained(spec, batch, profile, hand_over)
+            found = _trained(spec, batch, profile, hand_over, effort)
             return found | {"all_s": round(time.perf_counter() - began, 1)}
         except InfeasibleError as no:
             refused = no
@@ -89,24 +126,28 @@ def predicted(plan: Plan) -> Figures:
 
 
 def _trained(
-    spec: ModelSpec, batch: int, profile: Path | None, hand_over: Callable[[Figures], None]
+    spec: ModelSpec,
+    batch: int,
+    profile: Path | None,
+    hand_over: Callable[[Figures], None],
+    effort: Effort,
 ) -> Figures:
-    device, tuner = _opened()
+    device, tuner = effort.opened(False)
     try:
         plan = planned(spec, batch, _cluster(device, profile))
         found = predicted(plan)
-        run, state = ready(device, plan, tuner)
+        run, state = ready(device, plan, effort.losses, tuner)
         started = time.perf_counter()
-        ends = run.train(LOSSES, time.perf_counter_ns())[0].step_end_ns
+        ends = run.train(effort.losses, time.perf_counter_ns())[0].step_end_ns
         found["first_steps_s"] = round(time.perf_counter() - started, 2)
         found["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
         captured = _result(run, state, plan)
-        found |= _replayed(device, run) | _memory(run)
+        found |= _replayed(device, run, effort) | _memory(run)
         hand_over(found | {"losses": captured[0]})
     finally:
         device.close()
     assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"
-    eager, found_eagerly = _eager(plan)
+    eager, found_eagerly = _eager(plan, effort)
     found |= found_eagerly
     found |= {
         "losses": [round(loss, 5) for loss in captured[0]],
@@ -117,35 +158,35 @@ def _trained(
     }
     hand_over(found)
     if plan_graph(plan).parameter_count <= TWICE_MAX:
-        found |= _deterministic(plan, found["measured_s"])
+        found |= _deterministic(plan, found["measured_s"], effort)
     return found
 
 
-def _eager(plan: Plan) -> tuple[Result, Figures]:
+def _eager(plan: Plan, effort: Effort) -> tuple[Result, Figures]:
     """Train anew from the start, actor by actor: the same losses and bits, and times."""
-    device, tuner = _opened()
+    device, tuner = effort.opened(False)
     try:
-        run, state = ready(device, plan, tuner)
-        run.train(LOSSES, time.perf_counter_ns(), eager=True)
+        run, state = ready(device, plan, effort.losses, tuner)
+        run.train(effort.losses, time.perf_counter_ns(), eager=True)
         result = _result(run, state, plan)
-        times = _timed(device, run, run.driver.fire, EAGER_STEPS)
-        found = spans_by_kind(device, run, plan, LOSSES)
-        host_s = _host_s(device, run, run.driver.fire)
+        times = _timed(device, run, run.driver.fire, effort.eager_steps)
+        found = spans_by_kind(device, run, plan)
+        host_s = _host_s(device, run, run.driver.fire, effort.steps_min)
     finally:
         device.close()
     return result, found | {"eager_s": statistics.median(times), "eager_host_s": host_s}
 
 
-def _deterministic(plan: Plan, measured_s: float) -> Figures:
+def _deterministic(plan: Plan, measured_s: float, effort: Effort) -> Figures:
     """Two runs in deterministic mode: whether they agree in every bit, and what the mode costs."""
     results, times = [], []
     for _ in range(2):
-        device, tuner = _opened(deterministic=True)
+        device, tuner = effort.opened(True)
         try:
-            run, state = ready(device, plan, tuner)
-            run.train(LOSSES, time.perf_counter_ns())
+            run, state = ready(device, plan, effort.losses, tuner)
+            run.train(effort.losses, time.perf_counter_ns())
             results.append(_result(run, state, plan))
-            times.append(_replayed(device, run)["measured_s"])
+            times.append(_replayed(device, run, effort)["measured_s"])
         finally:
             device.close()
     return {
@@ -155,14 +196,14 @@ def _deterministic(plan: Plan, measured_s: float) -> Figures:
     }
 
 
-def _replayed(device: Any, run: DeviceRun) -> Figures:
+def _replayed(device: Any, run: DeviceRun, effort: Effort) -> Figures:
     """Times of captured steps, on the samples that were staged last."""
-    one_s = max(statistics.median(_timed(device, run, run.driver.replay, WARM_UP)), 1e-9)
-    steps = max(STEPS_MIN, min(STEPS, int(TIMED_S / one_s)))
+    one_s = max(statistics.median(_timed(device, run, run.driver.replay, effort.warm_up)), 1e-9)
+    steps = max(effort.steps_min, min(effort.steps, int(TIMED_S / one_s)))
     return {
         "measured_s": statistics.median(_timed(device, run, run.driver.replay, steps)),
         "measured_steps": steps,
-        "host_s": _host_s(device, run, run.driver.replay),
+        "host_s": _host_s(device, run, run.driver.replay, effort.steps_min),
     }
 
 
@@ -171,22 +212,22 @@ def _timed(device: Any, run: DeviceRun, issue: Any, steps: int) -> list[float]:
     events = [device.event(timed=True) for _ in range(steps + 1)]
     device.record(events[0], run.driver.origin)
     for step in range(steps):
-        issue(LOSSES + step)
+        issue(step)
         device.record(events[step + 1], run.driver.origin)
     device.synchronize(events[-1])
     device.check()
     return [device.elapsed_ns(one, two) / 1e9 for one, two in pairwise(events)]
 
 
-def _host_s(device: Any, run: DeviceRun, issue: Any) -> float:
+def _host_s(device: Any, run: DeviceRun, issue: Any, steps: int) -> float:
     """Seconds in which the host issues a step to a device that has nothing to do.
 
     To one that is at work a host soon waits: what may be issued ahead of it is limited.
     """
     done, found = device.event(), []
-    for step in range(STEPS_MIN):
+    for step in range(steps):
         began = time.perf_counter()
-        issue(LOSSES + step)
+        issue(step)
         found.append(time.perf_counter() - began)
         device.record(done, run.driver.origin)
         device.synchronize(done)
@@ -209,19 +250,6 @@ def _digest(run: DeviceRun, plan: Plan) -> int:
     return found
 
 
-def _opened(deterministic: bool = False) -> tuple[Any, Any]:
-    """The first GPU, its products chosen by timing unless it is to be deterministic."""
-    from executor.gpu.cudnn.opening import cudnn_library
-    from executor.gpu.cupy_device import CupyDevice
-    from executor.gpu.products.cublaslt import ProductLibrary
-    from executor.gpu.products.tuning import Tuner
-    from executor.measure import cache_folder
-
-    library = partial(ProductLibrary, deterministic=deterministic)
-    tuner = None if deterministic else Tuner(cache_folder())
-    return CupyDevice(0, library, cudnn_library, tuner=tuner), tuner
-
-
 def _cluster(device: Any, profile: Path | None) -> str | Cluster:
     """The GPU at hand by its profile, else by what the catalogue says of its kind."""
     if profile is None:
@@ -231,12 +259,12 @@ def _cluster(device: Any, profile: Path | None) -> str | Cluster:
     return api.cluster("local-gpu:1", profile=profile)
 
 
-def ready(device: Any, plan: Plan, tuner: Any = None) -> tuple[DeviceRun, RunState]:
+def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[DeviceRun, RunState]:
     """Return a run whose variables are as they begin, and whose products are chosen for good."""
     graph = plan_graph(plan)
     state = RunState(
         seed=SEED,
-        dataset=RandomSamples(plan.global_batch * LOSSES),
+        dataset=RandomSamples(plan.global_batch * losses),
         global_batch=plan.global_batch,
         microbatches=plan.microbatches,
         batch=plan.batch,
@@ -283,7 +311,7 @@ def _mfu(plan: Plan, step_time_s: float) -> float | None:
 def compiled_ahead(spec: ModelSpec, batch: int, profile: Path | None = None) -> Figures:
     """Compile what a model launches, so that its run finds it in the compiler's cache."""
     began = time.perf_counter()
-    device, _ = _opened()
+    device, _ = opened()
     try:
         plan = planned(spec, batch, _cluster(device, profile))
         functions: dict[str, set[str]] = {}

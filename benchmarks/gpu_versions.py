@@ -1,4 +1,4 @@
-"""The items of `benchmarks/first_gpu.py` that say what there is, and compile all that is ours."""
+"""The items of `benchmarks/gpu_facts.py` that say what there is, and compile all that is ours."""
 
 import ctypes
 import importlib

@@ -160,6 +160,8 @@ def trained(
     stream = torch.cuda.Stream() if trainer.setting.graph else None
     with torch.cuda.stream(stream) if stream is not None else nullcontext():
         losses = [trainer.step(*batch) for batch in batches]
+    if stream is not None:
+        stream.synchronize()  # `item` waits for the current stream alone
     found = [loss.item() for loss in losses]
     stepper: Trainer | Captured = trainer
     if trainer.setting.graph:

@@ -1,0 +1,54 @@
+"""Facts of a machine with a GPU that the executor relies on, item by item.
+
+Run `python -m benchmarks.gpu_facts [--item NAME] [--budget SECONDS] [--emulated] [--list]` from the
+root of the repository. Every item of `gpu_versions.py` and `gpu_items.py` runs in a process of its
+own with a limit of time and leaves its line. The exit code is 1 if one failed. `--emulated` leaves
+out those that need a GPU, and says so.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.gpu_lines import append
+from benchmarks.gpu_processes import Figures, run_apart, run_here, unwind_when_asked_to_end
+
+ITEM_S_MAX = 45
+
+
+def main() -> int:
+    """Run one item in this process, or all of them, each in its own."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--item")
+    asked.add_argument("--budget", type=float, default=120.0, help="seconds for all items")
+    asked.add_argument("--emulated", action="store_true")
+    asked.add_argument("--list", action="store_true")
+    options = asked.parse_args()
+    if options.list:
+        print("\n".join(items()))
+        return 0
+    if options.item is not None:
+        return run_here(options.item, items()[options.item])
+    unwind_when_asked_to_end()
+    began, failed = time.monotonic(), False
+    for name in items():
+        if options.emulated:
+            append(name, None, seconds=0, error="needs a GPU")
+            continue
+        left_s = options.budget - (time.monotonic() - began)
+        found = run_apart(name, min(ITEM_S_MAX, left_s), "benchmarks.gpu_facts")
+        failed |= not found["ok"]
+        print(f"{name}: {'ok' if found['ok'] else found.get('error')}", flush=True)
+    return int(failed)
+
+
+def items() -> dict[str, Callable[[], Figures]]:
+    """Return every item by name, in the order in which they run."""
+    from benchmarks import gpu_items, gpu_versions
+
+    return {**gpu_versions.ITEMS, **gpu_items.ITEMS}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Lines: everything that is found on a GPU, one JSON document each, written when it is found.
+
+All processes of a slice append to one file, each line by one write, so what was found before a
+process was killed is there, whoever was killed. A line holds `run` and `part`, whose it is, `name`
+(a fact, a test, an item or a part) and `ok`: true, false, or null where nothing is decided. It may
+hold `seconds`, `figures`, `error` and `details`. Lines of one name are one finding, as it grew.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+FILE, LOG = "MILLRACE_GPU_LINES", "MILLRACE_GPU_LOG"
+RUN, PART = "MILLRACE_GPU_RUN", "MILLRACE_GPU_PART"
+DETAILS = 2000  # characters at the end of what a process said
+
+
+def lines_file() -> Path:
+    """The file to which lines go: a new one for this process and its own where none is named."""
+    if FILE not in os.environ:
+        descriptor, name = tempfile.mkstemp(suffix=".jsonl")
+        os.close(descriptor)
+        os.environ[FILE] = name
+    return Path(os.environ[FILE])
+
+
+def log_file() -> Path:
+    """The file to which processes print: that of the lines with another ending, unless named."""
+    return Path(os.environ.setdefault(LOG, str(lines_file().with_suffix(".log"))))
+
+
+def append(name: str, ok: bool | None, **more: object) -> None:
+    """Append a line."""
+    line = {
+        "run": os.environ.get(RUN, ""),
+        "part": os.environ.get(PART, ""),
+        "name": name,
+        "ok": ok,
+    }
+    written = (json.dumps(line | more) + "\n").encode()
+    descriptor = os.open(lines_file(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, written)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path, start: int = 0) -> list[Line]:
+    r"""Return the lines of a file from a byte on; one that was torn is left out.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "lines.jsonl"
+    ...     _ = path.write_text('{"name": "a", "ok": true}\n{"name": "b", "o')
+    ...     read(path)
+    [{'name': 'a', 'ok': True}]
+    """
+    found: list[Line] = []
+    if not path.exists():
+        return found
+    for text in path.read_bytes()[start:].splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and {"name", "ok"} <= set(line):
+            found.append(line)
+    return found
+
+
+def folded(lines: Iterable[Mapping[str, Any]]) -> dict[str, Line]:
+    """Return what lines of each name come to: what a later one says replaces what was said.
+
+    Examples
+    --------
+    >>> growing = [{"name": "a", "ok": None, "figures": {"x": 1}}, {"name": "a", "ok": False}]
+    >>> folded(growing)["a"]
+    {'name': 'a', 'ok': False, 'figures': {'x': 1}}
+    """
+    found: dict[str, Line] = {}
+    for line in lines:
+        found[line["name"]] = found.get(line["name"], {}) | dict(line)
+    return found
