@@ -5,6 +5,7 @@ captured step may neither allocate nor call cuBLAS through CuPy (it refuses that
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -268,8 +269,9 @@ class CupyDevice:
         try:
             yield address
         finally:
-            self._runtime.deviceSynchronize()
-            self._runtime.free(address)
+            with self._first_told():
+                self._runtime.deviceSynchronize()
+                self._runtime.free(address)
 
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call in the order of a stream."""
@@ -370,6 +372,12 @@ class CupyDevice:
 
     def close(self) -> None:
         """Wait for all work and give back all memory, streams and events."""
+        with self._first_told():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        memory, host_memory = self._memory, self._host_memory
+        self._memory, self._host_memory = [], []
         self._runtime.deviceSynchronize()
         if self._products is not None:
             self._products.close()
@@ -378,11 +386,24 @@ class CupyDevice:
         self._planned.clear()
         self._events.clear()
         self._streams.clear()
-        for address in self._memory:
+        for address in memory:
             self._runtime.free(address)
-        for address in self._host_memory:
+        for address in host_memory:
             self._runtime.freeHost(address)
-        self._memory, self._host_memory = [], []
+
+    @contextmanager
+    def _first_told(self) -> Iterator[None]:
+        """Raise what the device says only where no other error is on its way.
+
+        A kernel's error stays with the context: whatever is called in a `finally` says it again,
+        and would hide the error that came first and knows more.
+        """
+        under_way = sys.exception()
+        try:
+            yield
+        except self._refusals as error:
+            if under_way is None:
+                raise self._failed(error) from error
 
     def _finish(self) -> None:
         """Wait for the device's own stream."""

@@ -115,7 +115,7 @@ class Runtime:
     streamSynchronize = eventSynchronize  # noqa: N815
 
     def deviceSynchronize(self):  # noqa: N802
-        pass
+        self.eventSynchronize(None)
 
     def eventElapsedTime(self, start, end):  # noqa: N802
         return 0.25 * (end - start)

@@ -318,6 +318,27 @@ def test_closing_gives_everything_back(device: CupyDevice, cupy: Cupy) -> None:
     assert not cupy.cuda.runtime.held
 
 
+def test_closing_after_a_failure_leaves_the_first_error_to_be_told(
+    device: CupyDevice, cupy: Cupy
+) -> None:
+    def lend_and_fail() -> None:
+        try:
+            with device.scratch(8):
+                cupy.cuda.runtime.status = 700
+                raise ExecutorError("this was first")
+        finally:
+            device.close()
+
+    with pytest.raises(ExecutorError, match="this was first"):
+        lend_and_fail()
+
+
+def test_a_failure_that_nobody_has_told_is_told_by_closing(device: CupyDevice, cupy: Cupy) -> None:
+    cupy.cuda.runtime.status = 700
+    with pytest.raises(ExecutorError, match=r"failed on GPU 1 \(memory\): cudaError 700"):
+        device.close()
+
+
 def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     cupy = pytest.importorskip("cupy", reason="needs CuPy")
     tree = ast.parse(inspect.getsource(cupy_device))
