@@ -34,6 +34,7 @@ from executor.errors import ExecutorError
 from executor.gpu.choices import Choose, Picks, first_supported
 from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
+from executor.gpu.graphs import CapturedGraph
 from executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
@@ -333,26 +334,24 @@ class CupyDevice:
         and such memory would be given away again before the graph is replayed.
         """
         self._networks.reserve()
-        self._streams[stream].begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        self._runtime.streamBeginCapture(stream, self._runtime.streamCaptureModeThreadLocal)
         self._capturing = stream
 
-    def end_capture(self, stream: int) -> Any:
+    def end_capture(self, stream: int) -> CapturedGraph:
         """Return the graph, already sent to the device."""
         self._capturing = None
         try:
-            graph = self._streams[stream].end_capture()
-            graph.upload(self._streams[stream])
-        except self._refusals as error:
+            return CapturedGraph(self._runtime, stream)
+        except (*self._refusals, ExecutorError) as error:
             raise ExecutorError(
                 f"a step could not be captured on GPU {self.index} ({self.name}): {error}; --eager "
                 f"runs it without a graph"
             ) from error
-        return graph
 
-    def replay(self, graph: Any, stream: int) -> None:
+    def replay(self, graph: CapturedGraph, stream: int) -> None:
         """Carry out a graph in the order of a stream."""
         try:
-            graph.launch(self._streams[stream])
+            graph.launch(stream)
         except self._refusals as error:
             raise self._failed(error) from error
 
