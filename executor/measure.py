@@ -19,6 +19,7 @@ from models.graph import to_json
 from planner.cluster import Device
 
 FORM = 3  # raise it when what is measured changes
+SECONDS = 11.0  # that a profile takes, about
 KERNEL_SHARE = 0.65  # of the time; collectives and starting take the rest
 ARENA_BYTES = 2**24  # registers of the largest messages
 PROBE_COUNT = 200  # kernels and sizes that `executor.probes` lists, about
@@ -31,7 +32,7 @@ class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     device: Device
 
 
-def profile(ranks: int, *, seconds: float = 11.0) -> Device:
+def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
     """Measure one of `ranks` processes on this machine.
 
     Kernels are timed in as many processes as there are cores (or ranks, where they are fewer) at
@@ -76,7 +77,7 @@ def cached_profile(
     ranks: int,
     *,
     refresh: bool = False,
-    seconds: float = 11.0,
+    seconds: float = SECONDS,
     progress: Callable[[str], None] | None = None,
 ) -> Device:
     """Return the profile of this machine with `ranks` processes, measured once and then kept.

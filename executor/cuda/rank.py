@@ -88,12 +88,14 @@ class RankCalls(RankShards):
     Raises
     ------
     ExecutorError
-        An op has no kernel on a GPU, or not for these labels, shapes or dtypes; names it.
+        An op has no kernel on a GPU, or not for these labels, shapes or dtypes; names it. Or the
+        rank scales a loss and could not learn that a step was skipped.
     """
 
     def __init__(self, graph: ActorGraph, rank: int, buffer: CommandBuffer, run: RunState) -> None:
         super().__init__(graph, rank)
         self._buffer, self.run_state = buffer, run
+        self._check_scale()
         self.exchanges: dict[int, tuple[Exchange, ...]] = exchanges_of(graph, rank)
         self._calls = [self._made(index) for index in range(len(self.program.actors))]
         self.tables, self._table_offsets, table_bytes = self._tabled()
@@ -193,6 +195,21 @@ class RankCalls(RankShards):
             dtype = self.program.registers[port.register].dtype
         launch = finish_step_call(where, dtype, self.at("history"), HISTORY_STEPS)
         return bound(launch, lambda one: self.at("control") if one == CONTROL else one)
+
+    def _check_scale(self) -> None:
+        """Refuse a rank whose loss scale would not follow that of the others.
+
+        Where gradients are not finite the scale halves, which a rank reads from the totals that its
+        variables are updated by.
+        """
+        scaled = (a.name for a in self.program.actors if a.attributes.get("loss_scaled"))
+        if self.totals is None and (name := next(scaled, None)) is not None:
+            raise ExecutorError(
+                "multiplies the loss by the loss scale on a rank that updates no variables, and "
+                "would not learn that a step was skipped: train in bf16, or with fewer stages",
+                rank=self.rank,
+                actor=name,
+            )
 
     def control(self) -> NDArray[np.uint8]:
         """Return what `Control` holds before the first step, the same on every rank.

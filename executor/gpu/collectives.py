@@ -94,6 +94,14 @@ class NcclCollectives:
         """Raise the error of a collective that has failed."""
         self._communicator.check()
 
+    def last_issued(self) -> list[str]:
+        """Return the collective that was issued last for every group, in words."""
+        return self._communicator.last_issued()
+
+    def abandon(self, error: ExecutorError) -> None:
+        """End collectives that may never end by themselves; `check` raises the error then."""
+        self._communicator.abandon(error)
+
     def close(self) -> None:
         """Give back the communicators; all work must be done."""
         self._communicator.close()

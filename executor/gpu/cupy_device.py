@@ -5,6 +5,7 @@ captured step may neither allocate nor call cuBLAS through CuPy (it refuses that
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from executor.errors import ExecutorError
 from executor.gpu.choices import Choose, Picks, first_supported
 from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
+from executor.gpu.graphs import CapturedGraph
 from executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
@@ -268,8 +270,9 @@ class CupyDevice:
         try:
             yield address
         finally:
-            self._runtime.deviceSynchronize()
-            self._runtime.free(address)
+            with self._first_told():
+                self._runtime.deviceSynchronize()
+                self._runtime.free(address)
 
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call in the order of a stream."""
@@ -331,26 +334,24 @@ class CupyDevice:
         and such memory would be given away again before the graph is replayed.
         """
         self._networks.reserve()
-        self._streams[stream].begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        self._runtime.streamBeginCapture(stream, self._runtime.streamCaptureModeThreadLocal)
         self._capturing = stream
 
-    def end_capture(self, stream: int) -> Any:
+    def end_capture(self, stream: int) -> CapturedGraph:
         """Return the graph, already sent to the device."""
         self._capturing = None
         try:
-            graph = self._streams[stream].end_capture()
-            graph.upload(self._streams[stream])
-        except self._refusals as error:
+            return CapturedGraph(self._runtime, stream)
+        except (*self._refusals, ExecutorError) as error:
             raise ExecutorError(
                 f"a step could not be captured on GPU {self.index} ({self.name}): {error}; --eager "
                 f"runs it without a graph"
             ) from error
-        return graph
 
-    def replay(self, graph: Any, stream: int) -> None:
+    def replay(self, graph: CapturedGraph, stream: int) -> None:
         """Carry out a graph in the order of a stream."""
         try:
-            graph.launch(self._streams[stream])
+            graph.launch(stream)
         except self._refusals as error:
             raise self._failed(error) from error
 
@@ -370,6 +371,12 @@ class CupyDevice:
 
     def close(self) -> None:
         """Wait for all work and give back all memory, streams and events."""
+        with self._first_told():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        memory, host_memory = self._memory, self._host_memory
+        self._memory, self._host_memory = [], []
         self._runtime.deviceSynchronize()
         if self._products is not None:
             self._products.close()
@@ -378,11 +385,24 @@ class CupyDevice:
         self._planned.clear()
         self._events.clear()
         self._streams.clear()
-        for address in self._memory:
+        for address in memory:
             self._runtime.free(address)
-        for address in self._host_memory:
+        for address in host_memory:
             self._runtime.freeHost(address)
-        self._memory, self._host_memory = [], []
+
+    @contextmanager
+    def _first_told(self) -> Iterator[None]:
+        """Raise what the device says only where no other error is on its way.
+
+        A kernel's error stays with the context: whatever is called in a `finally` says it again,
+        and would hide the error that came first and knows more.
+        """
+        under_way = sys.exception()
+        try:
+            yield
+        except self._refusals as error:
+            if under_way is None:
+                raise self._failed(error) from error
 
     def _finish(self) -> None:
         """Wait for the device's own stream."""

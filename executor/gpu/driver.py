@@ -30,11 +30,20 @@ class Collectives(Protocol):
         """Raise the error of a collective that has failed."""
         ...
 
+    def last_issued(self) -> list[str]:
+        """Return the collective that was issued last for every group, in words."""
+        ...
+
+    def abandon(self, error: ExecutorError) -> None:
+        """End collectives that may never end by themselves; `check` raises the error then."""
+        ...
+
 
 class Mark(NamedTuple):
     """Events around one command of a step that was fired eagerly."""
 
     rank: int
+    stream: int
     actor: int
     firing: int
     start: Any
@@ -148,6 +157,18 @@ class StreamDriver:
         """Launch the graph of a step."""
         self._device.replay(self._graphs[step % self._buffer.period], self.origin)
 
+    def hung(self, marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
+        """Return rank, actor and stream of the commands that have begun and not ended."""
+        done, streams = (
+            self._device.done,
+            dict(zip(self._buffer.ranks, self._buffer.streams, strict=True)),
+        )
+        return [
+            (mark.rank, self._names[mark.rank][mark.actor], streams[mark.rank][mark.stream])
+            for mark in marks
+            if done(mark.start) and not done(mark.end)
+        ]
+
     def _groups(self, step: int) -> Iterator[tuple[object, list[_Issue]]]:
         """Yield local commands one by one, and the members of a meeting together."""
         issues = self._steps[step % self._buffer.period]
@@ -175,7 +196,8 @@ class StreamDriver:
                         self._call(rank, name, call, one.stream)
             if marks is not None:
                 end = self._mark(one, marks)
-                marks.append(Mark(rank, actor, one.command.firing, start, end))
+                command = one.command
+                marks.append(Mark(rank, command.stream, actor, command.firing, start, end))
         if len(group) > 1:
             self._together(group, self._departures)
         for one in group:

@@ -18,6 +18,7 @@ from planner.errors import InfeasibleError
 
 INIT_S_MAX = 180.0  # ranks come here within seconds of each other, unless one of them has died
 POLL_S = 0.5
+ABORT_S_MAX = 10.0  # kernels leave within milliseconds; a library that hangs too must not hide why
 CTAS_MAX = 32  # NCCL's own limit where NCCL_MAX_CTAS is not set (NCCL 2.27 user guide)
 IN_PROGRESS = 7  # ncclInProgress, NCCL 2.27 user guide
 DTYPES = {
@@ -175,7 +176,8 @@ class NcclCommunicator:
 
     A thread asks them every half second whether something has failed; if so it aborts all of them,
     which ends their kernels on the device, and tells `failed`. NCCL notices peers that die only
-    over a network; on one host the launcher ends all ranks when one dies.
+    over a network; on one host the launcher ends all ranks when one dies. Peers that live and do
+    not come it never notices: who waits for a step has a deadline, and calls `abandon`.
 
     Parameters
     ----------
@@ -250,6 +252,21 @@ class NcclCommunicator:
         if self._error is not None:
             raise self._error
 
+    def last_issued(self) -> list[str]:
+        """Return the collective that was issued last for every group, in words."""
+        return [
+            f"`{actor}` of ranks {group.members} on lane `{group.lane}`"
+            for group, actor in sorted(self._last.items())
+        ]
+
+    def abandon(self, error: ExecutorError) -> None:
+        """End collectives that may never end by themselves; `check` raises the error then."""
+        self._error = self._error or error
+        self._closed.set()
+        abort = threading.Thread(target=self._abort, name="nccl abort", daemon=True)
+        abort.start()
+        abort.join(ABORT_S_MAX)
+
     def close(self) -> None:
         """End the thread and destroy the communicators; all work must be done."""
         self._closed.set()
@@ -304,11 +321,17 @@ class NcclCommunicator:
                 error = next(filter(None, map(self._asked, sorted(self._communicators))), None)
                 if error is None:
                     continue
-                self._error = error
-                for communicator in self._communicators.values():
-                    communicator.abort()
-            self._failed(error)
+            self._error = self._error or error
+            self._abort()
+            self._failed(self._error)
             return
+
+    def _abort(self) -> None:
+        """End the kernels of all communicators, which are gone then."""
+        self._use_device()
+        with self._lock:
+            while self._communicators:
+                self._communicators.popitem()[1].abort()
 
     def _asked(self, group: Group) -> ExecutorError | None:
         """What has gone wrong in a group, if anything."""

@@ -9,6 +9,7 @@ import numpy as np
 from executor.cuda.control import CONTROL_DTYPE
 from executor.cuda.rank import RankCalls
 from executor.errors import ExecutorError
+from executor.gpu.deadline import PATIENCE, Patience, happens
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives, Mark, StreamDriver
 from executor.gpu.feeding import Feeder
@@ -85,6 +86,7 @@ class DeviceRun:
         kept: Kept | None = None,
         is_kept: Callable[[int], bool] = lambda step: False,
         step_done: StepDone | None = None,
+        patience: Patience = PATIENCE,
     ) -> list[Recording]:
         """Make `steps` steps and return the recording of every rank.
 
@@ -104,8 +106,16 @@ class DeviceRun:
             flight.
         step_done
             Called with every step that has ended, totals known.
+        patience
+            How long a step may take.
+
+        Raises
+        ------
+        ExecutorError
+            A call fails, or a step does not end; names rank and actor as far as they are known.
         """
         timeline = _Timeline(self._device, self.driver.origin, self.ranks, steps, spans=spans)
+        first_replay = min(FIRST_REPLAY, steps - 1)
         events = [self._device.event(timed=True) for _ in range(AHEAD_STEPS + 1)]
         for step in range(steps):
             staged = self._feeder.stage(step)
@@ -116,14 +126,17 @@ class DeviceRun:
             self._device.record(event, self.driver.origin)
             self._feeder.used(step, event)
             timeline.issued(event)
-            waits = traced or is_kept(step) or step == steps - 1
-            if step == min(FIRST_REPLAY, steps - 1):
-                self._device.synchronize(event)
-                self._used_bytes = self._device.total_bytes - self._device.free_bytes()
-            for ended in timeline.ended(0 if waits else AHEAD_STEPS - 1):
+            waits = traced or is_kept(step) or step in (first_replay, steps - 1)
+            while timeline.under_way > (0 if waits else AHEAD_STEPS - 1):
+                limit_s = patience.limit_s(timeline.ends_ns)
+                if not happens(self._device, timeline.next_end, limit_s):
+                    raise self._overdue(timeline, limit_s)
+                ended = timeline.ended()
                 self._keep_totals(ended)
                 if step_done is not None:
                     step_done(ended)
+            if step == first_replay:
+                self._used_bytes = self._device.total_bytes - self._device.free_bytes()
             if kept is not None and is_kept(step):
                 kept(step)
         return timeline.recordings(origin_ns)
@@ -136,6 +149,30 @@ class DeviceRun:
         if not self.driver.captured:
             self.driver.capture()
         self.driver.replay(step)
+
+    def _overdue(self, timeline: "_Timeline", limit_s: float) -> ExecutorError:
+        """What to tell of a step that does not end; what hangs on the device is ended."""
+        step = next(iter(self._runs.values())).first_step + len(timeline.ends_ns) - 1
+        last = [] if self._collectives is None else self._collectives.last_issued()
+        hung = self.driver.hung(timeline.next_marks)
+        rank, actor = (hung[0][0], hung[0][1]) if hung else (min(self.ranks), None)
+        told = [f"step {step} did not end within {limit_s:.3g} s"]
+        if hung:
+            names = ", ".join(f"`{name}` on stream `{stream}`" for _, name, stream in hung)
+            told.append(f"begun and not ended: {names}")
+        elif last:
+            told.append(f"one of its collectives hangs; issued last: {', '.join(last)}")
+        if not hung:
+            told.append("--eager --trace FILE tells which actor hangs")
+        if last:
+            told.append(
+                "ranks that it waits for have not come, or have come to another collective: see "
+                "where their hosts are (py-spy dump --pid PID)"
+            )
+        error = ExecutorError("; ".join(told), rank=rank, actor=actor)
+        if self._collectives is not None:
+            self._collectives.abandon(error)
+        return error
 
     def _keep_totals(self, step: int) -> None:
         """Read what a step left in the history of every rank."""
@@ -193,8 +230,7 @@ class _Timeline:
         self._before = device.event(timed=True)
         device.record(self._before, origin)
         device.synchronize(self._before)
-        self._before_ns = perf_counter_ns()
-        self._ends_ns: list[int] = []
+        self.ends_ns = [perf_counter_ns()]  # of the steps, behind the run's begin
         self._events: list[Any] = []
         self._marks: dict[int, list[Mark]] = {}
         counts = {
@@ -215,20 +251,29 @@ class _Timeline:
         """Take note that `event` comes at the end of the next step."""
         self._events.append(event)
 
-    def ended(self, ahead: int) -> list[int]:
-        """Wait until at most `ahead` steps are under way; return those that have ended since."""
-        found = []
-        while len(self._events) > ahead:
-            event = self._events.pop(0)
-            self._device.synchronize(event)
-            step = len(self._ends_ns)
-            for mark in self._marks.pop(step, ()):
-                self._keep(step, mark)
-            self._before_ns += self._device.elapsed_ns(self._before, event)
-            self._before = event
-            self._ends_ns.append(self._before_ns)
-            found.append(step)
-        return found
+    @property
+    def under_way(self) -> int:
+        """Steps that were issued and are not known to have ended."""
+        return len(self._events)
+
+    @property
+    def next_end(self) -> Any:
+        """The event at the end of the next step that ends."""
+        return self._events[0]
+
+    @property
+    def next_marks(self) -> list[Mark]:
+        """Events of the firings of the next step that ends, where there are any."""
+        return self._marks.get(len(self.ends_ns) - 1, [])
+
+    def ended(self) -> int:
+        """Take note that the next step has ended, and return it."""
+        event, step = self._events.pop(0), len(self.ends_ns) - 1
+        for mark in self._marks.pop(step, ()):
+            self._keep(step, mark)
+        self.ends_ns.append(self.ends_ns[-1] + self._device.elapsed_ns(self._before, event))
+        self._before = event
+        return step
 
     def _keep(self, step: int, mark: Mark) -> None:
         """Keep the times of one firing, counted from the end of the step before."""
@@ -236,13 +281,13 @@ class _Timeline:
         at = self._firsts[mark.rank][mark.actor] + step * actor.firings + mark.firing
         for row, event in enumerate((mark.start, mark.end)):
             passed_ns = self._device.elapsed_ns(self._before, event)
-            self._spans[mark.rank][row, at] = self._before_ns + passed_ns
+            self._spans[mark.rank][row, at] = self.ends_ns[-1] + passed_ns
 
     def recordings(self, origin_ns: int) -> list[Recording]:
         """Return what every rank's run left; firings without times have -1."""
-        if len(self._ends_ns) != self._steps:
-            raise ExecutorError(f"{len(self._ends_ns)} of {self._steps} steps have ended")
-        ends = np.asarray(self._ends_ns, np.int64) - origin_ns
+        if len(self.ends_ns) - 1 != self._steps:
+            raise ExecutorError(f"{len(self.ends_ns) - 1} of {self._steps} steps have ended")
+        ends = np.asarray(self.ends_ns[1:], np.int64) - origin_ns
         found = []
         for rank, spans in self._spans.items():
             starts_ns, ends_ns = np.where(spans < 0, -1, spans - origin_ns)

@@ -19,6 +19,7 @@ from executor.gpu.availability import require_gpu
 from executor.gpu.collectives import NcclCollectives
 from executor.gpu.cudnn.opening import cudnn_library
 from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.deadline import PATIENCE, Patience
 from executor.gpu.device import Device
 from executor.gpu.driver import Collectives
 from executor.gpu.products.cublaslt import ProductLibrary
@@ -94,6 +95,7 @@ def train_and_record(
     device: Device,
     collectives: Collectives | None,
     prepared: Callable[[], None] = nothing_more,
+    patience: Patience = PATIENCE,
 ) -> None:
     """Train the ranks of this process and write what they recorded into the job's folder.
 
@@ -101,7 +103,7 @@ def train_and_record(
     """
     ranks = range(job.graph.ranks) if job.loopback else (world.rank,)
     runs = {rank: run_state(job) for rank in ranks}
-    for recording in train(job, folder, device, runs, collectives, world.origin_ns, prepared):
+    for recording in train(job, folder, device, runs, collectives, world, prepared, patience):
         recording.save(folder / f"rank.{recording.rank}.npz")
     world.barrier()
 
@@ -112,12 +114,14 @@ def train(
     device: Device,
     runs: Mapping[int, RunState],
     collectives: Collectives | None,
-    origin: Callable[[], int],
+    world: World,
     prepared: Callable[[], None] = nothing_more,
+    patience: Patience = PATIENCE,
 ) -> list[Recording]:
     """Train the ranks of one device as a job says, and return what each recorded.
 
-    `origin` agrees on the origin of the clock; it is asked when all is ready for the first step.
+    The ranks of the world wait for each other before the first step, and where a checkpoint was
+    written: one that writes longer than others is not taken for hung.
     """
     run = DeviceRun(device, job.graph, runs, collectives)
     prepared()
@@ -140,15 +144,17 @@ def train(
         def kept(step: int) -> None:
             for saver in savers:
                 saver.save(step)
+            world.barrier()
 
         recordings = run.train(
             job.steps,
-            origin(),
+            world.origin_ns(),
             eager=job.eager,
             spans=job.spans,
             kept=kept,
             is_kept=lambda step: any(saver.keeps(step) for saver in savers),
             step_done=step_done,
+            patience=patience,
         )
     run.finish()
     for rank, used in run.memory().items():

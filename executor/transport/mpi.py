@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -11,8 +12,10 @@ from socket import gethostname
 from time import perf_counter_ns, sleep
 from typing import Any
 
+from executor.errors import ExecutorError
 from executor.transport.doorbell import Doorbell
 
+LIBRARY = "libmpi.so.12"  # of MPICH's ABI, which mpi4py's wheels are made for
 SLEEP_S_MIN = 50e-6  # shorter sleeps take a tenth of a core per waiting rank
 SLEEP_S_MAX = 500e-6
 
@@ -68,11 +71,26 @@ def join_world() -> World:
 
     The names of MPI's shared-memory segments are removed as soon as every rank has them mapped, so
     that no way of dying leaves one behind.
+
+    Raises
+    ------
+    ExecutorError
+        The library that mpi4py binds is missing.
     """
     import mpi4py
 
     mpi4py.rc.thread_level = "serialized"
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the second from mpi4py 4.1 on
+        if "libmpi" not in str(error):
+            raise
+        raise ExecutorError(
+            f"mpi4py finds no {LIBRARY}, which comes with mpich: install it into the environment "
+            f"of the interpreter (`{sys.executable} -m pip install --force-reinstall mpich`), for "
+            f"`pip install --target` leaves out its `lib` folder; or name the folder in which "
+            f"{LIBRARY} lies in LD_LIBRARY_PATH"
+        ) from error
 
     world = World(MPI)
     world.barrier()

@@ -27,6 +27,15 @@ def profile(
     device: Annotated[
         str, typer.Option(help="cpu: this machine's cores; gpu: its GPUs, one per rank.")
     ] = "cpu",
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            help="About how long to measure; by default 11 s on cores, and on GPUs until all "
+            "kernels are timed: there those that matter most come first, and what was not reached "
+            "is said.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the device profile here.")
     ] = None,
@@ -38,26 +47,26 @@ def profile(
     check_writable(output)
     if device not in MEASURED:
         raise ClusterError(f"--device {device}: expected one of {', '.join(MEASURED)}")
-    found = MEASURED[device](ranks)
+    found = MEASURED[device](ranks, seconds)
     if output is not None:
         write_document(output, found)
         say(f"device profile written to {output}")
     answer(msgspec.to_builtins(found), as_json, lambda console: _draw(found, console))
 
 
-def _cpus(ranks: int | None) -> Device:
+def _cpus(ranks: int | None, seconds: float | None) -> Device:
     """One of so many processes on this machine's cores."""
-    from executor.measure import cached_profile
+    from executor.measure import SECONDS, cached_profile
     from planner.clusters import local_cluster, machine_cores, machine_memory_bytes
 
     cores = machine_cores()
     count = cores if ranks is None else ranks
     local_cluster(count, cores, machine_memory_bytes())  # refuses what the machine cannot hold
     with working(f"measuring this machine with {count} ranks"):
-        return cached_profile(count, refresh=True)
+        return cached_profile(count, refresh=True, seconds=seconds or SECONDS)
 
 
-def _gpus(ranks: int | None) -> Device:
+def _gpus(ranks: int | None, seconds: float | None) -> Device:
     """One of so many GPUs, each measured in a process of its own: this one touches none."""
     from executor.gpu.availability import gpus_found, require_gpu
     from executor.gpu.probing.measuring import cached_gpu_profile
@@ -65,12 +74,16 @@ def _gpus(ranks: int | None) -> Device:
     needed_by = "--device gpu"
     count = max(1, gpus_found(needed_by)) if ranks is None else ranks
     require_gpu(count, needed_by)
-    with working(f"measuring {count} of this machine's GPUs (some two minutes)"):
-        return cached_gpu_profile(count, needed_by=needed_by, refresh=True)
+    long = "some two minutes" if seconds is None else f"kernels for {seconds:g} s"
+    with working(f"measuring {count} of this machine's GPUs ({long})"):
+        return cached_gpu_profile(
+            count, needed_by=needed_by, refresh=True, seconds=seconds, missed=say
+        )
 
 
 MEASURED = {"cpu": _cpus, "gpu": _gpus}
-"""What `--device` measures, of so many ranks; None: as many as there are cores or GPUs."""
+"""What `--device` measures, of so many ranks (None: as many as there are cores or GPUs), and for so
+many seconds (None: as long as each does by itself)."""
 
 
 def _draw(device: Device, console: Console) -> None:

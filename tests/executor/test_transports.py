@@ -1,12 +1,16 @@
 """Meetings between processes: shared memory and messages move the same data as one process does."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from executor.errors import ExecutorError
 from executor.processes import run_ranks
+from executor.transport.mpi import join_world
 from tests.executor.actor_graphs import boxed, handed_on, in_a_bucket, split_matmul, to_json
 from tests.executor.sources import ROOT
 from tests.executor.test_in_process import ONE, TWO, run, value
@@ -102,3 +106,21 @@ def test_both_transports_move_what_one_process_moves(
                 assert found[state.rank][f"{name} shared {result}"] == expected, name
                 received = found[state.rank][f"{name} messages {result}"]
                 np.testing.assert_allclose(received, expected, rtol=1e-12, err_msg=name)
+
+
+class Unbound(ModuleType):
+    """mpi4py 4.1 where the library that it binds is missing; older ones raise ImportError."""
+
+    rc = SimpleNamespace()
+
+    def __getattr__(self, name):
+        if name == "MPI":
+            raise RuntimeError("cannot load MPI library\nlibmpi.so.12: cannot open shared object")
+        raise AttributeError(name)
+
+
+def test_an_mpi_that_was_installed_without_its_library_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", Unbound("mpi4py"))
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(ExecutorError, match=r"no libmpi\.so\.12, .* -m pip install .* mpich"):
+        join_world()

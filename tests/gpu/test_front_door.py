@@ -8,7 +8,7 @@ import pytest
 
 from executor.launch import execute
 from tests.executor.gpu.plans import planned
-from tests.gpu.commands import answer_of, millrace, written
+from tests.gpu.commands import CODE_BYTES, answer_of, millrace, written
 from tests.gpu.conftest import EMULATED
 
 STEPS = 10
@@ -38,7 +38,7 @@ def test_a_run_trains_as_cpus_do(run: tuple[Path, Path, dict[str, Any]]) -> None
     np.testing.assert_allclose(found["loss"], expected, atol=NEAR, rtol=0)
     actors = planned("gpt", "fp32")[2]
     assert found["memory_bytes"]["arena"] == actors.programs[0].memory_bytes
-    assert found["memory_bytes"]["grown"] == 0
+    assert found["memory_bytes"]["grown"] <= CODE_BYTES
 
 
 def test_prediction_and_measurement_are_joined(run: tuple[Path, Path, dict[str, Any]]) -> None:

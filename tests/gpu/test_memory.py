@@ -9,7 +9,7 @@ from millrace import api
 from planner.compile import compile_plan
 from planner.plan import plan_graph
 from tests.executor.gpu.plans import execute_on_device, loading, runs_of
-from tests.gpu.commands import middling_plan
+from tests.gpu.commands import CODE_BYTES, middling_plan
 from tests.gpu.conftest import EMULATED
 
 NEAR = 0.05  # of the prediction
@@ -39,8 +39,10 @@ def test_what_lies_beside_the_arena_is_little(used: tuple[MemoryUse, int]) -> No
 
 def test_all_that_is_in_use_is_not_more_than_predicted(used: tuple[MemoryUse, int]) -> None:
     predicted = api.simulate(middling_plan()).memory_bytes_max
-    assert used[0].device_used_bytes <= predicted * (1 + NEAR)
+    assert used[0].device_used_bytes <= predicted * (1 + NEAR) + CODE_BYTES
 
 
-def test_nothing_is_taken_after_the_first_captured_step(used: tuple[MemoryUse, int]) -> None:
-    assert used[0].grown_bytes == 0
+def test_no_more_than_code_is_taken_after_the_first_captured_step(
+    used: tuple[MemoryUse, int],
+) -> None:
+    assert used[0].grown_bytes <= CODE_BYTES

@@ -65,6 +65,7 @@ def test_more_gpus_than_there_are_cannot_be_had(call, monkeypatch):
     ("arguments", "said"),
     [
         (("profile", "--device", "tpu"), "--device tpu: expected one of cpu, gpu"),
+        (("profile", "--device", "gpu", "--seconds", "0"), "'--seconds': "),
         ((*PLAN, "local-gpu:none"), "expected local-gpu:N with N GPUs, such as local-gpu:4"),
     ],
 )
@@ -99,6 +100,60 @@ def test_a_gpu_that_was_measured_is_read_from_the_cache(monkeypatch, tmp_path):
     assert api.cluster("local-gpu:1", progress=pytest.fail).device == kept
     with pytest.raises(ClusterError, match="--cluster local-gpu:1,local-gpu:2"):
         api.scale("mlp", ["local-gpu:1"], [1, 2], [8])
+
+
+def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine(monkeypatch, driver=13020, found=2)
+    runtime, cupy = sys.modules["cupy.cuda.runtime"], sys.modules["cupy"]
+    monkeypatch.setattr(
+        runtime, "getDeviceProperties", lambda index: {"name": b"A GPU"}, raising=False
+    )
+    monkeypatch.setattr(cupy, "__version__", "14.2.0", raising=False)
+    orders = []
+
+    def run_ranks(module, ranks, folder):
+        orders.append(json.loads((folder / "order.json").read_bytes()))
+        timings = {
+            "name": "A GPU",
+            "memory_bytes": 1,
+            "multiprocessors": 1,
+            "launch_ns": 1,
+            "memory_bandwidth_bytes_per_s": 1.0,
+            "kernels": {"matmul@bf16": [[64, 2]]},
+            "collectives": {},
+            "missed": [] if orders[-1]["limit_s"] is None else ["relu@bf16", "relu@bf16"],
+        }
+        for rank in range(ranks):
+            (folder / f"timings.{rank}.json").write_text(json.dumps(timings))
+
+    monkeypatch.setattr("executor.gpu.probing.measuring.run_ranks", run_ranks)
+    path = tmp_path / "profile.json"
+    command = ["profile", "--device", "gpu", "--ranks", "2", "-o", str(path)]
+    left = "2 kernels were not reached, and nothing of 1 of their kinds (relu@bf16) in 15 s"
+    for options, limit_s, timed_s in (([], None, 60.0), (["--seconds", "15"], 15.0, 10.0)):
+        assert run([*command, *options]) == 0
+        assert (orders[-1]["limit_s"], orders[-1]["seconds"]) == (limit_s, timed_s)
+        said = capsys.readouterr().err
+        assert (left in said) == bool(options)
+        written = json.loads(path.read_bytes())
+        assert written["source"].endswith(left) == bool(options)
+        assert written["kernels"] == {"matmul@bf16": [[64, 2]]}
+
+
+def test_a_limit_of_time_reaches_the_measuring_of_cores(monkeypatch):
+    asked = []
+
+    def cached_profile(ranks, *, refresh, seconds):
+        asked.append((ranks, refresh, seconds))
+        return device("h100-sxm-80gb")
+
+    monkeypatch.setattr("executor.measure.cached_profile", cached_profile)
+    assert run(["profile", "--ranks", "1", "--json"]) == 0
+    assert run(["profile", "--ranks", "1", "--seconds", "3", "--json"]) == 0
+    assert asked == [(1, True, 11.0), (1, True, 3.0)]
 
 
 def test_clusters_of_this_machine_are_told_from_others():

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from executor.gpu.availability import gpu_versions, require_gpu
-from executor.gpu.probing.timing import GpuTimings, measured_device
-from executor.gpu.probing.worker import GpuOrder
+from executor.gpu.probing.timing import GpuTimings, measured_device, not_reached
+from executor.gpu.probing.worker import TUNING_SHARE, GpuOrder
 from executor.measure import kept_profile
 from executor.processes import run_ranks
 from planner.cluster import Device
@@ -24,8 +24,9 @@ def cached_gpu_profile(
     *,
     needed_by: str,
     refresh: bool = False,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
+    missed: Callable[[str], None] | None = None,
 ) -> Device:
     """Return the profile of `ranks` GPUs of this machine, measured once and then kept.
 
@@ -41,9 +42,13 @@ def cached_gpu_profile(
     refresh
         Measure them in any case.
     seconds
-        About how long kernels may be timed.
+        When no further kernel is begun, products tuned in this time included; compiling them the
+        first time, copies and collectives come on top. None: all are timed, for a minute and half
+        a minute of tuning.
     progress
         Told when they are measured.
+    missed
+        Told what was not reached in the time; what was measured is kept all the same.
 
     Raises
     ------
@@ -56,24 +61,32 @@ def cached_gpu_profile(
     key = profile_key(ranks, needed_by)
     return kept_profile(
         key,
-        lambda: _measured(ranks, f"measured by millrace profile: {key}", seconds),
+        lambda: _measured(ranks, f"measured by millrace profile: {key}", seconds, missed),
         refresh=refresh,
         told=f"measuring this machine's GPUs with {ranks} ranks, once (some two minutes) …",
         progress=progress,
     )
 
 
-def _measured(ranks: int, source: str, seconds: float) -> Device:
+def _measured(
+    ranks: int, source: str, seconds: float | None, missed: Callable[[str], None] | None
+) -> Device:
     """Measure GPUs in processes that end before this returns: this one never has a context."""
+    timed_s = SECONDS if seconds is None else seconds / (1 + TUNING_SHARE)
     with TemporaryDirectory(prefix="millrace-") as name:
         folder = Path(name)
-        order = GpuOrder(parent=os.getpid(), seconds=seconds)
+        order = GpuOrder(parent=os.getpid(), seconds=timed_s, limit_s=seconds)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
         run_ranks("executor.gpu.probing.worker", ranks, folder)
         found = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
             for rank in range(ranks)
         ]
+    if left := not_reached(found):
+        left += f" in {seconds:g} s"
+        source += f"; {left}"
+        if missed is not None:
+            missed(left)
     return measured_device(found, source)
 
 

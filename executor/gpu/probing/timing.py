@@ -4,8 +4,12 @@ Every kernel is timed as a step has it: many calls captured as one graph, so tha
 inside a graph is in every duration, and nothing of the host is.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import and_
 from statistics import fmean
+from time import monotonic
 from typing import NamedTuple
 
 import msgspec
@@ -23,15 +27,20 @@ from executor.gpu.probing.transfers import (
     copy_bytes_per_s,
     host_points,
 )
-from executor.probes.cases import DTYPES, MULTIPLIED, cases
+from executor.probes.cases import DTYPES, LAYERS, MULTIPLIED, Case, cases
 from executor.probes.merging import merged
 from executor.probes.sizes import GPU_SCALES, Scales
 from executor.probes.timing import Points
 from planner.cluster import Device as MeasuredDevice
+from planner.costs import ATTENTION
 
 ARENA_BYTES_MIN = 2**20
 FREE_SHARE = 0.9  # of what is free: libraries take their own
 HOST_TABLE = "host/1"
+PRECISIONS = ("bf16", "", "fp32", "fp16", "tf32")  # of tables, those of most runs first
+LATER = 2  # how much later fewer models' layers come: after what is of all models in float32
+LAYER_KINDS = frozenset(probe.kind for probe in LAYERS)
+SHOWN = 8  # names of tables that are told
 
 
 class Meetings(NamedTuple):
@@ -53,6 +62,7 @@ class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
     memory_bandwidth_bytes_per_s: float
     kernels: Points
     collectives: Points
+    missed: tuple[str, ...] = ()  # tables of the cases that the limit left out, one each
 
 
 def profile_gpu(
@@ -63,6 +73,8 @@ def profile_gpu(
     seconds: float = 60.0,
     scales: Scales = GPU_SCALES,
     precisions: Sequence[str] = tuple(DTYPES),
+    limit_s: float | None = None,
+    clock: Callable[[], float] = monotonic,
 ) -> MeasuredDevice:
     """Measure one GPU, without collectives.
 
@@ -80,6 +92,11 @@ def profile_gpu(
         Sizes of the kernels.
     precisions
         fp32, tf32, bf16, fp16.
+    limit_s
+        When no further kernel is begun, seconds from the first; None: all are timed. What matters
+        most comes first (`by_weight`), and what was not reached is priced by rates.
+    clock
+        What the limit is read from, in seconds.
     """
     found = time_gpu(
         device,
@@ -87,6 +104,8 @@ def profile_gpu(
         seconds=seconds,
         scales=scales,
         precisions=precisions,
+        limit_s=limit_s,
+        clock=clock,
     )
     return measured_device([found], source)
 
@@ -99,6 +118,8 @@ def time_gpu(
     scales: Scales = GPU_SCALES,
     precisions: Sequence[str] = tuple(DTYPES),
     meetings: Meetings | None = None,
+    limit_s: float | None = None,
+    clock: Callable[[], float] = monotonic,
 ) -> GpuTimings:
     """Time the kernels of every precision, copies, and collectives where there are `meetings`.
 
@@ -124,7 +145,10 @@ def time_gpu(
     watch = Stopwatch(device, arena.base)
     patience_ns = round(seconds / len(everything) * 1e9)
     kernels: Points = {}
-    for one in fitting:
+    waiting = deque(sorted(fitting, key=lambda one: by_weight(one.case)))
+    begun_s = clock()
+    while waiting and (not kernels or limit_s is None or clock() - begun_s < limit_s):
+        one = waiting.popleft()
         duration_ns = watch.calls_ns(arena.place(one), patience_ns)
         kernels.setdefault(one.case.table, []).append((one.case.work, duration_ns))
     together = _alone if meetings is None else meetings.together
@@ -145,7 +169,37 @@ def time_gpu(
         memory_bandwidth_bytes_per_s=bandwidth,
         kernels=kernels,
         collectives=collectives,
+        missed=tuple(one.case.table for one in waiting),
     )
+
+
+def by_weight(case: Case) -> tuple[int, bool]:
+    """Order of cases in which those that most of a step's time goes to come first.
+
+    Products of every precision come before all else: peaks are read from them.
+    """
+    kind = case.context.kind
+    precision = PRECISIONS.index(case.table.partition("@")[2])
+    if kind == MULTIPLIED[0]:
+        return precision - len(PRECISIONS), False
+    return precision + LATER * (kind in LAYER_KINDS), kind not in ATTENTION
+
+
+def not_reached(found: Sequence[GpuTimings]) -> str:
+    """Return which cases no rank has reached within the limit, in words; empty where all were.
+
+    Examples
+    --------
+    >>> not_reached([])
+    ''
+    """
+    if not found or not (missed := reduce(and_, (Counter(one.missed) for one in found))):
+        return ""
+    measured = {name for timings in found for name in timings.kernels}
+    whole = [name for name in missed if name not in measured]
+    shown = ", ".join(whole[:SHOWN]) + (f" and {len(whole) - SHOWN} more" * (len(whole) > SHOWN))
+    without = f", and nothing of {len(whole)} of their kinds ({shown})" if whole else ""
+    return f"{missed.total()} kernels were not reached{without}"
 
 
 def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:

@@ -33,6 +33,7 @@ class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     parent: int
     seconds: float
+    limit_s: float | None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -70,6 +71,7 @@ def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:
         multiprocessors=device.multiprocessors,
         seconds=order.seconds,
         meetings=meetings,
+        limit_s=order.limit_s,
     )
     world.barrier()
     if local == 0:

@@ -190,3 +190,17 @@ def test_products_of_float32_operands_are_made_in_tf32_where_a_plan_says_so() ->
         products = [call for call in alone(model, "tf32") if isinstance(call, Product)]
         assert products
         assert {call.arithmetic for call in products} == {"tf32"}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_rank_that_scales_the_loss_and_updates_nothing_is_refused(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _, graph = planned("gpt", precision, (("pp", 2),))
+    monkeypatch.setattr("executor.cuda.rank.UPDATES", ())  # as if its variables were elsewhere
+    calls_of(plan, graph, [0])  # scales nothing
+    if precision == "bf16":
+        calls_of(plan, graph, [1])
+        return
+    with pytest.raises(ExecutorError, match=r"rank 1, actor `head\.loss.*updates no variables"):
+        calls_of(plan, graph, [1])

@@ -4,11 +4,15 @@ Kernels run on the emulator. Work is done when it is issued, except while its st
 """
 
 import ctypes
+import sys
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from executor.cuda.calls import Launch, Operand, Pointers
+from executor.gpu import graphs
 from tests.executor.cuda.emulation.machine import Emulator
 
 TOTAL_BYTES, CONTEXT_BYTES = 1 << 26, 1 << 20
@@ -37,7 +41,7 @@ class Work:
         self.recorded: list | None = None
         self.captured: set[int] = set()
         self.recorded_events: set[int] = set()
-        self.spoilt = False
+        self.spoilt = self.unlaunchable = False
 
     def do(self, stream: int, work) -> None:
         if stream in self.captured:
@@ -56,6 +60,11 @@ class Runtime:
     def __init__(self, work: Work) -> None:
         self._work, self.held, self.device, self.status = work, {}, None, 0
         self.flags: list[int] = []
+        self.numbers = count(1 << 8)
+        self.graphs: dict[int, list] = {}  # captured, not yet destroyed
+        self.executables: dict[int, list] = {}
+        self.instantiated: list[int] = []  # flags, graph by graph
+        self.uploaded: set[int] = set()
 
     def setDevice(self, index):  # noqa: N802
         self.device = index
@@ -95,6 +104,43 @@ class Runtime:
         assert kind == self.memcpyDefault
         self._work.do(stream, lambda: ctypes.memmove(target, source, size))
 
+    def streamBeginCapture(self, stream, mode):  # noqa: N802
+        assert mode == self.streamCaptureModeThreadLocal
+        self._work.captured, self._work.recorded = {stream}, []
+
+    def streamEndCapture(self, stream):  # noqa: N802
+        assert stream in self._work.captured
+        self._work.captured = set()
+        if self._work.spoilt:
+            raise CUDARuntimeError(901)
+        graph = next(self.numbers)
+        self.graphs[graph] = self._work.recorded
+        return graph
+
+    def cuGraphInstantiateWithFlags(self, made, graph, flags):  # noqa: N802 - of the driver
+        made._obj.value = handle = next(self.numbers)
+        self.executables[handle] = self.graphs[graph]
+        self.instantiated.append(flags)
+        return 1 if self._work.unlaunchable else 0
+
+    def graphDestroy(self, graph):  # noqa: N802
+        del self.graphs[graph]
+
+    def graphUpload(self, handle, stream):  # noqa: N802
+        assert handle in self.executables
+        self.uploaded.add(handle)
+
+    def graphLaunch(self, handle, stream):  # noqa: N802
+        assert handle in self.uploaded
+        for work in self.executables[handle]:
+            work()
+
+    def graphExecDestroy(self, handle):  # noqa: N802
+        del self.executables[handle]
+        self.uploaded.discard(handle)
+        if self.status:
+            raise CUDARuntimeError(self.status)
+
     def eventRecord(self, event, stream):  # noqa: N802
         if stream in self._work.captured:
             self._work.recorded_events.add(event)
@@ -115,10 +161,18 @@ class Runtime:
     streamSynchronize = eventSynchronize  # noqa: N815
 
     def deviceSynchronize(self):  # noqa: N802
-        pass
+        self.eventSynchronize(None)
 
     def eventElapsedTime(self, start, end):  # noqa: N802
         return 0.25 * (end - start)
+
+
+def install(patch: pytest.MonkeyPatch) -> "Cupy":
+    """Put the module, and its runtime in place of the driver, where the device looks for them."""
+    made = Cupy()
+    patch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
+    patch.setattr(graphs, "open_driver", lambda: made.cuda.runtime)
+    return made
 
 
 class Cupy:
@@ -132,7 +186,7 @@ class Cupy:
         self.cuda = SimpleNamespace(
             runtime=Runtime(work),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
-            Stream=lambda non_blocking, priority: Stream(self),
+            Stream=lambda non_blocking, priority: SimpleNamespace(ptr=self.handle()),
             Event=lambda block, disable_timing: SimpleNamespace(ptr=self.handle()),
             compiler=SimpleNamespace(CompileException=CompileException),
             nvtx=SimpleNamespace(RangePush=self.names.append, RangePop=self.names.pop),
@@ -173,35 +227,3 @@ def _argument(arg):
 
 def _at(address: np.uint64) -> Operand:
     return Operand("address", 0, int(address))
-
-
-class Stream:
-    """A stream that can be captured."""
-
-    def __init__(self, cupy: Cupy) -> None:
-        self._work, self.ptr = cupy.work, cupy.handle()
-
-    def begin_capture(self, mode: int) -> None:
-        assert mode == Runtime.streamCaptureModeThreadLocal
-        self._work.captured, self._work.recorded = {self.ptr}, []
-
-    def end_capture(self) -> "Graph":
-        self._work.captured = set()
-        if self._work.spoilt:
-            raise CUDARuntimeError(901)
-        return Graph(self._work.recorded)
-
-
-class Graph:
-    """What was recorded."""
-
-    def __init__(self, recorded: list) -> None:
-        self._recorded, self.uploaded = recorded, False
-
-    def upload(self, stream: Stream) -> None:
-        self.uploaded = True
-
-    def launch(self, stream: Stream) -> None:
-        assert self.uploaded
-        for work in self._recorded:
-            work()

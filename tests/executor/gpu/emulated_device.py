@@ -106,7 +106,11 @@ class EmulatedDevice:
             self._put(stream, "wait", self._tokens[event])
 
     def done(self, event: int) -> bool:
-        return self._tokens.get(event, -1) in self._done
+        """Who asks waits: streams go on until the event has happened, or until nothing can."""
+        token = self._tokens.get(event, -1)
+        while token not in self._done and self._ready():
+            self._go_on()
+        return token in self._done
 
     def synchronize(self, event: int) -> None:
         assert self._capture is None, "a host may not wait while it captures"

@@ -1,16 +1,19 @@
 """A process of a run on an emulated device: `executor.gpu.worker` but for the device.
 
 `EMULATED_BYTES` says how much memory the device has, `EMULATED_FAULT` a source whose kernels it
-refuses to launch, `EMULATED_DEATH` one at whose launch the process is killed.
+refuses to launch, `EMULATED_DEATH` one at whose launch the process is killed, `EMULATED_HANG` one
+whose kernels never end.
 """
 
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from executor.cuda.calls import Call, Launch
 from executor.errors import ExecutorError
+from executor.gpu.deadline import PATIENCE, Patience
 from executor.gpu.worker import main, train_and_record
 from executor.job import Job
 from executor.transport.mpi import World
@@ -19,18 +22,36 @@ from tests.executor.gpu.emulated_device import EmulatedDevice
 TOTAL_BYTES = 2**32
 
 
-class FaultyDevice(EmulatedDevice):
-    """Refuses to launch the kernels of one source; at those of another its process is killed."""
+class HangingDevice(EmulatedDevice):
+    """A device on whose streams work may lie that never ends."""
 
-    def __init__(self, source: str, total_bytes: int = TOTAL_BYTES, deadly: str = "") -> None:
+    def hang(self, stream: int) -> None:
+        """Put such work on a stream."""
+        self._put(stream, "hang", None)
+
+    def _ready(self) -> list[Any]:
+        return [at for at in super()._ready() if self._streams[at][0][0] != "hang"]
+
+
+class FaultyDevice(HangingDevice):
+    """Refuses to launch the kernels of one source; at those of another its process is killed.
+
+    Those of a third never end.
+    """
+
+    def __init__(
+        self, source: str, total_bytes: int = TOTAL_BYTES, deadly: str = "", endless: str = ""
+    ) -> None:
         super().__init__(total_bytes=total_bytes)
-        self._refused, self._deadly = source, deadly
+        self._refused, self._deadly, self._endless = source, deadly, endless
 
     def issue(self, call: Call, stream: int) -> None:
         if isinstance(call, Launch) and call.source == self._refused:
             raise ExecutorError("an illegal address was read")
         if isinstance(call, Launch) and call.source == self._deadly:
             os.kill(os.getpid(), signal.SIGKILL)
+        if isinstance(call, Launch) and call.source == self._endless:
+            self.hang(stream)
         super().issue(call, stream)
 
 
@@ -39,8 +60,10 @@ def run(job: Job, folder: Path, world: World) -> None:
         os.environ.get("EMULATED_FAULT", ""),
         int(os.environ.get("EMULATED_BYTES", TOTAL_BYTES)),
         os.environ.get("EMULATED_DEATH", ""),
+        endless := os.environ.get("EMULATED_HANG", ""),
     )
-    train_and_record(job, folder, world, device, None)
+    patience = Patience(first_s=0.01) if endless else PATIENCE
+    train_and_record(job, folder, world, device, None, patience=patience)
 
 
 if __name__ == "__main__":

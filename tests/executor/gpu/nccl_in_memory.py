@@ -42,6 +42,8 @@ class Library:
         self.launches = 0
         self.broken: Exception | None = None
         self.aborted = 0
+        self.answers = threading.Event()  # cleared while an abort does not return
+        self.answers.set()
         self.destroyed = 0
 
     def get_unique_id(self) -> bytes:
@@ -122,6 +124,7 @@ class Member:
             raise self.library.broken
 
     def abort(self) -> None:
+        assert self.library.answers.wait(20)
         self.library.aborted += 1
 
     def destroy(self) -> None:

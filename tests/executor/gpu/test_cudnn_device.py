@@ -1,6 +1,5 @@
 """A device that picks among a library and kernels, before a step is captured."""
 
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ from executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import context_of, loaded, stored
 from tests.executor.examples.attention import Form
 from tests.executor.gpu.cudnn_in_memory import Cudnn
-from tests.executor.gpu.cupy_in_memory import Cupy
+from tests.executor.gpu.cupy_in_memory import Cupy, install
 
 CAUSAL = {"causal": True, "scale": 0.5}
 SHAPE = (1, 128, 2, 8)
@@ -33,8 +32,7 @@ def at(address: int) -> Operand:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
-    made = Cupy()
-    monkeypatch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
+    made = install(monkeypatch)
     monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", 1 << 10)
     monkeypatch.setattr(issuing, "RESERVE_BYTES", 0)
     return made

@@ -1,6 +1,5 @@
 import ast
 import inspect
-import sys
 
 import numpy as np
 import pytest
@@ -20,14 +19,14 @@ from executor.cuda.calls import (
 from executor.cuda.kernels.multi_tensor.moves import cast
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
-from executor.gpu import cupy_device
+from executor.gpu import cupy_device, graphs
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.device import Device, address_of
 from executor.kernels.context import whole
 from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu import cupy_in_memory
-from tests.executor.gpu.cupy_in_memory import CONTEXT_BYTES, TOTAL_BYTES, Cupy
+from tests.executor.gpu.cupy_in_memory import CONTEXT_BYTES, TOTAL_BYTES, Cupy, install
 
 
 class Products:
@@ -51,8 +50,7 @@ class Products:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
-    made = Cupy()
-    monkeypatch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
+    made = install(monkeypatch)
     monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", 1 << 10)
     return made
 
@@ -300,6 +298,31 @@ def test_a_spoilt_capture_names_the_way_without_graphs(device: CupyDevice, cupy:
         device.end_capture(stream)
 
 
+def test_a_graph_keeps_priorities_and_goes_with_its_last_reference(
+    device: CupyDevice, cupy: Cupy
+) -> None:
+    runtime, stream = cupy.cuda.runtime, device.stream()
+    device.begin_capture(stream)
+    graph = device.end_capture(stream)
+    assert runtime.instantiated == [8], "per-node priorities"
+    assert not runtime.graphs
+    assert list(runtime.executables) == [graph.handle]
+    runtime.status = 700  # a context that has failed destroys nothing, and may not say so here
+    del graph
+    assert not runtime.executables
+
+
+def test_a_graph_that_the_driver_refuses_names_the_way_without_graphs(
+    device: CupyDevice, cupy: Cupy
+) -> None:
+    stream = device.stream()
+    device.begin_capture(stream)
+    cupy.work.unlaunchable = True
+    with pytest.raises(ExecutorError, match=r"cuGraphInstantiateWithFlags returned .*1; --eager"):
+        device.end_capture(stream)
+    assert not cupy.cuda.runtime.graphs
+
+
 def test_times_are_whole_nanoseconds(device: CupyDevice) -> None:
     start, end = device.event(timed=True), device.event(timed=True)
     assert device.elapsed_ns(start, end) == 4_000_000
@@ -318,13 +341,34 @@ def test_closing_gives_everything_back(device: CupyDevice, cupy: Cupy) -> None:
     assert not cupy.cuda.runtime.held
 
 
+def test_closing_after_a_failure_leaves_the_first_error_to_be_told(
+    device: CupyDevice, cupy: Cupy
+) -> None:
+    def lend_and_fail() -> None:
+        try:
+            with device.scratch(8):
+                cupy.cuda.runtime.status = 700
+                raise ExecutorError("this was first")
+        finally:
+            device.close()
+
+    with pytest.raises(ExecutorError, match="this was first"):
+        lend_and_fail()
+
+
+def test_a_failure_that_nobody_has_told_is_told_by_closing(device: CupyDevice, cupy: Cupy) -> None:
+    cupy.cuda.runtime.status = 700
+    with pytest.raises(ExecutorError, match=r"failed on GPU 1 \(memory\): cudaError 700"):
+        device.close()
+
+
 def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     cupy = pytest.importorskip("cupy", reason="needs CuPy")
-    tree = ast.parse(inspect.getsource(cupy_device))
     owners = {"runtime", "_runtime"}
     asked = {
         node.attr
-        for node in ast.walk(tree)
+        for module in (cupy_device, graphs)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute)
         and getattr(node.value, "id", getattr(node.value, "attr", None)) in owners
     }
@@ -332,8 +376,6 @@ def test_every_name_that_is_asked_of_cupy_is_there() -> None:
     assert not [name for name in sorted(asked) if not hasattr(cupy.cuda.runtime, name)]
     assert cupy.cuda.compiler.CompileException
     assert issubclass(cupy.cuda.driver.CUDADriverError, RuntimeError)
-    assert {"begin_capture", "end_capture"} <= set(dir(cupy.cuda.Stream))
-    assert {"launch", "upload"} <= set(dir(cupy.cuda.Graph))
     assert {"kernel", "max_dynamic_shared_size_bytes"} <= set(dir(cupy.RawKernel))
     for value in ("memcpyDefault", "hostAllocPortable", "hostAllocMapped"):
         assert getattr(cupy.cuda.runtime, value) == getattr(cupy_in_memory.Runtime, value)

@@ -241,6 +241,40 @@ def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Li
     communicator.close()
 
 
+def test_collectives_that_are_abandoned_are_aborted_and_named(library: Library) -> None:
+    alone = [Group((0,), lane) for lane in ("dp", "tp")]
+    errors: list[ExecutorError] = []
+    (communicator,) = on_ranks(1, lambda world: begin(world, alone, failed=errors.append))
+    held = np.ones(2, np.float32)
+    call = Collective("all_reduce", at(held), at(held), 2, "float32")
+    for group, actor in zip((*alone, alone[0]), ("first", "second", "third"), strict=True):
+        communicator.issue(call, group, 0, actor)
+    assert communicator.last_issued() == [
+        "`third` of ranks (0,) on lane `dp`",
+        "`second` of ranks (0,) on lane `tp`",
+    ]
+    told = ExecutorError("step 3 did not end", rank=0)
+    communicator.abandon(told)
+    assert library.aborted == 2
+    for ask in (communicator.check, lambda: communicator.issue(call, alone[0], 0, "late")):
+        with pytest.raises(ExecutorError, match="rank 0: step 3 did not end"):
+            ask()
+    communicator.close()
+    assert not errors, "who abandons them tells it"
+
+
+def test_a_library_that_hangs_in_its_abort_is_left(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor.gpu.nccl, "ABORT_S_MAX", 0.01)
+    (communicator,) = on_ranks(1, lambda world: begin(world, [Group((0,), "dp")]))
+    library.answers.clear()
+    communicator.abandon(ExecutorError("step 3 did not end"))
+    with pytest.raises(ExecutorError, match="step 3 did not end"):
+        communicator.check()
+    library.answers.set()
+
+
 def test_closing_destroys_every_communicator(library: Library) -> None:
     on_ranks(RANKS, lambda world: begin(world).close())
     assert library.destroyed == sum(len(group.members) for group in GROUPS)

@@ -1,6 +1,7 @@
 """profile on a GPU: what is timed, where it lies, and the device that costs read of it."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import msgspec
 import pytest
@@ -12,7 +13,14 @@ from executor.gpu.nccl import Group
 from executor.gpu.probing import arena, stopwatch
 from executor.gpu.probing.arena import CaseArena, arena_bytes, made
 from executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
-from executor.gpu.probing.timing import GpuTimings, measured_device, profile_gpu
+from executor.gpu.probing.timing import (
+    GpuTimings,
+    by_weight,
+    measured_device,
+    not_reached,
+    profile_gpu,
+    time_gpu,
+)
 from executor.gpu.probing.transfers import (
     KINDS,
     MESSAGE_BYTES,
@@ -21,6 +29,7 @@ from executor.gpu.probing.transfers import (
 )
 from executor.probes.cases import DTYPES, MULTIPLIED, PROBES, cases
 from executor.probes.sizes import CPU_SCALES, GPU_SCALES
+from executor.probes.timing import Points
 from models.spec import TrainingSpec
 from models.zoo.catalogue import build_training
 from planner.cluster import Device
@@ -84,6 +93,75 @@ def test_a_profile_holds_what_a_call_takes_in_a_graph(measured: Device) -> None:
     assert measured.memory_bandwidth_bytes_per_s > 0
     assert set(measured.collectives) == {"host/1"}
     assert (measured.name, measured.source) == ("emulated device", "emulated")
+
+
+def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if COMPILER is None:
+        pytest.skip("needs g++")
+    monkeypatch.setattr(arena, "COPIES_MAX", 2)
+    monkeypatch.setattr(stopwatch, "CALLS_MAX", 4)
+    ticks = count()  # a second for every question, one before every case
+    everything = sorted(
+        (case for precision in DTYPES for case in cases(SCALES, precision)), key=by_weight
+    )
+    products = sum(case.context.kind == MULTIPLIED[0] for case in everything)
+    found = time_gpu(
+        EmulatedDevice(),
+        seconds=0.0,
+        scales=SCALES,
+        limit_s=products + 3,
+        clock=lambda: float(next(ticks)),
+    )
+    assert found.missed == tuple(case.table for case in everything[products + 3 :])
+    tables = {f"matmul@{precision}" for precision in DTYPES}
+    assert set(found.kernels) == tables | {case.table for case in everything[products:][:3]}
+    assert {"attention/16@bf16", "attention/32@bf16"} < set(found.kernels)
+    device = measured_device([found], "in a hurry")
+    assert set(device.flops_per_s) == set(DTYPES)
+    for precision in ("bf16", "fp32"):
+        plan = search(
+            SearchRequest(
+                model=small("gpt", precision),
+                training=TrainingSpec(),
+                cluster=parse_cluster("local-gpu:1", device),
+                global_batch=8,
+                pins=Pins(micro_batch=4),
+            )
+        )
+        assert predict(plan, fidelity="op").step_time_ns > 0
+
+
+def test_one_kernel_is_timed_however_short_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    if COMPILER is None:
+        pytest.skip("needs g++")
+    monkeypatch.setattr(arena, "COPIES_MAX", 2)
+    monkeypatch.setattr(stopwatch, "CALLS_MAX", 4)
+    found = time_gpu(EmulatedDevice(), seconds=0.0, scales=SCALES, limit_s=0.0, precisions=["fp32"])
+    assert set(found.kernels) == {"matmul@fp32"}
+    assert not_reached([found]).startswith(f"{len(found.missed)} kernels were not reached, and ")
+
+
+def test_what_no_rank_has_reached_is_told_by_its_tables() -> None:
+    def timings(missed: tuple[str, ...], kernels: Points) -> GpuTimings:
+        return GpuTimings(
+            name="one",
+            memory_bytes=1,
+            multiprocessors=1,
+            launch_ns=1,
+            memory_bandwidth_bytes_per_s=1.0,
+            kernels=kernels,
+            collectives={},
+            missed=missed,
+        )
+
+    some, more = {"mul@bf16": [(1, 1)]}, {"mul@bf16": [(1, 1)], "relu@bf16": [(1, 1)]}
+    slow = timings(("mul@bf16", "relu@bf16", "relu@bf16", "top_k@bf16"), some)
+    fast = timings(("relu@bf16", "top_k@bf16"), more)
+    assert not_reached([slow, timings((), more)]) == ""
+    said = "2 kernels were not reached, and nothing of 1 of their kinds (top_k@bf16)"
+    assert not_reached([slow, fast]) == said
 
 
 def test_costs_read_the_table_of_the_precision(measured: Device) -> None:

@@ -16,7 +16,7 @@ from executor.gpu.products import cublaslt, tuning
 from executor.gpu.products.cublaslt import ProductLibrary, key_of
 from executor.gpu.products.picks import Pick, Picks, agreed, load_picks, picks_path, save_picks
 from executor.gpu.products.tuning import Tuner, copy_of, fastest
-from tests.executor.gpu.cupy_in_memory import Cupy
+from tests.executor.gpu.cupy_in_memory import Cupy, install
 from tests.executor.gpu.products.cublaslt_in_memory import ALGORITHMS, Library
 from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of
 
@@ -26,8 +26,7 @@ BEST = 2  # the algorithm that the clock below favours
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
-    made = Cupy()
-    monkeypatch.setitem(sys.modules, "cupy", made)  # type: ignore[arg-type]
+    made = install(monkeypatch)
     monkeypatch.setattr(cupy_device, "WORKSPACE_BYTES", WORKSPACE_BYTES)
     monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 12)
     return made
