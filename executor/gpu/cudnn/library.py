@@ -54,14 +54,13 @@ class CudnnLibrary:
         self._cudnn = cudnn
         self.version = int(cudnn.backend_version())
         self.refused: dict[LibraryCall, str] = {}
-        self._planned: dict[tuple[LibraryCall, int], PlannedCall | None] = {}
         try:
             self._handle: int | None = cudnn.create_handle()
         except RuntimeError as error:
             raise ExecutorError(f"cuDNN finds no device: {error}") from error
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
-        """Return a plan for a call, or None where the library has none; alike calls share one.
+        """Return a plan for a call, or None where the library has none: `refused` says why.
 
         Parameters
         ----------
@@ -71,14 +70,7 @@ class CudnnLibrary:
             Scratch that it may use.
         """
         assert self._handle is not None, "the library is closed"
-        unplaced = bound_library(call, lambda operand: Operand("address"))
-        key = (unplaced, workspace_bytes)
-        if key not in self._planned:
-            self._planned[key] = self._made(unplaced, workspace_bytes)
-        return self._planned[key]
-
-    def _made(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
-        """Plan a call; what the library says against it is kept and not raised."""
+        call = bound_library(call, lambda operand: Operand("address"))
         cudnn = self._cudnn
         if (reason := refusal(call, self.version)) is not None:
             self.refused[call] = reason
@@ -132,7 +124,6 @@ class CudnnLibrary:
 
     def close(self) -> None:
         """Give everything back; what was planned cannot run any more."""
-        self._planned.clear()
         if self._handle is not None:
             self._cudnn.destroy_handle(self._handle)
             self._handle = None
