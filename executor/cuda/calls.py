@@ -306,8 +306,7 @@ class Attention(NamedTuple):
 class AttentionGrad(NamedTuple):
     """dq, dk and dv of an `Attention`, from what it read and made, and dout.
 
-    Each gradient has the dims of what it is the gradient of. `deterministic`: every sum in a fixed
-    order.
+    Each gradient has the dims of what it is the gradient of.
     """
 
     forward: Attention
@@ -315,7 +314,6 @@ class AttentionGrad(NamedTuple):
     dq: Strided
     dk: Strided
     dv: Strided
-    deterministic: bool = True
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
@@ -336,8 +334,7 @@ class Convolution(NamedTuple):
     give them; c channels of a weight, the image having `groups` times as many. `direction` is
     forward (makes the output), grad_input (the image) or grad_weight (the weight): that one operand
     is written, the others are read. Sizes are of image, output and window, as are `stride`, `pad`
-    and `dilation`, each along y and x. `arithmetic` as in `Product`; `deterministic` as in
-    `AttentionGrad`.
+    and `dilation`, each along y and x. `arithmetic` as in `Product`.
     """
 
     direction: str
@@ -355,7 +352,6 @@ class Convolution(NamedTuple):
     pad: tuple[int, int]
     dilation: tuple[int, int]
     arithmetic: str
-    deterministic: bool = True
 
     @property
     def tensors(self) -> tuple[Strided, ...]:

@@ -36,6 +36,8 @@ class CudnnLibrary:
     ----------
     cudnn
         The front end, whose library has been found.
+    deterministic
+        Take only what adds up in one order, at the price of scratch and of the fastest kernels.
 
     Attributes
     ----------
@@ -50,8 +52,8 @@ class CudnnLibrary:
         The library finds no device.
     """
 
-    def __init__(self, cudnn: Any) -> None:
-        self._cudnn = cudnn
+    def __init__(self, cudnn: Any, *, deterministic: bool = False) -> None:
+        self._cudnn, self._deterministic = cudnn, deterministic
         self.version = int(cudnn.backend_version())
         self.refused: dict[LibraryCall, str] = {}
         try:
@@ -71,17 +73,17 @@ class CudnnLibrary:
         """
         assert self._handle is not None, "the library is closed"
         call = bound_library(call, lambda operand: Operand("address"))
-        cudnn = self._cudnn
+        cudnn, deterministic = self._cudnn, self._deterministic
         if (reason := refusal(call, self.version)) is not None:
             self.refused[call] = reason
             return None
         try:
-            graph = graph_of(cudnn, call, handle=self._handle)
+            graph = graph_of(cudnn, call, deterministic=deterministic, handle=self._handle)
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             graph.deselect_workspace_greater_than(workspace_bytes)
-            if notes := deselected_notes(cudnn, call):
+            if notes := deselected_notes(cudnn, call, deterministic=deterministic):
                 graph.deselect_numeric_notes(notes)
             graph.check_support()
             graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)

@@ -43,6 +43,12 @@ def library(cudnn: Cudnn) -> CudnnLibrary:
     return CudnnLibrary(cudnn)
 
 
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, cudnn: Cudnn) -> Cudnn:
+    monkeypatch.setitem(sys.modules, "cudnn", cudnn)  # type: ignore[arg-type]
+    return cudnn
+
+
 def tensor(dtype: str, *strides: int) -> Strided:
     return Strided(Operand("address"), dtype, strides)
 
@@ -126,15 +132,20 @@ def test_a_plan_computes_its_call(name: str, library: CudnnLibrary, cudnn: Cudnn
     assert changed == {Attention: 2, AttentionGrad: 3, Convolution: 1}[type(call)]
 
 
-def test_kernels_that_compute_in_less_or_in_no_fixed_order_are_left_out(
-    library: CudnnLibrary, cudnn: Cudnn
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_that_compute_in_less_or_if_asked_in_no_fixed_order_are_left_out(
+    installed: Cudnn, deterministic: bool
 ) -> None:
+    library = cudnn_library({}, deterministic=deterministic)
+    assert library is not None
+    unordered = ["NONDETERMINISTIC"] * deterministic
     library.plan(convolution(FORWARD), ENOUGH)
-    assert cudnn.graphs[-1].notes == [*graphs.NOTES, "NONDETERMINISTIC"]
-    library.plan(convolution(FORWARD, arithmetic="fp32", deterministic=False), ENOUGH)
-    assert cudnn.graphs[-1].notes == [*graphs.NOTES, "TENSOR_CORE"]
-    library.plan(attention(), ENOUGH)
-    assert cudnn.graphs[-1].notes == []
+    assert installed.graphs[-1].notes == [*graphs.NOTES, *unordered]
+    library.plan(convolution(FORWARD, arithmetic="fp32"), ENOUGH)
+    assert installed.graphs[-1].notes == [*graphs.NOTES, *unordered, "TENSOR_CORE"]
+    for call, told in ((attention(), None), (attention_grad(), deterministic)):
+        library.plan(call, ENOUGH)
+        assert (installed.graphs[-1].notes, installed.graphs[-1].deterministic) == ([], told)
 
 
 def test_what_the_library_has_no_plan_for_is_kept_with_its_words(
@@ -293,12 +304,6 @@ def test_what_a_stream_needs_anyway_is_room_for_its_other_calls() -> None:
     assert memory.free_bytes() == RESERVE_BYTES
     calls.issue(LLAMA._replace(ahead=1), 1, captured=False)
     assert memory.held == [LLAMA_BYTES]
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, cudnn: Cudnn) -> Cudnn:
-    monkeypatch.setitem(sys.modules, "cudnn", cudnn)  # type: ignore[arg-type]
-    return cudnn
 
 
 def test_it_is_opened_where_it_is_installed_and_not_turned_off(installed: Cudnn) -> None:

@@ -15,8 +15,8 @@ PICK = Pick(algorithm="0" * 128, duration_ns=5)
 class Device:
     """Notes what it is given."""
 
-    def __init__(self, local, library, networks, *, tuner) -> None:
-        self.library, self.tuner, self.again = library, tuner, 0
+    def __init__(self, local, products, networks, *, tuner) -> None:
+        self.libraries, self.tuner, self.again = (products, networks), tuner, 0
 
     def plan_again(self) -> None:
         self.again += 1
@@ -66,7 +66,7 @@ def _without_loopback(deterministic: bool) -> dict[str, bool]:
 
 def test_ranks_agree_and_what_they_agreed_on_is_kept(monkeypatch, tmp_path: Path) -> None:
     device = run(monkeypatch, tmp_path, False)
-    assert device.library.keywords == {"deterministic": False}
+    assert [one.keywords for one in device.libraries] == [{"deterministic": False}] * 2
     assert device.again == 1
     kept = load_picks(tmp_path, "x", 1).picks
     assert {name: pick.algorithm[0] for name, pick in kept.items()} == {"p": "1", "q": "0"}
@@ -74,6 +74,6 @@ def test_ranks_agree_and_what_they_agreed_on_is_kept(monkeypatch, tmp_path: Path
 
 def test_a_deterministic_run_times_nothing_and_keeps_nothing(monkeypatch, tmp_path: Path) -> None:
     device = run(monkeypatch, tmp_path, True)
-    assert device.library.keywords == {"deterministic": True}
+    assert [one.keywords for one in device.libraries] == [{"deterministic": True}] * 2
     assert (device.tuner, device.again) == (None, 0)
     assert not list(tmp_path.iterdir())
