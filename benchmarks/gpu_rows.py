@@ -50,7 +50,7 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
         "torch_eager_s": eager.get("step_s"),
     }
     names = ("predicted_s", "predicted_for", "prediction_error", "measured_s", "measured_steps")
-    names += ("fed_s", "eager_s", "host_share", "idle_share", "mfu", "fusion")
+    names += ("fed_s", "eager_s", "host_share", "idle_share", "mfu", "fusion", "picked")
     result |= {name: found.get(name) for name in names}
     result |= _memory(found, best)
     result |= _losses(found, best)

@@ -93,7 +93,7 @@ def _trained(spec: ModelSpec, batch: int, profile: Path | None) -> Figures:
         found["first_steps_s"] = round(time.perf_counter() - started, 2)
         found["fed_s"] = float(np.median(np.diff(ends)[2:])) / 1e9
         captured = _result(run, state, plan)
-        found |= _replayed(device, run) | _memory(run)
+        found |= _replayed(device, run) | _memory(run) | {"picked": device.picked()}
     finally:
         device.close()
     assert np.isfinite(captured[0]).all(), f"losses are {captured[0]}"

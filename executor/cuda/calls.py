@@ -391,9 +391,21 @@ LibraryCall = Attention | AttentionGrad | Convolution
 """What only the vendor's library of neural networks carries out: always an option of a `Choice`."""
 
 
-def described(call: LibraryCall) -> str:
-    """Return a call of the library without its operands, in words: for listings and errors."""
+def described(call: LibraryCall | Product) -> str:
+    """Return a call of a library without its operands, in words: for listings and errors."""
     match call:
+        case Product():
+            sizes = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
+            beside = (
+                "adding up" if call.accumulate else "",
+                "another added" if call.c is not None else "",
+                "bias" if call.bias is not None else "",
+                call.activation,
+                f"slope of {call.slope}" if call.slope else "",
+                f"sums of {call.bias_grad_of}" if call.bias_grad is not None else "",
+            )
+            with_these = ", ".join(one for one in beside if one)
+            return f"product {sizes}{' with ' if with_these else ''}{with_these}"
         case Attention():
             seen = f"-{call.ahead} < i - j < {call.behind}" if call.ahead or call.behind else "all"
             return (

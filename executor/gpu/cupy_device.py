@@ -30,7 +30,7 @@ from executor.cuda.calls import (
 )
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
-from executor.gpu.choices import Choose, Picks, first_supported
+from executor.gpu.choices import Choices, Choose, first_supported
 from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
 from executor.gpu.products.tuning import Products, Room, Tuner
@@ -92,7 +92,7 @@ class CupyDevice:
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
         self._networks = LibraryCalls(self, networks)
-        self._picks = Picks(self._supports, choose)
+        self._choices = Choices(self._supports, choose)
         self._capturing: int | None = None
         self._own = self.stream()
 
@@ -219,8 +219,12 @@ class CupyDevice:
             case Attention() | AttentionGrad() | Convolution():
                 self._networks.prepare(call, stream)
             case Choice():
-                for one in self._picks.pick(call):
+                for one in self._choices.pick(call):
                     self.prepare(one, stream)
+
+    def picked(self) -> dict[str, dict[str, int]]:
+        """Return how often each choice took which way."""
+        return self._choices.picked()
 
     def _supports(self, call: Call) -> bool:
         if isinstance(call, Attention | AttentionGrad | Convolution):
@@ -294,7 +298,7 @@ class CupyDevice:
             case Choice():
                 if self._capturing is None:
                     self.prepare(call, stream)
-                for one in self._picks.picked(call):
+                for one in self._choices.taken(call):
                     self._carry_out(one, stream)
             case Collective() | Bucket():
                 kind = call.kind if isinstance(call, Collective) else "a bucket"

@@ -128,6 +128,13 @@ class Device(Protocol):
         """Do what a call needs done once, before it is issued or captured on that stream."""
         ...
 
+    def picked(self) -> dict[str, dict[str, int]]:
+        """Return how many of the choices prepared took which way, by what they compute.
+
+        Both are words (`executor.gpu.choices`): `{"attention b 8 …": {"cudnn": 12}}`.
+        """
+        ...
+
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call, other than a collective, in the order of a stream."""
         ...

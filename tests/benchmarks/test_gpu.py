@@ -54,6 +54,7 @@ def test_figures_of_a_training_are_complete(ours: dict[str, Any]) -> None:
     assert ours["memory_bytes"]["arena"] == ours["planned_arena_bytes"]
     assert ours["grown_bytes"] == 0
     assert ours["bit_equal"]
+    assert {"our attention_mma": 1} in ours["picked"].values()
     assert ours["deterministic_price"] == ours["deterministic_s"] / ours["measured_s"] - 1
     assert len(ours["losses"]) == LOSSES
     for name in ("predicted_s", "measured_s", "fed_s", "eager_s", "host_share", "busy_s"):

@@ -1,0 +1,84 @@
+"""Choices: one question is answered once, and what was picked can be told in words."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from executor.cuda.calls import Choice, Clear, Copy, Operand
+from executor.errors import ExecutorError
+from executor.gpu.choices import Choices
+from executor.gpu.running import DeviceRun
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.plans import planned, runs_of
+
+
+def at(address: int) -> Operand:
+    return Operand("address", 0, address)
+
+
+def three_ways(address: int) -> Choice:
+    """To clear, to copy, or to clear elsewhere."""
+    return Choice(
+        (
+            (Clear(at(address), 1),),
+            (Copy(at(address), at(64), 1), Copy(at(64), at(address), 1)),
+            (Clear(at(64), 1),),
+        )
+    )
+
+
+def test_a_way_that_is_not_supported_cannot_be_chosen() -> None:
+    choices = Choices(lambda call: isinstance(call, Copy), lambda choice, supported: 0)
+    with pytest.raises(ExecutorError, match=r"option 0 was chosen, and \[1, 2\] are supported"):
+        choices.pick(three_ways(0))
+
+
+def test_choices_that_differ_in_places_alone_are_one_question_and_all_are_counted() -> None:
+    asked = []
+
+    def choose(choice: Choice, supported: Sequence[int]) -> int:
+        asked.append(choice)
+        return supported[1]
+
+    choices = Choices(lambda call: True, choose)
+    for address in (0, 16, 16, 8):
+        choices.pick(three_ways(address))
+    assert asked == [three_ways(0), three_ways(8)], "8 is aligned otherwise"
+    assert choices.picked() == {"3 ways of one thing": {"2 copy": 3}}
+    with pytest.raises(ExecutorError, match="3 ways was captured before it was prepared"):
+        choices.taken(three_ways(32))
+
+
+WAYS = {  # of two blocks in two microbatches, by option
+    0: ("cudnn", "cudnn", "cublaslt fused", "cublaslt fused"),
+    1: (
+        "cudnn + our movement",
+        "our movement + cudnn",
+        "cublaslt + our elementwise + our pointwise",
+        "3 cublaslt fused",
+    ),
+    -1: (
+        "our attention_mma",
+        "3 our attention_mma_grad",
+        "cublaslt + our elementwise + our pointwise",
+        "3 cublaslt + 3 our elementwise",
+    ),
+}
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("option", WAYS)
+def test_a_prepared_device_says_which_way_every_choice_took(option: int) -> None:
+    plan, _, actors = planned("gpt", "bf16")
+    device = EmulatedDevice(option=option)
+    DeviceRun(device, actors, runs_of(plan, actors))
+    found = device.picked()
+    attention = "attention b 4 h 4 g 4 t 16 s 16 d 8 u 8 sees -1 < i - j < None in bfloat16"
+    subjects = (
+        attention,
+        f"gradient of {attention}",
+        "product m 64 n 64 k 32 batch 1 in bf16 with bias, gelu",
+        "product m 64 n 32 k 32 batch 3 in bf16 with bias",
+    )
+    assert [found[one] for one in subjects] == [{way: 4} for way in WAYS[option]]
