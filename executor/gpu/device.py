@@ -125,7 +125,11 @@ class Device(Protocol):
         ...
 
     def prepare(self, call: Call, stream: int) -> None:
-        """Do what a call needs done once, before it is issued or captured on that stream."""
+        """Do what a call needs done once, before it is issued or captured on that stream.
+
+        Ways of computing one thing may be carried out, to be timed: this comes before operands hold
+        anything that is read.
+        """
         ...
 
     def picked(self) -> dict[str, dict[str, int]]:

@@ -5,7 +5,8 @@ calls of a step have been prepared; so it is taken when the first is issued or a
 never while one is captured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from executor.cuda.binding import bound_library
@@ -59,6 +60,10 @@ class Memory(Protocol):
         """Return the address of device memory, held until the device is closed."""
         ...
 
+    def free(self, address: int) -> None:
+        """Give back what was allocated, when all work is done."""
+        ...
+
 
 class LibraryCalls:
     """Plans and workspaces of the library's calls on one device.
@@ -105,6 +110,19 @@ class LibraryCalls:
             if stream not in self._workspaces or size_bytes > self._workspaces[stream][1]:
                 self._workspaces[stream] = self._memory.allocate(size_bytes), size_bytes
                 self.workspace_bytes += size_bytes
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Forget at the end of the `with` what calls needed in it, and give back their scratch."""
+        needed, workspaces = dict(self._needed), dict(self._workspaces)
+        try:
+            yield
+        finally:
+            for stream, (address, size_bytes) in self._workspaces.items():
+                if (address, size_bytes) != workspaces.get(stream):
+                    self._memory.free(address)
+                    self.workspace_bytes -= size_bytes
+            self._needed, self._workspaces = needed, workspaces
 
     def issue(self, call: LibraryCall, stream: int, *, captured: bool) -> None:
         """Put a bound call on a stream; `captured`: while that is recorded."""

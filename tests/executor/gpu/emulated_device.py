@@ -8,7 +8,7 @@ is refused here too.
 
 import random
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from executor.cuda.calls import Call, Choice, Operand
 from executor.errors import ExecutorError
-from executor.gpu.choices import Choices
+from executor.gpu.choices import Can, Choices
 from tests.executor.cuda.emulation.machine import Emulator
 
 TICK_NS = 1000  # what every piece of work takes
@@ -124,15 +124,16 @@ class EmulatedDevice:
 
     def prepare(self, call: Call, stream: int) -> None:
         if isinstance(call, Choice):
-            for one in self._choices.pick(call):
+            for one in self._choices.pick(call, stream):
                 self.prepare(one, stream)
 
     def picked(self) -> dict[str, dict[str, int]]:
         return self._choices.picked()
 
-    def _option_of(self, choice: Choice, supported: Sequence[int]) -> int:
+    def _option_of(self, choice: Choice, can: Can, stream: int) -> int:
         """The option that the emulator takes."""
-        return supported[self._option if self._option < len(supported) else -1]
+        options = range(len(choice.options))
+        return options[self._option if self._option < len(options) else -1]
 
     def issue(self, call: Call, stream: int) -> None:
         self._put(stream, "call", call)

@@ -202,6 +202,10 @@ class Memory:
         self.held.append(size_bytes)
         return 4096 * len(self.held)
 
+    def free(self, address: int) -> None:
+        assert address == 4096 * len(self.held), "only the last is given back here"
+        self.held.pop()
+
 
 class Noting:
     """A library whose plans take `b h t s 2` bytes, or as many as there are queries."""
@@ -267,6 +271,20 @@ def test_a_call_is_supported_where_it_is_planned_and_aligned() -> None:
     assert not LibraryCalls(Memory(), lambda: None).supports(attention())
     with pytest.raises(ExecutorError, match="no attention b 2"):
         LibraryCalls(Memory(), lambda: None).prepare(attention(), 1)
+
+
+def test_what_was_only_tried_leaves_no_scratch_behind() -> None:
+    memory = Memory()
+    calls = LibraryCalls(memory, Noting)
+    calls.prepare(attention(), 1)
+    with calls.trial():
+        calls.issue(attention(t=512), 1, captured=False)
+        assert memory.held == [512]
+    assert (memory.held, calls.workspace_bytes) == ([], 0)
+    calls.reserve()
+    with calls.trial():
+        calls.issue(attention(), 1, captured=False)
+    assert (memory.held, calls.workspace_bytes) == ([128], 128)
 
 
 # What 32 heads of four samples over 4,096 places take backward where sums have one order.
