@@ -50,12 +50,11 @@ def row(entry: Trained, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> F
         "torch_eager_s": eager.get("step_s"),
     }
     names = ("predicted_s", "predicted_for", "prediction_error", "measured_s", "measured_steps")
-    names += ("fed_s", "eager_s", "host_share", "idle_share", "mfu", "fusion", "ways", "kinds")
+    names += ("fed_s", "eager_s", "host_share", "idle_share", "mfu", "fusion", "picked", "kinds")
     result |= {name: found.get(name) for name in names}
     result |= _memory(found, best)
     result |= _losses(found, best)
     result |= {
-        "eager_equal": found.get("eager_equal"),
         "bit_equal": found.get("bit_equal"),
         "deterministic_price": found.get("deterministic_price"),
         "torch_deterministic_price": _price(tried, best),
@@ -154,7 +153,7 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             price = _said(one["torch_deterministic_price"], "+.1%", 1)
             found.append(
                 f"{'':12} deterministic mode costs {one['deterministic_price']:+.1%} (torch: "
-                f"{price}); two runs of it give {bits} bits"
+                f"{price}); captured and eagerly it gives {bits} bits"
             )
         if one["losses_apart"] is not None:
             found.append(f"{'':12} losses apart by {one['losses_apart']:.1e}")

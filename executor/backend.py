@@ -22,7 +22,7 @@ class Backend:
         On GPUs: all ranks as streams of one process on one device, to check a plan, not its speed.
     deterministic
         On GPUs: products take the algorithm that the library puts first, not the fastest by timing,
-        and of the library only what adds up in one order: equal bits on any GPU of one kind, with
+        and of libraries only what adds up in one order: equal bits on any GPU of one kind, with
         nothing kept.
 
     Raises

@@ -17,8 +17,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `variables` holds, per variable, the attributes that say how it is initialised. `parent` is the
     process whose end the ranks do not outlive. `resume` is a checkpoint to begin from, `weights` a
     file of initial values, `checkpoint` the folder to save in. On GPUs, `eager` fires actor by
-    actor, `loopback` puts all ranks on one device, and `deterministic` takes the algorithms of
-    products that need no timing.
+    actor, `loopback` puts all ranks on one device, and `deterministic` takes of libraries
+    what needs no timing and adds up in one order.
     """
 
     graph: ActorGraph

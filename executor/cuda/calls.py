@@ -306,8 +306,7 @@ class Attention(NamedTuple):
 class AttentionGrad(NamedTuple):
     """dq, dk and dv of an `Attention`, from what it read and made, and dout.
 
-    Each gradient has the dims of what it is the gradient of. `deterministic`: every sum in a fixed
-    order.
+    Each gradient has the dims of what it is the gradient of.
     """
 
     forward: Attention
@@ -315,7 +314,6 @@ class AttentionGrad(NamedTuple):
     dq: Strided
     dk: Strided
     dv: Strided
-    deterministic: bool = True
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
@@ -336,8 +334,7 @@ class Convolution(NamedTuple):
     give them; c channels of a weight, the image having `groups` times as many. `direction` is
     forward (makes the output), grad_input (the image) or grad_weight (the weight): that one operand
     is written, the others are read. Sizes are of image, output and window, as are `stride`, `pad`
-    and `dilation`, each along y and x. `arithmetic` as in `Product`; `deterministic` as in
-    `AttentionGrad`.
+    and `dilation`, each along y and x. `arithmetic` as in `Product`.
     """
 
     direction: str
@@ -355,7 +352,6 @@ class Convolution(NamedTuple):
     pad: tuple[int, int]
     dilation: tuple[int, int]
     arithmetic: str
-    deterministic: bool = True
 
     @property
     def tensors(self) -> tuple[Strided, ...]:
@@ -395,9 +391,21 @@ LibraryCall = Attention | AttentionGrad | Convolution
 """What only the vendor's library of neural networks carries out: always an option of a `Choice`."""
 
 
-def described(call: LibraryCall) -> str:
-    """Return a call of the library without its operands, in words: for listings and errors."""
+def described(call: LibraryCall | Product) -> str:
+    """Return a call of a library without its operands, in words: for listings and errors."""
     match call:
+        case Product():
+            sizes = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
+            beside = (
+                "adding up" if call.accumulate else "",
+                "another added" if call.c is not None else "",
+                "bias" if call.bias is not None else "",
+                call.activation,
+                f"slope of {call.slope}" if call.slope else "",
+                f"sums of {call.bias_grad_of}" if call.bias_grad is not None else "",
+            )
+            with_these = ", ".join(one for one in beside if one)
+            return f"product {sizes}{' with ' if with_these else ''}{with_these}"
         case Attention():
             seen = f"-{call.ahead} < i - j < {call.behind}" if call.ahead or call.behind else "all"
             return (

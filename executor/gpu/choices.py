@@ -1,54 +1,70 @@
 """Choices: which way of computing one thing a device takes, picked once before the first step.
 
 Calls that differ only in where their operands lie are one question, so all layers take the same
-way.
+way. What was asked and which way was taken can be told in words.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from math import gcd
 
 from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Choice, Operand
+from executor.cuda.calls import Call, Choice, Launch, LibraryCall, Operand, Product, described
 from executor.errors import ExecutorError
 
-Choose = Callable[[Choice, Sequence[int]], int]
-"""`choose(choice, supported)`: the index of the option to take, one of `supported` (ascending).
+Can = Callable[[int], bool]
+"""`can(at)`: the device can carry out option `at`; always the last."""
+
+Choose = Callable[[Choice, Can, int], int]
+"""`choose(choice, can, stream)`: the index of the option to take, one that the device can.
 
 The choice is bound, and what its operands hold is not needed yet: the calls of an option may be
-issued, to be timed. The last option is always supported."""
+issued on the stream, to be timed."""
 
 ALIGNMENT_BYTES = 16
 """The widest access of memory: what addresses have in common beyond it decides nothing."""
 
 
-def first_supported(choice: Choice, supported: Sequence[int]) -> int:
+def first_supported(choice: Choice, can: Can, stream: int) -> int:
     """Return the first option that the device can carry out: factories give the best first."""
-    return supported[0]
+    return next(at for at in range(len(choice.options)) if can(at))
 
 
-class Picks:
-    """What a device has picked.
+class Choices:
+    """The options that a device has picked.
 
     Parameters
     ----------
     supports
         `supports(call)`: the device can carry out this bound call.
     choose
-        Picks one of the options that are supported.
+        Picks one of the options.
     """
 
     def __init__(self, supports: Callable[[Call], bool], choose: Choose = first_supported) -> None:
         self._supports, self._choose = supports, choose
-        self._picked: dict[Choice, int] = {}
+        self._answers: dict[Choice, int] = {}  # by question
+        self._taken: dict[Choice, int] = {}  # by bound choice
+        self._streams: dict[Choice, int] = {}  # that it was asked for
 
-    def pick(self, choice: Choice) -> tuple[Call, ...]:
+    def pick(self, choice: Choice, stream: int) -> tuple[Call, ...]:
         """Return the calls of the option that is taken, picked now where that is the first time."""
-        question = _unplaced(choice)
-        if question not in self._picked:
-            self._picked[question] = self._made(choice)
-        return choice.options[self._picked[question]]
+        if choice not in self._taken:
+            question = _unplaced(choice)
+            if question not in self._answers:
+                self._answers[question] = self._made(choice, stream)
+            self._taken[choice], self._streams[choice] = self._answers[question], stream
+        return self.taken(choice)
 
-    def picked(self, choice: Choice) -> tuple[Call, ...]:
+    def forget(self) -> dict[Choice, int]:
+        """Forget all that was picked; return which choices there were, and their streams."""
+        asked, self._streams = self._streams, {}
+        self._answers.clear()
+        self._taken.clear()
+        return asked
+
+    def taken(self, choice: Choice) -> tuple[Call, ...]:
         """Return the calls of the option that was taken.
 
         Raises
@@ -56,25 +72,70 @@ class Picks:
         ExecutorError
             Nothing was picked.
         """
-        found = self._picked.get(_unplaced(choice))
+        found = self._taken.get(choice)
         if found is None:
             raise ExecutorError(
-                f"a choice among {len(choice.options)} ways was captured before it was prepared"
+                f"a choice among {len(choice.options)} ways was captured before it was prepared: "
+                f"{subject_of(choice)}"
             )
         return choice.options[found]
 
-    def _made(self, choice: Choice) -> int:
+    def picked(self) -> dict[str, dict[str, int]]:
+        """Return how many choices took which way, by what they compute; both in words."""
+        found: dict[str, Counter[str]] = {}
+        for choice, at in self._taken.items():
+            found.setdefault(subject_of(choice), Counter())[way_of(choice.options[at])] += 1
+        return {subject: dict(ways) for subject, ways in found.items()}
+
+    def _made(self, choice: Choice, stream: int) -> int:
         last = len(choice.options) - 1
-        if self._choose is first_supported:
-            return next(at for at in range(last + 1) if at == last or self._can(choice, at))
-        supported = [at for at in range(last + 1) if at == last or self._can(choice, at)]
-        found = self._choose(choice, supported)
-        if found not in supported:
-            raise ExecutorError(f"option {found} was chosen, and {supported} are supported")
+
+        def can(at: int) -> bool:
+            return at == last or all(self._supports(call) for call in choice.options[at])
+
+        found = self._choose(choice, can, stream)
+        if not can(found):
+            raise ExecutorError(f"option {found} of {subject_of(choice)} is not supported")
         return found
 
-    def _can(self, choice: Choice, at: int) -> bool:
-        return all(self._supports(call) for call in choice.options[at])
+
+def key_of_choice(choice: Choice) -> str:
+    """Return all that the choice of a way depends on, but for the device: words, and a digest."""
+    digest = sha256(repr(_unplaced(choice)).encode()).hexdigest()[:16]
+    return f"{subject_of(choice)}; {digest}"
+
+
+def subject_of(choice: Choice) -> str:
+    """Return what a choice computes, in words: its first library's call, which says it in one."""
+    calls = (call for option in choice.options for call in option)
+    found = next((call for call in calls if isinstance(call, LibraryCall | Product)), None)
+    return f"{len(choice.options)} ways of one thing" if found is None else described(found)
+
+
+def way_of(option: Sequence[Call]) -> str:
+    """Return how an option computes what it does: libraries, and the sources of kernels of ours.
+
+    Examples
+    --------
+    >>> from executor.cuda.calls import Clear, write
+    >>> kernel = Launch("pointwise", "add<bf16>", (1, 1, 1), (256, 1, 1), ())
+    >>> way_of((kernel, Clear(write(0), 2), kernel))
+    '2 our pointwise + clear'
+    """
+    counts = Counter(map(_maker, option))
+    return " + ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
+
+
+def _maker(call: Call) -> str:
+    match call:
+        case Launch():
+            return f"our {call.source}"
+        case Product():
+            return "cublaslt" if call == call.plain else "cublaslt fused"
+        case _ if isinstance(call, LibraryCall):
+            return "cudnn"
+        case _:
+            return type(call).__name__.lower()
 
 
 def _unplaced(choice: Choice) -> Choice:

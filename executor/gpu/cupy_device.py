@@ -31,7 +31,7 @@ from executor.cuda.calls import (
 )
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
-from executor.gpu.choices import Choose, Picks, first_supported
+from executor.gpu.choices import Can, Choices, first_supported
 from executor.gpu.cudnn.issuing import Library, LibraryCalls
 from executor.gpu.device import Bytes, address_of
 from executor.gpu.graphs import CapturedGraph
@@ -55,10 +55,9 @@ class CupyDevice:
         Makes the library of products, when the GPU is current.
     networks
         Opens the library of neural networks likewise; returns None where none is to be used.
-    choose
-        Picks among the ways of computing one thing that the GPU can take.
     tuner
-        Chooses the algorithms of products by timing them; None: those that the library puts first.
+        Chooses by timing: the algorithms of products, and among the ways of computing one thing.
+        None: the algorithms that the library puts first, and the first way that the GPU can take.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class CupyDevice:
         index: int,
         products: Callable[[], Products],
         networks: Callable[[], Library | None] = lambda: None,
-        choose: Choose = first_supported,
         tuner: Tuner | None = None,
     ) -> None:
         import cupy
@@ -94,7 +92,7 @@ class CupyDevice:
         self._planned: dict[Product, Any] = {}
         self._workspaces: dict[int, int] = {}
         self._networks = LibraryCalls(self, networks)
-        self._picks = Picks(self._supports, choose)
+        self._choices = Choices(self._supports, self._choose)
         self._capturing: int | None = None
         self._own = self.stream()
 
@@ -117,6 +115,12 @@ class CupyDevice:
         self._runtime.memsetAsync(address, 0, size_bytes, self._own)
         self._finish()
         return address
+
+    def free(self, address: int) -> None:
+        """Give back what was allocated, when all work is done."""
+        self._runtime.deviceSynchronize()
+        self._runtime.free(address)
+        self._memory.remove(address)
 
     def allocate_host(self, size_bytes: int) -> tuple[int, Bytes]:
         """Return zeros in pinned host memory: their address on the device, and a view of them."""
@@ -221,8 +225,17 @@ class CupyDevice:
             case Attention() | AttentionGrad() | Convolution():
                 self._networks.prepare(call, stream)
             case Choice():
-                for one in self._picks.pick(call):
+                for one in self._choices.pick(call, stream):
                     self.prepare(one, stream)
+
+    def picked(self) -> dict[str, dict[str, int]]:
+        """Return how often each choice took which way."""
+        return self._choices.picked()
+
+    def _choose(self, choice: Choice, can: Can, stream: int) -> int:
+        if self._tuner is None:
+            return first_supported(choice, can, stream)
+        return self._tuner.choose(self._library(), choice, can, self, stream)
 
     def _supports(self, call: Call) -> bool:
         if isinstance(call, Attention | AttentionGrad | Convolution):
@@ -243,7 +256,9 @@ class CupyDevice:
             self._planned[call] = self._plan(call, stream)
 
     def plan_again(self) -> None:
-        """Plan all prepared products once more, after the picks of the tuner have changed."""
+        """Choose and plan once more all that was prepared: the picks of the tuner have changed."""
+        for choice, stream in self._choices.forget().items():
+            self.prepare(choice, stream)
         for call in self._planned:
             self._planned[call] = self._plan(call, next(iter(self._workspaces)))
 
@@ -262,17 +277,17 @@ class CupyDevice:
 
     @contextmanager
     def scratch(self, size_bytes: int) -> Iterator[int]:
-        """Lend memory that is given back, when all work is done, at the end of the `with`."""
+        """Lend memory that is given back, when all work is done, at the end of the `with`.
+
+        So is what libraries took meanwhile for calls that were only tried.
+        """
+        address = self.allocate(size_bytes)
         try:
-            address = int(self._runtime.malloc(size_bytes))
-        except self._runtime.CUDARuntimeError as error:
-            raise self._short(size_bytes, error) from error
-        try:
-            yield address
+            with self._networks.trial():
+                yield address
         finally:
             with self._first_told():
-                self._runtime.deviceSynchronize()
-                self._runtime.free(address)
+                self.free(address)
 
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call in the order of a stream."""
@@ -280,6 +295,10 @@ class CupyDevice:
             self._carry_out(call, stream)
         except self._refusals as error:
             raise self._failed(error) from error
+        except ExecutorError:
+            if self._capturing is None:
+                self.check()  # a library refuses everything behind a kernel that has failed
+            raise
 
     def _carry_out(self, call: Call, stream: int) -> None:
         match call:
@@ -297,7 +316,7 @@ class CupyDevice:
             case Choice():
                 if self._capturing is None:
                     self.prepare(call, stream)
-                for one in self._picks.picked(call):
+                for one in self._choices.taken(call):
                     self._carry_out(one, stream)
             case Collective() | Bucket():
                 kind = call.kind if isinstance(call, Collective) else "a bucket"

@@ -125,7 +125,18 @@ class Device(Protocol):
         ...
 
     def prepare(self, call: Call, stream: int) -> None:
-        """Do what a call needs done once, before it is issued or captured on that stream."""
+        """Do what a call needs done once, before it is issued or captured on that stream.
+
+        Ways of computing one thing may be carried out, to be timed: this comes before operands hold
+        anything that is read.
+        """
+        ...
+
+    def picked(self) -> dict[str, dict[str, int]]:
+        """Return how many of the choices prepared took which way, by what they compute.
+
+        Both are words (`executor.gpu.choices`): `{"attention b 8 …": {"cudnn": 12}}`.
+        """
         ...
 
     def issue(self, call: Call, stream: int) -> None:

@@ -146,9 +146,12 @@ def set_environment(world: World, lanes: int, multiprocessors: int) -> None:
     agree on their channels (NCCL takes its rings' and trees' channels, those of transfers and those
     of NVLink multicast within this limit: src/graph/connect.cc, paths.cc, src/transport/nvls.cc of
     2.27). Connections are made when a communicator is, not at the first call of each algorithm,
-    which may be one of a captured step (`NCCL_RUNTIME_CONNECT`, since 2.22). Collectives of all
-    communicators begin in the order in which the host issues them, which is one order on all ranks,
-    in captured steps too (`NCCL_LAUNCH_ORDER_IMPLICIT`, since 2.26, off by default: `enqueue.cc`).
+    which may be one of a captured step (`NCCL_RUNTIME_CONNECT`, since 2.22).
+
+    `NCCL_LAUNCH_ORDER_IMPLICIT`, which lets collectives of all communicators begin in the order in
+    which the host issues them, stays off: with it on, NCCL 2.28.9 crashes (SIGSEGV) where the first
+    captured send to oneself ends (H100, driver 580.159, 2026-11-23; without it the same calls pass).
+    That no two collectives wait for each other's room is what `channels_max` sees to.
 
     Parameters
     ----------
@@ -163,7 +166,6 @@ def set_environment(world: World, lanes: int, multiprocessors: int) -> None:
     most, fewest = max(one for one, _ in everyone), min(one for _, one in everyone)
     os.environ.setdefault("NCCL_MAX_CTAS", str(channels_max(most, fewest)))
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
 
 
 def warm_up_bytes(kinds: Mapping[Group, Collection[str]]) -> int:

@@ -114,7 +114,9 @@ def run(
     ] = False,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="On GPUs: no algorithm of a product by timing."),
+        typer.Option(
+            "--deterministic", help="On GPUs: equal bits every time, nothing chosen by timing."
+        ),
     ] = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Matrices, Operand, Product
+from executor.cuda.calls import Choice, Clear, Matrices, Operand, Product
 from executor.errors import ExecutorError
 from executor.kernels.context import Array
 from tests.executor.cuda.calling import loaded, stored
@@ -133,7 +133,9 @@ def test_an_epilogue_is_that_of_the_emulation(
         np.testing.assert_allclose(fired, expected, rtol=0, atol=near * scale, err_msg=part)
 
 
-def test_a_kept_pick_gives_the_bits_of_the_run_that_timed_it(bench: Bench, tmp_path: Path) -> None:
+def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(
+    bench: Bench, tmp_path: Path
+) -> None:
     if isinstance(bench.device, EmulatedDevice):
         pytest.skip("an emulated device times nothing")
     from executor.gpu.cupy_device import CupyDevice
@@ -149,11 +151,12 @@ def test_a_kept_pick_gives_the_bits_of_the_run_that_timed_it(bench: Bench, tmp_p
         places = [own.put(side.flat) for side in sides]
         a, b, d = (side.matrices(at) for side, at in zip(sides, places, strict=True))
         call = Product(a, b, d, 512, 512, 512, 1, "bf16")
-        device.prepare(call, own.stream)
-        own.fire([call])
-        found.append((own.take(places[2], sides[2].flat), tuner.used))
+        choice = Choice(((call,), (Clear(d.operand, sides[2].flat.nbytes), call)))
+        device.prepare(choice, own.stream)
+        own.fire([choice])
+        found.append((own.take(places[2], sides[2].flat), tuner.used, device.picked()))
         tuner.save()
         device.close()
     np.testing.assert_array_equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
-    assert len(found[0][1].picks) == 1
+    assert found[0][1:] == found[1][1:]
+    assert len(found[0][1].picks) == 2

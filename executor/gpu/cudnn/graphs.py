@@ -15,7 +15,7 @@ NOTES = ("REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "FFT", "WINOGRAD"
 """Kinds of kernels of convolution that compute in less than was asked for, or by a detour."""
 
 
-def graph_of(cudnn: Any, call: LibraryCall, **where: Any) -> Any:
+def graph_of(cudnn: Any, call: LibraryCall, *, deterministic: bool, **where: Any) -> Any:
     """Return the front end's graph of a call; nothing has been checked or planned.
 
     Parameters
@@ -24,6 +24,8 @@ def graph_of(cudnn: Any, call: LibraryCall, **where: Any) -> Any:
         The front end.
     call
         What is to be computed; addresses do not matter.
+    deterministic
+        Every sum in one order; of convolutions `deselected_notes` says so.
     where
         What the graph is told of the device: its `handle`.
     """
@@ -39,13 +41,13 @@ def graph_of(cudnn: Any, call: LibraryCall, **where: Any) -> Any:
         case Attention():
             _attention(cudnn, graph, call)
         case AttentionGrad():
-            _attention_grad(cudnn, graph, call)
+            _attention_grad(cudnn, graph, call, deterministic)
         case Convolution():
             _convolution(cudnn, graph, call)
     return graph
 
 
-def deselected_notes(cudnn: Any, call: LibraryCall) -> list[Any]:
+def deselected_notes(cudnn: Any, call: LibraryCall, *, deterministic: bool) -> list[Any]:
     """Return the kinds of kernels that may not carry out a call.
 
     Attention is told to be deterministic by a flag of its own.
@@ -53,7 +55,7 @@ def deselected_notes(cudnn: Any, call: LibraryCall) -> list[Any]:
     if not isinstance(call, Convolution):
         return []
     names = list(NOTES)
-    if call.deterministic:
+    if deterministic:
         names.append("NONDETERMINISTIC")
     if call.arithmetic == "fp32":
         names.append("TENSOR_CORE")  # of float32 these take only the first bits: tf32
@@ -69,7 +71,7 @@ def _attention(cudnn: Any, graph: Any, call: Attention) -> None:
     _output(cudnn, logsumexp, call, 4)
 
 
-def _attention_grad(cudnn: Any, graph: Any, call: AttentionGrad) -> None:
+def _attention_grad(cudnn: Any, graph: Any, call: AttentionGrad, deterministic: bool) -> None:
     q, k, v, out, logsumexp, dout = _inputs(cudnn, graph, call, 0, 1, 2, 3, 4, 5)
     made = graph.sdpa_backward(
         q=q,
@@ -79,7 +81,7 @@ def _attention_grad(cudnn: Any, graph: Any, call: AttentionGrad) -> None:
         dO=dout,
         stats=logsumexp,
         attn_scale=call.forward.scale,
-        use_deterministic_algorithm=call.deterministic,
+        use_deterministic_algorithm=deterministic,
         **_band(call.forward),
     )
     for at, one in enumerate(made, 6):

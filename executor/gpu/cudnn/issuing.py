@@ -5,17 +5,20 @@ calls of a step have been prepared; so it is taken when the first is issued or a
 never while one is captured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from executor.cuda.calls import LibraryCall, described
+from executor.cuda.binding import bound_library
+from executor.cuda.calls import LibraryCall, Operand, described
 from executor.errors import ExecutorError
 from executor.gpu.cudnn.limits import ALIGNMENT_BYTES
 from executor.gpu.device import address_of
 
-SHARE = 32
-"""A call may take one part in so many of the device's memory: 4.4 GiB of an H200's, which holds the
-deterministic backward pass of 32 heads over 8,192 places (b h t s 2 bytes, cuDNN 9.28)."""
+SHARE = 8
+"""A call may take one part in so many of the device's memory: 9.9 GiB of an H100's 79, which holds
+the deterministic backward pass of four samples of 32 heads over 4,096 places, 4 GiB, twice over
+(b h t s 2 bytes, cuDNN 9.28)."""
 RESERVE_BYTES = 2**30  # left free for NCCL's buffers, kernels' code and captured steps
 
 
@@ -57,6 +60,10 @@ class Memory(Protocol):
         """Return the address of device memory, held until the device is closed."""
         ...
 
+    def free(self, address: int) -> None:
+        """Give back what was allocated, when all work is done."""
+        ...
+
 
 class LibraryCalls:
     """Plans and workspaces of the library's calls on one device.
@@ -78,14 +85,14 @@ class LibraryCalls:
         self._memory, self._open_library = memory, open_library
         self._library: Library | None = None
         self._opened = False
+        self._plans: dict[LibraryCall, Planned | None] = {}  # by call without addresses
         self._needed: dict[int, int] = {}  # by stream, of the calls prepared
         self._workspaces: dict[int, tuple[int, int]] = {}  # by stream, address and size
         self.workspace_bytes = 0
 
     def supports(self, call: LibraryCall) -> bool:
         """True where a bound call can be carried out."""
-        planned = self._planned(call)
-        return planned is not None and planned.workspace_bytes <= self._room()
+        return self._planned(call) is not None
 
     def prepare(self, call: LibraryCall, stream: int) -> None:
         """Plan a bound call, which `supports` said can be carried out, for a stream."""
@@ -103,6 +110,19 @@ class LibraryCalls:
             if stream not in self._workspaces or size_bytes > self._workspaces[stream][1]:
                 self._workspaces[stream] = self._memory.allocate(size_bytes), size_bytes
                 self.workspace_bytes += size_bytes
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Forget at the end of the `with` what calls needed in it, and give back their scratch."""
+        needed, workspaces = dict(self._needed), dict(self._workspaces)
+        try:
+            yield
+        finally:
+            for stream, (address, size_bytes) in self._workspaces.items():
+                if (address, size_bytes) != workspaces.get(stream):
+                    self._memory.free(address)
+                    self.workspace_bytes -= size_bytes
+            self._needed, self._workspaces = needed, workspaces
 
     def issue(self, call: LibraryCall, stream: int, *, captured: bool) -> None:
         """Put a bound call on a stream; `captured`: while that is recorded."""
@@ -123,19 +143,27 @@ class LibraryCalls:
         if self._library is not None:
             self._library.close()
         self._library, self._opened = None, True
+        self._plans.clear()
         self._needed.clear()
         self._workspaces.clear()
 
     def _planned(self, call: LibraryCall) -> Planned | None:
+        """The plan of a bound call, made at the first that is alike but for its places."""
         if not self._opened:
             self._library, self._opened = self._open_library(), True
         aligned = all(address_of(tensor.operand) % ALIGNMENT_BYTES == 0 for tensor in call.tensors)
         if self._library is None or not aligned:
             return None
-        found: Planned | None = self._library.plan(call, self._memory.total_bytes // SHARE)
-        return found
+        unplaced = bound_library(call, lambda operand: Operand("address"))
+        if unplaced not in self._plans:
+            self._plans[unplaced] = self._library.plan(unplaced, self._room())
+        return self._plans[unplaced]
 
     def _room(self) -> int:
-        """Return how large a workspace may be by what is free now, or is one already."""
-        held = max((size for _, size in self._workspaces.values()), default=0)
-        return max(self._memory.free_bytes() - RESERVE_BYTES, held)
+        """Scratch that a call may take: of what is free now, or as much as a stream needs anyway.
+
+        A plan is made once, before the workspaces are taken, so later calls ask for no other.
+        """
+        needed = max(self._needed.values(), default=0)
+        room = max(self._memory.free_bytes() - RESERVE_BYTES, needed)
+        return min(room, self._memory.total_bytes // SHARE)

@@ -36,6 +36,8 @@ class CudnnLibrary:
     ----------
     cudnn
         The front end, whose library has been found.
+    deterministic
+        Take only what adds up in one order, at the price of scratch and of the fastest kernels.
 
     Attributes
     ----------
@@ -50,18 +52,17 @@ class CudnnLibrary:
         The library finds no device.
     """
 
-    def __init__(self, cudnn: Any) -> None:
-        self._cudnn = cudnn
+    def __init__(self, cudnn: Any, *, deterministic: bool = False) -> None:
+        self._cudnn, self._deterministic = cudnn, deterministic
         self.version = int(cudnn.backend_version())
         self.refused: dict[LibraryCall, str] = {}
-        self._planned: dict[tuple[LibraryCall, int], PlannedCall | None] = {}
         try:
             self._handle: int | None = cudnn.create_handle()
         except RuntimeError as error:
             raise ExecutorError(f"cuDNN finds no device: {error}") from error
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
-        """Return a plan for a call, or None where the library has none; alike calls share one.
+        """Return a plan for a call, or None where the library has none: `refused` says why.
 
         Parameters
         ----------
@@ -71,25 +72,18 @@ class CudnnLibrary:
             Scratch that it may use.
         """
         assert self._handle is not None, "the library is closed"
-        unplaced = bound_library(call, lambda operand: Operand("address"))
-        key = (unplaced, workspace_bytes)
-        if key not in self._planned:
-            self._planned[key] = self._made(unplaced, workspace_bytes)
-        return self._planned[key]
-
-    def _made(self, call: LibraryCall, workspace_bytes: int) -> PlannedCall | None:
-        """Plan a call; what the library says against it is kept and not raised."""
-        cudnn = self._cudnn
+        call = bound_library(call, lambda operand: Operand("address"))
+        cudnn, deterministic = self._cudnn, self._deterministic
         if (reason := refusal(call, self.version)) is not None:
             self.refused[call] = reason
             return None
         try:
-            graph = graph_of(cudnn, call, handle=self._handle)
+            graph = graph_of(cudnn, call, deterministic=deterministic, handle=self._handle)
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             graph.deselect_workspace_greater_than(workspace_bytes)
-            if notes := deselected_notes(cudnn, call):
+            if notes := deselected_notes(cudnn, call, deterministic=deterministic):
                 graph.deselect_numeric_notes(notes)
             graph.check_support()
             graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
@@ -132,7 +126,6 @@ class CudnnLibrary:
 
     def close(self) -> None:
         """Give everything back; what was planned cannot run any more."""
-        self._planned.clear()
         if self._handle is not None:
             self._cudnn.destroy_handle(self._handle)
             self._handle = None

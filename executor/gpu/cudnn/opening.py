@@ -12,11 +12,13 @@ SETTING = "MILLRACE_CUDNN"
 CHOICES = ("auto", "on", "off")
 
 
-def cudnn_library(environment: Mapping[str, str] = os.environ) -> CudnnLibrary | None:
+def cudnn_library(
+    environment: Mapping[str, str] = os.environ, *, deterministic: bool = False
+) -> CudnnLibrary | None:
     """Return cuDNN on the device that is current, or None where it is not to be used.
 
     The setting `MILLRACE_CUDNN` is `auto` (where it is installed; the default), `on` (it must be
-    there) or `off`.
+    there) or `off`. `deterministic` as of `CudnnLibrary`.
 
     Raises
     ------
@@ -29,7 +31,7 @@ def cudnn_library(environment: Mapping[str, str] = os.environ) -> CudnnLibrary |
     if setting == "off":
         return None
     try:
-        return CudnnLibrary(_module())
+        return CudnnLibrary(_module(), deterministic=deterministic)
     except ExecutorError as error:
         if setting == "on":
             raise ExecutorError(f"{SETTING} is on, but {error.cause}") from error

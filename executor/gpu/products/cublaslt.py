@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from executor.cuda.calls import Matrices, Product, Vector
+from executor.cuda.calls import Matrices, Product, Vector, described
 from executor.errors import ExecutorError
 from executor.gpu.device import address_of
 from executor.gpu.products.binding import (
@@ -409,18 +409,7 @@ def describe(product: Product) -> str:
         for name, found in product.parts.items()
         if isinstance(found, Matrices)
     )
-    beside = [
-        "added" if product.accumulate else "",
-        "bias" if product.bias is not None else "",
-        product.activation,
-        f"slope of {product.slope}" if product.slope else "",
-        f"sums of {product.bias_grad_of}" if product.bias_grad is not None else "",
-    ]
-    with_these = ", ".join(one for one in beside if one)
-    return (
-        f"a product of {product.batch} × [{product.m}, {product.k}] × [{product.k}, {product.n}] "
-        f"in {product.arithmetic}{' with ' if with_these else ''}{with_these} ({stored})"
-    )
+    return f"a {described(product)} ({stored})"
 
 
 def stored_layout(library: ctypes.CDLL, found: ColumnMajor, batch: int) -> ctypes.c_void_p:

@@ -1,7 +1,7 @@
-"""Picks: which algorithm each product takes on a device, found by timing and then kept.
+"""Picks: which algorithm a product takes on a device, and which way a choice, found by timing.
 
 They lie beside the profiles of this machine (`executor.measure.cache_folder`), one file per kind of
-device and version of the library: algorithms are opaque and mean something to that version only
+device and version of the library of products: its algorithms mean something to that version only
 (`cublasLtMatmulAlgo_t` of cublasLt.h 13.10.0).
 """
 
@@ -15,18 +15,21 @@ import msgspec
 
 from models.graph import to_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The algorithm that a product takes, as hexadecimal digits of its 64 bytes, and its time."""
+    """What is taken and its time.
 
-    algorithm: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{128}$")]
+    Of a product its algorithm, as hexadecimal digits of its 64 bytes; of a choice the option.
+    """
+
+    taken: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{128}$|^[0-9]$")]
     duration_ns: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Picks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Picks by product (`executor.gpu.products.cublaslt.key_of`).
+    """Picks by product (`products.cublaslt.key_of`) or choice (`choices.key_of_choice`).
 
     Parameters
     ----------
@@ -35,7 +38,7 @@ class Picks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     library_version
         `cublasLtGetVersion`.
     picks
-        The pick of every product.
+        The pick of every product and choice.
     """
 
     device: str
@@ -44,7 +47,7 @@ class Picks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     schema_version: int = SCHEMA_VERSION
 
     def with_first(self, other: "Picks") -> "Picks":
-        """Return these and, for every product that another has too, the other's pick."""
+        """Return these and, wherever another has one too, the other's pick."""
         if (other.device, other.library_version) != (self.device, self.library_version):
             return self
         return msgspec.structs.replace(self, picks=self.picks | other.picks)

@@ -1,29 +1,34 @@
-"""Tuning: the library's candidates for a product are timed, and the fastest is kept.
+"""Tuning: candidates for a product, and ways of a choice, are timed, and the fastest is kept.
 
 A product is timed on copies of its operands in scratch memory, as large and as aligned as they are
 and full of numbers, so nothing of a run is touched, whatever the product reads of what it writes.
 Before every timed run the caches are flushed: in a step a product finds what the kernel before it
 left, and no more of its operands than fit beside that. Candidates take turns; those that are far
 behind after their first turn have no other. What is timed is kept (`picks.py`), and a product that
-has a pick takes it: with all picks kept, runs give equal bits.
+has a pick takes it: with all picks kept, products give equal bits.
 
-A product that has not enough room for copies, or whose turn comes when the time is spent, takes the
-algorithm that the library puts first.
+Ways are timed alike, each with its products tuned, but in place: how large the operands of a kernel
+are is known to nobody else. Nothing has been loaded by then, and a step writes before it reads.
+
+What has not enough room, or whose turn comes when the time is spent, takes the algorithm that the
+library puts first, or the first way that the device can.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Clear, Operand, Product
+from executor.cuda.calls import Call, Choice, Clear, Operand, Product
 from executor.cuda.products import spans
 from executor.errors import ExecutorError
+from executor.gpu.choices import Can, first_supported, key_of_choice
 from executor.gpu.device import ADDRESS, address_of
 from executor.gpu.probing.arena import CACHE_BYTES, NOISE_ELEMENTS, noise
 from executor.gpu.products.cublaslt import PlannedProduct
@@ -32,9 +37,10 @@ from executor.gpu.products.picks import Pick, Picks, load_picks, save_picks
 CANDIDATES = 8
 ROUNDS = 5  # turns of every candidate that is not far behind, of which the median counts
 FAR_BEHIND = 1.3  # times as slow as the fastest
-TUNING_SECONDS = 20.0  # of a run, for all its products
+TUNING_SECONDS = 20.0  # of a run, for all its products and choices
 FREE_SHARE = 0.9  # of what is free, for copies
 PLACE_BYTES = 256  # finer than this, copies are as aligned as what they are copies of
+T = TypeVar("T")
 
 
 class Products(Protocol):
@@ -91,6 +97,10 @@ class Bench(Protocol):
         """Copy bytes in the order of a stream."""
         ...
 
+    def prepare(self, call: Call, stream: int) -> None:
+        """Do what a call needs done once."""
+        ...
+
     def issue(self, call: Call, stream: int) -> None:
         """Carry out one bound call."""
         ...
@@ -120,14 +130,14 @@ class Room(NamedTuple):
 
 
 class Tuner:
-    """Chooses algorithms for the products of one device.
+    """Chooses algorithms for the products of one device, and among ways of computing one thing.
 
     Parameters
     ----------
     folder
         Where picks are kept.
     seconds
-        About how long products may be timed, all together.
+        About how long all of them may be timed, together.
     """
 
     def __init__(self, folder: Path, *, seconds: float = TUNING_SECONDS) -> None:
@@ -139,7 +149,7 @@ class Tuner:
 
     @property
     def used(self) -> Picks | None:
-        """The picks of all products planned so far; None before the first."""
+        """The picks of all that was planned or chosen so far; None before the first."""
         if self._known is None:
             return None
         known = self._known
@@ -156,13 +166,9 @@ class Tuner:
             The library has no algorithm for it.
         """
         planned = library.plan(product, workspace.size_bytes)
-        if self._known is None:
-            self._known = load_picks(self._folder, device.name, library.version)
-        pick = self._used.get(planned.key)
-        if pick is None and not self._settled:
-            pick = self._known.picks.get(planned.key)
+        pick = self._pick(planned.key, library, device)
         if pick is not None:
-            restored = library.restored(planned, bytes.fromhex(pick.algorithm))
+            restored = library.restored(planned, bytes.fromhex(pick.taken))
             if restored is not None:
                 self._used[planned.key] = pick
                 return restored
@@ -175,9 +181,40 @@ class Tuner:
             return planned
         fastest, duration_ns = found
         self._used[planned.key] = Pick(
-            algorithm=bytes(fastest.algorithm).hex(), duration_ns=duration_ns
+            taken=bytes(fastest.algorithm).hex(), duration_ns=duration_ns
         )
         return fastest
+
+    def choose(
+        self, library: Products, choice: Choice, can: Can, device: Bench, stream: int
+    ) -> int:
+        """Return the option of a bound choice that was picked, timing them where none was.
+
+        Parameters
+        ----------
+        library
+            Whose version the picks are of.
+        choice, can, stream
+            As `executor.gpu.choices.Choose` has them.
+        device
+            Where the options are carried out.
+        """
+        key = key_of_choice(choice)
+        pick = self._pick(key, library, device)
+        if pick is not None and can(int(pick.taken)):
+            self._used[key] = pick
+            return int(pick.taken)
+        if self._settled or self._left_ns <= 0:
+            return first_supported(choice, can, stream)
+        supported = [at for at in range(len(choice.options)) if can(at)]
+        left_ns, began = self._left_ns, perf_counter_ns()
+        found = self._fastest_option(choice, supported, device, stream)
+        self._left_ns = left_ns - (perf_counter_ns() - began)  # with what its products took
+        if found is None:
+            return supported[0]
+        option, duration_ns = found
+        self._used[key] = Pick(taken=str(option), duration_ns=duration_ns)
+        return option
 
     def settle(self, picks: Picks | None) -> None:
         """Take the picks that all ranks agreed on, and time nothing from now on."""
@@ -189,6 +226,13 @@ class Tuner:
         if self.used is not None:
             save_picks(self._folder, self.used)
 
+    def _pick(self, key: str, library: Products, device: Bench) -> Pick | None:
+        """The pick of a product or choice that was used or, before ranks agreed, is kept."""
+        if self._known is None:
+            self._known = load_picks(self._folder, device.name, library.version)
+        known = {} if self._settled else self._known.picks
+        return self._used.get(key) or known.get(key)
+
     def _fastest(
         self, library: Products, product: Product, device: Bench, stream: int, workspace: Room
     ) -> tuple[PlannedProduct, int] | None:
@@ -198,9 +242,6 @@ class Tuner:
         if size_bytes > device.free_bytes() * FREE_SHARE:
             return None
         candidates = library.candidates(product, workspace.size_bytes, CANDIDATES)
-        if self._events is None:
-            self._events = device.event(timed=True), device.event(timed=True)
-        start, end = self._events
         with device.scratch(size_bytes) as base:
             begin = base + -base % PLACE_BYTES
             call = placed_at(copied, begin)
@@ -208,31 +249,61 @@ class Tuner:
             flush = Clear(Operand(ADDRESS, 0, begin + copied_bytes), CACHE_BYTES - PLACE_BYTES)
 
             def timed_ns(one: PlannedProduct) -> int:
-                device.issue(flush, stream)
-                device.record(start, stream)
-                library.run(one, call, workspace.address, stream)
-                device.record(end, stream)
-                device.synchronize(end)
-                return device.elapsed_ns(start, end)
+                run = partial(library.run, one, call, workspace.address, stream)
+                return self._cold_ns(device, stream, flush, [run])
 
             return fastest(candidates, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
 
+    def _fastest_option(
+        self, choice: Choice, supported: Sequence[int], device: Bench, stream: int
+    ) -> tuple[int, int] | None:
+        """Time options in place; None where there is one, no room, or none of them runs."""
+        if len(supported) == 1 or device.free_bytes() * FREE_SHARE < CACHE_BYTES:
+            return None
+        with device.scratch(CACHE_BYTES) as base:
+            flush = Clear(Operand(ADDRESS, 0, base), CACHE_BYTES)
+            for at in supported:
+                for call in choice.options[at]:
+                    device.prepare(call, stream)
+
+            def timed_ns(at: int) -> int:
+                calls = [partial(device.issue, call, stream) for call in choice.options[at]]
+                return self._cold_ns(device, stream, flush, calls)
+
+            return fastest(supported, timed_ns, deadline_ns=perf_counter_ns() + self._left_ns)
+
+    def _cold_ns(
+        self, device: Bench, stream: int, flush: Clear, issues: Sequence[Callable[[], None]]
+    ) -> int:
+        """Time what is issued after the caches were flushed, which lasts until it is issued."""
+        if self._events is None:
+            self._events = device.event(timed=True), device.event(timed=True)
+        start, end = self._events
+        for _ in issues:
+            device.issue(flush, stream)
+        device.record(start, stream)
+        for issue in issues:
+            issue()
+        device.record(end, stream)
+        device.synchronize(end)
+        return device.elapsed_ns(start, end)
+
 
 def fastest(
-    candidates: Sequence[PlannedProduct], timed_ns: Any, *, deadline_ns: int
-) -> tuple[PlannedProduct, int] | None:
+    candidates: Sequence[T], timed_ns: Callable[[T], int], *, deadline_ns: int
+) -> tuple[T, int] | None:
     """Return the candidate of the least median time; of equals the one that comes first.
 
     Parameters
     ----------
     candidates
-        In the library's order.
+        In the order of preference.
     timed_ns
         Runs one and returns its time; one that raises an ExecutorError is left out.
     deadline_ns
         When to stop (`perf_counter_ns`); every candidate has one turn all the same.
     """
-    times: list[tuple[PlannedProduct, list[int]]] = []
+    times: list[tuple[T, list[int]]] = []
     for one in candidates:
         try:
             timed_ns(one)  # code is sent to the device at its first run

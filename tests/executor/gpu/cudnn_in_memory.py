@@ -122,6 +122,7 @@ class Graph:
         self.steps: list[str] = []
         self.limit = 0
         self.notes: list[str] = []
+        self.deterministic: bool | None = None  # None where the operation is not asked
         self._tensors: list[Tensor] = []
         self._call: Callable[[], LibraryCall] | None = None
 
@@ -161,11 +162,11 @@ class Graph:
     ):
         made = Tensor(), Tensor(), Tensor()
         self._tensors += made
+        self.deterministic = use_deterministic_algorithm
         band = diagonal_band_left_bound, diagonal_band_right_bound
         self._call = lambda: AttentionGrad(
             _attention((q, k, v, o, stats), attn_scale, *band),
             *(one.strided(4)[0] for one in (dO, *made)),
-            use_deterministic_algorithm,
         )
         return made
 

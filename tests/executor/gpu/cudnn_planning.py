@@ -94,9 +94,9 @@ class Described:
         return self._cudnn.pygraph(device_property=self._device, sm_version=90, **told)
 
 
-def planned(calls: dict[str, LibraryCall]) -> dict[str, int | str]:
+def planned(calls: dict[str, LibraryCall], *, deterministic: bool) -> dict[str, int | str]:
     """Scratch that each call takes, or why there is no plan."""
-    library = CudnnLibrary(Described())
+    library = CudnnLibrary(Described(), deterministic=deterministic)
     found: dict[str, int | str] = {}
     for name, call in calls.items():
         plan = library.plan(call, WORKSPACE_BYTES)
@@ -148,4 +148,5 @@ def asked() -> dict[str, LibraryCall]:
 
 
 if __name__ == "__main__":
-    json.dump(planned(asked()), sys.stdout)
+    calls = asked()
+    json.dump([planned(calls, deterministic=order) for order in (False, True)], sys.stdout)

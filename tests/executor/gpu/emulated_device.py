@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.calls import Call, Operand
+from executor.cuda.calls import Call, Choice, Operand
 from executor.errors import ExecutorError
+from executor.gpu.choices import Can, Choices
 from tests.executor.cuda.emulation.machine import Emulator
 
 TICK_NS = 1000  # what every piece of work takes
@@ -40,6 +41,7 @@ class EmulatedDevice:
         option: int = -1,
     ) -> None:
         self._seed, self._checked, self._option = seed, checked, option
+        self._choices = Choices(lambda call: True, self._option_of)
         self.total_bytes, self.context_bytes = total_bytes, 0
         self._random = random.Random(seed)
         self._memory: list[np.ndarray] = []
@@ -125,7 +127,17 @@ class EmulatedDevice:
         self._emulator = Emulator(functions, self._seed, checked=self._checked, option=self._option)
 
     def prepare(self, call: Call, stream: int) -> None:
-        """Nothing is made at first use."""
+        if isinstance(call, Choice):
+            for one in self._choices.pick(call, stream):
+                self.prepare(one, stream)
+
+    def picked(self) -> dict[str, dict[str, int]]:
+        return self._choices.picked()
+
+    def _option_of(self, choice: Choice, can: Can, stream: int) -> int:
+        """The option that the emulator takes."""
+        options = range(len(choice.options))
+        return options[self._option if self._option < len(options) else -1]
 
     def issue(self, call: Call, stream: int) -> None:
         self._put(stream, "call", call)

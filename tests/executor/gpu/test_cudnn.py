@@ -43,6 +43,12 @@ def library(cudnn: Cudnn) -> CudnnLibrary:
     return CudnnLibrary(cudnn)
 
 
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, cudnn: Cudnn) -> Cudnn:
+    monkeypatch.setitem(sys.modules, "cudnn", cudnn)  # type: ignore[arg-type]
+    return cudnn
+
+
 def tensor(dtype: str, *strides: int) -> Strided:
     return Strided(Operand("address"), dtype, strides)
 
@@ -126,23 +132,20 @@ def test_a_plan_computes_its_call(name: str, library: CudnnLibrary, cudnn: Cudnn
     assert changed == {Attention: 2, AttentionGrad: 3, Convolution: 1}[type(call)]
 
 
-def test_calls_that_differ_in_places_share_a_plan(library: CudnnLibrary, cudnn: Cudnn) -> None:
-    call = attention()
-    first = library.plan(Places(call).placed(call), ENOUGH)  # type: ignore[arg-type]
-    assert library.plan(Places(call).placed(call), ENOUGH) is first  # type: ignore[arg-type]
-    assert library.plan(attention(ahead=1), ENOUGH) is not first
-    assert len(cudnn.graphs) == 2
-
-
-def test_kernels_that_compute_in_less_or_in_no_fixed_order_are_left_out(
-    library: CudnnLibrary, cudnn: Cudnn
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_that_compute_in_less_or_if_asked_in_no_fixed_order_are_left_out(
+    installed: Cudnn, deterministic: bool
 ) -> None:
+    library = cudnn_library({}, deterministic=deterministic)
+    assert library is not None
+    unordered = ["NONDETERMINISTIC"] * deterministic
     library.plan(convolution(FORWARD), ENOUGH)
-    assert cudnn.graphs[-1].notes == [*graphs.NOTES, "NONDETERMINISTIC"]
-    library.plan(convolution(FORWARD, arithmetic="fp32", deterministic=False), ENOUGH)
-    assert cudnn.graphs[-1].notes == [*graphs.NOTES, "TENSOR_CORE"]
-    library.plan(attention(), ENOUGH)
-    assert cudnn.graphs[-1].notes == []
+    assert installed.graphs[-1].notes == [*graphs.NOTES, *unordered]
+    library.plan(convolution(FORWARD, arithmetic="fp32"), ENOUGH)
+    assert installed.graphs[-1].notes == [*graphs.NOTES, *unordered, "TENSOR_CORE"]
+    for call, told in ((attention(), None), (attention_grad(), deterministic)):
+        library.plan(call, ENOUGH)
+        assert (installed.graphs[-1].notes, installed.graphs[-1].deterministic) == ([], told)
 
 
 def test_what_the_library_has_no_plan_for_is_kept_with_its_words(
@@ -150,8 +153,6 @@ def test_what_the_library_has_no_plan_for_is_kept_with_its_words(
 ) -> None:
     cudnn.reason = "head dim"
     assert library.plan(attention(), ENOUGH) is None
-    assert library.plan(attention(), ENOUGH) is None
-    assert len(cudnn.graphs) == 1
     assert library.refused == {attention(): "head dim"}
     cudnn.reason = None
     assert library.plan(attention(ahead=1), cudnn.workspace_bytes - 1) is None
@@ -188,29 +189,38 @@ def test_padding_behind_is_that_before_where_it_makes_as_many_places() -> None:
 class Memory:
     """A device's memory, which is only counted."""
 
-    def __init__(self) -> None:
-        self.total_bytes, self.held = ENOUGH * SHARE, [0]
+    def __init__(
+        self, total_bytes: int = ENOUGH * SHARE, taken_bytes: int = -RESERVE_BYTES
+    ) -> None:
+        self.total_bytes, self.taken_bytes = total_bytes, taken_bytes
+        self.held: list[int] = []
 
     def free_bytes(self) -> int:
-        return self.total_bytes + RESERVE_BYTES - sum(self.held)
+        return self.total_bytes - self.taken_bytes - sum(self.held)
 
     def allocate(self, size_bytes: int) -> int:
         self.held.append(size_bytes)
         return 4096 * len(self.held)
 
+    def free(self, address: int) -> None:
+        assert address == 4096 * len(self.held), "only the last is given back here"
+        self.held.pop()
+
 
 class Noting:
-    """A library whose plans take as many bytes as there are queries."""
+    """A library whose plans take `b h t s 2` bytes, or as many as there are queries."""
 
-    def __init__(self) -> None:
-        self.limits: set[int] = set()
+    def __init__(self, *, squares: bool = False) -> None:
+        self.limits: list[int] = []
         self.ran: list[tuple[int, int]] = []
-        self.closed = False
+        self.closed, self._squares = False, squares
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> SimpleNamespace | None:
-        self.limits.add(workspace_bytes)
+        self.limits.append(workspace_bytes)
         assert isinstance(call, Attention)
-        return SimpleNamespace(workspace_bytes=call.t) if call.d == 8 else None
+        needed = 2 * call.b * call.h * call.t * call.s if self._squares else call.t
+        fits = call.d == 8 and needed <= workspace_bytes
+        return SimpleNamespace(workspace_bytes=needed) if fits else None
 
     def run(
         self, planned: SimpleNamespace, addresses: tuple[int, ...], workspace: int, stream: int
@@ -226,15 +236,15 @@ def test_a_stream_has_one_workspace_as_large_as_any_of_its_calls_needs() -> None
     calls = LibraryCalls(memory, lambda: library)
     for queries, stream in ((128, 1), (512, 1), (256, 1), (128, 2)):
         calls.prepare(attention(t=queries), stream)
-    assert memory.held == [0], "not before it is known how large"
+    assert memory.held == [], "not before it is known how large"
     calls.issue(attention(t=256), 1, captured=False)
-    assert memory.held == [0, 512, 128]
+    assert memory.held == [512, 128]
     assert calls.workspace_bytes == 640
     calls.issue(attention(t=512), 1, captured=True)
     calls.issue(attention(t=128), 2, captured=True)
-    one, two = 4096 * 2, 4096 * 3
+    one, two = 4096, 4096 * 2
     assert library.ran == [(one, 1), (one, 1), (two, 2)]
-    assert library.limits == {ENOUGH}
+    assert library.limits == [ENOUGH] * 3, "calls that differ in places alone share a plan"
     calls.close()
     assert library.closed
 
@@ -249,27 +259,69 @@ def test_a_workspace_is_never_taken_while_a_stream_is_captured() -> None:
     calls.issue(attention(), 1, captured=True)
     with pytest.raises(ExecutorError, match="captured before it was prepared"):
         calls.issue(attention(t=256), 1, captured=True)
-    assert memory.held == [0, 128]
+    assert memory.held == [128]
 
 
-def test_a_call_is_supported_where_it_is_planned_aligned_and_has_room() -> None:
-    memory = Memory()
-    calls = LibraryCalls(memory, Noting)
+def test_a_call_is_supported_where_it_is_planned_and_aligned() -> None:
+    calls = LibraryCalls(Memory(), Noting)
     assert calls.supports(attention())
     assert not calls.supports(attention(d=16))
     away = bound_library(attention(), lambda operand: Operand("address", 0, 8))
     assert not calls.supports(away)
-    memory.held.append(memory.total_bytes - 100)
-    assert not calls.supports(attention())
-    assert not LibraryCalls(memory, lambda: None).supports(attention())
+    assert not LibraryCalls(Memory(), lambda: None).supports(attention())
     with pytest.raises(ExecutorError, match="no attention b 2"):
-        LibraryCalls(memory, lambda: None).prepare(attention(), 1)
+        LibraryCalls(Memory(), lambda: None).prepare(attention(), 1)
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, cudnn: Cudnn) -> Cudnn:
-    monkeypatch.setitem(sys.modules, "cudnn", cudnn)  # type: ignore[arg-type]
-    return cudnn
+def test_what_was_only_tried_leaves_no_scratch_behind() -> None:
+    memory = Memory()
+    calls = LibraryCalls(memory, Noting)
+    calls.prepare(attention(), 1)
+    with calls.trial():
+        calls.issue(attention(t=512), 1, captured=False)
+        assert memory.held == [512]
+    assert (memory.held, calls.workspace_bytes) == ([], 0)
+    calls.reserve()
+    with calls.trial():
+        calls.issue(attention(), 1, captured=False)
+    assert (memory.held, calls.workspace_bytes) == ([128], 128)
+
+
+# What 32 heads of four samples over 4,096 places take backward where sums have one order.
+LLAMA = attention(b=4, h=32, t=4096, s=4096)
+LLAMA_BYTES = 4 * 2**30
+H100, H200 = 79 * 2**30, 140 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "free_bytes", "limit"),
+    [
+        (H100, 40 * 2**30, H100 // 8),
+        (H200, 100 * 2**30, H200 // 8),
+        (H100, LLAMA_BYTES + RESERVE_BYTES, LLAMA_BYTES),
+        (H100, LLAMA_BYTES + RESERVE_BYTES - 1, LLAMA_BYTES - 1),
+        (LLAMA_BYTES * 8 - 8, LLAMA_BYTES * 6, LLAMA_BYTES - 1),
+        (H100, 0, 0),
+    ],
+)
+def test_a_call_may_take_an_eighth_of_all_memory_and_leaves_what_others_need(
+    total_bytes: int, free_bytes: int, limit: int
+) -> None:
+    library = Noting(squares=True)
+    calls = LibraryCalls(Memory(total_bytes, total_bytes - free_bytes), lambda: library)
+    assert calls.supports(LLAMA) == (limit >= LLAMA_BYTES)
+    assert library.limits == [limit]
+
+
+def test_what_a_stream_needs_anyway_is_room_for_its_other_calls() -> None:
+    memory = Memory(H100, H100 - LLAMA_BYTES - RESERVE_BYTES)
+    library = Noting(squares=True)
+    calls = LibraryCalls(memory, lambda: library)
+    calls.prepare(LLAMA, 1)
+    calls.reserve()
+    assert memory.free_bytes() == RESERVE_BYTES
+    calls.issue(LLAMA._replace(ahead=1), 1, captured=False)
+    assert memory.held == [LLAMA_BYTES]
 
 
 def test_it_is_opened_where_it_is_installed_and_not_turned_off(installed: Cudnn) -> None:

@@ -1,19 +1,22 @@
 """A device that picks among a library and kernels, before a step is captured."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from executor.cuda.binding import bound, last_options, leaves, operands_of
-from executor.cuda.calls import Attention, Call, Choice, Clear, Copy, Operand
+from executor.cuda.calls import Call, Choice, Clear, Copy, Operand
 from executor.cuda.kernels.table import make_calls
 from executor.errors import ExecutorError
 from executor.gpu import cupy_device
-from executor.gpu.choices import Picks
 from executor.gpu.cudnn import issuing
 from executor.gpu.cudnn.library import CudnnLibrary
 from executor.gpu.cupy_device import CupyDevice
+from executor.gpu.products import tuning
+from executor.gpu.products.tuning import Tuner
 from executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import context_of, loaded, stored
 from tests.executor.examples.attention import Form
@@ -128,9 +131,8 @@ def test_what_the_library_refuses_goes_to_the_next_way(
     else:
         cudnn.version = 92500  # takes a logsumexp that is turned over before
     device.prepare(placed.choice, stream)
-    assert device._picks.picked(placed.choice) == placed.choice.options[
-        1 if spoil == "version" else 2
-    ]  # fmt: skip
+    (ways,) = device.picked().values()
+    assert ways == {"cudnn + our movement" if spoil == "version" else "clear": 1}
 
 
 def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice) -> None:
@@ -138,42 +140,46 @@ def test_an_operand_that_is_not_aligned_goes_to_the_last_way(device: CupyDevice)
     away = bound(placed.choice, lambda one: at(one.offset_bytes + 8))
     assert isinstance(away, Choice)
     device.prepare(away, device.stream())
-    assert device._picks.picked(away) == away.options[-1]
+    assert device._choices.taken(away) == away.options[-1]
     device.prepare(placed.choice, device.stream())
-    assert device._picks.picked(placed.choice) == placed.choice.options[0]
+    assert device._choices.taken(placed.choice) == placed.choice.options[0]
 
 
-def test_who_chooses_may_time_the_ways_that_are_supported(cupy: Cupy, cudnn: Cudnn) -> None:
-    asked = []
-
-    def choose(choice: Choice, supported: Sequence[int]) -> int:
-        asked.append(list(supported))
-        for way in supported:
-            for call in choice.options[way]:
-                if isinstance(call, Attention | Clear):
-                    device.issue(call, stream)
-        return supported[-1]
-
-    device = CupyDevice(0, lambda: None, lambda: CudnnLibrary(cudnn), choose)  # type: ignore[arg-type,return-value]
+@pytest.mark.parametrize(("fastest", "scratch_bytes"), [(0, 64), (2, 0)])
+def test_the_fastest_way_is_taken_and_the_scratch_of_others_given_back(
+    fastest: int,
+    scratch_bytes: int,
+    cupy: Cupy,
+    cudnn: Cudnn,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 12)
+    tuner = Tuner(tmp_path)
+    products = SimpleNamespace(version=1, close=lambda: None)
+    device = CupyDevice(0, lambda: products, lambda: CudnnLibrary(cudnn), tuner)  # type: ignore[arg-type,return-value]
     placed, stream = Placed(device), device.stream()
+    held = len(cupy.cuda.runtime.held)
+    # Of the second way a kernel was not loaded: what fails has no turn.
+    turns = [[9.0, 1.0 if way == fastest else 2.0] for way in (0, 2)]
+    times = iter([time for turn in turns for time in turn])
+    monkeypatch.setattr(cupy.cuda.runtime, "eventElapsedTime", lambda start, end: next(times))
     device.prepare(placed.choice, stream)
+    assert len(cupy.cuda.runtime.held) == held
+    assert list(times) == []
+    (pick,) = tuner.used.picks.values()  # type: ignore[union-attr]
+    assert (pick.taken, pick.duration_ns) == (str(fastest), 1_000_000)
     device.prepare(Placed(device).choice, stream)
-    assert asked == [[0, 1, 2]], "once for all that differ in places alone"
     device.issue(placed.choice, stream)
-    assert not placed.made()[0].any()
-
-
-def test_a_way_that_is_not_supported_cannot_be_chosen() -> None:
-    picks = Picks(lambda call: isinstance(call, Copy), lambda choice, supported: 0)
-    choice = Choice(((Clear(at(0), 1),), (Copy(at(0), at(64), 1),), (Clear(at(64), 1),)))
-    with pytest.raises(ExecutorError, match=r"option 0 was chosen, and \[1, 2\] are supported"):
-        picks.pick(choice)
+    assert device._choices.taken(placed.choice) == placed.choice.options[fastest]
+    assert placed.made()[0].any() == (fastest < 2)
+    assert device.library_bytes == scratch_bytes
 
 
 def test_a_choice_that_is_captured_before_it_was_prepared_is_refused(device: CupyDevice) -> None:
     placed, stream = Placed(device), device.stream()
     device.begin_capture(stream)
-    with pytest.raises(ExecutorError, match="a choice among 3 ways was captured before"):
+    with pytest.raises(ExecutorError, match=r"3 ways was captured before .* attention b 1"):
         device.issue(placed.choice, stream)
 
 

@@ -9,14 +9,14 @@ from executor.backend import Backend
 from executor.gpu import worker
 from executor.gpu.products.picks import Pick, Picks, load_picks
 
-PICK = Pick(algorithm="0" * 128, duration_ns=5)
+PICK = Pick(taken="0" * 128, duration_ns=5)
 
 
 class Device:
     """Notes what it is given."""
 
-    def __init__(self, local, library, networks, *, tuner) -> None:
-        self.library, self.tuner, self.again = library, tuner, 0
+    def __init__(self, local, products, networks, *, tuner) -> None:
+        self.libraries, self.tuner, self.again = (products, networks), tuner, 0
 
     def plan_again(self) -> None:
         self.again += 1
@@ -29,9 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, deterministic: bool) -> D
     """One rank of two on one node, whose products the other has picked something else for."""
     made: list[Device] = []
     used = Picks(device="x", library_version=1, picks={"p": PICK, "q": PICK})
-    other = Picks(
-        device="x", library_version=1, picks={"p": Pick(algorithm="1" * 128, duration_ns=4)}
-    )
+    other = Picks(device="x", library_version=1, picks={"p": Pick(taken="1" * 128, duration_ns=4)})
 
     def device(*given, **more) -> Device:
         made.append(Device(*given, **more))
@@ -66,14 +64,14 @@ def _without_loopback(deterministic: bool) -> dict[str, bool]:
 
 def test_ranks_agree_and_what_they_agreed_on_is_kept(monkeypatch, tmp_path: Path) -> None:
     device = run(monkeypatch, tmp_path, False)
-    assert device.library.keywords == {"deterministic": False}
+    assert [one.keywords for one in device.libraries] == [{"deterministic": False}] * 2
     assert device.again == 1
     kept = load_picks(tmp_path, "x", 1).picks
-    assert {name: pick.algorithm[0] for name, pick in kept.items()} == {"p": "1", "q": "0"}
+    assert {name: pick.taken[0] for name, pick in kept.items()} == {"p": "1", "q": "0"}
 
 
 def test_a_deterministic_run_times_nothing_and_keeps_nothing(monkeypatch, tmp_path: Path) -> None:
     device = run(monkeypatch, tmp_path, True)
-    assert device.library.keywords == {"deterministic": True}
+    assert [one.keywords for one in device.libraries] == [{"deterministic": True}] * 2
     assert (device.tuner, device.again) == (None, 0)
     assert not list(tmp_path.iterdir())

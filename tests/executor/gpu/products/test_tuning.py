@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,8 +12,10 @@ from executor.cuda.binding import bound
 from executor.cuda.calls import Choice, Clear, Operand, Product
 from executor.errors import ExecutorError
 from executor.gpu import cupy_device
+from executor.gpu.choices import key_of_choice
 from executor.gpu.cupy_device import CupyDevice
 from executor.gpu.products import cublaslt, tuning
+from executor.gpu.products.binding import DESC_EPILOGUE, EPILOGUE_DEFAULT
 from executor.gpu.products.cublaslt import ProductLibrary, key_of
 from executor.gpu.products.picks import Pick, Picks, agreed, load_picks, picks_path, save_picks
 from executor.gpu.products.tuning import Tuner, copy_of, fastest
@@ -92,7 +95,7 @@ def test_what_is_kept_is_taken_without_timing(found: Library, tmp_path: Path) ->
     assert found.ran[timed:] == [BEST]
     assert second.used == first.used
     (pick,) = first.used.picks.values()
-    assert (pick.duration_ns, len(pick.algorithm)) == (1_000_000, 128)
+    assert (pick.duration_ns, len(pick.taken)) == (1_000_000, 128)
 
 
 def test_without_a_tuner_the_first_algorithm_runs(found: Library) -> None:
@@ -104,7 +107,7 @@ def test_without_a_tuner_the_first_algorithm_runs(found: Library) -> None:
 def test_a_pick_that_the_library_refuses_is_found_anew(found: Library, tmp_path: Path) -> None:
     product, _ = product_of("plain", "float32", "float32")
     key = key_of(product, WORKSPACE_BYTES)
-    unknown = Pick(algorithm=bytes([9, *[0] * 63]).hex(), duration_ns=1)
+    unknown = Pick(taken=bytes([9, *[0] * 63]).hex(), duration_ns=1)
     save_picks(tmp_path, Picks(device="memory", library_version=131000, picks={key: unknown}))
     carried_out(device_with(tuner := Tuner(tmp_path)), product)
     assert found.ran[-1] == BEST
@@ -134,7 +137,7 @@ def test_ranks_take_the_pick_of_the_lowest_and_time_nothing_more(
     device = device_with(tuner := Tuner(tmp_path))
     carried_out(device, product)
     key = key_of(product, WORKSPACE_BYTES)
-    third = Pick(algorithm=bytes([3, *[0] * 63]).hex(), duration_ns=7)
+    third = Pick(taken=bytes([3, *[0] * 63]).hex(), duration_ns=7)
     elsewhere = Picks(device="memory", library_version=131000, picks={key: third})
     tuner.settle(agreed([elsewhere, tuner.used], 1))
     device.plan_again()
@@ -144,7 +147,7 @@ def test_ranks_take_the_pick_of_the_lowest_and_time_nothing_more(
     assert found.ran[timed:] == [3, 1]
 
 
-PICK = Pick(algorithm="0" * 128, duration_ns=5)
+PICK = Pick(taken="0" * 128, duration_ns=5)
 
 
 def of(device: str, version: int = 1, **picks: int) -> Picks:
@@ -220,8 +223,98 @@ def test_an_epilogue_that_the_library_lacks_is_done_in_turn(
     device = device_with(Tuner(tmp_path))
     stream = device.stream()
     choice = Choice(((product,), (product.plain, clear)))
-    device.prepare(choice, stream)
     before = arrays["aux"].copy()
+    device.prepare(choice, stream)
     device.issue(choice, stream)
     assert np.array_equal(arrays["aux"], before) == (not supported)
     assert (arrays["d"][0] == 0) == (not supported)
+
+
+@pytest.fixture
+def slow_epilogues(
+    found: Library, cupy: Cupy, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Product, Choice]:
+    """A product and its choice: with an epilogue, or with what follows on it as one more call."""
+    last: list[int] = []
+    multiply = found.cublasLtMatmul
+
+    def noted(handle: int, descriptor: Any, *rest: Any) -> int:
+        last[:] = [found.things[descriptor.value].get(DESC_EPILOGUE, EPILOGUE_DEFAULT)]
+        return multiply(handle, descriptor, *rest)
+
+    monkeypatch.setattr(found, "cublasLtMatmul", noted, raising=False)
+    monkeypatch.setattr(
+        cupy.cuda.runtime,
+        "eventElapsedTime",
+        lambda start, end: 1.0 if last == [EPILOGUE_DEFAULT] else 2.0,
+    )
+    product, _ = product_of("gelu with aux", "bfloat16", "bfloat16")
+    return product, Choice(((product,), (product.plain, Clear(product.d.operand, 2))))
+
+
+def ways(device: CupyDevice) -> list[dict[str, int]]:
+    return list(device.picked().values())
+
+
+def test_the_way_that_is_faster_is_taken_and_kept(
+    found: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
+) -> None:
+    product, choice = slow_epilogues
+    device = device_with(tuner := Tuner(tmp_path))
+    device.prepare(choice, device.stream())
+    assert ways(device) == [{"cublaslt + clear": 1}]
+    key = key_of_choice(choice)
+    assert tuner.used.picks[key] == Pick(taken="1", duration_ns=1_000_000)
+    tuned = {key_of(one, WORKSPACE_BYTES) for one in (product, product.plain)}
+    assert set(tuner.used.picks) == {key, *tuned}, "products of both ways are tuned before"
+    tuner.save()
+    timed = len(found.ran)
+    again = device_with(Tuner(tmp_path))
+    again.prepare(choice, again.stream())
+    assert ways(again) == [{"cublaslt + clear": 1}]
+    assert len(found.ran) == timed
+
+
+def test_ranks_take_the_way_of_the_lowest(
+    found: Library, slow_epilogues: tuple[Product, Choice], tmp_path: Path
+) -> None:
+    _, choice = slow_epilogues
+    device = device_with(tuner := Tuner(tmp_path))
+    stream = device.stream()
+    device.prepare(choice, stream)
+    fused = {key_of_choice(choice): Pick(taken="0", duration_ns=7)}
+    elsewhere = Picks(device="memory", library_version=131000, picks=fused)
+    tuner.settle(agreed([elsewhere, tuner.used], 1))
+    timed = len(found.ran)
+    device.plan_again()
+    assert ways(device) == [{"cublaslt fused": 1}]
+    device.begin_capture(stream)
+    device.issue(choice, stream)
+    device.replay(device.end_capture(stream), stream)
+    assert len(found.ran) == timed + 1
+    other = Choice((*choice.options[::-1],))
+    device.prepare(other, stream)
+    assert len(found.ran) == timed + 1, "nothing is timed any more"
+
+
+@pytest.mark.parametrize("limit", ["no tuner", "no time", "no room", "not supported"])
+def test_where_ways_cannot_be_timed_the_first_that_is_supported_is_taken(
+    found: Library,
+    slow_epilogues: tuple[Product, Choice],
+    tmp_path: Path,
+    limit: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, choice = slow_epilogues
+    tuner = Tuner(tmp_path, seconds=0.0 if limit == "no time" else 20.0)
+    if limit == "no room":
+        monkeypatch.setattr(tuning, "CACHE_BYTES", 1 << 30)
+    if limit == "not supported":
+        found.refused.add(160)
+    device = device_with(None if limit == "no tuner" else tuner)
+    device.prepare(choice, device.stream())
+    refused = limit == "not supported"
+    assert ways(device) == [{"cublaslt + clear" if refused else "cublaslt fused": 1}]
+    assert bool(found.ran) == refused, "the product of the only way"
+    if limit != "no tuner":
+        assert key_of_choice(choice) not in tuner.used.picks

@@ -1,0 +1,131 @@
+"""Choices: one question is answered once, and what was picked can be told in words."""
+
+import numpy as np
+import pytest
+
+from executor.cuda.calls import Call, Choice, Clear, Copy, Operand
+from executor.errors import ExecutorError
+from executor.gpu.choices import Can, Choices, key_of_choice
+from executor.gpu.running import DeviceRun
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.gpu.emulated_device import EmulatedDevice
+from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of
+from tests.executor.gpu.test_training import ALONE
+
+STREAM = 3
+STEPS = 2
+
+
+def at(address: int) -> Operand:
+    return Operand("address", 0, address)
+
+
+def three_ways(address: int) -> Choice:
+    """To clear, to copy, or to clear elsewhere."""
+    return Choice(
+        (
+            (Clear(at(address), 1),),
+            (Copy(at(address), at(64), 1), Copy(at(64), at(address), 1)),
+            (Clear(at(64), 1),),
+        )
+    )
+
+
+def test_the_first_way_that_is_supported_is_taken_and_no_other_can_be_chosen() -> None:
+    choices = Choices(lambda call: isinstance(call, Copy))
+    assert choices.pick(three_ways(0), STREAM) == three_ways(0).options[1]
+    assert Choices(lambda call: False).pick(three_ways(0), STREAM) == three_ways(0).options[2]
+    choices = Choices(lambda call: isinstance(call, Copy), lambda choice, can, stream: 0)
+    with pytest.raises(ExecutorError, match="option 0 of 3 ways of one thing is not supported"):
+        choices.pick(three_ways(0), STREAM)
+
+
+def test_choices_that_differ_in_places_alone_are_one_question_and_all_are_counted() -> None:
+    asked = []
+
+    def choose(choice: Choice, can: Can, stream: int) -> int:
+        asked.append((choice, stream))
+        return len(asked)
+
+    choices = Choices(lambda call: True, choose)
+    for address in (0, 16, 16, 8):
+        choices.pick(three_ways(address), STREAM)
+    assert asked == [(three_ways(0), STREAM), (three_ways(8), STREAM)], "8 is aligned otherwise"
+    assert choices.picked() == {"3 ways of one thing": {"2 copy": 2, "clear": 1}}
+    keys = [key_of_choice(three_ways(address)) for address in (0, 16, 8)]
+    assert keys[0] == keys[1] != keys[2]
+    assert choices.forget() == dict.fromkeys(map(three_ways, (0, 16, 8)), STREAM)
+    assert choices.picked() == {}
+    with pytest.raises(ExecutorError, match="3 ways was captured before it was prepared"):
+        choices.taken(three_ways(32))
+
+
+WAYS = {  # of two blocks in two microbatches, by option
+    0: ("cudnn", "cudnn", "cublaslt fused", "cublaslt fused"),
+    1: (
+        "cudnn + our movement",
+        "our movement + cudnn",
+        "cublaslt + our elementwise + our pointwise",
+        "3 cublaslt fused",
+    ),
+    -1: (
+        "our attention_mma",
+        "3 our attention_mma_grad",
+        "cublaslt + our elementwise + our pointwise",
+        "3 cublaslt + 3 our elementwise",
+    ),
+}
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("option", WAYS)
+def test_a_prepared_device_says_which_way_every_choice_took(option: int) -> None:
+    plan, _, actors = planned("gpt", "bf16")
+    device = EmulatedDevice(option=option)
+    DeviceRun(device, actors, runs_of(plan, actors))
+    found = device.picked()
+    attention = "attention b 4 h 4 g 4 t 16 s 16 d 8 u 8 sees -1 < i - j < None in bfloat16"
+    subjects = (
+        attention,
+        f"gradient of {attention}",
+        "product m 64 n 64 k 32 batch 1 in bf16 with bias, gelu",
+        "product m 64 n 32 k 32 batch 3 in bf16 with bias",
+    )
+    assert [found[one] for one in subjects] == [{way: 4} for way in WAYS[option]]
+
+
+class TryingDevice(EmulatedDevice):
+    """Carries out all ways of every choice before it is picked, as one does that times them."""
+
+    def __init__(self) -> None:
+        super().__init__(1, option=0)
+        self.tried = 0
+
+    def prepare(self, call: Call, stream: int) -> None:
+        if isinstance(call, Choice):
+            for option in call.options:
+                for one in option:
+                    self.issue(one, stream)
+                    self.tried += 1
+        super().prepare(call, stream)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("model", ALONE)
+def test_ways_that_were_tried_in_place_before_values_are_loaded_change_no_bit(model: str) -> None:
+    plan, graph, actors = planned(model, "bf16")
+    left = []
+    for device in (EmulatedDevice(1, option=0), TryingDevice()):
+        runs = runs_of(plan, actors)
+        run, _ = execute_on_device(device, actors, runs, loading(graph), STEPS)
+        values = run.values[0]
+        left.append(
+            [np.array(runs[0].totals).tobytes()]
+            + [
+                values.value(index, STEPS % register.slots).tobytes()
+                for index, register in enumerate(values.program.registers)
+                if register.initial
+            ]
+        )
+    assert left[0] == left[1]
+    assert device.tried > 0
