@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product, by_row
+from executor.cuda.compiling import OPTIONS
 from executor.cuda.source_text import source_text
-from executor.gpu.cupy_device import OPTIONS, CupyDevice
+from executor.gpu.cupy_device import CupyDevice
 
 Figures = dict[str, object]
 REPEATS = 7  # of a timing; the median is given
