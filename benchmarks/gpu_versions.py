@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
+from executor.cuda.compiling import OPTIONS
 from executor.cuda.source_text import source_stems, source_text
 from executor.gpu.availability import require_gpu, require_nccl
-from executor.gpu.cupy_device import OPTIONS
 
 Figures = dict[str, object]
 PACKAGES = ("cupy-cuda13x", "numpy", "torch", "triton", "nvidia-cudnn-frontend", "cuda-bindings",

@@ -1,19 +1,28 @@
 """Compiling our sources to machine code where there is no GPU: the only door to cuda-core.
 
 The driver of a GPU is not needed for it, so that every kernel is known to compile for the
-architectures we support before it meets one.
+architectures we support before it meets one. It is compiled as CuPy does on a GPU.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from io import StringIO
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
 
+if TYPE_CHECKING:
+    from cuda.core import ProgramOptions
+
 STANDARD = "c++17"
+OPTIONS = (f"-std={STANDARD}",)
+"""Options that CuPy is given for our sources."""
+# What CuPy adds to them by itself (14.2, cupy/cuda/compiler.py, 2026-08), as cuda-core calls it:
+# float32 arithmetic flushes denormals. The folders of headers that it adds too mean nothing to
+# sources that include none.
+ADDED = {"ftz": True, "device_as_default_execution_space": True}
 _LOADING = Lock()  # modules of the package import one another, which two threads at once trip over
 _SPILLS = re.compile(
     r"Compiling entry function '(?P<symbol>\S+)' for .*?"
@@ -65,12 +74,17 @@ def offline_cubin(source: str, functions: Iterable[str], architecture: str) -> C
     return cubin_of(source_text(source), source, functions, architecture)
 
 
-def cubin_of(text: str, source: str, functions: Iterable[str], architecture: str) -> Cubin:
-    """Compile functions of a translation unit that is called `source`; see `offline_cubin`."""
-    names = tuple(sorted(set(functions)))
+def program_options(source: str, architecture: str) -> "ProgramOptions":
+    """Return the options of a program that is called `source`, with the compiler loaded.
+
+    Raises
+    ------
+    ExecutorError
+        cuda-core, its bindings or NVRTC are not installed.
+    """
     with _LOADING:
         try:
-            from cuda.core import Program, ProgramOptions
+            from cuda.core import ProgramOptions
             from cuda.pathfinder import load_nvidia_dynamic_lib
 
             load_nvidia_dynamic_lib("nvrtc")
@@ -79,9 +93,17 @@ def cubin_of(text: str, source: str, functions: Iterable[str], architecture: str
                 f"compiling without a GPU needs NVIDIA's compiler library ({error}): "
                 f"`pip install cuda-core cuda-bindings nvidia-cuda-nvrtc`"
             ) from error
-    options = ProgramOptions(
-        arch=architecture, std=STANDARD, name=f"{source}.cu", ptxas_options=["-v"]
+    return ProgramOptions(
+        arch=architecture, std=STANDARD, name=f"{source}.cu", ptxas_options=["-v"], **ADDED
     )
+
+
+def cubin_of(text: str, source: str, functions: Iterable[str], architecture: str) -> Cubin:
+    """Compile functions of a translation unit that is called `source`; see `offline_cubin`."""
+    names = tuple(sorted(set(functions)))
+    options = program_options(source, architecture)
+    from cuda.core import Program
+
     program = Program(text, "c++", options)
     said = StringIO()
     try:

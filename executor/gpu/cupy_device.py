@@ -29,6 +29,7 @@ from executor.cuda.calls import (
     Pointers,
     Product,
 )
+from executor.cuda.compiling import OPTIONS
 from executor.cuda.source_text import source_text
 from executor.errors import ExecutorError
 from executor.gpu.choices import Can, Choices, first_supported
@@ -38,7 +39,6 @@ from executor.gpu.graphs import CapturedGraph
 from executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
-OPTIONS = ("-std=c++17",)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
 LOG_LINES = 20  # of what the compiler says
 SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUDA C++ guide)

@@ -14,6 +14,7 @@ from executor.kernels.context import KernelContext
 from tests.executor.cuda.calling import loaded, stored
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.cuda.launched import examples_in_every_width
+from tests.executor.cuda.narrowing import cast_context, floats, wanted_bits
 from tests.executor.examples.example import Example
 from tests.gpu.on_device import Bench, carry_out
 
@@ -62,3 +63,12 @@ def test_a_kernel_computes_what_its_formula_says(
         np.testing.assert_allclose(
             loaded(one, shard.dtype).reshape(other.shape), other, rtol=near, atol=near * scale
         )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_floats_become_16_bits_as_the_emulator_has_it(dtype: str, bench: Bench) -> None:
+    context = cast_context(dtype)
+    calls = make_calls(context)
+    bench.device.load(functions_of(calls.of(0)))
+    (found,) = carry_out(bench, calls, [floats()], context.outputs)
+    np.testing.assert_array_equal(found.view(np.uint16), wanted_bits(dtype))

@@ -3,6 +3,7 @@
 // Sums of a channel go over slabs of its points, then over the slabs in their order. `points` are
 // those of the whole microbatch, of which an array may be a shard. Where channels come last (inner
 // is 1) and fill pieces of 16 bytes, a thread keeps to the channels of one piece.
+#include "packs.cuh"
 #include "reduce.cuh"
 
 // What is added up of a channel's point: COUNT values of x, and where they ask for it of dy and of
@@ -91,8 +92,6 @@ __global__ void sums_across(const T* x, const T* dy, const S* totals, Wide<S>* p
 
 // The same where channels come last: a block has `lanes` pieces of N channels side by side, at
 // 256 / lanes rows at a time.
-template <typename T, int N> struct alignas(N * sizeof(T)) Piece { T at[N]; };
-
 struct Lanes {
   i64 channel;  // first of this thread's
   int down, rows;
@@ -124,11 +123,11 @@ __global__ void __launch_bounds__(256, 3)
 #pragma unroll 4
     for (i64 row = slab * slab_rows + mine.down; row < end; row += mine.rows) {
       i64 at = row * channels + mine.channel;
-      Piece<T, N> here = *(const Piece<T, N>*)(x + at), slope = here;
-      if (Terms::SLOPE) slope = *(const Piece<T, N>*)(dy + at);
+      Pack<T, N> here = *(const Pack<T, N>*)(x + at), slope = here;
+      if (Terms::SLOPE) slope = *(const Pack<T, N>*)(dy + at);
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        Terms::add(sums[k], (W)wide(here.at[k]), (W)wide(slope.at[k]), mean[k]);
+        Terms::add(sums[k], (W)wide(here.of[k]), (W)wide(slope.of[k]), mean[k]);
       }
     }
   }
@@ -256,17 +255,19 @@ __global__ void __launch_bounds__(256)
 #pragma unroll 4
   for (i64 row = blockIdx.y * (i64)mine.rows + mine.down; row < rows; row += step) {
     i64 at = row * channels + mine.channel;
-    Piece<T, N> here = *(const Piece<T, N>*)(x + at), beside = here;
-    if (Then::READS) beside = *(const Piece<T, N>*)(other + at);
+    Pack<T, N> here = *(const Pack<T, N>*)(x + at), beside = here;
+    if (Then::READS) beside = *(const Pack<T, N>*)(other + at);
+    W values[N];
 #pragma unroll
     for (int k = 0; k < N; k++) {
-      here.at[k] = narrow<T>(((W)wide(here.at[k]) - mean[k]) * factor[k] + shift[k]);
-      here.at[k] = Then::sum(here.at[k], beside.at[k]);
+      values[k] = ((W)wide(here.of[k]) - mean[k]) * factor[k] + shift[k];
     }
-    if (Then::KEEPS) *(Piece<T, N>*)(kept + at) = here;
+    narrow_all(here.of, values);
+    if (Then::READS) here = sum_of(here, beside);
+    if (Then::KEEPS) store_pack(kept + at, here);
 #pragma unroll
-    for (int k = 0; k < N; k++) here.at[k] = Then::function(here.at[k]);
-    *(Piece<T, N>*)(y + at) = here;
+    for (int k = 0; k < N; k++) here.of[k] = Then::function(here.of[k]);
+    store_pack(y + at, here);
   }
 }
 
@@ -319,12 +320,14 @@ __global__ void __launch_bounds__(256)
 #pragma unroll 2
   for (i64 row = blockIdx.y * (i64)mine.rows + mine.down; row < rows; row += step) {
     i64 at = row * channels + mine.channel;
-    Piece<T, N> here = *(const Piece<T, N>*)(x + at), slope = *(const Piece<T, N>*)(dy + at);
+    Pack<T, N> here = *(const Pack<T, N>*)(x + at), slope = *(const Pack<T, N>*)(dy + at);
+    W values[N];
 #pragma unroll
     for (int k = 0; k < N; k++) {
-      W change = (W)wide(slope.at[k]) - ((W)wide(here.at[k]) - mean[k]) * along[k] - average[k];
-      here.at[k] = narrow<T>(change * factor[k]);
+      W change = (W)wide(slope.of[k]) - ((W)wide(here.of[k]) - mean[k]) * along[k] - average[k];
+      values[k] = change * factor[k];
     }
-    *(Piece<T, N>*)(dx + at) = here;
+    narrow_all(here.of, values);
+    store_pack(dx + at, here);
   }
 }

@@ -64,11 +64,13 @@ __global__ void dropout(const T* x, T* y, const Control* control, const i64* tab
 #pragma unroll 1
         for (int k = 0; k < N; k++) kept |= draw(k) << k;
       }
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W value = wide(given[i].of[k]) * (W)factor;
-        given[i].of[k] = narrow<T>(kept >> k & 1u ? value : (W)0);
+        values[k] = kept >> k & 1u ? value : (W)0;
       }
+      narrow_all(given[i].of, values);
       store_pack(y, start + i * next_pack<N>(), count, given[i]);
     }
   }

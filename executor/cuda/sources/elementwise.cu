@@ -17,11 +17,11 @@ struct Prelu {  // of x and the slope of its channel
 template <typename F, typename A, typename B, typename Y, int N>
 __device__ inline Pack<Y, N> joined(const Pack<A, N>& left, const Pack<B, N>& right) {
   typedef Joined<A, B> W;
-  Pack<Y, N> made;
+  W values[N];
 #pragma unroll
-  for (int k = 0; k < N; k++) {
-    made.of[k] = narrow<Y>(F::of((W)wide(left.of[k]), (W)wide(right.of[k])));
-  }
+  for (int k = 0; k < N; k++) values[k] = F::of((W)wide(left.of[k]), (W)wide(right.of[k]));
+  Pack<Y, N> made;
+  narrow_all(made.of, values);
   return made;
 }
 

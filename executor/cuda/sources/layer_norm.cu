@@ -43,12 +43,13 @@ __global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
       Pack<T, N> pack = here.at(number, at);
       Pack<G, N> factor = factors.at(number, at), shift = shifts.at(number, at);
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W normal = ((W)wide(pack.of[k]) - average) * scale;
-        pack.of[k] = narrow<T>(normal * (W)wide(factor.of[k]) + (W)wide(shift.of[k]));
+        values[k] = normal * (W)wide(factor.of[k]) + (W)wide(shift.of[k]);
       }
-      *(Pack<T, N>*)(y + start + at) = pack;
+      put<N>(y + start + at, values);
     });
     if (Team<BY_WARP>::thread() == 0) {
       mean[row] = narrow<S>(average);
@@ -113,14 +114,15 @@ __global__ void TEAM_BOUNDS(BY_WARP, PACKS, WEIGHTS)
       Pack<T, N> pack = here.at(number, at);
       Pack<G, N> factor = factors.at(number, at);
       if (ADDED) added = more.at(number, at);
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W apart = (W)wide(pack.of[k]) - average;
-        W found = scale * ((W)wide(slope.of[k]) * (W)wide(factor.of[k]) - sum - apart * along);
-        slope.of[k] = narrow<D>(found);
-        if (ADDED) slope.of[k] = narrow<D>(wide(slope.of[k]) + wide(added.of[k]));
+        values[k] = scale * ((W)wide(slope.of[k]) * (W)wide(factor.of[k]) - sum - apart * along);
       }
-      *(Pack<D, N>*)(dx + start + at) = slope;
+      narrow_all(slope.of, values);
+      if (ADDED) slope = sum_of(slope, added);
+      store_pack(dx + start + at, slope);
     });
   }
   if constexpr (WEIGHTS) {

@@ -61,7 +61,7 @@ __global__ void cross_entropy_grad(const T* logits, const I* targets, const S* l
     bool counts = target >= 0;
     auto slope = [&](T logit, int at) {
       W found = (exp_of((W)wide(logit) - sum) - (W)(at == place)) * scale;
-      return narrow<T>(counts ? found : (W)0);
+      return counts ? found : (W)0;
     };
     Pack<T, N> packs[MANY] = {};
     row.template each<MANY>(
@@ -69,11 +69,12 @@ __global__ void cross_entropy_grad(const T* logits, const I* targets, const S* l
           if (counts) packs[i] = *(const Pack<T, N>*)(from + at);
         },
         [&](int i, int at) {
+          W made[N];
 #pragma unroll
-          for (int k = 0; k < N; k++) packs[i].of[k] = slope(packs[i].of[k], at + k);
-          *(Pack<T, N>*)(into + at) = packs[i];
+          for (int k = 0; k < N; k++) made[k] = slope(packs[i].of[k], at + k);
+          put<N>(into + at, made);
         });
-    if (edge >= 0) into[edge] = slope(from[edge], edge);
+    if (edge >= 0) into[edge] = narrow<T>(slope(from[edge], edge));
   }
 }
 

@@ -26,32 +26,6 @@ __device__ inline unsigned shared_address(const void* at) {
 }
 #endif
 
-// Two numbers as neighbours of 16 bits, rounded to the nearest, ties to even.
-#ifdef ON_CPU
-template <typename T> __device__ inline unsigned pack(float first, float second) {
-  return narrow<T>(first).bits | (unsigned)narrow<T>(second).bits << 16;
-}
-#else
-template <typename T> struct PackOf;
-template <> struct PackOf<bf16> {
-  __device__ static inline unsigned of(float first, float second) {
-    unsigned found;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(second), "f"(first));
-    return found;
-  }
-};
-template <> struct PackOf<f16> {
-  __device__ static inline unsigned of(float first, float second) {
-    unsigned found;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(second), "f"(first));
-    return found;
-  }
-};
-template <typename T> __device__ inline unsigned pack(float first, float second) {
-  return PackOf<T>::of(first, second);
-}
-#endif
-
 // Sums of two products that are neighbours along their columns, as a left side.
 template <typename T>
 __device__ inline void pack_left(unsigned (&a)[4], const float (&first)[4],

@@ -77,11 +77,13 @@ __global__ void move_many(const __grid_constant__ Pointers<2 * TENSORS> tensors,
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W value = (W)wide(given[i].of[k]);
-        made[i].of[k] = narrow<Y>(ADDED ? (W)wide(made[i].of[k]) + value : value);
+        values[k] = ADDED ? (W)wide(made[i].of[k]) + value : value;
       }
+      narrow_all(made[i].of, values);
       store_pack(y, start + i * stride, chunk.count, made[i]);
     }
   }

@@ -28,6 +28,36 @@ template <int N> __device__ inline i64 pack_stride() {
   return (i64)gridDim.x * TOGETHER * blockDim.x * N;
 }
 
+// A whole pack, 16 bytes or 8 by one instruction. Said outright, as a compiler that finds out by
+// itself that neighbours are stored does not always: then a pack takes a store for every element.
+#ifdef ON_CPU
+template <typename T, int N> __device__ inline void store_pack(T* into, const Pack<T, N>& pack) {
+  *(Pack<T, N>*)into = pack;
+}
+#else
+__device__ inline void store_words(char* at, const unsigned (&of)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :: "l"(at), "r"(of[0]), "r"(of[1]), "r"(of[2]), "r"(of[3]) : "memory");
+}
+__device__ inline void store_words(char* at, const unsigned (&of)[2]) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(at), "r"(of[0]), "r"(of[1]) : "memory");
+}
+__device__ inline void store_words(char* at, const unsigned (&of)[1]) { *(unsigned*)at = of[0]; }
+template <typename T, int N> __device__ inline void store_pack(T* into, const Pack<T, N>& pack) {
+  const int BYTES = sizeof(T) * N, WORDS = BYTES < 16 ? BYTES / 4 : 4;
+  if constexpr (WORDS == 0) {
+    *into = pack.of[0];
+  } else {
+#pragma unroll
+    for (int at = 0; at < BYTES; at += 4 * WORDS) {
+      unsigned words[WORDS];
+      memcpy(words, (const char*)pack.of + at, sizeof words);
+      store_words((char*)into + at, words);
+    }
+  }
+}
+#endif
+
 template <int N, typename W, typename T> __device__ inline void take(W (&into)[N], const T* from) {
   Pack<T, N> pack = *(const Pack<T, N>*)from;
 #pragma unroll
@@ -35,9 +65,18 @@ template <int N, typename W, typename T> __device__ inline void take(W (&into)[N
 }
 template <int N, typename W, typename T> __device__ inline void put(T* into, const W (&from)[N]) {
   Pack<T, N> pack;
+  narrow_all(pack.of, from);
+  store_pack(into, pack);
+}
+
+template <typename T, int N>
+__device__ inline Pack<T, N> sum_of(const Pack<T, N>& x, const Pack<T, N>& y) {
+  Wide<T> sums[N];
 #pragma unroll
-  for (int k = 0; k < N; k++) pack.of[k] = narrow<T>(from[k]);
-  *(Pack<T, N>*)into = pack;
+  for (int k = 0; k < N; k++) sums[k] = wide(x.of[k]) + wide(y.of[k]);
+  Pack<T, N> found;
+  narrow_all(found.of, sums);
+  return found;
 }
 
 // Elements from `start` on, a multiple of N, of `count`; what lies behind them is 0.
@@ -55,7 +94,7 @@ __device__ inline Pack<T, N> load_pack(const T* x, i64 start, i64 count) {
 template <int N, typename T>
 __device__ inline void store_pack(T* y, i64 start, i64 count, const Pack<T, N>& values) {
   if (start + N <= count) {
-    *(Pack<T, N>*)(y + start) = values;
+    store_pack(y + start, values);
     return;
   }
 #pragma unroll

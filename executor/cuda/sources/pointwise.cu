@@ -90,11 +90,13 @@ __global__ void value(const X* x, Y* y, double first, double second, i64 count) 
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      Pack<Y, N> made;
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        made.of[k] = narrow<Y>(F::value((W)wide(given[i].of[k]), (W)first, (W)second));
+        values[k] = F::value((W)wide(given[i].of[k]), (W)first, (W)second);
       }
+      Pack<Y, N> made;
+      narrow_all(made.of, values);
       store_pack(y, start + i * next_pack<N>(), count, made);
     }
   }
@@ -115,12 +117,14 @@ __global__ void gradient(const X* x, const D* dy, Y* dx, double first, double se
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      Pack<Y, N> made;
+      W slopes[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W slope = F::slope((W)wide(given[i].of[k]), (W)first, (W)second);
-        made.of[k] = narrow<Y>(slope * (W)wide(back[i].of[k]));
+        slopes[k] = slope * (W)wide(back[i].of[k]);
       }
+      Pack<Y, N> made;
+      narrow_all(made.of, slopes);
       store_pack(dx, start + i * next_pack<N>(), count, made);
     }
   }
@@ -139,11 +143,13 @@ template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W g = wide(gates[i].of[k]);
-        gates[i].of[k] = narrow<T>(g * sigmoid_of(g) * wide(ups[i].of[k]));
+        values[k] = g * sigmoid_of(g) * wide(ups[i].of[k]);
       }
+      narrow_all(gates[i].of, values);
       store_pack(y, start + i * next_pack<N>(), count, gates[i]);
     }
   }
@@ -164,12 +170,15 @@ __global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
+      W of_gate[N], of_up[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W g = wide(gates[i].of[k]), d = wide(back[i].of[k]);
-        gates[i].of[k] = narrow<T>(d * wide(ups[i].of[k]) * silu_slope(g));
-        ups[i].of[k] = narrow<T>(d * g * sigmoid_of(g));
+        of_gate[k] = d * wide(ups[i].of[k]) * silu_slope(g);
+        of_up[k] = d * g * sigmoid_of(g);
       }
+      narrow_all(gates[i].of, of_gate);
+      narrow_all(ups[i].of, of_up);
       store_pack(dgate, start + i * next_pack<N>(), count, gates[i]);
       store_pack(dup, start + i * next_pack<N>(), count, ups[i]);
     }

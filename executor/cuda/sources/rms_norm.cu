@@ -27,11 +27,10 @@ __global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
       Pack<T, N> pack = here.at(number, at);
       Pack<G, N> factor = factors.at(number, at);
+      W values[N];
 #pragma unroll
-      for (int k = 0; k < N; k++) {
-        pack.of[k] = narrow<T>((W)wide(pack.of[k]) * (scale * (W)wide(factor.of[k])));
-      }
-      *(Pack<T, N>*)(y + start + at) = pack;
+      for (int k = 0; k < N; k++) values[k] = (W)wide(pack.of[k]) * (scale * (W)wide(factor.of[k]));
+      put<N>(y + start + at, values);
     });
     if (Team<BY_WARP>::thread() == 0) rstd[row] = narrow<S>(scale);
   }
@@ -87,13 +86,15 @@ __global__ void TEAM_BOUNDS(BY_WARP, PACKS, WEIGHTS)
       Pack<T, N> pack = here.at(number, at);
       Pack<G, N> factor = factors.at(number, at);
       if (ADDED) added = more.at(number, at);
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
         W g = (W)wide(slope.of[k]) * (W)wide(factor.of[k]);
-        slope.of[k] = narrow<D>(scale * (g - (W)wide(pack.of[k]) * part));
-        if (ADDED) slope.of[k] = narrow<D>(wide(slope.of[k]) + wide(added.of[k]));
+        values[k] = scale * (g - (W)wide(pack.of[k]) * part);
       }
-      *(Pack<D, N>*)(dx + start + at) = slope;
+      narrow_all(slope.of, values);
+      if (ADDED) slope = sum_of(slope, added);
+      store_pack(dx + start + at, slope);
     });
   }
   if constexpr (WEIGHTS) put_weights<N, PACKS, BY_WARP>(dgamma, slab_sums + blockIdx.x * columns, columns);
@@ -140,9 +141,10 @@ __global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     W scale = (W)1 / larger(sqrt_of(squares[0]), (W)epsilon);
     each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
       Pack<T, N> pack = here.at(number, at);
+      W values[N];
 #pragma unroll
-      for (int k = 0; k < N; k++) pack.of[k] = narrow<T>((W)wide(pack.of[k]) * scale);
-      *(Pack<T, N>*)(y + start + at) = pack;
+      for (int k = 0; k < N; k++) values[k] = (W)wide(pack.of[k]) * scale;
+      put<N>(y + start + at, values);
     });
     if (Team<BY_WARP>::thread() == 0) rnorm[row] = narrow<S>(scale);
   }
@@ -170,12 +172,12 @@ __global__ void TEAM_BOUNDS(BY_WARP, PACKS, false)
     each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 at) {
       Pack<D, N> slope = slopes.at(number, at);
       Pack<T, N> pack = here.at(number, at);
+      W values[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        W found = scale * ((W)wide(slope.of[k]) - (W)wide(pack.of[k]) * along[0]);
-        slope.of[k] = narrow<D>(found);
+        values[k] = scale * ((W)wide(slope.of[k]) - (W)wide(pack.of[k]) * along[0]);
       }
-      *(Pack<D, N>*)(dx + start + at) = slope;
+      put<N>(dx + start + at, values);
     });
   }
 }

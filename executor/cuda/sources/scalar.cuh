@@ -31,19 +31,19 @@ __device__ inline float wide(f16 x) {
 }
 #endif
 
-// Writing: narrow<T>(x), rounded to the nearest, ties to even.
+// Writing: narrow<T>(x), rounded to the nearest, ties to even. Every NaN of 16 bits is 0x7fff, and
+// no denormal is flushed, whatever arithmetic does before: `cvt` to 16 bits without `.ftz`.
 template <typename T> struct Narrow {
   template <typename W> __device__ static inline T of(W x) { return (T)x; }
 };
 template <> struct Narrow<bf16> {
   __device__ static inline bf16 of(float x) {
-    unsigned bits = __float_as_uint(x);
     bf16 found;
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-      found.bits = (unsigned short)((bits >> 16) | 0x40u);  // a NaN stays one
-    } else {
-      found.bits = (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-    }
+#ifdef ON_CPU
+    found.bits = float_to_bf16(x);
+#else
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(found.bits) : "f"(x));
+#endif
     return found;
   }
 };
@@ -59,6 +59,54 @@ template <> struct Narrow<f16> {
   }
 };
 template <typename T, typename W> __device__ inline T narrow(W x) { return Narrow<T>::of(x); }
+
+// Two floats as neighbours of 16 bits, the first in the lower half: one instruction on a device.
+#ifdef ON_CPU
+template <typename T> __device__ inline unsigned pack(float first, float second) {
+  return narrow<T>(first).bits | (unsigned)narrow<T>(second).bits << 16;
+}
+#else
+template <typename T> struct PackOf;
+template <> struct PackOf<bf16> {
+  __device__ static inline unsigned of(float first, float second) {
+    unsigned found;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(second), "f"(first));
+    return found;
+  }
+};
+template <> struct PackOf<f16> {
+  __device__ static inline unsigned of(float first, float second) {
+    unsigned found;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(second), "f"(first));
+    return found;
+  }
+};
+template <typename T> __device__ inline unsigned pack(float first, float second) {
+  return PackOf<T>::of(first, second);
+}
+#endif
+
+// into[k] = narrow(from[k]), of floats to 16 bits two at a time.
+template <typename T, typename W, int N>
+__device__ inline void narrow_all(T (&into)[N], const W (&from)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; k++) into[k] = narrow<T>(from[k]);
+}
+template <typename T, int N>
+__device__ inline void narrow_pairs(T (&into)[N], const float (&from)[N]) {
+#pragma unroll
+  for (int k = 0; k + 1 < N; k += 2) {
+    unsigned two = pack<T>(from[k], from[k + 1]);
+    memcpy(&into[k], &two, sizeof two);
+  }
+  if (N % 2) into[N - 1] = narrow<T>(from[N - 1]);
+}
+template <int N> __device__ inline void narrow_all(bf16 (&into)[N], const float (&from)[N]) {
+  narrow_pairs(into, from);
+}
+template <int N> __device__ inline void narrow_all(f16 (&into)[N], const float (&from)[N]) {
+  narrow_pairs(into, from);
+}
 
 // Sums of float stay float, or double where that is what T is: what a reduction adds up in.
 template <typename T> __device__ inline T lowest();

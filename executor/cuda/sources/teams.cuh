@@ -79,10 +79,8 @@ template <typename T, int N, int PACKS, bool BY_WARP> struct Held {
   // The row becomes its sum with another, which is written too.
   __device__ void add(const Held& other, T* sum, i64 columns) {
     each_pack<N, PACKS, BY_WARP>(columns, [&](int number, i64 place) {
-      Pack<T, N> made = at(number, place), more = other.at(number, place);
-#pragma unroll
-      for (int k = 0; k < N; k++) made.of[k] = narrow<T>(wide(made.of[k]) + wide(more.of[k]));
-      *(Pack<T, N>*)(sum + place) = made;
+      Pack<T, N> made = sum_of(at(number, place), other.at(number, place));
+      store_pack(sum + place, made);
       if (PACKS) packs[number] = made;
     });
     from = sum;

@@ -5,11 +5,12 @@ from math import prod
 import pytest
 
 from executor.cuda.calls import WARP_THREADS
-from executor.cuda.compiling import Cubin, offline_cubin
+from executor.cuda.compiling import OPTIONS, Cubin, offline_cubin, program_options
 from executor.cuda.resources import occupancy, resources_of, shared_bytes
-from executor.cuda.source_text import source_stems
+from executor.cuda.source_text import source_stems, source_text
 from executor.errors import ExecutorError
 from tests.executor.cuda.launched import functions_in_bf16, launched_functions, launches
+from tests.executor.cuda.ptx import ptx_of
 from tests.extras import optional
 
 FIRST, OTHERS = "sm_90", ("sm_80", "sm_100")
@@ -62,6 +63,27 @@ def test_every_launch_is_one_that_a_device_takes():
         assert 0 < min(y, z) <= max(y, z) <= 65535, launch
         assert 0 < prod(launch.block) <= THREADS_MAX, launch
         assert prod(launch.block) % WARP_THREADS == 0, launch
+
+
+def test_what_compiles_here_is_what_cupy_compiles():
+    """CuPy is given `OPTIONS`, and adds the architecture, two options and folders of headers."""
+    optional("cuda.core", extra="test")
+    assert OPTIONS == ("-std=c++17",)
+    options = {one.lstrip(b"-") for one in program_options("loss", FIRST).as_bytes("nvrtc")}
+    assert options == {
+        b"std=c++17", b"arch=sm_90", b"ftz=true", b"device-as-default-execution-space",
+        b"ptxas-options=-v",
+    }  # fmt: skip
+    assert not any("#include" in source_text(stem) for stem in source_stems())
+
+
+def test_float32_arithmetic_flushes_denormals_and_unmarked_functions_are_the_devices():
+    optional("cuda.core", extra="test")
+    text = """
+    float twice(float x) { return 2 * x; }
+    extern "C" __global__ void doubled(float* x) { *x = twice(*x); }
+    """
+    assert "add.ftz.f32" in ptx_of(text, ["doubled"], FIRST)
 
 
 def test_what_does_not_compile_is_named_with_the_compilers_words():

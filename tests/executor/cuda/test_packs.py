@@ -9,6 +9,7 @@ from executor.cuda.kernels.table import make_calls
 from executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.narrowing import cast_context, floats, wanted_bits
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -49,6 +50,16 @@ def test_casts(size: int, source: str, target: str) -> None:
     shards = [whole((size,), source)]
     (found,) = call("cast", "n -> n", [x], [whole((size,), target)], input_shards=shards)
     np.testing.assert_array_equal(found, loaded(stored(x, target), target))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_floats_become_16_bits_as_the_instruction_has_it(dtype: str) -> None:
+    shards = cast_context(dtype).outputs
+    calls, found = make_calls(cast_context(dtype)), empty(shards[0])
+    operands = Operands(calls, [floats()], [found])
+    for one in calls.of(0):
+        Emulator(functions_of([one])).run(one, operands.address, operands.ranges(one))
+    assert [f"{x:04x}" for x in found.view(np.uint16)] == [f"{x:04x}" for x in wanted_bits(dtype)]
 
 
 @every_width

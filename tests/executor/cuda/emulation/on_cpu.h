@@ -52,7 +52,7 @@ static inline float half_to_float(unsigned short bits) {
 static inline unsigned short float_to_half(float x) {
   unsigned short sign = signbit(x) ? 0x8000 : 0;
   float size = fabsf(x);
-  if (isnan(x)) return sign | 0x7e00;
+  if (isnan(x)) return 0x7fff;  // as `cvt` has it
   if (size >= 65520.0f) return sign | 0x7c00;
   int exponent;
   frexpf(size, &exponent);  // size = fraction · 2^exponent, fraction in [0.5, 1)
@@ -60,6 +60,11 @@ static inline unsigned short float_to_half(float x) {
   long steps = lrintf(ldexpf(size, -unit));              // to the nearest, ties to even
   if (size == 0) return sign;
   return sign | (unsigned short)(unit == -24 ? steps : ((unit + 24) << 10) + steps);
+}
+static inline unsigned short float_to_bf16(float x) {
+  unsigned bits = __float_as_uint(x);
+  if (isnan(x)) return 0x7fff;  // as `cvt` has it
+  return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 // Inlined, so that the device sees from where a barrier is called.

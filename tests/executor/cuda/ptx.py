@@ -1,0 +1,22 @@
+"""PTX of sources, the text that the assembler is given: which instructions they come to."""
+
+from collections.abc import Iterable
+
+from executor.cuda.compiling import program_options
+
+
+def ptx_of(text: str, functions: Iterable[str], architecture: str) -> str:
+    """Compile functions of a translation unit, with the options of `offline_cubin`."""
+    options = program_options("text", architecture).as_bytes("nvrtc")
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"text.cu", 0, [], [])
+    for name in functions:
+        nvrtc.nvrtcAddNameExpression(program, name.encode())
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    found = bytes(size)
+    nvrtc.nvrtcGetPTX(program, found)
+    nvrtc.nvrtcDestroyProgram(program)
+    return found.rstrip(b"\0").decode()
