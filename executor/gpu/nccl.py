@@ -150,7 +150,7 @@ def set_environment(world: World, lanes: int, multiprocessors: int) -> None:
 
     `NCCL_LAUNCH_ORDER_IMPLICIT`, which lets collectives of all communicators begin in the order in
     which the host issues them, stays off: with it on, NCCL 2.28.9 crashes (SIGSEGV) where the first
-    captured send to oneself ends (H100, driver 580.159, 2026-11-23; without it the same calls pass).
+    captured send to oneself ends, and without it does not (H100, driver 580.159, 2026-11-23).
     That no two collectives wait for each other's room is what `channels_max` sees to.
 
     Parameters
