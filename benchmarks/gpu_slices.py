@@ -145,6 +145,8 @@ def begin(folder: Path, number: str) -> None:
     kept = Path(tempfile.gettempdir()) / "millrace-gpu"  # what one slice compiled, the next finds
     os.environ.setdefault("CUPY_CACHE_DIR", str(kept / "cupy"))
     os.environ.setdefault("XDG_CACHE_HOME", str(kept / "cache"))
+    if (plans := ROOT / ".carry" / "plans").is_dir():
+        os.environ.setdefault("MILLRACE_PLANS", str(plans))
     os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     os.environ["PYTHONUNBUFFERED"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(

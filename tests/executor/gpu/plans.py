@@ -1,7 +1,9 @@
 """Plans of the small models for GPUs, and what a single device makes of them."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from time import perf_counter_ns
 
 from executor.data import open_dataset
@@ -18,10 +20,12 @@ from models.zoo.catalogue import build_training
 from planner.actors.graph import ActorGraph
 from planner.clusters import parse_cluster
 from planner.compile import compile_plan
-from planner.plan import FUSED, Plan
+from planner.plan import FUSED, Plan, read_plan
 from planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
+Pinned = tuple[tuple[str, object], ...]
+CARRIED = "MILLRACE_PLANS"  # names the folder of plans that were brought along
 GLOBAL_BATCH, MICROBATCHES = 8, 2
 TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=3, decay_steps=30, clip_norm=0.5)
 
@@ -36,9 +40,7 @@ def batch_of(model: str, precision: str) -> int:
 
 
 @cache
-def planned(
-    model: str, precision: str, pins: tuple[tuple[str, object], ...] = ()
-) -> tuple[Plan, Graph, ActorGraph]:
+def planned(model: str, precision: str, pins: Pinned = ()) -> tuple[Plan, Graph, ActorGraph]:
     """A plan of a small model on as many GPUs as its pins say, and its actors.
 
     It is fused unless a pin says otherwise: as our own executor is planned for.
@@ -53,9 +55,22 @@ def planned(
         global_batch=global_batch,
         pins=Pins(**{"micro_batch": global_batch // MICROBATCHES // chosen["dp"], **chosen}),  # type: ignore[arg-type,operator]
     )
-    plan = search(request)
+    plan = carried(model, precision, pins) or search(request)
     graph = build_training(plan.model, plan.training, plan.batch)
     return plan, graph, compile_plan(plan, graph)
+
+
+def carried(model: str, precision: str, pins: Pinned) -> Plan | None:
+    """The plan that was brought along: a node with GPUs runs plans and makes none."""
+    if CARRIED not in os.environ:
+        return None
+    path = Path(os.environ[CARRIED]) / file_of(model, precision, pins)
+    return read_plan(path.read_bytes()) if path.exists() else None
+
+
+def file_of(model: str, precision: str, pins: Pinned) -> str:
+    """What a plan that is brought along is called."""
+    return "-".join((model, precision, *(f"{name}_{value}" for name, value in pins))) + ".json"
 
 
 def runs_of(plan: Plan, actors: ActorGraph, **changes: float) -> dict[int, RunState]:
