@@ -1,11 +1,20 @@
-"""Products in memory: what each part of one spans, and which of several are one stack."""
+"""Products in memory: what parts of one span, which of several are one stack, which are cut."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from executor.cuda.calls import Call, Matrices, Operand, Product, Vector
+from executor.cuda.calls import PACK_BYTES, Call, Choice, Matrices, Operand, Product, Vector
 from models.graph import ITEMSIZE
+
+DIMS = {"a": "mk", "b": "kn", "d": "mn", "c": "mn", "aux": "mn", "bias": "n"}
+"""Of the parts of a product; those of `bias_grad` follow from what it sums."""
+
+CUT_ITEMSIZE = 2  # bytes of an element of a and b: what was measured slow is 16-bit
+CUT_UNIT = PACK_BYTES // CUT_ITEMSIZE
+CUT_EXTENT_MIN = 1024
+"""A cut is one more launch, 20 to 50 us, and slow kernels make 100 TFLOP/s (H100, cuBLASLt 13.1,
+2026-11): a product of less along every dim takes no longer than that."""
 
 
 def spans(product: Product) -> dict[str, int]:
@@ -96,6 +105,103 @@ def with_stacks(calls: Iterable[Call]) -> tuple[Call, ...]:
         if call is not None:
             found.append(call)
     return tuple(found)
+
+
+def with_cuts(call: Call) -> Call:
+    """Return a bound call as a choice that would rather cut its products; itself if it cuts none.
+
+    A choice keeps all its options, behind those of them in which products are cut.
+    """
+    options = call.options if isinstance(call, Choice) else ((call,),)
+    pieces = [
+        tuple(
+            piece for one in option for piece in (cut(one) if isinstance(one, Product) else (one,))
+        )
+        for option in options
+    ]
+    preferred = [one for one in pieces if one not in options]
+    return Choice((*preferred, *options)) if preferred else call
+
+
+def cut(product: Product) -> tuple[Product, ...]:
+    """Return the products that make one, all but small ones of extents that wide loads divide.
+
+    Of 16-bit matrices with a contiguous extent that loads of 16 bytes do not divide, the library
+    makes products by kernels that load single elements, several times slower, even if every row
+    begins where wide loads can. Of such an extent the part up to the last multiple of 8 is one
+    product, and the remainder another, which comes first: along m and n they make ranges of d, and
+    along k the large one adds to what the remainder made. A narrow d is then rounded once more,
+    before the large part is in it.
+
+    Parameters
+    ----------
+    product
+        Bound to places that are as aligned as their offsets say, or to addresses. It stays whole
+        where its rows begin elsewhere, where such an extent is short, and with sums
+        (`bias_grad`), or a slope along k, which the library would not take in parts.
+
+    Examples
+    --------
+    Logits of five tokens over a vocabulary of 1,027, whose rows lie 1,088 apart:
+
+    >>> from executor.cuda.calls import read, write
+    >>> x, w = (Matrices(read(number), "bfloat16", *strides, 0)
+    ...         for number, strides in ((0, (64, 1)), (1, (1, 64))))
+    >>> logits = Matrices(write(0), "bfloat16", 1088, 1, 0)
+    >>> rest, large = cut(Product(x, w, logits, 5, 1027, 64, 1, "bf16"))
+    >>> rest.n, rest.b.operand.offset_bytes, rest.d.operand.offset_bytes
+    (3, 131072, 2048)
+    >>> large.n, large.d.operand.offset_bytes
+    (1024, 0)
+    """
+    uneven = _uneven(product)
+    extents = [getattr(product, dim) for dim in uneven]
+    if not uneven or min(extents) < CUT_EXTENT_MIN or product.bias_grad is not None:
+        return (product,)
+    if "k" in uneven and product.slope:  # which goes with nothing that is added
+        return (product,)
+    found = []
+    for dim, extent in zip(uneven, extents, strict=True):
+        end = extent - extent % CUT_UNIT
+        rest, product = _range(product, dim, end, extent), _range(product, dim, 0, end)
+        if dim == "k":  # what follows on the sums follows on all of them
+            rest = rest._replace(bias=None, activation="", aux=None)
+            product = product._replace(c=None, accumulate=True)
+        found.append(rest)
+    return (*found, product)
+
+
+def _uneven(product: Product) -> list[str]:
+    """Dims with a contiguous extent that wide loads do not divide; none if rows begin elsewhere."""
+    if ITEMSIZE[product.a.dtype] != CUT_ITEMSIZE:
+        return []
+    found = set()
+    for name, part in product.parts.items():
+        if not isinstance(part, Matrices):
+            continue
+        itemsize, by_rows = ITEMSIZE[part.dtype], part.column_stride == 1
+        strides = [part.row_stride if by_rows else part.column_stride]
+        if product.batch > 1:
+            strides.append(part.batch_stride)
+        begins = (part.operand.offset_bytes, *(stride * itemsize for stride in strides))
+        if any(begin % PACK_BYTES for begin in begins):
+            return []
+        along = DIMS[name][by_rows]
+        if getattr(product, along) * itemsize % PACK_BYTES:
+            found.add(along)
+    return [dim for dim in "mnk" if dim in found]
+
+
+def _range(product: Product, dim: str, start: int, end: int) -> Product:
+    """The part of a product from one index of a dim up to another."""
+    changes: dict[str, Any] = {dim: end - start}
+    for name, part in product.parts.items():
+        if dim in DIMS[name]:
+            strides = (part.row_stride, part.column_stride) if isinstance(part, Matrices) else (1,)
+            stride = strides[DIMS[name].index(dim)]
+            offset = part.operand.offset_bytes + start * stride * ITEMSIZE[part.dtype]
+            changes[name] = part._replace(operand=part.operand._replace(offset_bytes=offset))
+    return product._replace(**changes)
 
 
 def _flushed(run: list[Product]) -> list[Product]:

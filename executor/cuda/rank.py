@@ -28,6 +28,7 @@ from executor.cuda.kernels.fused.siblings import stacked_calls
 from executor.cuda.kernels.source import stage_dtype
 from executor.cuda.kernels.table import make_calls
 from executor.cuda.meetings import bucket_calls, collective_calls, loopback_calls
+from executor.cuda.products import with_cuts
 from executor.errors import ExecutorError
 from executor.kernels import Kernel, RunState, make_kernel
 from executor.kernels.context import Array, KernelContext
@@ -145,7 +146,7 @@ class RankCalls(RankShards):
             return base._replace(offset_bytes=base.offset_bytes + operand.offset_bytes)
 
         calls = tuple(bound(call, place) for call in self._calls[command.actor].of(command.firing))
-        return stacked_calls(calls) if actor.parts else calls
+        return tuple(with_cuts(call) for call in (stacked_calls(calls) if actor.parts else calls))
 
     def _base(
         self,

@@ -1,12 +1,14 @@
-"""Products through cuBLASLt: layouts, gaps, stacks, sums and dtypes, fired and replayed."""
+"""Products through cuBLASLt: layouts, gaps, stacks, sums, cuts and dtypes, fired and replayed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Choice, Clear, Matrices, Operand, Product
+from executor.cuda.calls import Call, Choice, Clear, Matrices, Operand, Product
+from executor.cuda.products import cut
 from executor.errors import ExecutorError
 from executor.kernels.context import Array
 from tests.executor.cuda.calling import loaded, stored
@@ -29,6 +31,7 @@ DTYPES = [
 ]
 # m, n, k, batch: even ones, some that no vector of 16 bytes divides, and a row and a column
 SHAPES = [(64, 128, 32, 1), (17, 33, 9, 1), (48, 24, 40, 3), (1, 65, 31, 1), (65, 1, 31, 2)]
+ARITHMETIC = {"float16": "fp16", "bfloat16": "bf16"}
 NARROW = [
     ("bfloat16", "bfloat16"),
     ("bfloat16", "float32"),
@@ -88,21 +91,50 @@ def test_a_product_is_that_of_float64(
         places = [bench.put(side.flat) for side in sides]
         found = [side.matrices(at) for side, at in zip(sides, places, strict=True)]
         call = Product(found[0], found[1], found[2], m, n, k, batch, arithmetic, accumulate)
-        bench.device.prepare(call, bench.stream)
-        bench.fire([call])
-        fired = bench.take(places[2], d.flat)
         expected = a.wide(a.flat) @ b.wide(b.flat)
         if accumulate:
             expected += d.wide(d.flat)
         near = TF32_NEAR if arithmetic == "tf32" else NEAR[made if made == narrow else narrow]
-        scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(d.wide(fired), expected, rtol=0, atol=near * scale)
-        untouched = d.flat.copy()
-        d.view(untouched)[...] = d.view(fired)
-        np.testing.assert_array_equal(untouched, fired, err_msg=f"gaps of d, shape {number}")
-        bench.device.to_device(places[2], d.flat.view(np.uint8))
-        bench.replay([call])
-        np.testing.assert_array_equal(bench.take(places[2], d.flat), fired)
+        check(bench, [call], d, places[2], expected, near, f"gaps of d, shape {number}")
+
+
+def check(
+    bench: Bench, calls: Sequence[Call], d: Side, at: int, expected: Array, near: float, gaps: str
+) -> None:
+    """Calls leave in d, which lies there, what is expected, fired as replayed."""
+    for call in calls:
+        bench.device.prepare(call, bench.stream)
+    bench.fire(calls)
+    fired = bench.take(at, d.flat)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(d.wide(fired), expected, rtol=0, atol=near * scale)
+    untouched = d.flat.copy()
+    d.view(untouched)[...] = d.view(fired)
+    np.testing.assert_array_equal(untouched, fired, err_msg=gaps)
+    bench.device.to_device(at, d.flat.view(np.uint8))
+    bench.replay(calls)
+    np.testing.assert_array_equal(bench.take(at, d.flat), fired)
+
+
+@pytest.mark.parametrize(("narrow", "made"), NARROW[:3])
+@pytest.mark.parametrize(
+    ("dim", "m", "n", "k"), [("n", 128, 1027, 64), ("m", 1025, 64, 128), ("k", 128, 64, 1031)]
+)
+def test_a_cut_product_is_that_of_float64(
+    bench: Bench, dim: str, m: int, n: int, k: int, narrow: str, made: str
+) -> None:
+    bench.clear()
+    sizes = [(m, k, narrow, dim == "m"), (k, n, narrow, False), (m, n, made, False)]
+    a, b, d = sides = [
+        Side(*shape, 1, dtype, turned=turned, gap=-shape[not turned] % 8, seed=at)
+        for at, (*shape, dtype, turned) in enumerate(sizes)
+    ]
+    places = [bench.put(side.flat) for side in sides]
+    found = [side.matrices(at) for side, at in zip(sides, places, strict=True)]
+    rest, large = cut(Product(found[0], found[1], found[2], m, n, k, 1, ARITHMETIC[narrow]))
+    assert getattr(rest, dim) < 8
+    expected = a.wide(a.flat) @ b.wide(b.flat)
+    check(bench, [rest, large], d, places[2], expected, 2 * NEAR[narrow], "gaps of d")
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -1,11 +1,12 @@
-"""Products in memory: which of several are one stack, and that it computes the same."""
+"""Products in memory: which of several are one stack, which are cut; both compute the same."""
 
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Clear, Matrices, Operand, Product, Vector
-from executor.cuda.products import spans, stacked, with_stacks
-from tests.executor.cuda.calling import FLOATS, stored
+from executor.cuda.calls import Choice, Clear, Matrices, Operand, Product, Vector
+from executor.cuda.products import CUT_EXTENT_MIN, cut, spans, stacked, with_cuts, with_stacks
+from executor.kernels.context import Array
+from tests.executor.cuda.calling import FLOATS, loaded, stored
 from tests.executor.cuda.emulation.machine import Emulator
 
 M, N, K = 3, 4, 5
@@ -108,3 +109,134 @@ def test_spans_are_of_every_part() -> None:
         "c": 8 * (M - 1 + 8 * (N - 1) + 1), "bias_grad": 4 * (7 + M),
     }  # fmt: skip
     assert spans(product._replace(bias_grad_of="b"))["bias_grad"] == 4 * (7 + N)
+
+
+# Extents of m, n and k by the dims that are cut
+UNEVEN = {
+    "n": (24, 1027, 16),
+    "m": (1029, 16, 24),
+    "k": (16, 24, 1031),
+    "mnk": (1033, 1027, 1025),
+}
+EPILOGUES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "accumulate": ({"accumulate": True}, ()),
+    "all of gelu": ({"activation": "gelu"}, ("c", "bias", "aux")),
+    "slope": ({"slope": "gelu"}, ("aux",)),
+}
+NEAR = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # two roundings of d
+
+
+def uneven(
+    dims: str, dtype: str = "bfloat16", made: str = "bfloat16", epilogue: str = "plain"
+) -> tuple[Product, dict[str, Array]]:
+    """Two products in a stack whose rows begin on 16 bytes, with gaps; and their memory."""
+    m, n, k = UNEVEN[dims]
+    flags, parts = EPILOGUES[epilogue]
+    shapes = {"a": (m, k), "b": (k, n), "d": (m, n), "c": (m, n), "aux": (m, n)}
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Array] = {}
+    found: dict[str, Matrices | Vector] = {}
+    for name in ("a", "b", "d", *parts):
+        one = dtype if name in "ab" else made
+        if name == "bias":
+            arrays[name] = stored(rng.standard_normal(n), one)
+            found[name] = Vector(at(arrays[name].ctypes.data), one)
+            continue
+        turned = name in {"m": "a", "mnk": "ab"}.get(dims, "")
+        across, along = shapes[name][::-1] if turned else shapes[name]
+        leading = -(-along // 8) * 8 + 8
+        scale = k**-0.25 if name in "ab" else 1.0
+        arrays[name] = stored(scale * rng.standard_normal((2, across, leading)), one)
+        strides = (1, leading) if turned else (leading, 1)
+        found[name] = Matrices(at(arrays[name].ctypes.data), one, *strides, across * leading)
+    product = Product(
+        *(found.pop(name) for name in "abd"), m, n, k, 2, ARITHMETIC[dtype], **flags, **found
+    )  # type: ignore[arg-type]
+    return product, arrays
+
+
+CUT = [
+    ("n", "bfloat16", "bfloat16", "plain"),
+    ("n", "bfloat16", "float32", "all of gelu"),
+    ("n", "float16", "float16", "slope"),
+    ("m", "bfloat16", "float32", "accumulate"),
+    ("m", "float16", "float16", "all of gelu"),
+    ("m", "bfloat16", "bfloat16", "slope"),
+    ("k", "float16", "float16", "plain"),
+    ("k", "bfloat16", "bfloat16", "accumulate"),
+    ("k", "bfloat16", "float32", "all of gelu"),
+    ("mnk", "bfloat16", "float32", "accumulate"),
+]
+
+
+@pytest.mark.parametrize(("dims", "dtype", "made", "epilogue"), CUT)
+def test_a_cut_product_computes_what_it_does_whole(
+    dims: str, dtype: str, made: str, epilogue: str
+) -> None:
+    product, arrays = uneven(dims, dtype, made, epilogue)
+    pieces = cut(product)
+    *rests, large = pieces
+    assert len(rests) == len(dims)
+    assert all(getattr(rest, dim) < 8 for rest, dim in zip(rests, dims, strict=True))
+    assert all(getattr(large, dim) % 8 == 0 for dim in dims)
+    results = []
+    before = {name: array.copy() for name, array in arrays.items()}
+    for calls in ((product,), pieces):
+        for name, array in arrays.items():
+            array[...] = before[name]
+        for call in calls:
+            Emulator({}).run(call, lambda operand: operand.offset_bytes)
+        results.append({name: arrays[name].copy() for name in {"d", "aux"} & set(arrays)})
+    for name, array in results[-1].items():
+        np.testing.assert_array_equal(array[..., product.n :], before[name][..., product.n :])
+        expected, found = (loaded(one[name], made)[..., : product.n] for one in results)
+        near = NEAR[made] * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+
+
+WHOLE = {
+    "divided": lambda one: one._replace(n=1024),
+    "short": lambda one: one._replace(n=CUT_EXTENT_MIN - 1),
+    "rows begin elsewhere": lambda one: one._replace(d=one.d._replace(row_stride=1028)),
+    "it begins elsewhere": lambda one: one._replace(d=one.d._replace(operand=at(8))),
+    "stacks begin elsewhere": lambda one: one._replace(b=one.b._replace(batch_stride=4)),
+    "another extent stays slow": lambda one: one._replace(k=15),
+    "sums": lambda one: one._replace(bias_grad=Vector(at(0), "bfloat16"), bias_grad_of="b"),
+    "wide operands": lambda one: one._replace(
+        a=one.a._replace(dtype="float32"), b=one.b._replace(dtype="float32")
+    ),
+}
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_what_gains_nothing_by_a_cut_stays_whole(why: str) -> None:
+    product, _ = uneven("n")
+    assert len(cut(product)) == 2
+    assert with_cuts(WHOLE[why](product)) == WHOLE[why](product)
+
+
+def test_no_slope_is_cut_along_k_for_nothing_is_added_before_it() -> None:
+    product, _ = uneven("k", epilogue="slope")
+    assert cut(product) == (product,)
+
+
+def test_only_extents_that_lie_along_rows_are_cut_each_by_what_its_own_elements_take() -> None:
+    product, _ = uneven("n")
+    assert [one.n for one in cut(product._replace(m=1025))] == [3, 1024]
+    b = product.b._replace(row_stride=1, column_stride=16)
+    turned = product._replace(n=1028, b=b)
+    assert [one.n for one in cut(turned)] == [4, 1024]
+    wide = product.d._replace(dtype="float32")
+    assert cut(turned._replace(d=wide)) == (turned._replace(d=wide),)
+
+
+def test_every_option_in_which_a_product_is_cut_comes_before_all_others() -> None:
+    product, clear = uneven("n")[0], Clear(at(0), 4)
+    biased = product._replace(bias=Vector(at(0), "bfloat16"))
+    assert with_cuts(product) == Choice((cut(product), (product,)))
+    assert with_cuts(Choice(((biased,), (product, clear)))) == Choice(
+        (cut(biased), (*cut(product), clear), (biased,), (product, clear))
+    )
+    assert with_cuts(Choice(((clear,), (product,)))) == Choice((cut(product), (clear,), (product,)))
+    assert with_cuts(clear) is clear
