@@ -13,7 +13,11 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 python=${PYTHON:-$(command -v python3 || command -v python || echo python3)}
 
-if compgen -G '.carry/*.whl' >/dev/null && ! "$python" -c 'import msgspec, simpy' 2>/dev/null; then
+lacks() { # NAME...: whether a package of these is not installed
+  ! "$python" -c 'import sys; from importlib.metadata import version as v; [*map(v, sys.argv[1:])]' \
+    "$@" 2>/dev/null
+}
+if compgen -G '.carry/*.whl' >/dev/null && lacks msgspec simpy mpich nvidia-cudnn-frontend; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile .carry/*.whl || exit 3
 fi
 exec "$python" -m benchmarks.gpu_start "$@"
