@@ -28,9 +28,9 @@ from executor.cuda.calls import (
     Pointers,
     Product,
     Vector,
-    described,
 )
 from executor.cuda.rank import RankCalls
+from executor.cuda.wording import described
 from executor.errors import ExecutorError
 from executor.kernels.context import Array, RunState, Source
 from executor.streams.commands import Command, CommandBuffer, command_buffer

@@ -10,7 +10,8 @@ from hashlib import sha256
 from math import gcd
 
 from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Choice, Launch, LibraryCall, Operand, Product, described
+from executor.cuda.calls import Call, Choice, Launch, LibraryCall, Operand, Product
+from executor.cuda.wording import described
 from executor.errors import ExecutorError
 
 Can = Callable[[int], bool]

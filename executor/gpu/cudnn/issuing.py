@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from executor.cuda.binding import bound_library
-from executor.cuda.calls import LibraryCall, Operand, described
+from executor.cuda.calls import LibraryCall, Operand
+from executor.cuda.wording import described
 from executor.errors import ExecutorError
 from executor.gpu.cudnn.limits import ALIGNMENT_BYTES
 from executor.gpu.device import address_of

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.cuda.binding import bound_library
-from executor.cuda.calls import LibraryCall, Operand, described
+from executor.cuda.calls import LibraryCall, Operand
+from executor.cuda.wording import described
 from executor.errors import ExecutorError
 from executor.gpu.cudnn.graphs import deselected_notes, graph_of
 from executor.gpu.cudnn.limits import refusal

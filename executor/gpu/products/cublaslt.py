@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from executor.cuda.calls import Matrices, Product, Vector, described
+from executor.cuda.calls import Matrices, Product, Vector
+from executor.cuda.wording import described
 from executor.errors import ExecutorError
 from executor.gpu.device import address_of
 from executor.gpu.products.binding import (

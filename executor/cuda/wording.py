@@ -1,0 +1,42 @@
+"""Calls of libraries in words: for listings, errors, and what a device says that it picked."""
+
+from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Product
+
+
+def described(call: LibraryCall | Product) -> str:
+    """Return a call of a library without its operands, in words.
+
+    Examples
+    --------
+    >>> from executor.cuda.calls import Matrices, Vector, read, write
+    >>> a, b, d = (Matrices(one, "float32", 8, 1, 0) for one in (read(0), read(1), write(0)))
+    >>> described(Product(a, b, d, 2, 8, 8, 1, "fp32", bias=Vector(read(2), "float32")))
+    'product m 2 n 8 k 8 batch 1 in fp32 with bias'
+    """
+    match call:
+        case Product():
+            sizes = f"m {call.m} n {call.n} k {call.k} batch {call.batch} in {call.arithmetic}"
+            beside = (
+                "adding up" if call.accumulate else "",
+                "another added" if call.c is not None else "",
+                "bias" if call.bias is not None else "",
+                call.activation,
+                f"slope of {call.slope}" if call.slope else "",
+                f"sums of {call.bias_grad_of}" if call.bias_grad is not None else "",
+            )
+            with_these = ", ".join(one for one in beside if one)
+            return f"product {sizes}{' with ' if with_these else ''}{with_these}"
+        case Attention():
+            seen = f"-{call.ahead} < i - j < {call.behind}" if call.ahead or call.behind else "all"
+            return (
+                f"attention b {call.b} h {call.h} g {call.g} t {call.t} s {call.s} d {call.d} "
+                f"u {call.u} sees {seen} in {call.q.dtype}"
+            )
+        case AttentionGrad():
+            return f"gradient of {described(call.forward)}"
+        case Convolution():
+            window = f"{call.window} stride {call.stride} pad {call.pad} dilation {call.dilation}"
+            return (
+                f"convolution {call.direction} b {call.b} c {call.c} n {call.n} groups "
+                f"{call.groups} {call.given} -> {call.made} window {window} in {call.arithmetic}"
+            )
