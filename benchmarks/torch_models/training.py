@@ -196,7 +196,8 @@ def batches_of(
     graph: Graph, batch: int, count: int, device: str, channels_last: bool
 ) -> list[Batch]:
     """Return the first batches of the samples that ours are trained on, on the device."""
-    data, sources = RandomSamples(batch * count), sources_of(graph)
+    sources = sources_of(graph)
+    data = RandomSamples(batch * count, sources.values())
     names = ("tokens", "targets") if "tokens" in sources else ("images", "classes")
     found = []
     for at in range(count):
