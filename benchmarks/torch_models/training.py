@@ -51,7 +51,7 @@ class Trainer:
     ) -> None:
         self.setting, self.device, self.clip_norm = setting, device, training.clip_norm
         with torch.device(device):
-            self.module = module_of(spec, setting.vocab_multiple)
+            self.module = module_of(spec, setting.vocab_multiple, setting.grouped_experts)
         load(self.module, values)
         if setting.channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)

@@ -78,7 +78,7 @@ def reference(spec: ModelSpec, steps: int) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "mixtral", "resnet"])
 def test_pytorch_trains_as_the_reference_does(name: str) -> None:
     """The same weights, samples, decay, clipping and updates, for several steps."""
     optional("torch")
