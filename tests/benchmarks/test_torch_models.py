@@ -16,7 +16,7 @@ from tests.small_models import small
 torch = optional("torch")
 
 BATCH = 3
-MODELS = ("gpt2-small", "gpt2-medium", "gpt2-xl", "llama-1b", "resnet-50")
+MODELS = ("gpt2-small", "gpt2-medium", "gpt2-xl", "llama-1b", "moe-1b", "resnet-50")
 
 
 def with_config(spec: ModelSpec, **changes: Any) -> ModelSpec:
