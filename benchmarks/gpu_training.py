@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.gpu_models import catalogue_name, launches_of, planned
 from benchmarks.gpu_spans import spans_by_kind
-from benchmarks.starting_point import SEED, RandomSamples, starting_values
+from benchmarks.starting_point import SEED, RandomSamples, sources_of, starting_values
 from executor.gpu.running import DeviceRun
 from executor.kernels import RunState
 from models.graph import Graph
@@ -263,7 +263,7 @@ def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[Devi
     graph = plan_graph(plan)
     state = RunState(
         seed=SEED,
-        dataset=RandomSamples(plan.global_batch * losses),
+        dataset=RandomSamples(plan.global_batch * losses, sources_of(graph).values()),
         global_batch=plan.global_batch,
         microbatches=plan.microbatches,
         batch=plan.batch,

@@ -3,8 +3,9 @@
 Both follow from a seed, names and numbers, so that every process finds them by itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -44,13 +45,21 @@ class RandomSamples:
     ----------
     different
         Samples that differ: number n is that of number n mod `different`.
+    sources
+        Those whose samples are all drawn here, by several threads, and not when they are first
+        read, which may be timed: of images that takes longer than to train with them.
     """
 
     description = "random samples"
 
-    def __init__(self, different: int) -> None:
+    def __init__(self, different: int, sources: Iterable[Source] = ()) -> None:
         self.different = different
         self._known: dict[tuple[str, int], NDArray[Any]] = {}
+        wanted = list(product(sources, range(different)))
+        with ThreadPoolExecutor() as pool:
+            drawn = pool.map(lambda one: _drawn(*one), wanted)
+            for (source, number), sample in zip(wanted, drawn, strict=True):
+                self._known[source.name, number] = sample
 
     def read(self, source: Source, samples: NDArray[np.int64]) -> Array:
         """Return the region of samples, [samples, region...]."""

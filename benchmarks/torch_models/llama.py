@@ -1,5 +1,7 @@
 """Llama in PyTorch, as one would write it: RMS norms, rotary angles, grouped queries, SwiGLU.
 
+Mixtral differs by the experts of its feed-forward parts, which `experts.py` holds.
+
 Legend: B batch, T tokens, D model, H heads of queries, G of keys and values, K head dim, F features
 of the feed-forward part, V vocabulary.
 """
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.torch_models.experts import Experts
 from benchmarks.torch_models.gpt import Sources
 
 
@@ -31,7 +34,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention and a gated feed-forward part, each after a norm and beside a residual."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], grouped_experts: bool) -> None:
         super().__init__()
         d, f, k = config["hidden"], config["ffn_hidden"], config["head_dim"]
         self.heads, self.groups, self.size = config["heads"], config["kv_heads"], k
@@ -39,8 +42,10 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = nn.RMSNorm(d, epsilon), nn.RMSNorm(d, epsilon)
         self.qkv = nn.Linear(d, (self.heads + 2 * self.groups) * k, bias=False)
         self.out = nn.Linear(self.heads * k, d, bias=False)
-        self.gate_up = nn.Linear(d, 2 * f, bias=False)
-        self.down = nn.Linear(f, d, bias=False)
+        self.experts = Experts(config, grouped_experts) if config.get("experts") else None
+        if self.experts is None:
+            self.gate_up = nn.Linear(d, 2 * f, bias=False)
+            self.down = nn.Linear(f, d, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[B, T, D] to the same."""
@@ -55,20 +60,27 @@ class Block(nn.Module):
             enable_gqa=self.heads != self.groups,
         )
         x = x + self.out(y.transpose(1, 2).reshape(b, t, -1))
+        if self.experts is not None:
+            return x + self.experts(self.norm_2(x))
         gate, up = self.gate_up(self.norm_2(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
 
 
 class Llama(nn.Module):
-    """Ids to the mean loss. `config` is that of the zoo's family `decoder`, as Llama uses it."""
+    """Ids to the mean loss.
 
-    def __init__(self, config: Mapping[str, Any], vocab_multiple: int = 1) -> None:
+    `config` is that of the zoo's family `decoder`, as Llama and Mixtral use it.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], vocab_multiple: int = 1, grouped_experts: bool = False
+    ) -> None:
         super().__init__()
         d, self.vocab = config["hidden"], config["vocab"]
         rows = -(-self.vocab // vocab_multiple) * vocab_multiple
         self.base, self.dims = config.get("rope_base", 10000.0), config["rotary_dims"]
         self.tokens = nn.Embedding(rows, d)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config["layers"]))
+        self.blocks = nn.ModuleList(Block(config, grouped_experts) for _ in range(config["layers"]))
         self.norm = nn.RMSNorm(d, config.get("epsilon", 1e-5))
         self.head = None if config.get("tied") else nn.Linear(d, rows, bias=False)
 
@@ -95,6 +107,9 @@ class Llama(nn.Module):
                 "out": ("attn.out",),
                 "gate_up": ("mlp.gate", "mlp.up"),
                 "down": ("mlp.down",),
+                "experts.router": ("experts.router",),
+                "experts.gate_up": ("experts.gate", "experts.up"),
+                "experts.down": ("experts.down",),
             }
             for name, ours in parts.items():
                 found[f"blocks.{at}.{name}"] = tuple(f"h.{at}.{one}" for one in ours)

@@ -1,7 +1,8 @@
 """Modules of PyTorch for specifications of the zoo, and the zoo's values in their parameters.
 
 torch keeps a linear layer as [outputs, inputs], and several of ours in one; a convolution as
-[outputs, inputs, rows, columns].
+[outputs, inputs, rows, columns]. Linear layers of experts are as ours, [experts, inputs, outputs],
+several of ours beside each other in the last dim.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,14 +19,15 @@ from benchmarks.torch_models.resnet import ResNet
 from models.spec import ModelSpec
 
 Array = NDArray[Any]
-FAMILIES: dict[str, type[nn.Module]] = {"gpt": GPT, "decoder": Llama, "resnet": ResNet}
 
 
-def module_of(spec: ModelSpec, vocab_multiple: int = 1) -> Any:
+def module_of(spec: ModelSpec, vocab_multiple: int = 1, grouped_experts: bool = False) -> Any:
     """Return the module of a specification, on torch's default device, with any weights."""
     if spec.family == "resnet":
         return ResNet(spec.config)
-    return FAMILIES[spec.family](spec.config, vocab_multiple)
+    if spec.family == "decoder":
+        return Llama(spec.config, vocab_multiple, grouped_experts)
+    return GPT(spec.config, vocab_multiple)
 
 
 def parts(module: Any) -> Iterator[tuple[str, str, Tensor, tuple[str, ...]]]:
@@ -33,7 +35,7 @@ def parts(module: Any) -> Iterator[tuple[str, str, Tensor, tuple[str, ...]]]:
     for path, ours in module.sources().items():
         try:
             part = module.get_submodule(path)
-        except AttributeError:  # a block without a shortcut holds None
+        except AttributeError:  # a block without a shortcut, or without experts, holds None
             continue
         if part is None:
             continue
@@ -50,11 +52,12 @@ def load(module: Any, values: Mapping[str, Array]) -> None:
         for path, kind, parameter, names in parts(module):
             linear = kind == "weight" and isinstance(module.get_submodule(path), nn.Linear)
             parameter.zero_()
+            into = parameter.movedim(-1, 0) if parameter.dim() == 3 else parameter
             begin = 0
             for name in names:
                 value = torch.from_numpy(np.ascontiguousarray(values[name])).to(parameter.device)
                 value = _as_torch(value, parameter, linear)
-                parameter[begin : begin + len(value)] = value
+                into[begin : begin + len(value)] = value
                 begin += len(value)
             filled += 1
     assert filled == len(list(module.parameters())), "a parameter has no value"
@@ -66,6 +69,8 @@ def _as_torch(value: Tensor, parameter: Tensor, linear: bool) -> Tensor:
         inward = parameter.shape[1]
         # The inputs are the dims in front, however many they are.
         return value.reshape(inward, -1).T
+    if parameter.dim() == 3:
+        return value.movedim(-1, 0)  # what lies beside each other comes first
     if parameter.dim() == 4 and value.shape[1:] != parameter.shape[1:]:
         return value.permute(0, 3, 1, 2)  # of images whose channels come last
     return value.reshape(-1, *parameter.shape[1:])
@@ -81,6 +86,10 @@ def taken(module: Any, of: Mapping[str, Array], gradients: bool = False) -> dict
         begin = 0
         for name in names:
             shape = of[name].shape
+            if parameter.dim() == 3:
+                found[name] = array[..., begin : begin + shape[-1]]
+                begin += shape[-1]
+                continue
             inward = parameter.shape[1] if parameter.dim() > 1 else 1
             rows = int(np.prod(shape)) // inward if linear else shape[0]
             rows = int(np.prod(shape)) if parameter.dim() == 1 else rows

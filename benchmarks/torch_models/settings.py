@@ -34,6 +34,8 @@ class Setting:
         The only backend of scaled_dot_product_attention; empty: the library chooses.
     vocab_multiple
         Rows of the embedding are a multiple of this.
+    grouped_experts
+        Experts multiply the rows that they are sent, not all of their places.
     channels_last
         Images and weights of convolutions have their channels last.
     deterministic
@@ -47,6 +49,7 @@ class Setting:
     optimizer: str = "fused"
     attention: str = ""
     vocab_multiple: int = 1
+    grouped_experts: bool = False
     channels_last: bool = False
     deterministic: bool = False
 
@@ -80,6 +83,12 @@ _TOKENS: tuple[Change, ...] = (
     ("memory-efficient attention", {"attention": "efficient"}),
     ("AdamW by foreach", {"optimizer": "foreach"}),
 )
+# Of a mixture of experts.
+_MIXTURE: tuple[Change, ...] = (
+    *_TOKENS[:4],
+    ("grouped products of experts", {"grouped_experts": True}),
+    *_TOKENS[4:],
+)
 _IMAGES: tuple[Change, ...] = (
     ("eager, fused AdamW, channels last", {"channels_last": True}),
     ("torch.compile", {"compiled": "default"}),
@@ -98,7 +107,9 @@ DETERMINISTIC: Change = ("deterministic", {"deterministic": True})
 
 def changes_of(spec: ModelSpec) -> tuple[Change, ...]:
     """Return what is tried of a model, in order; `DETERMINISTIC` comes behind."""
-    return _IMAGES if spec.family == "resnet" else _TOKENS
+    if spec.family == "resnet":
+        return _IMAGES
+    return _MIXTURE if spec.config.get("experts") else _TOKENS
 
 
 def first_setting(spec: ModelSpec) -> Setting:

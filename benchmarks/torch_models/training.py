@@ -51,7 +51,7 @@ class Trainer:
     ) -> None:
         self.setting, self.device, self.clip_norm = setting, device, training.clip_norm
         with torch.device(device):
-            self.module = module_of(spec, setting.vocab_multiple)
+            self.module = module_of(spec, setting.vocab_multiple, setting.grouped_experts)
         load(self.module, values)
         if setting.channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)
@@ -198,7 +198,8 @@ def batches_of(
     graph: Graph, batch: int, count: int, device: str, channels_last: bool
 ) -> list[Batch]:
     """Return the first batches of the samples that ours are trained on, on the device."""
-    data, sources = RandomSamples(batch * count), sources_of(graph)
+    sources = sources_of(graph)
+    data = RandomSamples(batch * count, sources.values())
     names = ("tokens", "targets") if "tokens" in sources else ("images", "classes")
     found = []
     for at in range(count):

@@ -17,6 +17,8 @@ from benchmarks import first_gpu, gpu, gpu_training
 from benchmarks.gpu_models import TRAINED, benchmark_model
 from benchmarks.gpu_rows import lines, row
 from benchmarks.starting_point import RandomSamples, sources_of, starting_values
+from executor.errors import DataError
+from executor.kernels.context import Source
 from executor.reference import run_reference
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import build, build_training
@@ -76,7 +78,7 @@ def reference(spec: ModelSpec, steps: int) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "mixtral", "resnet"])
 def test_pytorch_trains_as_the_reference_does(name: str) -> None:
     """The same weights, samples, decay, clipping and updates, for several steps."""
     optional("torch")
@@ -127,7 +129,7 @@ def test_a_change_that_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_samples_are_the_same_whoever_reads_them() -> None:
     sources = sources_of(build(small("gpt"), BATCH))
-    one, other = (RandomSamples(6) for _ in range(2))
+    one, other = RandomSamples(6), RandomSamples(6, sources.values())
     numbers = np.array([5, 0, 7])
     tokens = one.read(sources["tokens"], numbers)
     np.testing.assert_array_equal(tokens, other.read(sources["tokens"], numbers))
@@ -136,6 +138,13 @@ def test_samples_are_the_same_whoever_reads_them() -> None:
     np.testing.assert_array_equal(
         one.read(sources["tokens"], np.array([1])), tokens[2:], "numbers repeat after six"
     )
+
+
+def test_samples_of_given_sources_are_drawn_before_they_are_read() -> None:
+    unknown = Source(name="weather", values=0, shape=(2,), region=(slice(0, 2),))
+    RandomSamples(2)
+    with pytest.raises(DataError, match="no random samples of `weather`"):
+        RandomSamples(2, (unknown,))
 
 
 TRIED = {

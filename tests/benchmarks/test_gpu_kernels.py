@@ -14,7 +14,7 @@ from executor.errors import ExecutorError
 from tests.extras import optional
 
 
-@pytest.mark.parametrize("model", ["gpt2-small", "llama-1b", "resnet-50"])
+@pytest.mark.parametrize("model", ["gpt2-small", "llama-1b", "moe-1b", "resnet-50"])
 def test_no_kernel_of_a_model_spills(model: str) -> None:
     optional("cuda.core", extra="test")
     counts = launched([model], batch=4, precision="bf16")

@@ -16,7 +16,7 @@ from tests.small_models import small
 torch = optional("torch")
 
 BATCH = 3
-MODELS = ("gpt2-small", "gpt2-medium", "gpt2-xl", "llama-1b", "resnet-50")
+MODELS = ("gpt2-small", "gpt2-medium", "gpt2-xl", "llama-1b", "moe-1b", "resnet-50")
 
 
 def with_config(spec: ModelSpec, **changes: Any) -> ModelSpec:
@@ -27,6 +27,8 @@ SPECS = {
     "gpt": small("gpt"),
     "llama": with_config(small("llama"), vocab=250, rope_base=500000.0),
     "tied llama": with_config(small("llama"), tied=True),
+    "mixtral": with_config(small("mixtral"), capacity_factor=0.75),
+    "dropless": with_config(small("mixtral"), capacity_factor=0.0, normalize_weights=False),
     "resnet": with_config(small("resnet"), channels=3, image_size=40),
 }
 
@@ -56,16 +58,16 @@ def samples(spec: ModelSpec) -> dict[str, Any]:
     return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
 
 
-@pytest.mark.parametrize("vocab_multiple", [1, 64])
+@pytest.mark.parametrize(("vocab_multiple", "grouped_experts"), [(1, False), (64, True)])
 @pytest.mark.parametrize("name", SPECS)
-def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int) -> None:
+def test_loss_and_gradients_are_ours(name: str, vocab_multiple: int, grouped_experts: bool) -> None:
     from benchmarks.torch_models.loading import load, module_of, taken
 
     spec = SPECS[name]
     if spec.family == "resnet" and vocab_multiple > 1:
         pytest.skip("has no vocabulary")
     values, inputs = drawn(spec), samples(spec)
-    module = module_of(spec, vocab_multiple)
+    module = module_of(spec, vocab_multiple, grouped_experts)
     load(module, values)
     for path, value in taken(module, values).items():
         np.testing.assert_array_equal(value, values[path])
