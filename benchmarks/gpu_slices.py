@@ -73,7 +73,7 @@ def trained(model: str, seconds: float, name: str = "", *more: str) -> Part:
 
 BUDGET = ("--budget", "{seconds}")
 PROFILED = ("--profile", "{folder}/profile.json")
-PROFILE = ("profile", "--device", "gpu", "--ranks", "1", "--refresh", "-o", "{folder}/profile.json")
+PROFILE = ("profile", "--device", "gpu", "--ranks", "1", "-o", "{folder}/profile.json")
 SLICES: dict[str, tuple[Part, ...]] = {
     "1": (
         Part("facts", "benchmarks.gpu_facts", BUDGET, 90, ("--emulated",)),
