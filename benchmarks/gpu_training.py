@@ -46,10 +46,9 @@ def opened(deterministic: bool = False) -> tuple[Any, Any]:
     from executor.gpu.products.tuning import Tuner
     from executor.measure import cache_folder
 
-    products = partial(ProductLibrary, deterministic=deterministic)
     networks = partial(cudnn_library, deterministic=deterministic)
     tuner = None if deterministic else Tuner(cache_folder())
-    return CupyDevice(0, products, networks, tuner=tuner), tuner
+    return CupyDevice(0, ProductLibrary, networks, tuner=tuner), tuner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

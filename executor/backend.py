@@ -22,8 +22,8 @@ class Backend:
         On GPUs: all ranks as streams of one process on one device, to check a plan, not its speed.
     deterministic
         On GPUs: products take the algorithm that the library puts first, not the fastest by timing,
-        and of libraries only what adds up in one order: equal bits on any GPU of one kind, with
-        nothing kept.
+        and attention and convolutions only kernels that add up in one order: equal bits on any GPU
+        of one kind, with nothing kept.
 
     Raises
     ------

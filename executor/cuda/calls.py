@@ -157,7 +157,7 @@ class Matrices(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """A value for every column (or row) of some matrices, side by side in an operand.
+    """A value for every column of some matrices, side by side in an operand.
 
     `batch_stride` elements lie between those of one matrix of a stack and of the next; 0: all
     matrices share them.
@@ -181,8 +181,7 @@ class Product(NamedTuple):
     * `activation`: gelu (the tanh form), relu or none.
 
     Backward, instead of all these, `slope`: d = (a b) times the slope of gelu at `aux`, which is
-    read. And `bias_grad`: write sums over k of a (one per row of d, `bias_grad_of` a) or of b (one
-    per column, `bias_grad_of` b), or with a slope the sums of every column of d (`bias_grad_of` d).
+    then read.
 
     Stacks may share an operand that is read: its batch stride is 0.
     """
@@ -201,8 +200,6 @@ class Product(NamedTuple):
     activation: str = ""
     aux: Matrices | None = None
     slope: str = ""
-    bias_grad: Vector | None = None
-    bias_grad_of: str = ""
 
     @property
     def parts(self) -> dict[str, Matrices | Vector]:
@@ -216,7 +213,7 @@ class Product(NamedTuple):
         return Product(*self[:9])
 
 
-EPILOGUE_PARTS = ("c", "bias", "aux", "bias_grad")
+EPILOGUE_PARTS = ("c", "bias", "aux")
 
 
 class Clear(NamedTuple):

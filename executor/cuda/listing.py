@@ -210,8 +210,6 @@ def _epilogue(call: Product, rank: int) -> Iterator[str]:
         yield call.activation
     if call.aux is not None and call.slope:
         yield f"slope of {call.slope} at {_matrices(call.aux, rank)}"
-    if call.bias_grad is not None:
-        yield f"sums of {call.bias_grad_of} in {_vector(call.bias_grad, rank)}"
 
 
 def _argument(arg: Argument, rank: int) -> str:

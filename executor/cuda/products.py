@@ -8,7 +8,7 @@ from executor.cuda.calls import PACK_BYTES, Call, Choice, Matrices, Operand, Pro
 from models.graph import ITEMSIZE
 
 DIMS = {"a": "mk", "b": "kn", "d": "mn", "c": "mn", "aux": "mn", "bias": "n"}
-"""Of the parts of a product; those of `bias_grad` follow from what it sums."""
+"""Of the parts of a product."""
 
 CUT_ITEMSIZE = 2  # bytes of an element of a and b: what was measured slow is 16-bit
 CUT_UNIT = PACK_BYTES // CUT_ITEMSIZE
@@ -29,14 +29,13 @@ def spans(product: Product) -> dict[str, int]:
     """
     m, n, k = product.m, product.n, product.k
     shapes = {"a": (m, k), "b": (k, n)}
-    lengths = {"a": m}
     found = {}
     for name, part in product.parts.items():
         if isinstance(part, Matrices):
             rows, columns = shapes.get(name, (m, n))
             last = (rows - 1) * part.row_stride + (columns - 1) * part.column_stride
         else:
-            last = lengths.get(product.bias_grad_of if name == "bias_grad" else "", n) - 1
+            last = n - 1
         last += (product.batch - 1) * part.batch_stride
         found[name] = (last + 1) * ITEMSIZE[part.dtype]
     return found
@@ -73,7 +72,7 @@ def stacked(products: Sequence[Product]) -> Product | None:
         return None
     parts = {name: [one.parts[name] for one in products] for name in first.parts}
     strides = {name: _distance(found) for name, found in parts.items()}
-    written = {"d", "bias_grad"} | (set() if first.slope else {"aux"})
+    written = {"d"} if first.slope else {"d", "aux"}
     if any(stride is None for stride in strides.values()) or any(
         not strides[name] for name in written if name in strides
     ):
@@ -137,8 +136,8 @@ def cut(product: Product) -> tuple[Product, ...]:
     ----------
     product
         Bound to places that are as aligned as their offsets say, or to addresses. It stays whole
-        where its rows begin elsewhere, where such an extent is short, and with sums
-        (`bias_grad`), or a slope along k, which the library would not take in parts.
+        where its rows begin elsewhere, where such an extent is short, and with a slope along k,
+        which the library would not take in parts.
 
     Examples
     --------
@@ -156,7 +155,7 @@ def cut(product: Product) -> tuple[Product, ...]:
     """
     uneven = _uneven(product)
     extents = [getattr(product, dim) for dim in uneven]
-    if not uneven or min(extents) < CUT_EXTENT_MIN or product.bias_grad is not None:
+    if not uneven or min(extents) < CUT_EXTENT_MIN:
         return (product,)
     if "k" in uneven and product.slope:  # which goes with nothing that is added
         return (product,)

@@ -22,7 +22,6 @@ def described(call: LibraryCall | Product) -> str:
                 "bias" if call.bias is not None else "",
                 call.activation,
                 f"slope of {call.slope}" if call.slope else "",
-                f"sums of {call.bias_grad_of}" if call.bias_grad is not None else "",
             )
             with_these = ", ".join(one for one in beside if one)
             return f"product {sizes}{' with ' if with_these else ''}{with_these}"

@@ -43,10 +43,9 @@ def run_on_gpu(job: Job, folder: Path, world: World) -> None:
     """Train this process's rank, or all of a job in loopback, on a GPU of this node."""
     local = world.local_rank()
     require_gpu(local + 1)
-    products = partial(ProductLibrary, deterministic=job.deterministic)
     networks = partial(cudnn_library, deterministic=job.deterministic)
     tuner = None if job.deterministic else Tuner(cache_folder())
-    device = CupyDevice(local, products, networks, tuner=tuner)
+    device = CupyDevice(local, ProductLibrary, networks, tuner=tuner)
     collectives = None
     if not job.loopback and job.graph.ranks > 1:
 

@@ -160,9 +160,8 @@ def test_an_epilogue_is_that_of_the_emulation(
     for part, one in product.parts.items():
         fired = loaded(bench.take(places[part], arrays[part]), one.dtype).astype(np.float64)
         expected = loaded(arrays[part], one.dtype).astype(np.float64)
-        near = 2 * max(NEAR[one.dtype], NEAR[narrow] if part == "bias_grad" else 0.0)
-        scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(fired, expected, rtol=0, atol=near * scale, err_msg=part)
+        near = 2 * NEAR[one.dtype] * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(fired, expected, rtol=0, atol=near, err_msg=part)
 
 
 def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(

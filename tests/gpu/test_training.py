@@ -17,7 +17,7 @@ from tests.executor.gpu.test_training import ALONE, PARALLEL
 
 STEPS = 20
 PARALLEL_STEPS = 4
-NEAR = {"fp32": 1e-3, "tf32": 5e-3, "bf16": 2e-2, "fp16": 2e-2}
+NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 2e-2, "fp16": 2e-2}  # tf32 keeps as many bits as fp16
 LOSS_SCALE = 2.0**10
 
 

@@ -55,8 +55,6 @@ from executor.gpu.products.column_major import ColumnMajor, ProductLayout, layou
 from executor.gpu.products.epilogues import epilogue_of, refusal
 from models.graph import ITEMSIZE
 
-SUMS_REFUSED = "in which order the library adds up a bias gradient is not documented"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProduct:
@@ -97,21 +95,15 @@ class PlannedProduct:
 class ProductLibrary:
     """cuBLASLt on the device that is current when this is made.
 
-    Parameters
-    ----------
-    deterministic
-        Refuse what the library does not promise to add up in one order: bias gradients.
-
     Raises
     ------
     ExecutorError
         There is no `libcublasLt`, or it finds no device.
     """
 
-    def __init__(self, *, deterministic: bool = False) -> None:
+    def __init__(self) -> None:
         self._library = open_library()
         self._handle: ctypes.c_void_p | None = None
-        self._deterministic = deterministic
         self._planned: dict[str, PlannedProduct] = {}
         handle = ctypes.c_void_p()
         check(self._library.cublasLtCreate(ctypes.byref(handle)), "cublasLtCreate")
@@ -148,10 +140,7 @@ class ProductLibrary:
             The library has no algorithm for it.
         """
         assert self._handle is not None, "the library is closed"
-        reason = refusal(product)
-        if self._deterministic and product.bias_grad is not None:
-            reason = reason or SUMS_REFUSED
-        if reason:
+        if reason := refusal(product):
             raise ExecutorError(f"cuBLASLt cannot compute {describe(product)}: {reason}")
         key = key_of(product, workspace_bytes)
         if key not in self._planned:
@@ -286,19 +275,19 @@ class ProductLibrary:
             if layout.batch > 1:
                 stride = ctypes.c_int64(layout.aux.batch_stride)
                 values.append((DESC_EPILOGUE_AUX_BATCH_STRIDE, stride))
-        vector = product.bias or product.bias_grad
-        if vector is not None:
-            values.append((DESC_BIAS_DATA_TYPE, ctypes.c_int32(DATA_TYPES[vector.dtype])))
+        bias = product.bias
+        if bias is not None:
+            values.append((DESC_BIAS_DATA_TYPE, ctypes.c_int32(DATA_TYPES[bias.dtype])))
             if layout.batch > 1:
-                values.append((DESC_BIAS_BATCH_STRIDE, ctypes.c_int64(vector.batch_stride)))
+                values.append((DESC_BIAS_BATCH_STRIDE, ctypes.c_int64(bias.batch_stride)))
         for attribute, value in values:
             put(self._library, kind, descriptor, attribute, value)
         return descriptor
 
     def _point(self, descriptor: ctypes.c_void_p, product: Product) -> None:
-        """Tell a descriptor where the bias (or its gradient) and aux of a bound product lie."""
+        """Tell a descriptor where the bias and aux of a bound product lie."""
         for attribute, part in (
-            (DESC_BIAS_POINTER, product.bias or product.bias_grad),
+            (DESC_BIAS_POINTER, product.bias),
             (DESC_EPILOGUE_AUX_POINTER, product.aux),
         ):
             if part is not None:
@@ -361,12 +350,12 @@ def key_of(product: Product, workspace_bytes: int) -> str:
         if one is not None
     ]  # fmt: skip
     aligned = [f"{name} {alignment_of(part)}" for name, part in product.parts.items()]
-    vector = product.bias or product.bias_grad
+    bias = product.bias
     return "; ".join(
         (
             f"{layout.m}x{layout.n}x{layout.k} batch {layout.batch} {turned} compute {compute}",
             f"added {int(product.accumulate)} epilogue {epilogue_of(product)}",
-            *((f"vector {vector.dtype}/{vector.batch_stride}",) if vector is not None else ()),
+            *((f"vector {bias.dtype}/{bias.batch_stride}",) if bias is not None else ()),
             ", ".join(sides),
             f"aligned {', '.join(aligned)}",
             f"workspace {workspace_bytes}",

@@ -2,7 +2,7 @@
 
 A result of contiguous rows is told to the library as d^T = b^T a^T (`column_major.py`), so a value
 per column of d is one per row of the library's D, as its bias is. Where d has contiguous columns
-it is not, and sums over k of a and b change sides.
+it is not.
 
 Notes
 -----
@@ -14,12 +14,9 @@ is another question, which only the library answers (`ProductLibrary.supports`).
 
 from executor.cuda.calls import Matrices, Product
 from executor.gpu.products.binding import (
-    EPILOGUE_BGRADA,
-    EPILOGUE_BGRADB,
     EPILOGUE_BIAS,
     EPILOGUE_DEFAULT,
     EPILOGUE_DGELU,
-    EPILOGUE_DGELU_BGRAD,
     EPILOGUE_GELU,
     EPILOGUE_RELU,
     EPILOGUE_WITH_AUX,
@@ -42,13 +39,8 @@ def epilogue_of(product: Product) -> int:
     >>> epilogue_of(product) == EPILOGUE_GELU | EPILOGUE_BIAS
     True
     """
-    by_rows = product.d.column_stride == 1
     if product.slope:
-        return EPILOGUE_DGELU if product.bias_grad is None else EPILOGUE_DGELU_BGRAD
-    if product.bias_grad is not None:
-        # the library's A is b where d has contiguous rows
-        of_a = product.bias_grad_of == ("b" if by_rows else "a")
-        return EPILOGUE_BGRADA if of_a else EPILOGUE_BGRADB
+        return EPILOGUE_DGELU
     code = ACTIVATIONS.get(product.activation, 0)
     if product.aux is not None:
         code |= EPILOGUE_WITH_AUX
@@ -67,7 +59,7 @@ def refusal(product: Product) -> str:
     >>> refusal(Product(*sides, 8, 8, 8, 1, "bf16", bias=Vector(read(2), "float32")))
     'the bias is of float32 and d of bfloat16'
     """
-    checks = (_of_kind, _of_dtypes, _of_places, _of_sums)
+    checks = (_of_kind, _of_dtypes, _of_places)
     return next((reason for check in checks if (reason := check(product))), "")
 
 
@@ -82,7 +74,7 @@ def _of_kind(product: Product) -> str:
         if product.slope != "gelu":
             return f"the slope of {product.slope} is read from a bit mask, not from values"
         if forward or product.aux is None:
-            return "a slope goes with aux and with nothing else but sums of d"
+            return "a slope goes with aux and with nothing else"
         return ""
     if product.aux is not None and product.activation != "gelu":
         return "only gelu keeps the values before it (relu keeps a bit mask)"
@@ -91,7 +83,7 @@ def _of_kind(product: Product) -> str:
 
 def _of_dtypes(product: Product) -> str:
     """Whatever lies beside d has its dtype, in all but 8-bit products."""
-    words = {"c": "c", "aux": "aux", "bias": "the bias", "bias_grad": "the bias gradient"}
+    words = {"c": "c", "aux": "aux", "bias": "the bias"}
     for name, word in words.items():
         part = getattr(product, name)
         if part is not None and part.dtype != product.d.dtype:
@@ -113,22 +105,6 @@ def _of_places(product: Product) -> str:
         stride = aux.batch_stride if product.batch > 1 else 0
         if aux.leading % AUX_ELEMENTS or stride % AUX_ELEMENTS:
             return f"aux has strides {aux.leading} and {stride}, no multiples of {AUX_ELEMENTS}"
-    return ""
-
-
-def _of_sums(product: Product) -> str:
-    """Sums of an operand are an epilogue of their own; those of d go with a slope."""
-    if product.bias_grad is None:
-        return ""
-    if product.bias_grad_of == "d":
-        if not product.slope:
-            return "sums of d go with a slope only"
-        if not _by_rows(product.d):
-            return "d has contiguous columns, which the library does not add up"
-    elif product.slope or product.activation or product.bias is not None:
-        return f"sums of {product.bias_grad_of} are an epilogue of their own"
-    if product.batch > 1 and not product.bias_grad.batch_stride:
-        return "matrices of a stack share the place of their sums"
     return ""
 
 

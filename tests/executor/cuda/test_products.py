@@ -101,14 +101,12 @@ def test_spans_are_of_every_part() -> None:
         batch=2,
         d=product.d._replace(batch_stride=20, dtype="float64"),
         c=Matrices(at(0), "float64", 1, 8, 0),
-        bias_grad=Vector(at(0), "float32", 7),
-        bias_grad_of="a",
+        bias=Vector(at(0), "float32", 7),
     )
     assert spans(product) == {
         "a": 4 * M * K, "b": 4 * K * N, "d": 8 * (20 + M * N),
-        "c": 8 * (M - 1 + 8 * (N - 1) + 1), "bias_grad": 4 * (7 + M),
+        "c": 8 * (M - 1 + 8 * (N - 1) + 1), "bias": 4 * (7 + N),
     }  # fmt: skip
-    assert spans(product._replace(bias_grad_of="b"))["bias_grad"] == 4 * (7 + N)
 
 
 # Extents of m, n and k by the dims that are cut
@@ -202,7 +200,6 @@ WHOLE = {
     "it begins elsewhere": lambda one: one._replace(d=one.d._replace(operand=at(8))),
     "stacks begin elsewhere": lambda one: one._replace(b=one.b._replace(batch_stride=4)),
     "another extent stays slow": lambda one: one._replace(k=15),
-    "sums": lambda one: one._replace(bias_grad=Vector(at(0), "bfloat16"), bias_grad_of="b"),
     "wide operands": lambda one: one._replace(
         a=one.a._replace(dtype="float32"), b=one.b._replace(dtype="float32")
     ),

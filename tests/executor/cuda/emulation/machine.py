@@ -315,12 +315,6 @@ def _multiply(call: Product, address: Address, within: Ranges) -> None:
     if call.activation:
         made = ACTIVATIONS[call.activation](made)
     views["d"][...] = to_stored(made, call.d.dtype)
-    if call.bias_grad is not None:
-        summed = {"a": (wide["a"], 2), "b": (wide["b"], 1), "d": (made, 1)}
-        values, axis = summed[call.bias_grad_of]
-        total = values.sum(axis, dtype=values.dtype)
-        grad = _vectors(call.bias_grad, total.shape, address, within)
-        grad[...] = to_stored(total, call.bias_grad.dtype)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -339,7 +333,7 @@ SLOPES = {"gelu": _gelu_slope}
 
 
 def _vectors(found: Vector, shape: tuple[int, int], address: Address, within: Ranges) -> np.ndarray:
-    """Vectors of a stack; those that are written do not overlap."""
+    """Vectors of a stack."""
     stacked = Matrices(found.operand, found.dtype, 1, 1, found.batch_stride)
     return _matrices(stacked, (shape[0], 1, shape[1]), address, within)[:, 0, :]
 

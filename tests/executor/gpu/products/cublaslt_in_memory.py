@@ -101,7 +101,7 @@ class Library:
             return INVALID_VALUE
         batch, rows, columns, _, _, dtype = self._shape(made_layout)
         if epilogue & b.EPILOGUE_BIAS:
-            values = values + to_wide(self._vector(found, batch, rows, dtype), dtype)[:, :, None]
+            values = values + to_wide(self._bias(found, batch, rows, dtype), dtype)[:, :, None]
         if epilogue & b.EPILOGUE_WITH_AUX:
             aux = self._aux(found, batch, rows, columns, dtype)
             if epilogue & 64:
@@ -113,11 +113,6 @@ class Library:
         if epilogue & b.EPILOGUE_RELU:
             values = ACTIVATIONS["relu"](values)
         self._view(made, made_layout)[...] = to_stored(values, dtype)
-        sums = {16: (values, 2, rows), 256: (one, 2, rows), 512: (other, 1, columns)}
-        for bit, (terms, axis, length) in sums.items():
-            if epilogue & bit:
-                total = terms.sum(axis, dtype=terms.dtype)
-                self._vector(found, batch, length, dtype)[...] = to_stored(total, dtype)
         return 0
 
     def _shape(self, layout: Any) -> tuple[int, int, int, int, int, str]:
@@ -135,11 +130,11 @@ class Library:
     def _wide(self, address: int, layout: Any) -> np.ndarray:
         return to_wide(self._view(address, layout), self._shape(layout)[-1])
 
-    def _vector(self, found: dict, batch: int, length: int, dtype: str) -> np.ndarray:
+    def _bias(self, found: dict, batch: int, rows: int, dtype: str) -> np.ndarray:
         assert DTYPES[found[b.DESC_BIAS_DATA_TYPE]] == dtype, "what the library asks of a bias"
         stride = found.get(b.DESC_BIAS_BATCH_STRIDE, 0)
         at = found[b.DESC_BIAS_POINTER]
-        return memory(at, dtype, (batch, 1, length), (stride, 0, 1))[:, 0]
+        return memory(at, dtype, (batch, 1, rows), (stride, 0, 1))[:, 0]
 
     def _aux(self, found: dict, batch: int, rows: int, columns: int, dtype: str) -> np.ndarray:
         leading = found[b.DESC_EPILOGUE_AUX_LD]

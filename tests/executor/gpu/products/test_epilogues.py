@@ -35,13 +35,8 @@ EPILOGUES = {
     "gelu with aux": ({"activation": "gelu"}, ("aux",)),
     "all of gelu": ({"activation": "gelu"}, ("c", "bias", "aux")),
     "slope": ({"slope": "gelu"}, ("aux",)),
-    "slope and sums": ({"slope": "gelu", "bias_grad_of": "d"}, ("aux", "bias_grad")),
-    "sums of a": ({"bias_grad_of": "a"}, ("bias_grad",)),
-    "sums of b": ({"bias_grad_of": "b"}, ("bias_grad",)),
-    "sums of b, added": ({"bias_grad_of": "b", "accumulate": True}, ("bias_grad",)),
 }
-BY_COLUMNS = ("plain", "accumulate", "residual", "relu", "gelu", "gelu with aux", "slope",
-              "sums of a", "sums of b")  # fmt: skip
+BY_COLUMNS = ("plain", "accumulate", "residual", "relu", "gelu", "gelu with aux", "slope")
 
 
 @pytest.fixture
@@ -86,7 +81,7 @@ def product_of(
         if part in ("c", "aux"):
             beside[part] = matrices(part, M, N, made, not by_rows)
         else:
-            beside[part] = vector(part, M if flags.get("bias_grad_of") == "a" else N)
+            beside[part] = vector(part, N)
     a, b, d = (
         matrices("a", M, K, narrow, by_rows),
         matrices("b", K, N, narrow, False),
@@ -124,7 +119,6 @@ def compare(library: ProductLibrary, name: str, narrow: str, made: str, **how) -
     changed = {part for part in arrays if not np.array_equal(arrays[part], before[part])}
     assert "d" in changed
     assert ("aux" in changed) == (product.aux is not None and not product.slope)
-    assert ("bias_grad" in changed) == (product.bias_grad is not None)
     dtypes = {part: one.dtype for part, one in product.parts.items()}
     near = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
     for part in arrays:
@@ -189,9 +183,6 @@ BIAS, AUX = Vector(read(2), "bfloat16"), Matrices(read(3), "bfloat16", 8, 1, 0)
         (square(accumulate=True, c=AUX), "either what d holds or c"),
         (square(activation="gelu", aux=AUX._replace(row_stride=12)), "no multiples of 8"),
         (square(activation="gelu", aux=Matrices(read(3), "bfloat16", 1, 8, 0)), "not contiguous"),
-        (square(bias_grad=BIAS, bias_grad_of="d"), "with a slope only"),
-        (square(bias_grad=BIAS, bias_grad_of="b", bias=BIAS), "of their own"),
-        (square(bias_grad=BIAS, bias_grad_of="b")._replace(batch=2), "share the place"),
         (square(bias=BIAS)._replace(d=Matrices(write(0), "bfloat16", 1, 8, 0)), "contiguous col"),
     ],
 )
@@ -206,15 +197,6 @@ def test_a_product_without_an_algorithm_is_not_supported_and_says_so(
     found.refused.add(160)
     assert not library.supports(product, 1 << 20)
     with pytest.raises(ExecutorError, match=r"NOT_SUPPORTED for a product m .* with gelu"):
-        library.plan(product, 1 << 20)
-    assert library.supports(product.plain, 1 << 20)
-
-
-def test_a_deterministic_library_refuses_sums_whose_order_nobody_promises(found: Library) -> None:
-    product, _ = product_of("sums of b", "bfloat16", "bfloat16")
-    assert ProductLibrary().supports(product, 1 << 20)
-    library = ProductLibrary(deterministic=True)
-    with pytest.raises(ExecutorError, match="in which order"):
         library.plan(product, 1 << 20)
     assert library.supports(product.plain, 1 << 20)
 
@@ -270,7 +252,7 @@ def test_the_real_library_takes_every_attribute_at_its_size() -> None:
     descriptor = binding.create(real, kind, binding.COMPUTE_32F, binding.DATA_TYPES["float32"])
     values = {
         binding.DESC_TRANSA: ctypes.c_int32(binding.OP_T),
-        binding.DESC_EPILOGUE: ctypes.c_uint32(binding.EPILOGUE_DGELU_BGRAD),
+        binding.DESC_EPILOGUE: ctypes.c_uint32(binding.EPILOGUE_DGELU),
         binding.DESC_BIAS_POINTER: ctypes.c_void_p(4096),
         binding.DESC_BIAS_BATCH_STRIDE: ctypes.c_int64(8),
         binding.DESC_EPILOGUE_AUX_POINTER: ctypes.c_void_p(4096),
