@@ -16,7 +16,7 @@ from typing import Any
 Line = dict[str, Any]
 FILE, LOG = "MILLRACE_GPU_LINES", "MILLRACE_GPU_LOG"
 RUN, PART = "MILLRACE_GPU_RUN", "MILLRACE_GPU_PART"
-DETAILS = 2000  # characters at the end of what a process said
+DETAILS = 2000  # characters, of what a process said
 
 
 def lines_file() -> Path:
@@ -34,17 +34,19 @@ def log_file() -> Path:
 
 
 def append(name: str, ok: bool | None, **more: object) -> None:
-    """Append a line."""
+    """Append a line, behind what a process left that was killed while it wrote."""
     line = {
         "run": os.environ.get(RUN, ""),
         "part": os.environ.get(PART, ""),
         "name": name,
         "ok": ok,
     }
-    written = (json.dumps(line | more) + "\n").encode()
-    descriptor = os.open(lines_file(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    written = (json.dumps(line | more, default=str) + "\n").encode()
+    descriptor = os.open(lines_file(), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, written)
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        os.write(descriptor, b"\n" * torn + written)
     finally:
         os.close(descriptor)
 
@@ -75,7 +77,7 @@ def read(path: Path, start: int = 0) -> list[Line]:
 
 
 def folded(lines: Iterable[Mapping[str, Any]]) -> dict[str, Line]:
-    """Return what lines of each name come to: what a later one says replaces what was said.
+    """Return what lines of each name come to, by the last: what it says replaces what was said.
 
     Examples
     --------
@@ -85,5 +87,5 @@ def folded(lines: Iterable[Mapping[str, Any]]) -> dict[str, Line]:
     """
     found: dict[str, Line] = {}
     for line in lines:
-        found[line["name"]] = found.get(line["name"], {}) | dict(line)
+        found[line["name"]] = found.pop(line["name"], {}) | dict(line)
     return found

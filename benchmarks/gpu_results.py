@@ -28,16 +28,19 @@ EMULATED = "emulated"  # the device of lines that name none
 
 
 def main() -> int:
-    """Write the files; return 1 where something failed."""
+    """Write the files; return 1 where there are no lines."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("folder", type=Path, nargs="?", default=RESULTS / "lines")
     asked.add_argument("--out", type=Path, default=RESULTS)
     asked.add_argument("--markdown", action="store_true")
     options = asked.parse_args()
-    for found in by_device(options.folder):
-        written(found, options.out)
-        print(markdown(found["rows"]) if options.markdown else "\n".join(said(found)))
-    return 0
+    found = by_device(options.folder)
+    for one in found:
+        written(one, options.out)
+        print(markdown(one["rows"]) if options.markdown else "\n".join(said(one)))
+    if not found:
+        print(f"benchmarks.gpu_results: there are no lines in {options.folder}", file=sys.stderr)
+    return int(not found)
 
 
 def summarised(folder: Path, out: Path) -> list[str]:
@@ -49,11 +52,12 @@ def summarised(folder: Path, out: Path) -> list[str]:
 
 
 def written(found: Figures, out: Path) -> None:
-    """Replace a device's file at once: it is never half written."""
+    """Replace a device's file at once: it is never half written. What is no number is null."""
     path = out / f"gpu-{slug(found['device'])}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".tmp")
-    half.write_text(json.dumps(found, indent=1) + "\n")
+    plain = json.loads(json.dumps(found), parse_constant=lambda name: None)
+    half.write_text(json.dumps(plain, indent=1) + "\n")
     os.replace(half, path)
 
 
@@ -82,31 +86,28 @@ def by_device(folder: Path) -> list[Figures]:
 def summary(device: str, found: Sequence[Line]) -> Figures:
     """Join the lines of one device."""
     parts = {part: folded(of) for part, of in _last_runs(found).items()}
-    every = {name: line for of in parts.values() for name, line in of.items()}
-    tests = {name: line for name, line in every.items() if "::" in name}
-    decided = {
-        name: line
-        for name, line in every.items()
-        if name.partition(".")[0] not in ("ours", "torch")
-    }
+    every = [line for of in parts.values() for line in of.values()]
+    versions = [line.get("figures") for line in every if line["name"] == "versions"]
+    decided = [line for line in every if line["name"].partition(".")[0] not in ("ours", "torch")]
     return {
         "device": device,
-        "versions": (every.get("versions") or {}).get("figures") or {},
+        "versions": (versions or [None])[-1] or {},
         "rows": _rows(parts),
         "parts": [
-            {"name": name.removeprefix("part.")} | _plain(line, "run", "ok", "seconds", "error")
-            for name, line in every.items()
-            if name.startswith("part.")
+            {"name": line["name"].removeprefix("part.")}
+            | _plain(line, "run", "ok", "seconds", "error")
+            for line in every
+            if _of_part(line)
         ],
         "facts": {
-            name: line["figures"]
-            for name, line in decided.items()
-            if line.get("figures") and name not in ("versions", "run", "tests")
+            line["name"]: line["figures"]
+            for line in decided
+            if line.get("figures") and line["name"] not in ("versions", "run", "tests")
         },
-        "tests": _counts(tests),
+        "tests": _counts(line for line in every if "::" in line["name"]),
         "failures": [
             _plain(line, "part", "name", "error", "details")
-            for line in decided.values()
+            for line in decided
             if line["ok"] is False
         ],
     }
@@ -120,12 +121,13 @@ def _last_runs(found: Iterable[Line]) -> dict[str, list[Line]]:
         runs.setdefault(line.get("run", ""), []).append(line)
     chosen = {}
     for part, runs in parts.items():
-        whole = [of for of in runs.values() if any("seconds" in one and _ends(one) for one in of)]
-        chosen[part] = (whole or list(runs.values()))[-1]
+        every = list(runs.values())
+        whole = [of for of in every if any(_of_part(one) and "seconds" in one for one in of)]
+        chosen[part] = (whole or every)[-1]
     return chosen
 
 
-def _ends(line: Line) -> bool:
+def _of_part(line: Line) -> bool:
     return str(line["name"]).startswith("part.")
 
 
@@ -139,11 +141,12 @@ def _rows(parts: Mapping[str, Mapping[str, Line]]) -> list[Figures]:
     return found
 
 
-def _counts(tests: Mapping[str, Line]) -> dict[str, dict[str, int]]:
+def _counts(tests: Iterable[Line]) -> dict[str, dict[str, int]]:
     words = {True: "passed", False: "failed", None: "skipped"}
     counts: dict[str, Counter[str]] = {}
-    for name, line in tests.items():
-        counts.setdefault(name.partition("::")[0], Counter())[words[line["ok"]]] += 1
+    for line in tests:
+        word = "not done" if line.get("late") else words[line["ok"]]
+        counts.setdefault(line["name"].partition("::")[0], Counter())[word] += 1
     return {name: dict(found) for name, found in counts.items()}
 
 
@@ -155,7 +158,7 @@ def said(found: Figures) -> list[str]:
     """Return a summary as people read it."""
     text = [f"{found['device']}:"]
     for part in found["parts"]:
-        ended = "ok" if part.get("ok") else part.get("error", "failed")
+        ended = "ok" if part.get("ok") else part.get("error", "its end is not known")
         text.append(f"  {part['name']}: {ended}")
     for name, counts in found["tests"].items():
         text.append(f"  {name}: " + ", ".join(f"{count} {how}" for how, count in counts.items()))

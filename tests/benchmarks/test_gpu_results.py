@@ -1,83 +1,118 @@
-"""The file that `benchmarks/gpu.sh` writes, from what its parts leave."""
+"""The file that comes of the lines of slices."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_models import TRAINED
-from benchmarks.gpu_results import joined, main
-from benchmarks.gpu_rows import row
+import pytest
 
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.gpu.test_kernels" name="test_one" time="1.5"/>
-<testcase classname="tests.gpu.test_kernels" name="test_two" time="0.5">{two}</testcase>
-</testsuite></testsuites>"""
-SKIPPED = '<skipped message="no NCCL">here</skipped>'
-FAILED = '<failure message="off by 3">there</failure>'
+from benchmarks.gpu_results import by_device, summarised
+from tests.executor.sources import ROOT
+
+DEVICE = "NVIDIA H200"
 
 
-def left(work: Path, two: str = "", code: int = 0) -> None:
-    """What the parts `facts`, `kernels` and `rows` leave."""
-    fact = {"name": "memory", "ok": True, "seconds": 1, "figures": {}}
-    facts = {"device": "NVIDIA H200", "versions": {"cupy": "14"}, "rows": [fact]}
-    (work / "facts.json").write_text(json.dumps(facts))
-    (work / "kernels.xml").write_text(REPORT.format(two=two))
-    (work / "kernels.log").write_text("said")
-    (work / "rows.json").write_text(json.dumps({"rows": [row(TRAINED[0], {}, {})]}))
-    (work / "parts").write_text(f"facts 0 10\nkernels {code} 20\nrows 0 30\n")
+def line(name: str, ok: bool | None, run: str = "1-1", part: str = "", **more: Any) -> str:
+    return json.dumps({"run": run, "part": part, "name": name, "ok": ok, **more}) + "\n"
 
 
-def checks(found: dict[str, Any]) -> dict[str, Any]:
-    return {one["name"]: one["ok"] for one in found["checks"]}
+def begun(run: str = "1-1") -> str:
+    return line("run", None, run, figures={"device": DEVICE})
 
 
-def test_rows_are_models_and_everything_else_are_checks(tmp_path: Path) -> None:
-    left(tmp_path, SKIPPED)
-    results = tmp_path / "gpu.json"
-    assert main(tmp_path, results, ["facts", "kernels", "rows"]) == 0
-    found = json.loads(results.read_text())
-    assert found["device"] == "NVIDIA H200"
-    assert [one["model"] for one in found["rows"]] == ["gpt2-small"]
-    assert checks(found) == {
-        "memory": True,
-        "tests.gpu.test_kernels.test_one": True,
-        "tests.gpu.test_kernels.test_two": None,
-        "part.facts": True,
-        "part.kernels": True,
-        "part.rows": True,
+def slice_of(run: str, ok: bool, *, ends: bool = True) -> str:
+    """Two tests, one item in two steps, a model that is half done, and how the part ended."""
+    error = {} if ok else {"error": "off by 3", "details": "there"}
+    return "".join(
+        [
+            begun(run),
+            line("part.kernels", None, run, "kernels"),
+            line("tests/gpu/test_a.py::test_one", True, run, "kernels", seconds=1),
+            line("tests/gpu/test_a.py::test_two", ok, run, "kernels", seconds=1, **error),
+            line("memory", None, run, "kernels", figures={"copies": 1}),
+            line("memory", True, run, "kernels", seconds=2, figures={"copies": 1, "rate": 2}),
+            line("ours.gpt2-small", None, run, "kernels", figures={"batch": 4, "losses": [1.0]}),
+            line("part.kernels", ok, run, "kernels", seconds=9) if ends else "",
+        ]
+    )
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    (found,) = by_device(folder)
+    return found
+
+
+def test_lines_come_to_rows_parts_facts_counts_and_failures(tmp_path: Path) -> None:
+    (tmp_path / "slice-2.jsonl").write_text(slice_of("2-1", False))
+    found = found_in(tmp_path)
+    assert found["device"] == DEVICE
+    assert found["facts"] == {"memory": {"copies": 1, "rate": 2}}
+    assert found["tests"] == {"tests/gpu/test_a.py": {"passed": 1, "failed": 1}}
+    assert found["parts"] == [{"name": "kernels", "run": "2-1", "ok": False, "seconds": 9}]
+    assert [(one["model"], one["batch"], one["part"]) for one in found["rows"]] == [
+        ("gpt2-small", 4, "kernels")
+    ]
+    assert found["failures"][0] == {
+        "part": "kernels",
+        "name": "tests/gpu/test_a.py::test_two",
+        "error": "off by 3",
+        "details": "there",
     }
 
 
-def test_a_part_that_fails_decides(tmp_path: Path) -> None:
-    left(tmp_path, FAILED, code=1)
-    results = tmp_path / "gpu.json"
-    assert main(tmp_path, results, ["facts", "kernels", "rows"]) == 1
-    found = json.loads(results.read_text())
-    part = next(one for one in found["checks"] if one["name"] == "part.kernels")
-    assert part["error"] == "exit code 1"
-    assert part["details"] == "said"
-    test = next(one for one in found["checks"] if one["name"].endswith("two"))
-    assert (test["ok"], test["error"], test["details"]) == (False, "off by 3", "there")
+def test_the_last_run_counts_that_came_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "slice-2.jsonl"
+    for text, run in (
+        (slice_of("2-1", False, ends=False), "2-1"),
+        (slice_of("2-2", False), "2-2"),
+        (slice_of("2-3", True), "2-3"),
+        (slice_of("2-4", False, ends=False), "2-3"),
+    ):
+        with path.open("a") as file:
+            file.write(text)
+        found = found_in(tmp_path)
+        assert found["parts"][0]["run"] == run
+        assert bool(found["failures"]) is (run != "2-3")
 
 
-def test_what_other_parts_left_stays(tmp_path: Path) -> None:
-    left(tmp_path)
-    before = joined(tmp_path, {}, ["facts", "kernels", "rows"])
-    again = tmp_path / "again"
-    again.mkdir()
-    left(again, FAILED, code=1)
-    (again / "rows.json").unlink()
-    (again / "parts").write_text("kernels 1 20\n")
-    found = joined(again, before, ["kernels"])
-    assert found["device"] == "NVIDIA H200"
-    assert [one["model"] for one in found["rows"]] == ["gpt2-small"]
-    assert not checks(found)["part.kernels"]
-    assert checks(found)["part.facts"]
-    assert len(found["checks"]) == len(before["checks"])
+def test_a_part_whose_process_was_killed_is_there_without_its_end(tmp_path: Path) -> None:
+    (tmp_path / "slice-2.jsonl").write_text(slice_of("2-1", True, ends=False))
+    assert found_in(tmp_path)["parts"] == [{"name": "kernels", "run": "2-1"}]
+    assert "  kernels: its end is not known" in summarised(tmp_path, tmp_path)
 
 
-def test_rows_that_were_not_reached_are_not_those_of_before(tmp_path: Path) -> None:
-    left(tmp_path)
-    before = joined(tmp_path, {}, ["rows"])
-    (tmp_path / "rows.json").unlink()
-    assert joined(tmp_path, before, ["rows"])["rows"] == []
+def test_failures_of_one_name_in_two_parts_are_both_told(tmp_path: Path) -> None:
+    lines = [line("tests.process", False, part=part, error=part) for part in ("one", "two")]
+    (tmp_path / "slice-1.jsonl").write_text(begun() + "".join(lines))
+    assert [one["error"] for one in found_in(tmp_path)["failures"]] == ["one", "two"]
+
+
+def test_the_file_is_valid_whatever_the_figures_are(tmp_path: Path) -> None:
+    losses = line("ours.gpt2-small", False, figures={"batch": 4, "losses": [float("nan")]})
+    theirs = line("torch.gpt2-small", None, figures={"tried": []})
+    (tmp_path / "slice-1.jsonl").write_text(begun() + losses + theirs + "torn")
+    said = summarised(tmp_path, tmp_path / "out")
+    assert said[0] == "NVIDIA H200:"
+    text = (tmp_path / "out" / "gpu-h200.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found["rows"][0]["losses"] == [None]
+
+
+def test_a_table_of_a_readme_and_a_folder_without_lines(tmp_path: Path) -> None:
+    (tmp_path / "slice-2.jsonl").write_text(slice_of("2-1", True))
+
+    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "benchmarks.gpu_results", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+    done = ran(tmp_path, "--out", tmp_path, "--markdown")
+    assert done.returncode == 0, done.stderr
+    header, rule, row = done.stdout.splitlines()
+    assert header.count("|") == rule.count("|") == row.count("|")
+    assert row.startswith("| gpt2-small, 4 × ")
+    assert (tmp_path / "gpu-h200.json").exists()
+    empty = ran(tmp_path / "nothing", "--out", tmp_path)
+    assert empty.returncode == 1
+    assert "there are no lines in" in empty.stderr
