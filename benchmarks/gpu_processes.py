@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +23,7 @@ from benchmarks.gpu_lines import DETAILS, Line, append, folded, lines_file, log_
 Figures = dict[str, object]
 OPTIONAL = {"torch", "triton"}  # modules that we do not depend on
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-KILLED_S = 5.0  # from being asked to end to being killed
+KILLED_S = 2.0  # from being asked to end to being killed
 
 
 def hand_over(name: str, figures: Figures) -> None:
@@ -66,20 +67,23 @@ def run_apart(
         return {"name": name, "ok": None, "late": True, "error": "no time was left"}
     start, said = size_of(lines_file()), size_of(log_file())
     command = [sys.executable, "-m", module, "--item", name, *arguments]
-    began = time.monotonic()
+    began, stop, late = time.monotonic(), None, False
     process = started(command, environment or {})
     try:
-        code = process.wait(limit_s)
+        how = f"it ended: {in_words(process.wait(limit_s))}"
     except subprocess.TimeoutExpired:
-        code = None
+        late, how = True, f"not done after {limit_s:.0f} s"
+    except SystemExit as asked:
+        stop, how = asked, str(asked.code)
     finally:
         ended(process)
     found = folded(read(lines_file(), start)).get(name, {"name": name, "ok": None})
-    if code is None or "seconds" not in found:
-        how = f"not done after {limit_s:.0f} s" if code is None else f"it ended: {in_words(code)}"
-        more = {"late": code is None, "seconds": round(time.monotonic() - began, 2), "error": how}
-        append(name, False, **more, details=tail(said))
+    if late or "seconds" not in found:
+        more = {"late": late, "seconds": round(time.monotonic() - began, 2), "error": how}
+        append(name, False, **more, details=printed(said))
         found |= {"ok": False, **more}
+    if stop is not None:
+        raise stop
     return found
 
 
@@ -93,31 +97,34 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> subproces
             stderr=log,
             env={**os.environ, **environment},
             start_new_session=True,
-            preexec_fn=_end_with_the_parent,
+            preexec_fn=partial(end_with, os.getpid()),
         )
 
 
-def _end_with_the_parent() -> None:
+def end_with(parent: int) -> None:
     """Ask the kernel to ask this process to end when the one that started it is gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it went before the kernel was asked
+        os._exit(1)
 
 
 def unwind_when_asked_to_end() -> None:
-    """Let SIGTERM unwind the stack, so that whoever has started processes ends them."""
+    """Let SIGTERM unwind the stack, once, so that whoever has started processes ends them."""
 
     def asked(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
         raise SystemExit(f"stopped by {signal.Signals(number).name}")
 
     signal.signal(signal.SIGTERM, asked)
 
 
-def ended(process: subprocess.Popen[bytes]) -> None:
+def ended(process: subprocess.Popen[bytes], killed_s: float = KILLED_S) -> None:
     """End a process and all that it has started; those that are asked and do not, are killed."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(KILLED_S)
+            process.wait(killed_s)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -139,9 +146,9 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def tail(start: int) -> str:
-    """Return the end of what was printed to the log from a byte on."""
+def printed(start: int) -> str:
+    """Return what was printed to the log from a byte on: of much, the beginning and the end."""
     path = log_file()
-    if not path.exists():
-        return ""
-    return path.read_bytes()[start:].decode(errors="replace")[-DETAILS:]
+    text = path.read_bytes()[start:].decode(errors="replace") if path.exists() else ""
+    half = DETAILS // 2
+    return text if len(text) <= DETAILS else f"{text[:half]}\n...\n{text[-half:]}"
