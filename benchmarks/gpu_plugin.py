@@ -22,6 +22,14 @@ NEVER = "ortools"  # a node with GPUs runs plans and makes none
 _reports: dict[str, list[pytest.TestReport]] = {}
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Write a line for a file whose tests are not known, because it cannot be imported."""
+    if report.failed:
+        details = str(report.longrepr).strip()[-DETAILS:]
+        error = details.rpartition("\n")[2].removeprefix("E").strip()
+        append(f"{report.nodeid}::collection", False, error=error, details=details)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was run before."""
     if DONE not in os.environ:
@@ -52,9 +60,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         more["error"] = _first_line(said)
     if wrong:
         more["details"] = str(wrong.longrepr)[-DETAILS:]
-    append(report.nodeid, ok, **more)
     if error := broken():
-        append(report.nodeid, False, error=f"it broke the device's context: {error}")
+        ok, more["error"] = False, f"it broke the device's context: {error}"
+    append(report.nodeid, ok, **more)
+    if error:
         os._exit(BROKEN)
 
 

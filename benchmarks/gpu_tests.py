@@ -1,9 +1,9 @@
 """Tests on a GPU, in as many processes as it takes: a test that ends or hangs one is named.
 
 Run `python -m benchmarks.gpu_tests [--budget SECONDS] [--test-seconds N] FILE...` from the root of
-the repository. Every test leaves its line. Where a process dies, breaks its context or hangs, the
-test under way has failed, and a fresh process goes on behind it. The exit code is 1 if a test
-failed, if none ran or if not all had their turn.
+the repository. Every test leaves its line, and so does a file that cannot be imported. Where a
+process dies, breaks its context or hangs, the test under way has failed, and a fresh process goes
+on behind it. The exit code is 1 if a test failed, if none ran or if not all had their turn.
 """
 
 import argparse
@@ -19,18 +19,21 @@ from benchmarks.gpu_plugin import BROKEN, DONE, TEST
 from benchmarks.gpu_processes import (
     ended,
     in_words,
+    printed,
     size_of,
     started,
-    tail,
     unwind_when_asked_to_end,
 )
 
 POLL_S = 0.1
 TEST_S_MAX = 120.0  # the first one compiles for all, which takes a third of this on twelve cores
+TRACED = 0.9  # of a test's time, after which the log gets what it is doing
 ENDED = (0, 1, 5)  # exit codes of pytest: all passed, some failed, none was left
+NO_TIME = "no time was left"
+PROCESS = "tests.process"  # the line of one that ended while no test was under way
 PYTEST = (
     *("-m", "pytest", "-p", "benchmarks.gpu_plugin", "-m", "gpu", "-q", "-W", "default"),
-    *("-p", "no:cacheprovider"),
+    *("-p", "no:cacheprovider", "--continue-on-collection-errors"),
 )
 
 
@@ -46,7 +49,8 @@ def main() -> int:
     start = size_of(lines_file())
     with tempfile.TemporaryDirectory() as folder:
         why = run_all(options.files, deadline, options.test_seconds, Path(folder), start)
-    found = [one for name, one in folded(read(lines_file(), start)).items() if "::" in name]
+    known = folded(read(lines_file(), start))
+    found = [one for name, one in known.items() if "::" in name or name == PROCESS]
     failed = [one for one in found if one["ok"] is False]
     passed = sum(one["ok"] is True for one in found)
     for one in failed:
@@ -63,37 +67,41 @@ def run_all(
     """Run processes until every test has had its turn; return why one had none."""
     current, done = folder / "test", folder / "done"
     environment = {TEST: str(current), DONE: str(done)}
+    command = [sys.executable, *PYTEST, "-o", f"faulthandler_timeout={TRACED * test_s}", *files]
     while True:
-        finished = list(folded(read(lines_file(), start)))
-        done.write_text("\n".join(finished) + "\n")
+        before = folded(read(lines_file(), start))
+        done.write_text("\n".join(before) + "\n")
         current.write_text("")
-        said, before = size_of(log_file()), len(finished)
-        process = started([sys.executable, *PYTEST, *files], environment)
+        said = size_of(log_file())
+        process = started(command, environment)
         try:
             why = _watched(process, current, deadline, test_s)
+            last = why == NO_TIME
+        except SystemExit as stop:
+            why, last = str(stop.code), True
         finally:
             ended(process)
         if why is None and process.returncode in ENDED:
             return None
-        if why is None and process.returncode != BROKEN:
-            why = f"the process ended: {in_words(process.returncode)}"
+        why = why or f"the process ended: {in_words(process.returncode)}"
         name, _ = _under_way(current)
         known = folded(read(lines_file(), start))
-        if time.monotonic() >= deadline:
-            return "not all tests had their turn: no time was left"
         if name and name not in known:
-            append(name, False, error=why, details=tail(said))
-        elif len(known) == before:
-            error = why or "the device's context was broken before the first test"
-            append("tests.process", False, error=error, details=tail(said))
-            return error
+            append(name, None if last else False, error=why, details=printed(said), late=last)
+        elif process.returncode != BROKEN:
+            where = f"behind {name}" if name else "before the first test"
+            append(PROCESS, None if last else False, error=f"{why}, {where}", details=printed(said))
+            if len(known) == len(before):
+                return why
+        if last:
+            return f"not all tests had their turn: {why}"
 
 
 def _watched(process: Popen[bytes], current: Path, deadline: float, test_s: float) -> str | None:
     """Wait for a process; return why it has to end, None where it has ended by itself."""
     while process.poll() is None:
         if time.monotonic() > deadline:
-            return "no time was left"
+            return NO_TIME
         name, began = _under_way(current)
         if name and time.time() - began > test_s:
             return f"not done after {test_s:.0f} s"
