@@ -14,16 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu_lines import FILE, LOG, PART, RUN, append, log_file
+from benchmarks.gpu_lines import DETAILS, FILE, LOG, PART, RUN, append, log_file
 from benchmarks.gpu_processes import (
+    end_with,
     ended,
     in_words,
+    printed,
     size_of,
     started,
-    tail,
     unwind_when_asked_to_end,
 )
 from benchmarks.gpu_results import EMULATED as EMULATED_DEVICE
@@ -34,7 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SECONDS = 540  # for a slice: what is left of ten minutes is for starting and for bringing back
 SMOKE = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))"
 SMOKE_S_MAX = 12
-ENDING_S = 5  # of a part, after its own clock has run out
+ENDING_S = 5  # of a part, after its own clock has run out, and when it is asked to end
 # A machine without a network may have nothing but a loopback device, or no name that it resolves.
 MPI_TRIES: tuple[tuple[str, dict[str, str]], ...] = (
     ("as it is", {}),
@@ -74,7 +78,8 @@ def trained(model: str, seconds: float, name: str = "", *more: str) -> Part:
 BUDGET = ("--budget", "{seconds}")
 PROFILED = ("--profile", "{folder}/profile.json")
 PROFILE = ("profile", "--device", "gpu", "--ranks", "1", "-o", "{folder}/profile.json")
-SLICES: dict[str, tuple[Part, ...]] = {
+Slices = Mapping[str, tuple[Part, ...]]
+SLICES: Slices = {
     "1": (
         Part("facts", "benchmarks.gpu_facts", BUDGET, 90, ("--emulated",)),
         tests("libraries", 90, "cudnn", "products"),
@@ -95,36 +100,44 @@ SLICES: dict[str, tuple[Part, ...]] = {
 }
 
 
-def arguments() -> argparse.Namespace:
+def arguments(slices: Slices = SLICES) -> argparse.Namespace:
     """Read the command line."""
     asked = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    asked.add_argument("slice", choices=tuple(SLICES))
+    asked.add_argument("slice", choices=tuple(slices))
     asked.add_argument("--seconds", type=float, default=SECONDS, help="for all parts")
     asked.add_argument("--emulated", action="store_true", help="on the emulated device")
     return asked.parse_args()
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace, slices: Slices = SLICES) -> int:
     """Run a slice; return 1 where something in it failed, or had no turn."""
     folder = Path(os.environ.get("OUT") or RESULTS / "lines")
     summary = Path(os.environ.get("OUT") or RESULTS)
-    begin(folder, options.slice)
-    append("run", None, figures={"device": device_name(options.emulated)})
-    unwind_when_asked_to_end()
     deadline = time.monotonic() + options.seconds
-    failed = False
+    begin(folder, options.slice)
+    unwind_when_asked_to_end()
+    ok = True
     try:
+        append("run", None, figures={"device": device_name(options.emulated)})
         os.environ[PART] = "mpi"
-        failed |= not smoke()
-        for part in SLICES[options.slice]:
-            failed |= not run(part, deadline, folder, options.emulated)
-            summarised(folder, summary)
+        ok &= smoke()
+        for part in slices[options.slice]:
+            ok &= run(part, deadline, folder, options.emulated)
+            ok &= told(folder, summary) is not None
     except SystemExit as stop:
-        append("slice", False, error=str(stop.code))
-        failed = True
-    for text in summarised(folder, summary):
-        print(text)
-    return int(failed)
+        append("slice", ok := False, error=str(stop.code))
+    text = told(folder, summary)
+    print("\n".join(text or ()))
+    return int(not ok or text is None)
+
+
+def told(folder: Path, summary: Path) -> list[str] | None:
+    """Summarise all lines; a summary that fails costs no part its turn, and is a line itself."""
+    try:
+        return summarised(folder, summary)
+    except Exception as error:
+        append("summary", False, error=repr(error), details=traceback.format_exc()[-DETAILS:])
+        return None
 
 
 def device_name(emulated: bool) -> str:
@@ -171,6 +184,7 @@ def smoke() -> bool:
                 text=True,
                 timeout=SMOKE_S_MAX,
                 env={**os.environ, **environment},
+                preexec_fn=partial(end_with, os.getpid()),
             )
             if done.returncode == 0 and done.stdout.split() == ["2", "2"]:
                 os.environ.update(environment)
@@ -195,6 +209,7 @@ def run(part: Part, deadline: float, folder: Path, emulated: bool) -> bool:
     if limit_s < 1:
         append(f"part.{part.name}", False, late=True, error="no time was left")
         return False
+    append(f"part.{part.name}", None)  # all there is of it should this process be killed
     began, said = time.monotonic(), size_of(log_file())
     process = started(_command(part, limit_s, folder, emulated), EMULATED if emulated else {})
     error = None
@@ -204,12 +219,12 @@ def run(part: Part, deadline: float, folder: Path, emulated: bool) -> bool:
     except subprocess.TimeoutExpired:
         error = f"not done after {limit_s:.0f} s"
     except SystemExit as stop:
-        append(f"part.{part.name}", False, error=str(stop.code), details=tail(said))
+        append(f"part.{part.name}", False, error=str(stop.code), details=printed(said))
         raise
     finally:
-        ended(process)
+        ended(process, ENDING_S)
     seconds = round(time.monotonic() - began, 1)
-    more = {"error": error, "details": tail(said)} if error else {}
+    more = {"error": error, "details": printed(said)} if error else {}
     append(f"part.{part.name}", error is None, seconds=seconds, **more)
     print(f"   {error or 'ok'}, {seconds:.0f} s", flush=True)
     return error is None
