@@ -7,15 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from benchmarks import first_gpu, gpu, gpu_training
+from benchmarks import gpu, gpu_training
+from benchmarks.gpu_emulated import BRIEF, emulated
 from benchmarks.gpu_models import TRAINED, benchmark_model
 from benchmarks.gpu_rows import lines, row
+from benchmarks.gpu_slices import SECONDS, SLICES
 from benchmarks.starting_point import RandomSamples, sources_of, starting_values
 from executor.errors import DataError
 from executor.kernels.context import Source
@@ -23,7 +25,6 @@ from executor.reference import run_reference
 from models.spec import ModelSpec, TrainingSpec
 from models.zoo.catalogue import build, build_training
 from tests.executor.cuda.emulation.machine import COMPILER
-from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.sources import ROOT
 from tests.extras import optional
 from tests.small_models import small
@@ -33,21 +34,17 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def of_one_layer(precision: str = "fp32") -> ModelSpec:
-    spec = small("gpt", precision)
-    return msgspec.structs.replace(spec, config=dict(spec.config) | {"layers": 1})
+    return emulated(benchmark_model("gpt2-small", precision))
 
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, Any]:
-    """Figures of a small model on the emulated device."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(gpu_training, "_opened", lambda deterministic=False: (EmulatedDevice(), None))
-    for name, value in (("LOSSES", 4), ("WARM_UP", 1), ("STEPS", 3), ("EAGER_STEPS", 2)):
-        patch.setattr(gpu_training, name, value)
-    patch.setattr(gpu_training, "STEPS_MIN", 3)
-    found = gpu_training.trained(of_one_layer("bf16"), (2**17, BATCH))
-    patch.undo()
-    return found
+    """Figures of a small model on the emulated device, and what was handed over meanwhile."""
+    handed: list[dict[str, Any]] = []
+    found = gpu_training.trained(
+        of_one_layer("bf16"), (2**22, BATCH), hand_over=handed.append, effort=BRIEF
+    )
+    return found | {"handed": handed}
 
 
 @needs_compiler
@@ -63,6 +60,12 @@ def test_figures_of_a_training_are_complete(ours: dict[str, Any]) -> None:
         assert ours[name] > 0, name
     assert 0 <= ours["idle_share"] < 1
     assert ours["prediction_error"] == ours["predicted_s"] / ours["measured_s"] - 1
+    for kind in ours["kinds"]:
+        assert kind["actors"] > 0
+        assert all(kind[name] > 0 for name in ("measured_s", "predicted_s")), kind
+    early, later = ours["handed"]
+    assert early["measured_s"] > 0
+    assert later.items() <= ours.items(), "what is handed over is told again, with more beside it"
 
 
 @needs_compiler
@@ -205,25 +208,25 @@ def test_a_row_without_time_says_so() -> None:
     assert "no time was left" in "\n".join(lines([found]))
 
 
-def test_a_process_that_is_late_leaves_what_it_had(tmp_path: Any, monkeypatch: Any) -> None:
-    module = tmp_path / "late.py"
-    handed = json.dumps({"ok": True, "figures": {"tried": [1]}})
-    module.write_text(
-        f"import time\nprint({first_gpu.MARK + handed!r}, flush=True)\ntime.sleep(60)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = first_gpu.run_apart("item", 2, "late")
-    assert found["figures"] == {"tried": [1]}
-    assert found["error"] == "not done after 2 s"
-    assert not found["ok"]
-    assert found["late"]
-
-
 def test_every_model_can_be_planned_and_has_settings() -> None:
     names = [entry.model for entry in TRAINED]
     assert names[0] == "gpt2-small", "the most important first"
     assert {benchmark_model(name).precision for name in names} == {"bf16"}
     assert sum(entry.weight for entry in TRAINED) == pytest.approx(1)
+    for name in names:
+        spec = benchmark_model(name)
+        assert emulated(spec).family == spec.family
+        assert ("experts" in emulated(spec).config) == ("experts" in spec.config)
+
+
+def test_slices_train_models_and_run_tests_that_there_are() -> None:
+    for part in (part for parts in SLICES.values() for part in parts):
+        assert find_spec(part.module), part
+        assert part.seconds <= SECONDS, part
+        for given in part.arguments:
+            assert not given.endswith(".py") or (ROOT / given).is_file(), part
+        if "--models" in part.arguments:
+            assert part.arguments[-1] in {entry.model for entry in TRAINED}, part
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -236,11 +239,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_gpu_one_sentence_and_an_exit_code(tmp_path: Any) -> None:
+def test_without_a_gpu_one_sentence_and_an_exit_code() -> None:
     if gpu.missing_gpu() is None:
         pytest.skip("there is a GPU")
-    done = run("--out", str(tmp_path / "rows.json"))
-    assert done.returncode == 1
+    done = run()
+    assert done.returncode == 3
     assert done.stderr.startswith("benchmarks.gpu: --backend cupy needs")
     assert len(done.stderr.splitlines()) == 1
 
