@@ -14,9 +14,9 @@ from tests.executor.gpu.plans import (
     runs_of,
 )
 from tests.executor.gpu.test_training import ALONE, PARALLEL
+from tests.gpu.conftest import EMULATED
 
-STEPS = 20
-PARALLEL_STEPS = 4
+STEPS, PARALLEL_STEPS = (2, 2) if EMULATED else (20, 4)
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 2e-2, "fp16": 2e-2}  # tf32 keeps as many bits as fp16
 LOSS_SCALE = 2.0**10
 
