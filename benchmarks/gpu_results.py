@@ -24,6 +24,7 @@ from benchmarks.gpu_rows import lines, markdown, row
 
 Figures = dict[str, Any]
 RESULTS = Path(__file__).resolve().parent / "results"
+ITEMS = ("ours", "torch", "ahead")  # begin what rows are made of
 EMULATED = "emulated"  # the device of lines that name none
 
 
@@ -88,7 +89,7 @@ def summary(device: str, found: Sequence[Line]) -> Figures:
     parts = {part: folded(of) for part, of in _last_runs(found).items()}
     every = [line for of in parts.values() for line in of.values()]
     versions = [line.get("figures") for line in every if line["name"] == "versions"]
-    decided = [line for line in every if line["name"].partition(".")[0] not in ("ours", "torch")]
+    decided = [line for line in every if line["name"].partition(".")[0] not in ITEMS]
     return {
         "device": device,
         "versions": (versions or [None])[-1] or {},

@@ -126,7 +126,13 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 def _errors(processes: Mapping[str, Mapping[str, Any]], compiled: bool) -> str | None:
-    said = [f"{who}: {one['error']}" for who, one in processes.items() if one.get("error")]
+    said = []
+    for who, one in processes.items():
+        timed = [each for each in (one.get("figures") or {}).get("tried", ()) if "step_s" in each]
+        if timed and one.get("late"):
+            said.append(f"{who}: {len(timed)} settings were timed when its time was up")
+        elif one.get("error"):
+            said.append(f"{who}: {one['error']}")
     if not compiled:
         said.append("torch: no step of torch.compile was timed, so that the ratio says little")
     return "; ".join(said) or None
