@@ -149,7 +149,8 @@ __device__ inline void each_window(const Dim& dim, int cell, int inner, F work) 
 // the window's place in its plane and the input's in the window. The inputs of a cell lie in the
 // same windows, so that threads of a warp go the same ways.
 template <int N, typename I, typename T, typename F>
-__device__ inline void gather(T* image, const Pooling& of, const Position& cell, i64 beside, F add) {
+__device__ inline void gather(T* image, const Pooling& of, const Position& cell, i64 beside,
+                              F add) {
   for (int y = 0; y < of.y.stride; y++) {
     int row = of.y.first(cell.row) + y;
     if (!of.y.holds(row)) continue;
