@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -244,6 +245,18 @@ def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path
     document = summary(tmp_path)
     assert by_name(document, "parts")["endless"]["error"] == "stopped by SIGTERM"
     assert "slice" in by_name(document, "failures")
+
+
+def test_a_slice_that_is_killed_takes_its_processes_with_it(tmp_path: Path) -> None:
+    process = started_slice(tmp_path, ENDLESS)
+    lines = tmp_path / "slice-1.jsonl"
+    assert until(lambda: "endless.10" in folded(read(lines)), 60)
+    process.kill()
+    process.communicate(timeout=30)
+    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
+    assert folded(read(lines))["endless"]["error"] == "stopped by SIGTERM"
+    (document,) = by_device(tmp_path)
+    assert by_name(document, "parts") == {"endless": {"name": "endless", "run": ANY}}
 
 
 def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> None:
