@@ -1,0 +1,376 @@
+"""The rehearsal of `benchmarks/gpu.sh`: whatever fails, hangs or is killed, no line is lost.
+
+Failures are planted in small tests and parts; the emulated device stands for the GPU. The whole of
+it, every slice and a machine that has only what is carried, is `benchmarks/rehearse.sh`.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from benchmarks import gpu, gpu_lines
+from benchmarks.gpu_lines import Line, folded, read
+from benchmarks.gpu_results import EMULATED, by_device
+from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.sources import ROOT
+
+GONE_S = 10  # until all processes have ended whose starter was killed
+TRIALS = 20
+
+# What a CUDA error does: every call that follows in its context fails too.
+CUPY = """
+from types import SimpleNamespace
+
+broken = False
+
+def synchronize():
+    if broken:
+        raise RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+cuda = SimpleNamespace(runtime=SimpleNamespace(deviceSynchronize=synchronize))
+"""
+CULPRITS = {
+    "hangs": ("time.sleep(60)", "not done after 2 s"),
+    "aborts": ("os.abort()", "the process ended: SIGABRT"),
+    "faults": ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended: SIGSEGV"),
+    "breaks": ("cupy.broken = True", "it broke the device's context: cudaErrorIllegalAddress"),
+    "fails": ("assert 1 == 2", "assert 1 == 2"),
+}
+TESTS = """
+import os, signal, time
+import cupy, pytest
+pytestmark = pytest.mark.gpu
+
+@pytest.fixture(autouse=True)
+def process(request):
+    with open(os.environ["PROCESSES"], "a") as file:
+        file.write(f"{request.node.nodeid} {os.getpid()}\\n")
+
+def test_before(): pass
+def test_culprit(): CULPRIT
+def test_behind(): pass
+"""
+
+# Every line of an item is in the ledger once it is written.
+PART = """
+import os, signal, sys, time
+from benchmarks.gpu_lines import append
+from benchmarks.gpu_processes import run_apart, run_here, unwind_when_asked_to_end
+
+def found(name):
+    if name == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for at in range(15):
+        append(f"{name}.{at}", True, figures={"much": "x" * 5000})
+        with open(os.environ["LEDGER"], "a") as ledger:
+            ledger.write(f"{name}.{at}\\n")
+        time.sleep(60 if name == "endless" and at == 10 else 0.02)
+    return {}
+
+if sys.argv[1] == "--item":
+    sys.exit(run_here(sys.argv[2], lambda: found(sys.argv[2])))
+unwind_when_asked_to_end()
+for name in sys.argv[1:]:
+    run_apart(name, 100, "planted_part")
+"""
+RUNNER = """
+import sys
+from benchmarks.gpu_slices import Part, arguments, main, tests, trained
+slices = {"1": (SLICE)}
+sys.exit(main(arguments(slices), slices))
+"""
+ITEMS = 'Part("items", "planted_part", ("swift", "stubborn"), 30),'
+ENDLESS = 'Part("endless", "planted_part", ("swift", "endless"), 60),'
+PASSING = 'Part("tests", "benchmarks.gpu_tests", ("{folder}/test_passing.py",), 30),'
+NO_GPU = gpu.missing_gpu() is not None
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """What processes find: modules of a test before ours, and where lines and the ledger go."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "OUT": str(folder),
+        "LEDGER": str(folder / "ledger"),
+        **more,
+    }
+
+
+def plant(folder: Path) -> None:
+    """Lay into a folder what planted tests need."""
+    folder.mkdir(exist_ok=True)
+    (folder / "cupy.py").write_text(CUPY)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu")
+
+
+def lines_of_tests(folder: Path, *arguments: str) -> tuple[int, dict[str, Line]]:
+    """Run the tests in a folder; return the exit code and what their lines come to."""
+    more = {
+        gpu_lines.FILE: str(folder / "tests.jsonl"),
+        gpu_lines.LOG: str(folder / "tests.log"),
+        "PROCESSES": str(folder / "processes"),
+    }
+    command = [sys.executable, "-m", "benchmarks.gpu_tests", "--budget", "60", *arguments]
+    files = [str(path) for path in sorted(folder.glob("test_*.py"))]
+    done = subprocess.run(
+        [*command, *files],
+        env=environment(folder, **more),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, folded(read(folder / "tests.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def after_culprits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, Line]]:
+    """A file of tests for every culprit, and one that cannot be imported, in one run."""
+    folder = tmp_path_factory.mktemp("culprits")
+    plant(folder)
+    for name, (code, _) in CULPRITS.items():
+        (folder / f"test_{name}.py").write_text(TESTS.replace("CULPRIT", code))
+    (folder / "test_imports.py").write_text("import no_such_module")
+    return folder, *lines_of_tests(folder, "--test-seconds", "2")
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_a_culprit_is_named_and_those_behind_it_run(
+    name: str, after_culprits: tuple[Path, int, dict[str, Line]]
+) -> None:
+    folder, code, lines = after_culprits
+    assert code == 1
+    culprit = lines[f"test_{name}.py::test_culprit"]
+    assert culprit["ok"] is False
+    assert culprit["error"].startswith(CULPRITS[name][1])
+    before, behind = (f"test_{name}.py::test_{one}" for one in ("before", "behind"))
+    assert lines[before]["ok"]
+    assert lines[behind]["ok"]
+    ran = (folder / "processes").read_text().splitlines()
+    processes = dict(line.rsplit(" ", 1) for line in ran)
+    assert (processes[before] == processes[behind]) is (name == "fails")
+    if name in ("hangs", "aborts", "faults"):
+        assert "test_culprit" in culprit["details"], "where it was"
+
+
+def test_a_file_that_cannot_be_imported_is_named(
+    after_culprits: tuple[Path, int, dict[str, Line]],
+) -> None:
+    line = after_culprits[2]["test_imports.py::collection"]
+    assert line["ok"] is False
+    assert line["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_the_test_under_way_when_time_runs_out_is_named(tmp_path: Path) -> None:
+    plant(tmp_path)
+    (tmp_path / "test_late.py").write_text(TESTS.replace("CULPRIT", "time.sleep(60)"))
+    code, lines = lines_of_tests(tmp_path, "--budget", "4")
+    assert code == 1
+    assert lines["test_late.py::test_before"]["ok"]
+    late = lines["test_late.py::test_culprit"]
+    assert (late["ok"], late["late"], late["error"]) == (None, True, "no time was left")
+    assert "test_late.py::test_behind" not in lines
+
+
+def started_slice(folder: Path, parts: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a slice of planted parts."""
+    plant(folder)
+    (folder / "planted_part.py").write_text(PART)
+    (folder / "test_passing.py").write_text(TESTS.replace("CULPRIT", "pass"))
+    (folder / "runner.py").write_text(RUNNER.replace("SLICE", parts))
+    return subprocess.Popen(
+        [sys.executable, folder / "runner.py", "1", "--emulated", *arguments],
+        env=environment(folder, PROCESSES=str(folder / "processes")),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of all processes that a slice has started and that have not ended."""
+    mark = f"{gpu_lines.FILE}={folder / 'slice-1.jsonl'}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (path / "environ").read_bytes().split(b"\0"):
+                found.append((path / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Wait until something holds, but not for ever."""
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The document of a folder, as it was written and as its lines give it."""
+    text = (folder / f"gpu-{EMULATED}.json").read_text()
+    return dict(json.loads(text, parse_constant=pytest.fail))
+
+
+def by_name(found: Mapping[str, Any], field: str) -> dict[str, Any]:
+    return {one["name"]: one for one in found[field]}
+
+
+def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = started_slice(tmp_path, ENDLESS + ITEMS)
+    lines = tmp_path / "slice-1.jsonl"
+    assert until(lambda: "endless.10" in folded(read(lines)), 60)
+    process.terminate()
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 1, said
+    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
+    found = folded(read(lines))
+    for name in ("endless", "part.endless", "slice"):
+        assert (found[name]["ok"], found[name]["error"]) == (False, "stopped by SIGTERM")
+    assert "swift.14" in found
+    assert "part.items" not in found
+    document = summary(tmp_path)
+    assert by_name(document, "parts")["endless"]["error"] == "stopped by SIGTERM"
+    assert "slice" in by_name(document, "failures")
+
+
+def test_a_slice_that_is_killed_takes_its_processes_with_it(tmp_path: Path) -> None:
+    process = started_slice(tmp_path, ENDLESS)
+    lines = tmp_path / "slice-1.jsonl"
+    assert until(lambda: "endless.10" in folded(read(lines)), 60)
+    process.kill()
+    process.communicate(timeout=30)
+    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
+    assert folded(read(lines))["endless"]["error"] == "stopped by SIGTERM"
+    (document,) = by_device(tmp_path)
+    assert by_name(document, "parts") == {"endless": {"name": "endless", "run": ANY}}
+
+
+def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> None:
+    process = started_slice(tmp_path, ENDLESS + ITEMS, "--seconds", "8")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
+    parts = by_name(summary(tmp_path), "parts")
+    assert parts["endless"]["error"].startswith("not done after ")
+    assert parts["items"]["error"] == "no time was left"
+    assert folded(read(tmp_path / "slice-1.jsonl"))["swift"]["ok"]
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
+    """Folders of slices that were killed at some moment, by SIGTERM and SIGKILL in turn."""
+    folder, seeded = tmp_path_factory.mktemp("trials"), random.Random(TRIALS)
+
+    def begun(name: str) -> tuple[Path, subprocess.Popen[str]]:
+        process = started_slice(folder / name, ITEMS + PASSING)
+        assert until((folder / name / "slice-1.jsonl").exists, 60)
+        return folder / name, process
+
+    def killed(at: int, moment_s: float) -> tuple[Path, int]:
+        work, process = begun(str(at))
+        time.sleep(moment_s)
+        process.send_signal((signal.SIGTERM, signal.SIGKILL)[at % 2])
+        process.communicate(timeout=30)
+        until(lambda: not processes_of(work), GONE_S)
+        return work, process.returncode
+
+    _, whole = begun("whole")
+    began = time.monotonic()
+    said, _ = whole.communicate(timeout=60)
+    assert whole.returncode == 0, said
+    moments = [seeded.uniform(0, time.monotonic() - began) for _ in range(TRIALS)]
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(killed, range(TRIALS), moments))
+
+
+@pytest.mark.parametrize("at", range(TRIALS))
+def test_a_slice_killed_at_any_moment_keeps_every_line(
+    at: int, trials: list[tuple[Path, int]]
+) -> None:
+    folder, code = trials[at]
+    assert not processes_of(folder)
+    ledger = folder / "ledger"
+    written = set(ledger.read_text().split()) if ledger.exists() else set()
+    found = folded(read(folder / "slice-1.jsonl"))
+    assert written <= set(found)
+    (document,) = by_device(folder)
+    assert document["device"] == EMULATED
+    if code == 1:
+        assert "slice" in by_name(summary(folder), "failures")
+    else:
+        assert code in (0, -signal.SIGKILL)
+
+
+def commanded(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `benchmarks/gpu.sh`, with an interpreter that installs nothing."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return subprocess.run(
+        ["bash", "benchmarks/gpu.sh", *arguments],
+        env=environment(folder, PYTHON=str(python)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_missing_wheel_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise ImportError(\"No module named 'msgspec'\")")
+    done = commanded(tmp_path, "1", "--emulated")
+    assert done.returncode == 3
+    assert done.stderr.startswith("benchmarks/gpu.sh: No module named 'msgspec': run `bash bench")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "slice-1.jsonl").exists()
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
+def test_without_a_gpu_nothing_is_run(tmp_path: Path) -> None:
+    done = commanded(tmp_path, "1")
+    assert done.returncode == 3
+    assert done.stderr.startswith("benchmarks/gpu.sh: --backend cupy needs")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("1", "--seconds", "x")])
+def test_wrong_arguments_are_told_with_the_usage(tmp_path: Path, arguments: tuple[str]) -> None:
+    done = commanded(tmp_path, *arguments)
+    assert done.returncode == 2
+    usage, error = done.stderr.splitlines()
+    assert usage == "usage: benchmarks/gpu.sh [-h] [--seconds SECONDS] [--emulated] {1,2,3}"
+    assert error.startswith("benchmarks/gpu.sh: error: ")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_facts_tests_and_a_model_run_emulated(tmp_path: Path) -> None:
+    """Parts of a slice as they are, but for PyTorch and most tests."""
+    parts = (
+        'Part("facts", "benchmarks.gpu_facts", (), 90, ("--emulated",)),'
+        'tests("libraries", 90, "products"), trained("gpt2-small", 450, "", "--ours"),'
+    )
+    process = started_slice(tmp_path, parts)
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    found = summary(tmp_path)
+    assert {one["name"]: one["ok"] for one in found["parts"]} == dict.fromkeys(
+        ("facts", "libraries", "gpt2-small"), True
+    )
+    assert found["tests"]["tests/gpu/test_products.py"]["passed"] > 100
+    assert found["failures"] == []
+    (row,) = found["rows"]
+    assert (row["model"], row["bit_equal"], row["ok"]) == ("gpt2-small", True, True)
+    assert f"{EMULATED}:" in said
