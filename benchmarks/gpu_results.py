@@ -1,7 +1,7 @@
 """What the slices of `benchmarks/gpu.sh` found, from their lines: a file for each device, a table.
 
 `python -m benchmarks.gpu_results [FOLDER] [--out FOLDER] [--markdown]` reads every `*.jsonl` in a
-folder (benchmarks/results/lines) and its folders, and writes `gpu-<device>.json` (in
+folder (benchmarks/results/lines) and its folders, or such a file as it writes, and writes `gpu-<device>.json` (in
 benchmarks/results): `device`, `versions`, `rows` (one per model that was trained, as `gpu_rows.py`
 has it), `parts`, `facts`, `tests` (counts by file) and `failures`. Of a part that ran several times
 the last run counts that came to its end, so all that stands beside each other is of one run.
@@ -35,9 +35,13 @@ def main() -> int:
     asked.add_argument("--out", type=Path, default=RESULTS)
     asked.add_argument("--markdown", action="store_true")
     options = asked.parse_args()
-    found = by_device(options.folder)
+    if is_file := options.folder.suffix == ".json":
+        found = [json.loads(options.folder.read_text())]
+    else:
+        found = by_device(options.folder)
     for one in found:
-        written(one, options.out)
+        if not is_file:
+            written(one, options.out)
         print(markdown(one["rows"]) if options.markdown else "\n".join(said(one)))
     if not found:
         print(f"benchmarks.gpu_results: there are no lines in {options.folder}", file=sys.stderr)

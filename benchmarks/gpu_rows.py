@@ -184,23 +184,24 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows as a table of a README: each line of it is of one run on one device."""
     found = [
-        "| model | ours | PyTorch's best | ratio | step | predicted | bound | losses apart (its) |",
+        "| model, batch × tokens | ours | PyTorch's best | ratio | step | predicted | bound "
+        "| losses apart (PyTorch's own) |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for one in rows:
-        unit = one["unit"]
-        speeds = (one[f"{who}_{unit}_per_s"] for who in ("millrace", "torch"))
+        ours, theirs = (one[f"{who}_{one['unit']}_per_s"] for who in ("millrace", "torch"))
+        timed = [each for each in one["torch_tried"] if "step_s" in each]
+        compiled = any(each["setting"]["compiled"] for each in timed)
         bound_s = sum(kind["bound_s"] for kind in one["kinds"] or ()) or None
+        best = f"{theirs:,.0f} (of {len(timed)}{'' if compiled else ', eager'})" if theirs else "-"
         cells = (
             f"{one['model']}, {one['batch']} × {one['seq_len']}",
-            *(_said(speed, ",.0f", 1) + f" {unit}/s" for speed in speeds),
+            f"{_said(ours, ',.0f', 1)} {one['unit']}/s",
+            best,
             _said(one["ratio"], ".2f", 1),
             *(_ms(seconds).strip() for seconds in (one["measured_s"], one["predicted_s"], bound_s)),
-            " ".join(
-                (
-                    _said(one["losses_apart"], ".1e", 1),
-                    f"({_said(one['torch_losses_apart'], '.1e', 1)})",
-                )
+            "{} ({})".format(
+                *(_said(one[name], ".1g", 1) for name in ("losses_apart", "torch_losses_apart"))
             ),
         )
         found.append(f"| {' | '.join(cells)} |")
