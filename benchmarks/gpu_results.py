@@ -1,10 +1,11 @@
 """What the slices of `benchmarks/gpu.sh` found, from their lines: a file for each device, a table.
 
 `python -m benchmarks.gpu_results [FOLDER] [--out FOLDER] [--markdown]` reads every `*.jsonl` in a
-folder (benchmarks/results/lines) and its folders, or such a file as it writes, and writes `gpu-<device>.json` (in
+folder (benchmarks/results/lines) and its folders, and writes `gpu-<device>.json` (in
 benchmarks/results): `device`, `versions`, `rows` (one per model that was trained, as `gpu_rows.py`
 has it), `parts`, `facts`, `tests` (counts by file) and `failures`. Of a part that ran several times
-the last run counts that came to its end, so all that stands beside each other is of one run.
+the last run counts that came to its end, so all that stands beside each other is of one run. Given
+such a file instead of a folder it prints what that holds.
 `--markdown` prints the rows as a table of a README.
 """
 
