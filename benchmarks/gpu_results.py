@@ -4,7 +4,8 @@
 folder (benchmarks/results/lines) and its folders, and writes `gpu-<device>.json` (in
 benchmarks/results): `device`, `versions`, `rows` (one per model that was trained, as `gpu_rows.py`
 has it), `parts`, `facts`, `tests` (counts by file) and `failures`. Of a part that ran several times
-the last run counts that came to its end, so all that stands beside each other is of one run.
+the last run counts that came to its end, so all that stands beside each other is of one run. Given
+such a file instead of a folder it prints what that holds.
 `--markdown` prints the rows as a table of a README.
 """
 
@@ -24,6 +25,7 @@ from benchmarks.gpu_rows import lines, markdown, row
 
 Figures = dict[str, Any]
 RESULTS = Path(__file__).resolve().parent / "results"
+ITEMS = ("ours", "torch", "ahead")  # begin what rows are made of
 EMULATED = "emulated"  # the device of lines that name none
 
 
@@ -34,9 +36,13 @@ def main() -> int:
     asked.add_argument("--out", type=Path, default=RESULTS)
     asked.add_argument("--markdown", action="store_true")
     options = asked.parse_args()
-    found = by_device(options.folder)
+    if is_file := options.folder.suffix == ".json":
+        found = [json.loads(options.folder.read_text())]
+    else:
+        found = by_device(options.folder)
     for one in found:
-        written(one, options.out)
+        if not is_file:
+            written(one, options.out)
         print(markdown(one["rows"]) if options.markdown else "\n".join(said(one)))
     if not found:
         print(f"benchmarks.gpu_results: there are no lines in {options.folder}", file=sys.stderr)
@@ -88,7 +94,7 @@ def summary(device: str, found: Sequence[Line]) -> Figures:
     parts = {part: folded(of) for part, of in _last_runs(found).items()}
     every = [line for of in parts.values() for line in of.values()]
     versions = [line.get("figures") for line in every if line["name"] == "versions"]
-    decided = [line for line in every if line["name"].partition(".")[0] not in ("ours", "torch")]
+    decided = [line for line in every if line["name"].partition(".")[0] not in ITEMS]
     return {
         "device": device,
         "versions": (versions or [None])[-1] or {},

@@ -93,9 +93,9 @@ SLICES: Slices = {
     ),
     "3": (
         tests("runs", 110, "front_door", "failures", "memory"),
-        Part("profile", "millrace", (*PROFILE, "--seconds", "30"), 100, None),
-        trained("gpt2-small", 60, "prediction", "--ours"),
-        trained("resnet-50", 150),
+        Part("profile", "millrace", (*PROFILE, "--seconds", "20"), 80, None),
+        trained("gpt2-small", 45, "prediction", "--ours"),
+        trained("resnet-50", 110),
         trained("moe-1b", 450),
     ),
 }

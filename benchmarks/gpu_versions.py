@@ -20,7 +20,8 @@ PACKAGES = ("cupy-cuda13x", "numpy", "torch", "triton", "nvidia-cudnn-frontend",
 
 def versions() -> Figures:
     """What is installed, and which GPU there is."""
-    found: Figures = {"python": platform.python_version(), "system": platform.platform()}
+    system = f"{platform.system()} {platform.machine()}"
+    found: Figures = {"python": platform.python_version(), "system": system}
     for name in PACKAGES:
         try:
             found[name] = version(name)

@@ -3,36 +3,25 @@
 // Planes of y x inputs and j i outputs, each place with `beside` values: one channel of one sample,
 // or all channels of one where they come last, N of which a thread takes at once. `count` are such
 // pieces. Gradients are gathered: an input looks at the windows that hold it, in the order of its
-// taps there.
+// taps there. That of the largest takes two passes, the first of which finds every window's largest
+// once. I is the type of an index, 32 bits where they do.
 #include "reduce.cuh"
 
 struct Dim {
-  i64 given, made, size, stride, pad, dilation;
+  int given, made, size, stride, pad, dilation;
+  // Inputs from a window's first tap to its last.
+  __device__ int reach() const { return (size - 1) * dilation + 1; }
+  // The first input of a window.
+  __device__ int first(int window) const { return window * stride - pad; }
+  // Groups of `stride` inputs, from a window's first to the next one's.
+  __device__ int cells() const { return (given - 1 + pad) / stride + 1; }
+  __device__ bool holds(int input) const { return input >= 0 && input < given; }
 };
 struct Pooling {
   Dim y, x;
+  // The number of a place in a window's reach; numbers of taps grow from row to row.
+  __device__ int number(int down, int across) const { return down * x.reach() + across; }
 };
-
-// Windows [first, last] of a dim whose reach holds input `at`; with dilation some of them skip it.
-struct Holding {
-  int first, last, padded;
-  __device__ Holding(const Dim& dim, i64 at) {
-    padded = (int)(at + dim.pad);
-    int reach = (int)((dim.size - 1) * dim.dilation), stride = (int)dim.stride;
-    first = padded > reach ? (padded - reach + stride - 1) / stride : 0;
-    last = smaller(padded / stride, (int)dim.made - 1);
-  }
-  // The tap by which a window reads the input; -1: by none.
-  __device__ int tap(const Dim& dim, int window) const {
-    int from = padded - window * (int)dim.stride;
-    if (dim.dilation == 1) return from;
-    return from % dim.dilation == 0 ? (int)(from / dim.dilation) : -1;
-  }
-};
-
-__device__ inline int input_of(const Dim& dim, int window, int tap) {
-  return (int)(window * dim.stride - dim.pad + tap * dim.dilation);
-}
 
 // N neighbouring channels of one place.
 template <typename T, int N> struct alignas(N * sizeof(T)) Piece { T at[N]; };
@@ -41,7 +30,7 @@ template <typename T, int N> __device__ inline Piece<T, N> piece(const T* x) {
   return *(const Piece<T, N>*)x;
 }
 
-// What all kernels here know of piece number `at`: its plane, row, column and first channel.
+// Of piece number `at` of places or cells: its plane, row, column and first channel.
 struct Position {
   i64 plane;
   int row, column, channel;
@@ -55,6 +44,34 @@ struct Position {
   }
 };
 
+// The taps of a window along a dim that lie inside the image: behind its first input by `first`, on
+// by the dilation, below `end`.
+struct Inside {
+  int first, end, start;
+  __device__ Inside(const Dim& dim, int window) {
+    start = dim.first(window);
+    for (first = 0; start + first < 0;) first += dim.dilation;
+    end = smaller(dim.reach(), dim.given - start);
+  }
+  __device__ bool any() const { return first < end; }
+};
+
+// work(number, values) of every tap of a window that is inside the image, row by row; so many of a
+// row are on their way at once.
+template <int N, int AT_ONCE, typename I, typename T, typename F>
+__device__ inline void each_tap(const T* image, const Pooling& of, const Inside& rows,
+                                const Inside& columns, i64 beside, F work) {
+  I step = (I)of.x.dilation * (I)beside;
+  for (int down = rows.first; down < rows.end; down += of.y.dilation) {
+    I place = ((I)(rows.start + down) * of.x.given + columns.start + columns.first) * (I)beside;
+    int number = of.number(down, columns.first), end = of.number(down, columns.end);
+#pragma unroll AT_ONCE
+    for (; number < end; number += of.x.dilation, place += step) {
+      work(number, piece<T, N>(image + place));
+    }
+  }
+}
+
 // y of x; a NaN is larger than all.
 template <typename T, int N, typename I>
 __global__ void max_pool(const T* x, T* y, const Pooling* windows, i64 beside, i64 count) {
@@ -66,20 +83,14 @@ __global__ void max_pool(const T* x, T* y, const Pooling* windows, i64 beside, i
     W best[N];
 #pragma unroll
     for (int k = 0; k < N; k++) best[k] = lowest<W>();
-    for (int row = 0; row < of.y.size; row++) {
-      int down = input_of(of.y, place.row, row);
-      if (down < 0 || down >= of.y.given) continue;
-      for (int column = 0; column < of.x.size; column++) {
-        int across = input_of(of.x, place.column, column);
-        if (across < 0 || across >= of.x.given) continue;
-        Piece<T, N> values = piece<T, N>(image + (down * of.x.given + across) * beside);
+    Inside rows(of.y, place.row), columns(of.x, place.column);
+    each_tap<N, 3, I>(image, of, rows, columns, beside, [&](int, const Piece<T, N>& values) {
 #pragma unroll
-        for (int k = 0; k < N; k++) {
-          W value = wide(values.at[k]);
-          if (value > best[k] || value != value) best[k] = value;
-        }
+      for (int k = 0; k < N; k++) {
+        W value = wide(values.at[k]);
+        if (value > best[k] || value != value) best[k] = value;
       }
-    }
+    });
     Piece<T, N> made;
 #pragma unroll
     for (int k = 0; k < N; k++) made.at[k] = narrow<T>(best[k]);
@@ -87,61 +98,112 @@ __global__ void max_pool(const T* x, T* y, const Pooling* windows, i64 beside, i
   }
 }
 
-// Of each of `values`, at tap (row, column) of a window, whether it is the first of its largest: a
-// bit per channel.
-template <typename T, int N>
-__device__ inline unsigned are_first(const T* image, const Pooling& of, i64 beside, int down,
-                                     int across, int row, int column, const Piece<T, N>& values) {
-  unsigned found = (1u << N) - 1;
-  for (int i = 0; i < of.y.size; i++) {
-    int y = input_of(of.y, down, i);
-    if (y < 0 || y >= of.y.given) continue;
-    for (int j = 0; j < of.x.size; j++) {
-      int x = input_of(of.x, across, j);
-      if (x < 0 || x >= of.x.given) continue;
-      Piece<T, N> others = piece<T, N>(image + (y * of.x.given + x) * beside);
-      bool earlier = i < row || (i == row && j < column);
-#pragma unroll
-      for (int k = 0; k < N; k++) {
-        Wide<T> value = wide(values.at[k]), other = wide(others.at[k]);
-        if (!(other <= value) || (earlier && other == value)) found &= ~(1u << k);
-      }
-    }
-  }
-  return found;
-}
-
-// dx of (x, dy): dy goes to the first of a window's largest.
-template <typename T, int N, typename I>
-__global__ void max_pool_grad(const T* x, const T* dy, T* dx, const Pooling* windows, i64 beside,
-                              i64 count) {
+// The number of the first of every window's largest; all bits of A where a value is NaN.
+template <typename T, int N, typename A, typename I>
+__global__ void __launch_bounds__(256, sizeof(T) < 8 ? 5 : 4)
+    largest_taps(const T* x, A* taps, const Pooling* windows, i64 beside, i64 count) {
+  typedef Wide<T> W;
   const Pooling of = *windows;
   for (i64 at = first_element(); at < count; at += element_stride()) {
-    Position place((I)at, of.y.given, of.x.given, beside, N);
+    Position place((I)at, of.y.made, of.x.made, beside, N);
     const T* image = x + place.plane * of.y.given * of.x.given * beside + place.channel;
-    const T* slopes = dy + place.plane * of.y.made * of.x.made * beside + place.channel;
-    Holding rows(of.y, place.row), columns(of.x, place.column);
-    Piece<T, N> values = piece<T, N>(x + at * N);
-    Wide<T> sums[N] = {};
-    for (int down = rows.last; down >= rows.first; down--) {
-      int row = rows.tap(of.y, down);
-      if (row < 0) continue;
-      for (int across = columns.last; across >= columns.first; across--) {
-        int column = columns.tap(of.x, across);
-        if (column < 0) continue;
-        unsigned first = are_first(image, of, beside, down, across, row, column, values);
-        if (!first) continue;
-        Piece<T, N> here = piece<T, N>(slopes + (down * of.x.made + across) * beside);
+    Inside rows(of.y, place.row), columns(of.x, place.column);
+    int found[N], first = -1;
+    if (rows.any() && columns.any()) first = of.number(rows.first, columns.first);
+    W best[N], size = 0;  // a sum without signs, which is NaN where a value is
+#pragma unroll
+    for (int k = 0; k < N; k++) best[k] = lowest<W>(), found[k] = first;
+    each_tap<N, 1, I>(image, of, rows, columns, beside, [&](int number, const Piece<T, N>& values) {
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        W value = wide(values.at[k]);
+        if (value > best[k]) best[k] = value, found[k] = number;
+        size += abs_of(value);
+      }
+    });
+    if (size != size) {
+      each_tap<N, 1, I>(image, of, rows, columns, beside, [&](int, const Piece<T, N>& values) {
 #pragma unroll
         for (int k = 0; k < N; k++) {
-          if (first >> k & 1) sums[k] += wide(here.at[k]);
+          W value = wide(values.at[k]);
+          if (value != value) found[k] = -1;
         }
-      }
+      });
     }
-    Piece<T, N> made;
+    Piece<A, N> made;
 #pragma unroll
-    for (int k = 0; k < N; k++) made.at[k] = narrow<T>(sums[k]);
-    *(Piece<T, N>*)(dx + at * N) = made;
+    for (int k = 0; k < N; k++) made.at[k] = (A)found[k];
+    *(Piece<A, N>*)(taps + at * N) = made;
+  }
+}
+
+// work(window, from) of every window that holds an input, the last first: place `inner` of a cell
+// lies `from` inputs behind the window's first.
+template <typename F>
+__device__ inline void each_window(const Dim& dim, int cell, int inner, F work) {
+  int window = smaller(cell, dim.made - 1), from = inner + (cell - window) * dim.stride;
+  for (; window >= 0 && from < dim.reach(); window--, from += dim.stride) work(window, from);
+}
+
+// What every input of a cell gets: add(sums, place, down, across) of every window that holds it, by
+// the window's place in its plane and the input's in the window. The inputs of a cell lie in the
+// same windows, so that threads of a warp go the same ways.
+template <int N, typename I, typename T, typename F>
+__device__ inline void gather(T* image, const Pooling& of, const Position& cell, i64 beside,
+                              F add) {
+  for (int y = 0; y < of.y.stride; y++) {
+    int row = of.y.first(cell.row) + y;
+    if (!of.y.holds(row)) continue;
+    for (int x = 0; x < of.x.stride; x++) {
+      int column = of.x.first(cell.column) + x;
+      if (!of.x.holds(column)) continue;
+      Wide<T> sums[N] = {};
+      each_window(of.y, cell.row, y, [&](int line, int down) {
+        each_window(of.x, cell.column, x, [&](int window, int across) {
+          add(sums, ((I)line * of.x.made + window) * (I)beside, down, across);
+        });
+      });
+      Piece<T, N> made;
+#pragma unroll
+      for (int k = 0; k < N; k++) made.at[k] = narrow<T>(sums[k]);
+      *(Piece<T, N>*)(image + ((I)row * of.x.given + column) * (I)beside) = made;
+    }
+  }
+}
+
+// N neighbouring numbers of taps; bytes are kept in words, of which one instruction compares one.
+template <typename A, int N, bool BYTES = sizeof(A) == 1 && N % 4 == 0> struct Numbers {
+  Piece<A, N> of;
+  __device__ Numbers(const A* from) : of(piece<A, N>(from)) {}
+  __device__ bool is(int k, int number) const { return of.at[k] == (A)number; }
+};
+template <typename A, int N> struct Numbers<A, N, true> {
+  Piece<unsigned, N / 4> words;
+  __device__ Numbers(const A* from) : words(piece<unsigned, N / 4>((const unsigned*)from)) {}
+  __device__ bool is(int k, int number) const {
+    return !((words.at[k / 4] ^ number * 0x01010101u) & 0xffu << k % 4 * 8);
+  }
+};
+
+// dx of dy and of the taps found above: dy goes to the first of a window's largest.
+template <typename T, int N, typename A, typename I>
+__global__ void max_pool_grad(const T* dy, const A* taps, T* dx, const Pooling* windows, i64 beside,
+                              i64 count) {
+  typedef Wide<T> W;
+  const Pooling of = *windows;
+  for (i64 at = first_element(); at < count; at += element_stride()) {
+    Position cell((I)at, of.y.cells(), of.x.cells(), beside, N);
+    i64 pooled = cell.plane * of.y.made * of.x.made * beside + cell.channel;
+    T* image = dx + cell.plane * of.y.given * of.x.given * beside + cell.channel;
+    gather<N, I>(image, of, cell, beside, [&](W(&sums)[N], I place, int down, int across) {
+      Numbers<A, N> largest(taps + pooled + place);
+      Piece<T, N> slopes = piece<T, N>(dy + pooled + place);
+      int number = of.number(down, across);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        if (largest.is(k, number)) sums[k] += wide(slopes.at[k]);
+      }
+    });
   }
 }
 
@@ -150,22 +212,16 @@ template <typename T, int N, typename I>
 __global__ void avg_pool(const T* x, T* y, const Pooling* windows, i64 beside, i64 count) {
   typedef Wide<T> W;
   const Pooling of = *windows;
-  W share = (W)1 / (W)(of.y.size * of.x.size);
+  W share = (W)1 / ((W)of.y.size * (W)of.x.size);
   for (i64 at = first_element(); at < count; at += element_stride()) {
     Position place((I)at, of.y.made, of.x.made, beside, N);
     const T* image = x + place.plane * of.y.given * of.x.given * beside + place.channel;
     W sums[N] = {};
-    for (int row = 0; row < of.y.size; row++) {
-      int down = input_of(of.y, place.row, row);
-      if (down < 0 || down >= of.y.given) continue;
-      for (int column = 0; column < of.x.size; column++) {
-        int across = input_of(of.x, place.column, column);
-        if (across < 0 || across >= of.x.given) continue;
-        Piece<T, N> values = piece<T, N>(image + (down * of.x.given + across) * beside);
+    Inside rows(of.y, place.row), columns(of.x, place.column);
+    each_tap<N, 3, I>(image, of, rows, columns, beside, [&](int, const Piece<T, N>& values) {
 #pragma unroll
-        for (int k = 0; k < N; k++) sums[k] += wide(values.at[k]);
-      }
-    }
+      for (int k = 0; k < N; k++) sums[k] += wide(values.at[k]);
+    });
     Piece<T, N> made;
 #pragma unroll
     for (int k = 0; k < N; k++) made.at[k] = narrow<T>(sums[k] * share);
@@ -190,24 +246,16 @@ template <typename T, int N, typename I>
 __global__ void avg_pool_grad(const T* dy, T* dx, const Pooling* windows, i64 beside, i64 count) {
   typedef Wide<T> W;
   const Pooling of = *windows;
-  W share = (W)1 / (W)(of.y.size * of.x.size);
+  W share = (W)1 / ((W)of.y.size * (W)of.x.size);
   for (i64 at = first_element(); at < count; at += element_stride()) {
-    Position place((I)at, of.y.given, of.x.given, beside, N);
-    const T* slopes = dy + place.plane * of.y.made * of.x.made * beside + place.channel;
-    Holding rows(of.y, place.row), columns(of.x, place.column);
-    W sums[N] = {};
-    for (int down = rows.last; down >= rows.first; down--) {
-      if (rows.tap(of.y, down) < 0) continue;
-      for (int across = columns.last; across >= columns.first; across--) {
-        if (columns.tap(of.x, across) < 0) continue;
-        Piece<T, N> here = piece<T, N>(slopes + (down * of.x.made + across) * beside);
+    Position cell((I)at, of.y.cells(), of.x.cells(), beside, N);
+    const T* pooled = dy + cell.plane * of.y.made * of.x.made * beside + cell.channel;
+    T* image = dx + cell.plane * of.y.given * of.x.given * beside + cell.channel;
+    gather<N, I>(image, of, cell, beside, [&](W(&sums)[N], I place, int down, int across) {
+      if (down % of.y.dilation || across % of.x.dilation) return;
+      Piece<T, N> slopes = piece<T, N>(pooled + place);
 #pragma unroll
-        for (int k = 0; k < N; k++) sums[k] += wide(here.at[k]) * share;
-      }
-    }
-    Piece<T, N> made;
-#pragma unroll
-    for (int k = 0; k < N; k++) made.at[k] = narrow<T>(sums[k]);
-    *(Piece<T, N>*)(dx + at * N) = made;
+      for (int k = 0; k < N; k++) sums[k] += wide(slopes.at[k]) * share;
+    });
   }
 }

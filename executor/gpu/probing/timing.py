@@ -193,17 +193,28 @@ def not_reached(found: Sequence[GpuTimings]) -> str:
     >>> not_reached([])
     ''
     """
-    if not found or not (missed := reduce(and_, (Counter(one.missed) for one in found))):
+    if not (missed := _missed(found)):
         return ""
-    measured = {name for timings in found for name in timings.kernels}
-    whole = [name for name in missed if name not in measured]
-    shown = ", ".join(whole[:SHOWN]) + (f" and {len(whole) - SHOWN} more" * (len(whole) > SHOWN))
-    without = f", and nothing of {len(whole)} of their kinds ({shown})" if whole else ""
-    return f"{missed.total()} kernels were not reached{without}"
+    kinds = [name for name in missed if not _is_of_products(name)]
+    shown = ", ".join(kinds[:SHOWN]) + (f" and {len(kinds) - SHOWN} more" * (len(kinds) > SHOWN))
+    priced = f", so {len(kinds)} kinds are priced by rates ({shown})" if kinds else ""
+    return f"{missed.total()} kernels were not reached{priced}"
+
+
+def _missed(found: Sequence[GpuTimings]) -> Counter[str]:
+    """Cases that no rank has reached, by table."""
+    return reduce(and_, (Counter(one.missed) for one in found)) if found else Counter()
+
+
+def _is_of_products(table: str) -> bool:
+    return table.startswith(f"{MULTIPLIED[0]}@")
 
 
 def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:
     """Return the device that all ranks' GPUs are taken for.
+
+    A kind of which a case was not reached has no table, for a few small cases say nothing of large
+    ones; products keep what they have, since peaks are read from it.
 
     Raises
     ------
@@ -216,7 +227,9 @@ def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:
             f"the GPUs of this machine differ ({first.name}, {', '.join(sorted(names))}), and one "
             f"profile is of one kind: list those of one kind in CUDA_VISIBLE_DEVICES"
         )
-    kernels = merged([timings.kernels for timings in found])
+    cut_off = {name for name in _missed(found) if not _is_of_products(name)}
+    measured = merged([timings.kernels for timings in found])
+    kernels = {name: points for name, points in measured.items() if name not in cut_off}
     return MeasuredDevice(
         name=first.name,
         memory_bytes=min(timings.memory_bytes for timings in found),
@@ -234,11 +247,10 @@ def measured_device(found: Sequence[GpuTimings], source: str) -> MeasuredDevice:
 
 def _peaks(kernels: dict[str, tuple[tuple[int, int], ...]]) -> dict[str, float]:
     """FLOPs per second of the fastest matrix product that was timed in every precision."""
-    prefix = f"{MULTIPLIED[0]}@"
     return {
-        name.removeprefix(prefix): max(flops * 1e9 / duration_ns for flops, duration_ns in points)
+        name.partition("@")[2]: max(flops * 1e9 / duration_ns for flops, duration_ns in points)
         for name, points in kernels.items()
-        if name.startswith(prefix)
+        if _is_of_products(name)
     }
 
 

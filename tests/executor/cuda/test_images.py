@@ -51,17 +51,28 @@ def rounded(*inputs: Array) -> tuple[Array, ...]:
 
 
 def dilated_poolings() -> Iterator[Example]:
-    """Windows with gaps, which the builders make none of but kernels know."""
-    attributes = window((2, 1), (1, 1), (2, 3)) | {"size_y": 3, "size_x": 2}
-    sizes = {"y": 9, "x": 6, "j": 4, "i": 5}
+    """Windows with gaps, which the builders make none of but kernels know.
+
+    The second reach so far that a byte cannot number all of their places.
+    """
     x, y = "b c y! x!", "b c j! i!"
     forms = (("max_pool", f"{x} -> {y}"), ("max_pool_grad", f"{x}, {y} -> {x}"),
              ("avg_pool", f"{x} -> {y}"), ("avg_pool_grad", f"{y} -> {x}"))  # fmt: skip
-    for (kind, labels), formula in zip(forms, pooling(attributes, sizes), strict=True):
-        yield Example(
-            kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes,
-            derive=rounded,
-        )  # fmt: skip
+    for attributes, sizes in (
+        (
+            window((2, 1), (1, 1), (2, 3)) | {"size_y": 3, "size_x": 2},
+            {"y": 9, "x": 6, "j": 4, "i": 5},
+        ),
+        (
+            window((3, 1), (2, 0), (7, 6)) | {"size_y": 4, "size_x": 3},
+            {"y": 25, "x": 15, "j": 3, "i": 3},
+        ),
+    ):
+        for (kind, labels), formula in zip(forms, pooling(attributes, sizes), strict=True):
+            yield Example(
+                kind=kind, labels=labels, formula=formula, attributes=attributes, sizes=sizes,
+                derive=rounded,
+            )  # fmt: skip
 
 
 def norms_in_slabs() -> Iterator[Example]:
@@ -80,7 +91,7 @@ def norms_in_slabs() -> Iterator[Example]:
 
 def pieces_pooled() -> Iterator[Example]:
     """Pooling of channels that fill pieces of 16 bytes."""
-    for example in EXAMPLES:
+    for example in (*EXAMPLES, *dilated_poolings()):
         if example.kind.endswith(("pool", "pool_grad")) and "b c" in example.labels:
             yield replace(example, sizes=example.sizes | {"c": 16}, large={})
 
@@ -253,6 +264,16 @@ def test_a_window_that_holds_a_nan_has_no_largest_value(emulator: Emulator):
         [whole(x.shape, "float64")], attributes=attributes, emulator=emulator,
     )  # fmt: skip
     np.testing.assert_array_equal(dx[0, 0], [[0, 0, 0, 0], [0, 0, 0, 2]])
+
+
+def test_the_first_of_a_window_of_minus_infinity_is_its_largest(emulator: Emulator):
+    attributes = window((2, 2), (1, 1)) | {"size_y": 3, "size_x": 3}
+    (dx,) = call(
+        "max_pool_grad", "b c y! x!, b c j! i! -> b c y! x!",
+        [np.full((1, 1, 4, 4), -np.inf), np.arange(1.0, 5).reshape(1, 1, 2, 2)],
+        [whole((1, 1, 4, 4), "float64")], attributes=attributes, emulator=emulator,
+    )  # fmt: skip
+    np.testing.assert_array_equal(dx[0, 0], [[1, 2, 0, 0], [3, 4, 0, 0], [0] * 4, [0] * 4])
 
 
 def test_convolution_of_two_dtypes_is_refused():

@@ -120,6 +120,7 @@ def test_a_profile_whose_time_is_up_has_what_matters_most_and_prices_the_rest(
     assert {"attention/16@bf16", "attention/32@bf16"} < set(found.kernels)
     device = measured_device([found], "in a hurry")
     assert set(device.flops_per_s) == set(DTYPES)
+    assert set(device.kernels) == set(found.kernels) - set(found.missed) | tables
     for precision in ("bf16", "fp32"):
         plan = search(
             SearchRequest(
@@ -140,7 +141,7 @@ def test_one_kernel_is_timed_however_short_the_time_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(stopwatch, "CALLS_MAX", 4)
     found = time_gpu(EmulatedDevice(), seconds=0.0, scales=SCALES, limit_s=0.0, precisions=["fp32"])
     assert set(found.kernels) == {"matmul@fp32"}
-    assert not_reached([found]).startswith(f"{len(found.missed)} kernels were not reached, and ")
+    assert not_reached([found]).startswith(f"{len(found.missed)} kernels were not reached, so ")
 
 
 def test_what_no_rank_has_reached_is_told_by_its_tables() -> None:
@@ -160,7 +161,7 @@ def test_what_no_rank_has_reached_is_told_by_its_tables() -> None:
     slow = timings(("mul@bf16", "relu@bf16", "relu@bf16", "top_k@bf16"), some)
     fast = timings(("relu@bf16", "top_k@bf16"), more)
     assert not_reached([slow, timings((), more)]) == ""
-    said = "2 kernels were not reached, and nothing of 1 of their kinds (top_k@bf16)"
+    said = "2 kernels were not reached, so 2 kinds are priced by rates (relu@bf16, top_k@bf16)"
     assert not_reached([slow, fast]) == said
 
 

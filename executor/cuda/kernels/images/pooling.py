@@ -7,6 +7,7 @@ import numpy as np
 from executor.cuda.calls import (
     TYPES,
     Calls,
+    Launch,
     Operand,
     always,
     by_row,
@@ -14,29 +15,47 @@ from executor.cuda.calls import (
     read,
     table,
     types,
+    workspace,
     write,
 )
 from executor.cuda.kernels.images.windows import Dim, dim_of_windows
 from executor.cuda.kernels.strides import index_type
-from executor.kernels.context import KernelContext, Shard
+from executor.kernels.context import Array, KernelContext, Shard
 from executor.kernels.images.order import rows_of_pooling
 from models.graph import ITEMSIZE
 
 SOURCE = "pooling"
 PIECE_BYTES = 16
 """Bytes of neighbouring channels that a thread takes at once, where they come last."""
+BYTE_NUMBERS = 255  # of taps that a byte tells apart beside `none`
 
 
 def max_pool(context: KernelContext) -> Calls:
     """Return the largest of every window."""
     x, y = context.inputs[0], context.outputs[0]
-    return _by_piece(context, _dims(context, x, y), read(0), write(0))
+    dims = _dims(context, x, y)
+    launch = _by_piece(context, "max_pool", y, _places(dims), "", read(0), write(0))
+    return always(launch, tables=_tables(dims))
 
 
 def max_pool_grad(context: KernelContext) -> Calls:
-    """Return dx of (x, dy): dy goes to the first of a window's largest, row by row."""
+    """Return dx of (x, dy): dy goes to the first of a window's largest, row by row.
+
+    The first of two passes leaves the number of that tap in the workspace, so that a window is
+    looked through once, and not again by every input that it holds.
+    """
     x, dy = context.inputs
-    return _by_piece(context, _dims(context, x, dy), read(0), read(1), write(0))
+    dims = _dims(context, x, dy)
+    is_byte = prod(dim.reach for dim in dims) <= BYTE_NUMBERS
+    number = "unsigned char" if is_byte else "int"
+    return always(
+        _by_piece(context, "largest_taps", dy, _places(dims), number, read(0), workspace()),
+        _by_piece(
+            context, "max_pool_grad", x, _cells(dims), number, read(1), workspace(), write(0)
+        ),
+        tables=_tables(dims),
+        workspace_bytes=dy.size * (1 if is_byte else 4),
+    )
 
 
 def avg_pool(context: KernelContext) -> Calls:
@@ -50,13 +69,16 @@ def avg_pool(context: KernelContext) -> Calls:
         size = dims[0].given * dims[1].given
         name = "plane_means" + types(x.dtype)
         return always(by_row(SOURCE, name, y.size, size, read(0), write(0)))
-    return _by_piece(context, dims, read(0), write(0))
+    launch = _by_piece(context, "avg_pool", y, _places(dims), "", read(0), write(0))
+    return always(launch, tables=_tables(dims))
 
 
 def avg_pool_grad(context: KernelContext) -> Calls:
     """Return dx of dy: every window's share at each of its places."""
     dy, dx = context.inputs[0], context.outputs[0]
-    return _by_piece(context, _dims(context, dx, dy), read(0), write(0))
+    dims = _dims(context, dx, dy)
+    launch = _by_piece(context, "avg_pool_grad", dx, _cells(dims), "", read(0), write(0))
+    return always(launch, tables=_tables(dims))
 
 
 def _dims(context: KernelContext, image: Shard, made: Shard) -> tuple[Dim, Dim]:
@@ -71,16 +93,37 @@ def _dims(context: KernelContext, image: Shard, made: Shard) -> tuple[Dim, Dim]:
     return y, x
 
 
-def _by_piece(context: KernelContext, dims: tuple[Dim, Dim], *operands: Operand) -> Calls:
-    """Return a launch of the kernel named like the op, with a thread per piece that it makes."""
-    out = context.outputs[0]
-    beside = prod(out.shape[rows_of_pooling(context) + 2 :])
+def _places(dims: tuple[Dim, Dim]) -> int:
+    """Return the windows of a plane."""
+    return prod(dim.made for dim in dims)
+
+
+def _cells(dims: tuple[Dim, Dim]) -> int:
+    """Return the cells of a plane."""
+    return prod(dim.cells for dim in dims)
+
+
+def _tables(dims: tuple[Dim, Dim]) -> tuple[Array, ...]:
+    """Return what kernels know of the windows: `Pooling` of the source."""
+    return (np.array(dims, np.int32),)
+
+
+def _by_piece(
+    context: KernelContext, name: str, out: Shard, places: int, number: str, *operands: Operand
+) -> Launch:
+    """Return a launch with a thread per piece of `places` to a plane.
+
+    `out` is what it writes, or has its planes; `number` is the type of numbers of taps, if any.
+    """
+    rows = rows_of_pooling(context)
+    planes, beside = prod(out.shape[:rows]), prod(out.shape[rows + 2 :])
     width = PIECE_BYTES // ITEMSIZE[out.dtype]
     if beside % width:
         width = 1
-    chosen = f"{TYPES[out.dtype]}, {width}, {index_type(out.size)}"
-    launch = elementwise(
-        SOURCE, f"{context.kind}<{chosen}>", out.size // width, *operands, table(0),
+    count = planes * places * beside
+    index = index_type(count, *(shard.size for shard in (*context.inputs, *context.outputs)))
+    chosen = (TYPES[out.dtype], str(width), number, index)
+    return elementwise(
+        SOURCE, f"{name}<{', '.join(filter(None, chosen))}>", count // width, *operands, table(0),
         np.int64(beside),
     )  # fmt: skip
-    return always(launch, tables=(np.array(dims, np.int64),))

@@ -68,6 +68,16 @@ class Dim(NamedTuple):
     pad: int
     dilation: int
 
+    @property
+    def reach(self) -> int:
+        """Inputs from a window's first tap to its last."""
+        return (self.size - 1) * self.dilation + 1
+
+    @property
+    def cells(self) -> int:
+        """Groups of `stride` inputs, from a window's first to the next one's."""
+        return (self.given - 1 + self.pad) // self.stride + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:

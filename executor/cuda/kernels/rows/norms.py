@@ -17,7 +17,7 @@ from executor.cuda.kernels.columns import (
     packs_of,
     summed_in_slabs,
 )
-from executor.cuda.kernels.rows.teams import SLAB_BLOCKS, team_of
+from executor.cuda.kernels.rows.teams import team_of
 from models.inference import widened
 
 
@@ -108,7 +108,7 @@ def norm_grad_input(
         f"{kind}_grad_input<{', '.join((*(TYPES[one] for one in dtypes), *flags))}>",
         rows, columns,
         dy.operand, x.operand, gamma.operand, *kept, dx if other is None else other, dx, sums,
-        **({"blocks_max": SLAB_BLOCKS} if together else {}),
+        **({"blocks_max": team.slab_blocks} if together else {}),
     )  # fmt: skip
     if weights is None:
         return Calls(of=lambda firing: (launch,))

@@ -17,7 +17,7 @@ BLOCK_TEAM_THREADS = 512  # at most, as in sources/teams.cuh
 BLOCK_PACKS = (2, 4)  # that a thread keeps of a row of a block
 MULTIPROCESSORS = 132  # of an H100 (data sheet, 2022)
 BLOCKS_MAX = 16 * MULTIPROCESSORS  # whose teams go on to further rows
-SLAB_BLOCKS = 2 * MULTIPROCESSORS  # where every block leaves a row of sums behind
+SLAB_THREADS = 512  # of a multiprocessor where blocks leave sums: these take up to 128 registers
 
 
 class Team(NamedTuple):
@@ -36,6 +36,17 @@ class Team(NamedTuple):
     def rows(self) -> int:
         """Rows that a block has at once."""
         return self.threads // WARP_THREADS if self.by_warp else 1
+
+    @property
+    def slab_blocks(self) -> int:
+        """Blocks, at most, where every one leaves a row of sums behind: those that fit at once.
+
+        Examples
+        --------
+        >>> team_of(16384, 2048, 8).slab_blocks, team_of(16384, 4096, 8).slab_blocks
+        (528, 264)
+        """
+        return MULTIPROCESSORS * max(2, SLAB_THREADS // self.threads)
 
     def launch(
         self,

@@ -152,8 +152,8 @@ void run_block() {
 
 // ---- memory ----
 
-// The last accesses of two neighbouring bytes: by which block of all that ever ran, by which of its
-// threads, after how many barriers.
+// The last accesses of a byte of global memory, or of two neighbouring bytes of shared: by which
+// block of all that ever ran, by which of its threads, after how many barriers.
 struct Access { uint32_t block; uint16_t thread, round; };
 struct Cell { Access write, read; uint16_t write_warp_round, read_warp_round; };
 const uint16_t SEVERAL = 0xffff, SEVERAL_BLOCKS = 0xfffe;  // threads that read
@@ -162,7 +162,7 @@ struct Range { uintptr_t begin, end; uint64_t moved[2]; };  // bytes read, and w
 std::vector<Range> memory;  // of the launch; none: anywhere
 size_t last_range, dynamic_bytes;
 std::vector<Cell> shared_cells;
-const int PAGE_BYTES = 4096, RECENT = 256;
+const int PAGE_BYTES = 2048, RECENT = 256;
 std::unordered_map<uintptr_t, std::vector<Cell>> pages;
 struct Recent { uintptr_t page; Cell* cells; } recent[RECENT];
 uint32_t block_serial, first_serial;  // of this block, and of the launch's first
@@ -182,10 +182,10 @@ Cell& cell_of(uintptr_t byte) {
   Recent& found = recent[page % RECENT];
   if (found.page != page) {
     std::vector<Cell>& cells = pages[page];
-    if (cells.empty()) cells.resize(PAGE_BYTES / 2);
+    if (cells.empty()) cells.resize(PAGE_BYTES);
     found = {page, cells.data()};
   }
-  return found.cells[byte % PAGE_BYTES / 2];
+  return found.cells[byte % PAGE_BYTES];
 }
 
 // Whether the access came before this thread's next, on any GPU; blocks before `first` did.
@@ -248,8 +248,8 @@ void access(const void* address, size_t size, bool writes, bool aligned) {
   if (at == (uintptr_t)&emulated_shared) return;
   if (at - (uintptr_t)image.begin < (size_t)(image.shared - image.begin)) return;  // constants
   if (aligned && at % size) fail("access of %zu bytes that is not aligned to them", size);
-  // elements have two bytes, or four and more, of which one cell tells enough
-  uintptr_t step = size < 4 ? 2 : 4, shared = at - (uintptr_t)image.shared;
+  // elements have one byte, two, or four and more, of which one cell tells enough
+  uintptr_t step = size < 4 ? size : 4, shared = at - (uintptr_t)image.shared;
   size_t fixed_bytes = image.end - image.shared;
   uintptr_t dynamic = at - (uintptr_t)emulated_shared;
   bool is_dynamic = dynamic < dynamic_bytes;
