@@ -37,7 +37,8 @@ def main() -> int:
     asked.add_argument("--markdown", action="store_true")
     options = asked.parse_args()
     if is_file := options.folder.suffix == ".json":
-        found = [json.loads(options.folder.read_text())]
+        if not (found := known(options.folder)):
+            asked.error(f"{options.folder} is no file that this command has written")
     else:
         found = by_device(options.folder)
     for one in found:
@@ -47,6 +48,15 @@ def main() -> int:
     if not found:
         print(f"benchmarks.gpu_results: there are no lines in {options.folder}", file=sys.stderr)
     return int(not found)
+
+
+def known(path: Path) -> list[Figures]:
+    """Return what a file holds that was written before; nothing where it is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
+    return [found] if isinstance(found, dict) and {"device", "rows"} <= set(found) else []
 
 
 def summarised(folder: Path, out: Path) -> list[str]:
