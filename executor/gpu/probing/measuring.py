@@ -83,7 +83,7 @@ def _measured(
             for rank in range(ranks)
         ]
     if left := not_reached(found):
-        left += f" in {seconds:g} s"
+        left = f"in {seconds:g} s {left}"
         source += f"; {left}"
         if missed is not None:
             missed(left)

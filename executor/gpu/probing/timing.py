@@ -197,7 +197,7 @@ def not_reached(found: Sequence[GpuTimings]) -> str:
         return ""
     kinds = [name for name in missed if not _is_of_products(name)]
     shown = ", ".join(kinds[:SHOWN]) + (f" and {len(kinds) - SHOWN} more" * (len(kinds) > SHOWN))
-    priced = f", so {len(kinds)} kinds are priced by rates ({shown})" if kinds else ""
+    priced = f", so by rates are priced: {shown}" if kinds else ""
     return f"{missed.total()} kernels were not reached{priced}"
 
 
