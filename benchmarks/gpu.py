@@ -1,7 +1,7 @@
 """How fast whole training steps are on one GPU, beside what their plans say and PyTorch does.
 
 Run `python -m benchmarks.gpu [--models NAME...] [--budget SECONDS] [--profile FILE] [--ours]
-[--emulated] [--dry-run]` from the root of the repository. Every model of `gpu_models.TRAINED` is
+[--emulated]` from the root of the repository. Every model of `gpu_models.TRAINED` is
 trained by us and by PyTorch from the same weights on the same samples, each in a process of its
 own, one after the other; PyTorch under every setting of `torch_models/settings.py` for which there
 is time, of which the best counts. What they find they write down as lines while they find it, and
@@ -9,12 +9,10 @@ is time, of which the best counts. What they find they write down as lines while
 was late, or losses or bits differ. `--profile` names a profile of this GPU (`millrace profile
 --device gpu`), by which steps are predicted; where there is no such file the catalogue's figures
 are. `--ours` leaves PyTorch out. `--emulated` trains a small model of each family, ours on the
-emulated device and PyTorch's on the CPU, to try this command without a GPU. `--dry-run` prints what
-would run and what is predicted.
+emulated device and PyTorch's on the CPU, to try this command without a GPU.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -61,16 +59,12 @@ def main() -> int:
     asked.add_argument("--models", nargs="+", choices=names, default=names)
     asked.add_argument("--ours", action="store_true", help="without PyTorch")
     asked.add_argument("--emulated", action="store_true", help="small models, without a GPU")
-    asked.add_argument("--dry-run", action="store_true", help="plan and predict, run nothing")
     options = asked.parse_args()
     if options.profile is not None and not options.profile.exists():
         options.profile = None
     if options.item is not None:
         return item(options)
     wanted = [entry for entry in TRAINED if entry.model in options.models]
-    if options.dry_run:
-        dry_run(wanted)
-        return 0
     if not options.emulated and (missing := missing_gpu()) is not None:
         print(f"benchmarks.gpu: {missing}", file=sys.stderr)
         return 3
@@ -184,21 +178,6 @@ def ahead(wanted: Iterable[Trained], limit_s: float, arguments: Sequence[str]) -
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(limit_s - (time.monotonic() - begun), 0.1))
         ended(process)
-
-
-def dry_run(wanted: Sequence[Trained], device: str = "h200-sxm") -> None:
-    """Print what would run, and what plans for a device that need not be here say."""
-    from benchmarks.gpu_models import planned
-    from benchmarks.gpu_training import predicted
-    from benchmarks.torch_models.settings import DETERMINISTIC, changes_of
-
-    for entry in wanted:
-        spec = benchmark_model(entry.model)
-        print(f"{entry.model}: {entry.batches[0]} samples a step (then {entry.batches[1:]})")
-        print(f"  predicted: {json.dumps(predicted(planned(spec, entry.batches[0], device)))}")
-        changes = [*changes_of(spec), *([DETERMINISTIC] if entry is TRAINED[0] else [])]
-        print(f"  PyTorch: {'; '.join(name for name, _ in changes)}")
-    print(f"nothing was run; this machine: {missing_gpu() or 'has a GPU'}")
 
 
 if __name__ == "__main__":

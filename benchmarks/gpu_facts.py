@@ -1,7 +1,7 @@
 """Facts of a machine with a GPU that the executor relies on, item by item.
 
-Run `python -m benchmarks.gpu_facts [--item NAME] [--budget SECONDS] [--emulated] [--list]` from the
-root of the repository. Every item of `gpu_versions.py` and `gpu_items.py` runs in a process of its
+Run `python -m benchmarks.gpu_facts [--item NAME] [--budget SECONDS] [--emulated]` from the root
+of the repository. Every item of `gpu_versions.py` and `gpu_items.py` runs in a process of its
 own with a limit of time and leaves its line. The exit code is 1 if one failed. `--emulated` leaves
 out those that need a GPU, and says so.
 """
@@ -23,11 +23,7 @@ def main() -> int:
     asked.add_argument("--item")
     asked.add_argument("--budget", type=float, default=120.0, help="seconds for all items")
     asked.add_argument("--emulated", action="store_true")
-    asked.add_argument("--list", action="store_true")
     options = asked.parse_args()
-    if options.list:
-        print("\n".join(items()))
-        return 0
     if options.item is not None:
         return run_here(options.item, items()[options.item])
     unwind_when_asked_to_end()

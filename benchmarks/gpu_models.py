@@ -45,23 +45,6 @@ TRAINED = (
     Trained("gpt2-xl", (8, 4, 2), "tokens", 0.12),
 )
 
-SMALL_LLAMA = ModelSpec(
-    name="llama-160m",
-    family="decoder",
-    config={
-        "layers": 12,
-        "hidden": 768,
-        "vocab": 32000,
-        "positions": 1024,
-        "heads": 12,
-        "kv_heads": 4,
-        "head_dim": 64,
-        "ffn_hidden": 2048,
-        "rotary_dims": 64,
-    },
-    seq_len=1024,
-    precision="bf16",
-)
 # The sizes of Llama 3.2 1B (config.json of meta-llama/Llama-3.2-1B, 2024-09), its angles not
 # stretched, which changes a table of constants and no time.
 LLAMA_1B = ModelSpec(
@@ -109,7 +92,7 @@ MOE_1B = ModelSpec(
     seq_len=2048,
     precision="bf16",
 )
-BESIDE_THE_ZOO = {spec.name: spec for spec in (SMALL_LLAMA, LLAMA_1B, MOE_1B)}
+BESIDE_THE_ZOO = {spec.name: spec for spec in (LLAMA_1B, MOE_1B)}
 
 
 def benchmark_model(name: str, precision: str = "bf16", seq_len: int | None = None) -> ModelSpec:

@@ -50,7 +50,7 @@ SLOWER = 3  # an emulated device; limits of parts are for a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SlicePart:
     """A command of a slice, with a limit of time.
 
     In `arguments`, `{seconds}` is what it may take by its own clock, and `{folder}` where its files
@@ -64,25 +64,25 @@ class Part:
     emulated: tuple[str, ...] | None = ()
 
 
-def tests(name: str, seconds: float, *files: str) -> Part:
+def tests(name: str, seconds: float, *files: str) -> SlicePart:
     """Return a part that runs some of the tests."""
     paths = tuple(f"tests/gpu/test_{one}.py" for one in files)
-    return Part(name, "benchmarks.gpu_tests", (*BUDGET, *paths), seconds)
+    return SlicePart(name, "benchmarks.gpu_tests", (*BUDGET, *paths), seconds)
 
 
-def trained(model: str, seconds: float, name: str = "", *more: str) -> Part:
+def trained(model: str, seconds: float, name: str = "", *more: str) -> SlicePart:
     """Return a part that trains a model, ours beside PyTorch's; it is called like the model."""
     given = (*BUDGET, *PROFILED, *more, "--models", model)
-    return Part(name or model, "benchmarks.gpu", given, seconds, ("--emulated",))
+    return SlicePart(name or model, "benchmarks.gpu", given, seconds, ("--emulated",))
 
 
 BUDGET = ("--budget", "{seconds}")
 PROFILED = ("--profile", "{folder}/profile.json")
 PROFILE = ("profile", "--device", "gpu", "--ranks", "1", "-o", "{folder}/profile.json")
-Slices = Mapping[str, tuple[Part, ...]]
+Slices = Mapping[str, tuple[SlicePart, ...]]
 SLICES: Slices = {
     "1": (
-        Part("facts", "benchmarks.gpu_facts", BUDGET, 90, ("--emulated",)),
+        SlicePart("facts", "benchmarks.gpu_facts", BUDGET, 90, ("--emulated",)),
         tests("libraries", 90, "cudnn", "products"),
         trained("gpt2-small", 450),
     ),
@@ -93,7 +93,7 @@ SLICES: Slices = {
     ),
     "3": (
         tests("runs", 110, "front_door", "failures", "memory"),
-        Part("profile", "millrace", (*PROFILE, "--seconds", "20"), 80, None),
+        SlicePart("profile", "millrace", (*PROFILE, "--seconds", "20"), 80, None),
         trained("gpt2-small", 45, "prediction", "--ours"),
         trained("resnet-50", 110),
         trained("moe-1b", 450),
@@ -198,7 +198,7 @@ def smoke() -> bool:
     return False
 
 
-def run(part: Part, deadline: float, folder: Path, emulated: bool) -> bool:
+def run(part: SlicePart, deadline: float, folder: Path, emulated: bool) -> bool:
     """Run a part within its limit and what is left; write down how it ended."""
     os.environ[PART] = part.name
     left_s = deadline - time.monotonic()
@@ -231,7 +231,7 @@ def run(part: Part, deadline: float, folder: Path, emulated: bool) -> bool:
     return error is None
 
 
-def _command(part: Part, limit_s: float, folder: Path, emulated: bool) -> list[str]:
+def _command(part: SlicePart, limit_s: float, folder: Path, emulated: bool) -> list[str]:
     seconds = f"{max(limit_s - ENDING_S, 1):.0f}"
     given = [one.format(seconds=seconds, folder=folder) for one in part.arguments]
     more = (part.emulated or ()) if emulated else ()

@@ -159,10 +159,8 @@ class StreamDriver:
 
     def hung(self, marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
         """Return rank, actor and stream of the commands that have begun and not ended."""
-        done, streams = (
-            self._device.done,
-            dict(zip(self._buffer.ranks, self._buffer.streams, strict=True)),
-        )
+        done = self._device.done
+        streams = dict(zip(self._buffer.ranks, self._buffer.streams, strict=True))
         return [
             (mark.rank, self._names[mark.rank][mark.actor], streams[mark.rank][mark.stream])
             for mark in marks

@@ -246,11 +246,3 @@ def test_without_a_gpu_one_sentence_and_an_exit_code() -> None:
     assert done.returncode == 3
     assert done.stderr.startswith("benchmarks.gpu: --backend cupy needs")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_dry_run_predicts_and_names_what_it_would_try() -> None:
-    done = run("--dry-run", "--models", "resnet-50")
-    assert done.returncode == 0, done.stderr
-    assert '"predicted_s": ' in done.stdout
-    assert "the step as a CUDA graph" in done.stdout
-    assert "gpt2" not in done.stdout

@@ -86,13 +86,14 @@ for name in sys.argv[1:]:
 """
 RUNNER = """
 import sys
-from benchmarks.gpu_slices import Part, arguments, main, tests, trained
+from benchmarks.gpu_slices import SlicePart, arguments, main, tests, trained
 slices = {"1": (SLICE)}
 sys.exit(main(arguments(slices), slices))
 """
-ITEMS = 'Part("items", "planted_part", ("swift", "stubborn"), 30),'
-ENDLESS = 'Part("endless", "planted_part", ("swift", "endless"), 60),'
-PASSING = 'Part("tests", "benchmarks.gpu_tests", ("{folder}/test_passing.py",), 30),'
+ITEMS = 'SlicePart("items", "planted_part", ("swift", "stubborn"), 30),'
+ENDLESS = 'SlicePart("endless", "planted_part", ("swift", "endless"), 60),'
+SHORT = 'SlicePart("short", "planted_part", ("endless",), 1),'  # three times as long emulated
+PASSING = 'SlicePart("tests", "benchmarks.gpu_tests", ("{folder}/test_passing.py",), 30),'
 NO_GPU = gpu.missing_gpu() is not None
 
 
@@ -270,6 +271,17 @@ def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> No
     assert folded(read(tmp_path / "slice-1.jsonl"))["swift"]["ok"]
 
 
+def test_a_part_past_its_limit_is_ended_before_the_next_begins(tmp_path: Path) -> None:
+    process = started_slice(tmp_path, SHORT + PASSING)
+    assert until(lambda: "part.tests" in folded(read(tmp_path / "slice-1.jsonl")), 60)
+    assert not [one for one in processes_of(tmp_path) if "planted_part" in one]
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    parts = by_name(summary(tmp_path), "parts")
+    assert parts["short"]["error"] == "not done after 3 s"
+    assert parts["tests"]["ok"]
+
+
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
     """Folders of slices that were killed at some moment, by SIGTERM and SIGKILL in turn."""
@@ -359,7 +371,7 @@ def test_wrong_arguments_are_told_with_the_usage(tmp_path: Path, arguments: tupl
 def test_facts_tests_and_a_model_run_emulated(tmp_path: Path) -> None:
     """Parts of a slice as they are, but for PyTorch and most tests."""
     parts = (
-        'Part("facts", "benchmarks.gpu_facts", (), 90, ("--emulated",)),'
+        'SlicePart("facts", "benchmarks.gpu_facts", (), 90, ("--emulated",)),'
         'tests("libraries", 90, "products"), trained("gpt2-small", 450, "", "--ours"),'
     )
     process = started_slice(tmp_path, parts)
