@@ -32,7 +32,7 @@ from benchmarks.gpu_processes import (
     started,
     unwind_when_asked_to_end,
 )
-from benchmarks.gpu_rows import Figures, lines, row
+from benchmarks.gpu_rows import Figures, lines, lines_without_times, row
 from executor.gpu.availability import require_compiler, require_gpu
 from models.spec import ModelSpec
 
@@ -70,7 +70,7 @@ def main() -> int:
         return 3
     unwind_when_asked_to_end()
     rows = run_all(wanted, options)
-    print("\n".join(lines(rows)))
+    print("\n".join((lines_without_times if options.emulated else lines)(rows)))
     return int(any(one["ok"] is not True for one in rows))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu_lines import Line, folded, read
 from benchmarks.gpu_models import TRAINED
-from benchmarks.gpu_rows import lines, markdown, row
+from benchmarks.gpu_rows import lines, lines_without_times, markdown, row
 
 Figures = dict[str, Any]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -180,7 +180,8 @@ def said(found: Figures) -> list[str]:
         text.append(f"  {name}: " + ", ".join(f"{count} {how}" for how, count in counts.items()))
     for failure in found["failures"]:
         text.append(f"  FAILED {failure['name']}: {failure.get('error')}")
-    return text + (lines(found["rows"]) if found["rows"] else [])
+    table = lines_without_times if found["device"] == EMULATED else lines
+    return text + (table(found["rows"]) if found["rows"] else [])
 
 
 if __name__ == "__main__":

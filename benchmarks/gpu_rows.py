@@ -181,6 +181,19 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def lines_without_times(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line per row of what an emulated device can show: its clock is none."""
+    found = []
+    for one in rows:
+        losses = "losses are not compared"
+        if one["losses_apart"] is not None:
+            losses = f"losses apart by {one['losses_apart']:.1e}"
+        bits = {True: "equal bits", False: "DIFFERENT bits", None: "bits are not known"}
+        ended = "ok" if one["ok"] else one["error"] or "failed"
+        found.append(f"  {one['model']}: {ended}; {losses}; {bits[one['bit_equal']]}")
+    return found
+
+
 def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows as a table of a README: each line of it is of one run on one device."""
     found = [

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import gpu, gpu_training
 from benchmarks.gpu_emulated import BRIEF, emulated
 from benchmarks.gpu_models import TRAINED, benchmark_model
-from benchmarks.gpu_rows import lines, row
+from benchmarks.gpu_rows import lines, lines_without_times, row
 from benchmarks.gpu_slices import SECONDS, SLICES
 from benchmarks.starting_point import RandomSamples, sources_of, starting_values
 from executor.errors import DataError
@@ -194,6 +194,16 @@ def test_a_row_sets_the_best_of_theirs_beside_ours() -> None:
     assert json.loads(json.dumps(found)) == found
     said = "\n".join(lines([found]))
     assert "costs +25.0% (torch: +100.0%); captured and eagerly it gives equal bits" in said
+
+
+def test_a_row_of_the_emulated_device_has_no_speed_to_read() -> None:
+    figures = {"batch": 2, "seq_len": 10, "measured_s": 0.5, "bit_equal": True, "losses": [3.0]}
+    tried = [{"setting": TRIED, "step_s": 2.0, "losses": [3.5]}]
+    theirs = {"ok": True, "figures": {"tried": tried, "items": 20}}
+    found = row(TRAINED[0], {"ok": True, "figures": figures}, theirs)
+    (said,) = lines_without_times([found])
+    assert said.startswith("  gpt2-small: ")
+    assert said.endswith("losses apart by 5.0e-01; equal bits")
 
 
 def test_a_row_without_time_says_so() -> None:
