@@ -32,19 +32,19 @@ from typing import Any
 
 import typer
 
+from millrace.models.errors import ModelError
+from millrace.models.graph import with_batch
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import MAX_GAP, Plan, plan_graph
+from millrace.planner.roles import roles
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.outer import Simulate
+from millrace.planner.search.request import MemoryLimitError, NoPlanError
 from millrace.published.language import question
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, read
-from models.errors import ModelError
-from models.graph import with_batch
-from models.zoo.catalogue import build_training
-from planner.errors import InfeasibleError, PlanError
-from planner.memory import plan_memory
-from planner.plan import MAX_GAP, Plan, plan_graph
-from planner.roles import roles
-from planner.search import Pins, SearchRequest, search
-from planner.search.outer import Simulate
-from planner.search.request import MemoryLimitError, NoPlanError
 
 RESULTS = Path(__file__).parent / "results" / "against_people.json"
 SEED = 0

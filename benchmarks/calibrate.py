@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-import planner
+import millrace.planner
 from millrace.calibration import Parameter, answers_of, fitted
 from millrace.calibration.parameters import DEVICE_FIELDS
 from millrace.published.reading import read_table
@@ -60,7 +60,7 @@ def _asked(path: Path) -> list[Asked]:
 
 
 def _write(values: dict[Parameter, float]) -> None:
-    root = Path(planner.__file__).parent
+    root = Path(millrace.planner.__file__).parent
     for one, value in values.items():
         if one.field in DEVICE_FIELDS:
             _put(root / "catalogue" / f"{one.owner}.toml", "device", one.field, min(value, 1.0))

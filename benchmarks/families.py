@@ -14,11 +14,11 @@ something only while nothing else runs.
 
 import sys
 
-from executor.data import open_dataset
-from executor.reference import run_reference
 from millrace import api
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import run_reference
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
 
 GLOBAL_BATCH, MICROBATCHES = 8, 2
 TRAINING = TrainingSpec(learning_rate=1e-3, warmup_steps=5)

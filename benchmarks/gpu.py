@@ -33,8 +33,8 @@ from benchmarks.gpu_processes import (
     unwind_when_asked_to_end,
 )
 from benchmarks.gpu_rows import Figures, lines, lines_without_times, row
-from executor.gpu.availability import require_compiler, require_gpu
-from models.spec import ModelSpec
+from millrace.executor.gpu.availability import require_compiler, require_gpu
+from millrace.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from benchmarks.gpu_training import Effort
@@ -119,7 +119,7 @@ def torch_item(
 
     from benchmarks.starting_point import starting_values
     from benchmarks.torch_models.training import tries
-    from models.zoo.catalogue import build
+    from millrace.models.zoo.catalogue import build
 
     figures: Figures = {
         "torch": torch.__version__,

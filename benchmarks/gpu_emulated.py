@@ -6,7 +6,7 @@ It shows that everything runs and writes down what it finds; its times say nothi
 import msgspec
 
 from benchmarks.gpu_training import Effort
-from models.spec import ModelSpec
+from millrace.models.spec import ModelSpec
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.small_models import small
 

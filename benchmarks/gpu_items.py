@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from executor.cuda.binding import bound as placed
-from executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product
-from executor.cuda.kernels.table import make_calls
-from executor.gpu.cupy_device import CupyDevice
-from executor.kernels import RunState
-from executor.kernels.context import KernelContext, whole
+from millrace.executor.cuda.binding import bound as placed
+from millrace.executor.cuda.calls import Clear, Collective, Copy, Launch, Matrices, Operand, Product
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.kernels import RunState
+from millrace.executor.kernels.context import KernelContext, whole
 
 Figures = dict[str, object]
 REPEATS = 7  # of a timing; the median is given
@@ -28,7 +28,7 @@ ROWS = (8192, 4096)  # R and features
 
 def device() -> CupyDevice:
     """Return the first GPU, with cuBLASLt's products where they are asked for."""
-    from executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
     return CupyDevice(0, ProductLibrary)
 
@@ -264,7 +264,7 @@ def streams() -> Figures:
 
 def nccl() -> Figures:
     """Every collective of one rank in a capture, each warmed up before."""
-    from executor.gpu.nccl import Group, NcclCommunicator, exchange_ids, set_environment
+    from millrace.executor.gpu.nccl import Group, NcclCommunicator, exchange_ids, set_environment
 
     on = device()
     world = SimpleNamespace(rank=0, communicator=SimpleNamespace(allgather=lambda value: [value]))
@@ -303,7 +303,7 @@ def nccl() -> Figures:
 
 def asynchronous_error() -> Figures:
     """A kernel that writes where nothing is: a wait, `done` and `check` all say so."""
-    from executor.errors import ExecutorError
+    from millrace.executor.errors import ExecutorError
 
     on = device()
     stream = on.stream()
@@ -328,7 +328,7 @@ def asynchronous_error() -> Figures:
 
 def no_memory() -> Figures:
     """More memory than there is: a sentence with figures, and the device goes on."""
-    from executor.errors import ExecutorError
+    from millrace.executor.errors import ExecutorError
 
     on = device()
     try:

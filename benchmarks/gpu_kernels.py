@@ -28,12 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_models import DEVICE, benchmark_model, launches_of, planned
-from executor.cuda.calls import Launch
-from executor.cuda.compiling import Cubin, offline_cubin
-from executor.cuda.resources import occupancy, resources_of, shared_bytes
-from executor.errors import ExecutorError
-from models.errors import ModelError
-from planner.errors import InfeasibleError
+from millrace.executor.cuda.calls import Launch
+from millrace.executor.cuda.compiling import Cubin, offline_cubin
+from millrace.executor.cuda.resources import occupancy, resources_of, shared_bytes
+from millrace.executor.errors import ExecutorError
+from millrace.models.errors import ModelError
+from millrace.planner.errors import InfeasibleError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from executor.cuda.binding import leaves
-from executor.cuda.calls import Launch
-from executor.cuda.listing import listed_run
-from executor.cuda.rank import RankCalls
-from executor.streams.commands import command_buffer
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import model_spec
-from planner.cluster import OURS, Cluster, Software
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.plan import Plan
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.calls import Launch
+from millrace.executor.cuda.listing import listed_run
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.streams.commands import command_buffer
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.cluster import OURS, Cluster, Software
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan
+from millrace.planner.search import Pins, SearchRequest, search
 
 # What the catalogue has, by what CUDA calls the device; the first that fits is taken.
 CATALOGUE = (("H200", "h200-sxm"), ("H100", "h100-sxm-80gb"), ("A100", "a100-sxm-80gb"))

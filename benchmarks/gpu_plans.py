@@ -7,7 +7,7 @@ ranks do.
 import sys
 from pathlib import Path
 
-from models.graph import to_json
+from millrace.models.graph import to_json
 from tests.executor.gpu.plans import Pinned, file_of, planned
 from tests.executor.gpu.test_training import PARALLEL
 

@@ -28,20 +28,20 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_models import DEVICE, benchmark_model, planned
-from models.errors import ModelError
-from models.graph import Graph
-from models.labels import parse
-from models.ops import model_flops
-from planner.actors.graph import Actor, Program, Register
-from planner.cluster import Device
-from planner.compile import compile_plan
-from planner.costs import durations
-from planner.costs.actors import parts_of
-from planner.costs.attention import KINDS as ATTENTION
-from planner.costs.firings import Firings, firing_of, peak_flops_per_s
-from planner.costs.products import PLAIN
-from planner.errors import ClusterError, InfeasibleError, PlanError
-from planner.plan import FUSIONS, Plan, plan_graph
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.labels import parse
+from millrace.models.ops import model_flops
+from millrace.planner.actors.graph import Actor, Program, Register
+from millrace.planner.cluster import Device
+from millrace.planner.compile import compile_plan
+from millrace.planner.costs import durations
+from millrace.planner.costs.actors import parts_of
+from millrace.planner.costs.attention import KINDS as ATTENTION
+from millrace.planner.costs.firings import Firings, firing_of, peak_flops_per_s
+from millrace.planner.costs.products import PLAIN
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.plan import FUSIONS, Plan, plan_graph
 
 BATCH = 16
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.gpu_roofline import Work, kind_of, works
-from executor.gpu.driver import Mark
-from executor.gpu.running import DeviceRun
-from planner.plan import Plan
+from millrace.executor.gpu.driver import Mark
+from millrace.executor.gpu.running import DeviceRun
+from millrace.planner.plan import Plan
 
 Figures = dict[str, Any]
 Span = tuple[int, int]

@@ -22,14 +22,14 @@ import numpy as np
 from benchmarks.gpu_models import catalogue_name, launches_of, planned
 from benchmarks.gpu_spans import spans_by_kind
 from benchmarks.starting_point import SEED, RandomSamples, sources_of, starting_values
-from executor.gpu.running import DeviceRun
-from executor.kernels import RunState
-from models.graph import Graph
-from models.spec import ModelSpec
-from planner.cluster import Cluster
-from planner.compile import compile_plan
-from planner.errors import InfeasibleError
-from planner.plan import Plan, plan_graph
+from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.kernels import RunState
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec
+from millrace.planner.cluster import Cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan, plan_graph
 
 Figures = dict[str, Any]
 Result = tuple[list[float], int]  # losses, and a checksum of the variables
@@ -40,11 +40,11 @@ DIGESTED_BYTES = 3 * 2**30  # variables of which no more are read back
 
 def opened(deterministic: bool = False) -> tuple[Any, Any]:
     """Return the first GPU and what chooses its products by timing: nothing if deterministic."""
-    from executor.gpu.cudnn.opening import cudnn_library
-    from executor.gpu.cupy_device import CupyDevice
-    from executor.gpu.products.cublaslt import ProductLibrary
-    from executor.gpu.products.tuning import Tuner
-    from executor.measure import cache_folder
+    from millrace.executor.gpu.cudnn.opening import cudnn_library
+    from millrace.executor.gpu.cupy_device import CupyDevice
+    from millrace.executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.products.tuning import Tuner
+    from millrace.executor.measure import cache_folder
 
     networks = partial(cudnn_library, deterministic=deterministic)
     tuner = None if deterministic else Tuner(cache_folder())
@@ -269,7 +269,7 @@ def ready(device: Any, plan: Plan, losses: int, tuner: Any = None) -> tuple[Devi
     )
     run = DeviceRun(device, compile_plan(plan, graph), {0: state})
     if tuner is not None:
-        from executor.gpu.products.picks import agreed
+        from millrace.executor.gpu.products.picks import agreed
 
         tuner.settle(agreed([tuner.used], 0))
         device.plan_again()

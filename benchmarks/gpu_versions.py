@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from executor.cuda.compiling import OPTIONS
-from executor.cuda.source_text import source_stems, source_text
-from executor.gpu.availability import require_gpu, require_nccl
+from millrace.executor.cuda.compiling import OPTIONS
+from millrace.executor.cuda.source_text import source_stems, source_text
+from millrace.executor.gpu.availability import require_gpu, require_nccl
 
 Figures = dict[str, object]
 PACKAGES = ("cupy-cuda13x", "numpy", "torch", "triton", "nvidia-cudnn-frontend", "cuda-bindings",
@@ -54,7 +54,7 @@ def versions() -> Figures:
 
 
 def _cublaslt_version() -> int:
-    binding = importlib.import_module("executor.gpu.products.binding")
+    binding = importlib.import_module("millrace.executor.gpu.products.binding")
     library = binding.open_library()
     library.cublasLtGetVersion.restype = ctypes.c_size_t
     return int(library.cublasLtGetVersion())

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from models.importers.huggingface import read_config
-from models.zoo.catalogue import build
+from millrace.models.importers.huggingface import read_config
+from millrace.models.zoo.catalogue import build
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Llama-3.1-405B": {

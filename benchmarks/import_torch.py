@@ -10,7 +10,7 @@ import sys
 from time import perf_counter, process_time
 from typing import Any
 
-from models.importers.torch_export import import_module
+from millrace.models.importers.torch_export import import_module
 
 TOKENS = 2048
 

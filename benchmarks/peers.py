@@ -38,13 +38,13 @@ from typing import Any, Protocol
 
 import typer
 
+from millrace.planner.costs.firings import peak_flops_per_s
+from millrace.planner.errors import ClusterError
 from millrace.published.language import framework_name
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import LINE, Layout, Row, Table, read_table
 from millrace.published.summary import Figures, figures
 from millrace.published.validation import Asked, ask, source, validate
-from planner.costs.firings import peak_flops_per_s
-from planner.errors import ClusterError
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 REPORTED_REASONS = 5

@@ -1,10 +1,11 @@
 """The planner's own cost of a pipeline against the simulated step time, by schedule.
 
 Every plan is the best under pins of stages, mesh, microbatch and schedule, by the planner's cost
-alone (`planner.search.stages.shape`), then simulated chunk by chunk. What is printed is cost over
-simulated time: one line a question, one column a schedule, and how far off each schedule is. Lines
-marked * are summed up apart: gradients cross a slow network and have few microbatches to hide
-behind, which the planner's cost does not see: it takes what is done once a step as never hidden.
+alone (`millrace.planner.search.stages.shape`), then simulated chunk by chunk. What is printed is
+cost over simulated time: one line a question, one column a schedule, and how far off each schedule
+is. Lines marked * are summed up apart: gradients cross a slow network and have few microbatches to
+hide behind, which the planner's cost does not see: it takes what is done once a step as never
+hidden.
 
 Run `python -m benchmarks.pipelines [NUMBER…]` from the root of the repository; numbers are those of
 the lines. All take about three minutes.
@@ -16,14 +17,14 @@ from statistics import median
 
 import msgspec
 
-from models.spec import TrainingSpec
-from models.zoo.catalogue import model_spec
-from planner.cluster import Cluster
-from planner.clusters import parse_cluster
-from planner.errors import InfeasibleError
-from planner.plan import Plan
-from planner.search import Pins, SearchRequest, search
-from simulator import predict
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.simulator import predict
 
 FEW, MANY = "interleaved", "interleaved more"  # two columns for numbers of chunks
 ONCE = "* once a step"

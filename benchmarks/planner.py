@@ -15,10 +15,10 @@ import sys
 from dataclasses import dataclass
 from time import perf_counter
 
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training, model_spec
-from planner.clusters import parse_cluster
-from planner.search import Pins, SearchRequest, search
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training, model_spec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.search import Pins, SearchRequest, search
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ do not depend on the machine.
 """
 
 from millrace import api
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.plan import plan_graph
+from millrace.planner.roles import roles
 from millrace.units import format_bytes, format_seconds
-from planner.clusters import parse_cluster
-from planner.plan import plan_graph
-from planner.roles import roles
 
 QUESTIONS = (
     ("llama2-7b", "h100-sxm-80gb:8x1", 65536),

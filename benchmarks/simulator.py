@@ -18,19 +18,28 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from models.spec import TrainingSpec
-from models.zoo.catalogue import model_spec
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
-from planner.actors.null_clock import run_to_completion
-from planner.clusters import parse_cluster
-from planner.compile.coarse import CoarseGraph
-from planner.memory import plan_memory
-from planner.mesh import Axis
-from planner.plan import Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
-from simulator import predict, simulate
-from simulator.failures import MTBF_HOURS, expected_s, goodput, time_to_train
-from simulator.stages import stage_graph
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.actors.graph import (
+    Actor,
+    ActorGraph,
+    Leave,
+    Meeting,
+    Port,
+    Program,
+    Queue,
+    Register,
+)
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.memory import plan_memory
+from millrace.planner.mesh import Axis
+from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.simulator import predict, simulate
+from millrace.simulator.chunks.coarse import CoarseGraph
+from millrace.simulator.failures import MTBF_HOURS, expected_s, goodput, time_to_train
+from millrace.simulator.stages import stage_graph
 
 STAGES = 4
 OPS = 100

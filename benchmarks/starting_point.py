@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.errors import DataError
-from executor.kernels.context import Array, Source
-from executor.values.initial import initial_value
-from models.graph import Graph, Op
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Source
+from millrace.executor.values.initial import initial_value
+from millrace.models.graph import Graph, Op
 
 SEED = 0
 DRAWN_MAX = 2**20 - 3  # values of a variable that are drawn; a prime, so that rows differ

@@ -1,8 +1,8 @@
 """Runs plans for real: one process per rank, on CPUs with NumPy or on GPUs with CuPy and NCCL.
 
-In comes a Plan; `executor.launch.execute` compiles it, starts one process per rank and gives back
-`Measured`: step times, losses and a Trace. `executor.measure.cached_profile` times this machine's
-kernels and collectives in such processes and gives a Device.
+In comes a Plan; `millrace.executor.launch.execute` compiles it, starts one process per rank and
+gives back `Measured`: step times, losses and a Trace. `millrace.executor.measure.cached_profile`
+times this machine's kernels and collectives in such processes and gives a Device.
 
 Read `threaded.py` first (one rank's protocol on threads), then `rank.py` (its memory and kernels),
 `transport/` (how ranks meet) and `launch.py` (the processes). For GPUs: `streams/` (the protocol as

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.errors import ExecutorError
-from planner.actors.graph import HOST, Program, Register
+from millrace.executor.errors import ExecutorError
+from millrace.planner.actors.graph import HOST, Program, Register
 
 Array = NDArray[Any]
 

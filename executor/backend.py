@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from planner.errors import PlanError
+from millrace.planner.errors import PlanError
 
-WORKERS = {"numpy": "executor.worker", "cupy": "executor.gpu.worker"}
+WORKERS = {"numpy": "millrace.executor.worker", "cupy": "millrace.executor.gpu.worker"}
 """The program of a process of a run, by backend."""
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from executor.errors import ExecutorError
-from executor.rank import RankState
-from executor.recording import Recorder, Recording
-from executor.threaded import RankDriver, Work
-from executor.transport.communicator import Done, Exchange, Failed, receive
-from planner.actors.graph import ActorGraph
-from planner.actors.protocol import Fire, Protocol
-from planner.actors.rendezvous import Rendezvous
+from millrace.executor.errors import ExecutorError
+from millrace.executor.rank import RankState
+from millrace.executor.recording import Recorder, Recording
+from millrace.executor.threaded import RankDriver, Work
+from millrace.executor.transport.communicator import Done, Exchange, Failed, receive
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.rendezvous import Rendezvous
 
 Array = NDArray[Any]
 Meet = Callable[[Sequence[tuple[int, Fire]]], None]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from models.graph import to_json
-from models.spec import ModelSpec
-from planner.actors.graph import ActorGraph
+from millrace.models.graph import to_json
+from millrace.models.spec import ModelSpec
+from millrace.planner.actors.graph import ActorGraph
 
 FILE = "job.json"
 

@@ -10,27 +10,27 @@ from typing import Any
 
 import msgspec
 
-from executor.backend import CPUS, WORKERS, Backend
-from executor.data import open_dataset
-from executor.errors import CheckpointError
-from executor.gpu.availability import require_gpu
-from executor.gpu.memory_use import MemoryUse
-from executor.job import Job
-from executor.processes import check_capacity, run_ranks
-from executor.recording import load_recording, losses, trace_of
-from executor.values.checkpoint import (
+from millrace.executor.backend import CPUS, WORKERS, Backend
+from millrace.executor.data import open_dataset
+from millrace.executor.errors import CheckpointError
+from millrace.executor.gpu.availability import require_gpu
+from millrace.executor.gpu.memory_use import MemoryUse
+from millrace.executor.job import Job
+from millrace.executor.processes import check_capacity, run_ranks
+from millrace.executor.recording import load_recording, losses, trace_of
+from millrace.executor.values.checkpoint import (
     commit_finished,
     find_checkpoint,
     manifest_of,
     read_manifest,
     remove_partial,
 )
-from executor.values.weights import check_weights
-from models.graph import Graph
-from planner.actors.graph import ActorGraph
-from planner.actors.trace import Trace
-from planner.compile import compile_plan
-from planner.plan import Plan, plan_graph
+from millrace.executor.values.weights import check_weights
+from millrace.models.graph import Graph
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.trace import Trace
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan, plan_graph
 
 Progress = Callable[[int, float], None]
 
@@ -101,11 +101,11 @@ def execute(
     plan, steps, seed
         What to run, whatever its cluster is; how many steps; seed of initial values and samples.
     data, learning_rate
-        A file or folder to train on (None: as `executor.data.open_dataset`); the peak, instead of
-        the plan's.
+        A file or folder to train on (None: as `millrace.executor.data.open_dataset`); the peak,
+        instead of the plan's.
     weights, trace
-        A `.npz` of initial values (`executor.values.weights`); keep times of firings, not only of
-        steps.
+        A `.npz` of initial values (`millrace.executor.values.weights`); keep times of firings, not
+        only of steps.
     checkpoint, checkpoint_every
         Folder to save variables and optimizer state in: at the end, and every so many steps.
     resume

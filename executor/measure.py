@@ -11,18 +11,18 @@ from tempfile import TemporaryDirectory
 import msgspec
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.probes.merging import merged
-from executor.probes.timing import Order, Timings
-from executor.processes import check_capacity, run_ranks, usable_cores
-from models.graph import to_json
-from planner.cluster import Device
+from millrace.executor.errors import ExecutorError
+from millrace.executor.probes.merging import merged
+from millrace.executor.probes.timing import Order, Timings
+from millrace.executor.processes import check_capacity, run_ranks, usable_cores
+from millrace.models.graph import to_json
+from millrace.planner.cluster import Device
 
 FORM = 3  # raise it when what is measured changes
 SECONDS = 11.0  # that a profile takes, about
 KERNEL_SHARE = 0.65  # of the time; collectives and starting take the rest
 ARENA_BYTES = 2**24  # registers of the largest messages
-PROBE_COUNT = 200  # kernels and sizes that `executor.probes` lists, about
+PROBE_COUNT = 200  # kernels and sizes that `millrace.executor.probes` lists, about
 
 
 class _Cached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
         folder = Path(name)
         order = Order(parent=os.getpid(), cores=min(ranks, cores), kernel_ns=patience_ns)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("executor.probes.timing", ranks, folder)
+        run_ranks("millrace.executor.probes.timing", ranks, folder)
         found = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=Timings)
             for rank in range(ranks)

@@ -24,9 +24,8 @@ from types import FrameType
 
 import msgspec
 
-import executor
-from executor.errors import ExecutorError
-from planner.errors import InfeasibleError
+from millrace.executor.errors import ExecutorError
+from millrace.planner.errors import InfeasibleError
 
 POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
@@ -242,7 +241,7 @@ def _environment(ranks: int, token: str) -> dict[str, str]:
     """Environment of the ranks: our packages first, one share of the cores for BLAS."""
     # A command that itself runs under MPI hands down variables that would confuse ours.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI_", "PMIX_", "HYDI_"))}
-    root = str(Path(executor.__file__).resolve().parent.parent)
+    root = str(Path(__file__).absolute().parents[2])  # the folder that millrace/ lies in
     threads = str(max(1, usable_cores() // ranks))
     return {
         **kept,

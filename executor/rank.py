@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.arena import Arena
-from executor.errors import ExecutorError
-from executor.kernels import Kernel, RunState, make_kernel
-from executor.shards import RankValues
-from executor.transport.communicator import Exchange, exchanges_of
-from planner.actors.graph import Actor, ActorGraph
-from planner.actors.protocol import Fire
+from millrace.executor.arena import Arena
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import Kernel, RunState, make_kernel
+from millrace.executor.shards import RankValues
+from millrace.executor.transport.communicator import Exchange, exchanges_of
+from millrace.planner.actors.graph import Actor, ActorGraph
+from millrace.planner.actors.protocol import Fire
 
 Array = NDArray[Any]
 Slots = tuple[int, ...]

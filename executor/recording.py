@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.actors.graph import ActorGraph, Program
-from planner.actors.lanes import lane_of
-from planner.actors.trace import Span, Trace
+from millrace.planner.actors.graph import ActorGraph, Program
+from millrace.planner.actors.lanes import lane_of
+from millrace.planner.actors.trace import Span, Trace
 
 Totals = tuple[float, float, float]
 StepDone = Callable[[int], None]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.kernels import Kernel, KernelContext, RunState, make_kernel
-from executor.kernels.context import Array, Dataset, whole
-from executor.values.initial import initial_value
-from models.graph import Graph, Op, Phase, Rate, Tensor
-from models.ops import state_of
+from millrace.executor.kernels import Kernel, KernelContext, RunState, make_kernel
+from millrace.executor.kernels.context import Array, Dataset, whole
+from millrace.executor.values.initial import initial_value
+from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
+from millrace.models.ops import state_of
 
 OPTIMIZERS = ("adamw", "sgd")
 

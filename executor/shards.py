@@ -3,10 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, FusedPart, KernelContext, RunState, Shard
-from planner.actors.graph import HOST, Actor, ActorGraph, Part, Program, Register
-from planner.sbp import parse_nd_sbp, shard_offsets
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, FusedPart, KernelContext, RunState, Shard
+from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Part, Program, Register
+from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 
 
 class RankShards:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol as Interface
 
-from executor.recording import Recorder
-from executor.transport.communicator import Communicator
-from planner.actors.graph import Program
-from planner.actors.protocol import Fire, Protocol
+from millrace.executor.recording import Recorder
+from millrace.executor.transport.communicator import Communicator
+from millrace.planner.actors.graph import Program
+from millrace.planner.actors.protocol import Fire, Protocol
 
 
 class Work(Interface):
-    """What firings do. `executor.rank.KernelWork` computes; tests put their own in its place."""
+    """What firings do. `millrace.executor.in_process.KernelWork` computes."""
 
     def run(self, rank: int, fire: Fire) -> None:
         """Carry out one firing of a local actor; calls of different actors may overlap."""

@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m mpi4py -m executor.worker JOB_FOLDER`, started by `launch`."""
+"""One rank of a run, started as `python -m mpi4py -m millrace.executor.worker JOB_FOLDER`."""
 
 import gc
 import os
@@ -10,20 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
-from executor.errors import ExecutorError
-from executor.in_process import KernelWork
-from executor.job import Job, read_job
-from executor.processes import open_line, report_failure
-from executor.rank import RankMemory, RankState
-from executor.recording import Recorder, Recording, StepDone
-from executor.threaded import RankDriver, Work
-from executor.transport.communicator import Communicator
-from executor.transport.messages import MessageCommunicator
-from executor.transport.mpi import World, join_world
-from executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
-from executor.values.checkpoint import Saver
-from executor.values.loading import load_values, run_state
-from planner.actors.protocol import Fire
+from millrace.executor.errors import ExecutorError
+from millrace.executor.in_process import KernelWork
+from millrace.executor.job import Job, read_job
+from millrace.executor.processes import open_line, report_failure
+from millrace.executor.rank import RankMemory, RankState
+from millrace.executor.recording import Recorder, Recording, StepDone
+from millrace.executor.threaded import RankDriver, Work
+from millrace.executor.transport.communicator import Communicator
+from millrace.executor.transport.messages import MessageCommunicator
+from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
+from millrace.executor.values.checkpoint import Saver
+from millrace.executor.values.loading import load_values, run_state
+from millrace.planner.actors.protocol import Fire
 
 PARENT_POLL_S = 1.0
 

@@ -9,11 +9,6 @@ start anywhere on the road:
 124439808
 """
 
-from millrace.guard import check_packages
-
-check_packages()  # before anything below looks for `models` or `planner`
-
-# ruff: noqa: E402
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,21 +19,21 @@ import msgspec
 
 from millrace.compare import Comparison, join
 from millrace.files import load_profile
-from models.graph import Graph
-from models.importers.opening import open_model
-from models.spec import ModelSpec, TrainingSpec
-from planner.actors.graph import ActorGraph
-from planner.actors.trace import Trace
-from planner.cluster import Cluster, Software
-from planner.errors import ClusterError
-from planner.plan import MAX_GAP, Plan
+from millrace.models.graph import Graph
+from millrace.models.importers.opening import open_model
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.trace import Trace
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.errors import ClusterError
+from millrace.planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
-    from executor.backend import Backend
-    from executor.launch import Measured
+    from millrace.executor.backend import Backend
+    from millrace.executor.launch import Measured
+    from millrace.planner.search.report import Record
     from millrace.scaling import Failures
-    from planner.search.report import Record
-    from simulator.simulate import Simulated
+    from millrace.simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
 Found = TypeVar("Found")
@@ -66,7 +61,7 @@ def build(
     ModelError
         The name, the sequence length or the precision does not exist, or the file cannot be read.
     """
-    from models.zoo.catalogue import build_training
+    from millrace.models.zoo.catalogue import build_training
 
     return build_training(open_model(model, seq_len, precision), TrainingSpec(), batch)
 
@@ -103,7 +98,7 @@ def cluster(
         This machine could not be measured.
     """
     from millrace.machine import is_local, measured_cluster
-    from planner.clusters import parse_cluster, validate
+    from millrace.planner.clusters import parse_cluster, validate
 
     if not is_local(text):
         found = parse_cluster(text)
@@ -132,8 +127,8 @@ def check_question(
     InfeasibleError
         A pin asks for what this version cannot do.
     """
-    from planner.search import Pins
-    from planner.spending import check_objective
+    from millrace.planner.search import Pins
+    from millrace.planner.spending import check_objective
 
     check_objective(optimize_for)
     Pins(**dict(pins or {})).check()  # type: ignore[arg-type]
@@ -169,7 +164,7 @@ def search(
     training : TrainingSpec, optional
         The optimizer and its schedule.
     pins : mapping, optional
-        Choices fixed beforehand, by the names of `planner.search.Pins`.
+        Choices fixed beforehand, by the names of `millrace.planner.search.Pins`.
     memory_limit_bytes : int, optional
         What the plan may use of a device; all of it by default.
     max_gap : float
@@ -190,8 +185,8 @@ def search(
     PlanError, ModelError
         A pin, the model or a size cannot be understood.
     """
-    from planner.search import Pins, Pure, SearchRequest
-    from planner.search.report.fleets import search_for
+    from millrace.planner.search import Pins, Pure, SearchRequest
+    from millrace.planner.search.report.fleets import search_for
 
     plan = search_for(
         SearchRequest(
@@ -238,9 +233,10 @@ def scale(
     nodes, global_batches : sequence of int
         Sizes, and samples of a step.
     networks : sequence of str, optional
-        In place of each cluster's own between its nodes, see `planner.clusters.fabrics.network`.
+        In place of each cluster's own between its nodes, see
+        `millrace.planner.clusters.fabrics.network`.
     framework : str, optional
-        How software drives the devices, see `planner.clusters.framework`.
+        How software drives the devices, see `millrace.planner.clusters.framework`.
     tokens, failures, worth
         As in `millrace.scaling.Sweep`.
     progress : callable, optional
@@ -256,9 +252,9 @@ def scale(
     PlanError, ModelError, ClusterError
         A value cannot be understood; names the option and the value.
     """
+    from millrace.planner.clusters import framework as software_of
+    from millrace.planner.clusters.fabrics import network
     from millrace.scaling import WORTH, Sweep, sweep
-    from planner.clusters import framework as software_of
-    from planner.clusters.fabrics import network
 
     spec = open_model(model, seq_len, precision) if isinstance(model, str) else model
     asked = Sweep(
@@ -276,7 +272,7 @@ def scale(
 
 
 def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
-    """Return the cluster driven as a framework does (`planner.clusters.framework`).
+    """Return the cluster driven as a framework does (`millrace.planner.clusters.framework`).
 
     Without one: as the cluster says, else by the default settings; ranks on CPUs as measured.
 
@@ -285,7 +281,7 @@ def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
     ClusterError
         There is no such framework.
     """
-    from planner.clusters import framework as software_of
+    from millrace.planner.clusters import framework as software_of
 
     said = cluster.software.name != Software().name
     if framework is None and (said or cluster.cores_per_node is not None):
@@ -327,13 +323,13 @@ def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
 
     Examples
     --------
-    >>> from planner.search.report import Record
+    >>> from millrace.planner.search.report import Record
     >>> record = Record()
     >>> plan = search("mlp", cluster("local:2", measured=False), 8, record=record)
     >>> explain(plan, record)[0]["choice"]
     'dp'
     """
-    from planner.search.report.explain import explain as reasons
+    from millrace.planner.search.report.explain import explain as reasons
 
     assert record.answer is not None, "filled by the search that returned the plan"
     return [one.document for one in reasons(plan, record.answer)]
@@ -353,9 +349,9 @@ def figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None = None) ->
         simulated and they are returned alone.
     """
     from millrace.figures import memory_figures, predicted_figures
-    from planner.memory import plan_memory
-    from planner.plan import plan_graph
-    from simulator import forecast
+    from millrace.planner.memory import plan_memory
+    from millrace.planner.plan import plan_graph
+    from millrace.simulator import forecast
 
     graph = plan_graph(plan)
     memory = plan_memory(plan, graph)
@@ -375,7 +371,7 @@ def compile(plan: Plan) -> ActorGraph:
     ProtocolError
         The graph cannot run to its end; names the actors that wait for each other.
     """
-    from planner.compile import compile_plan
+    from millrace.planner.compile import compile_plan
 
     return compile_plan(plan)
 
@@ -407,14 +403,14 @@ def simulate(
         `op` fires every actor, `block` the blocks of chunks, `stage` whole parts of chunks, without
         the whole model compiled. Default: `op` for small plans, `stage` for large ones.
     detailed : bool
-        Keep what `simulator.account` needs.
+        Keep what `millrace.simulator.account` needs.
 
     Raises
     ------
     SimulationError
         An option is out of its range.
     """
-    from simulator import predict
+    from millrace.simulator import predict
 
     return predict(
         plan,
@@ -458,7 +454,7 @@ def execute(
     checkpoint, resume
         Folder to save variables and optimizer state in; go on from the last checkpoint there.
     backend : Backend, optional
-        Where and how it runs (`executor.backend`); on this machine's CPUs by default.
+        Where and how it runs (`millrace.executor.backend`); on this machine's CPUs by default.
     progress : callable, optional
         Called as `progress(step, loss)` after every step.
 
@@ -471,8 +467,8 @@ def execute(
     InfeasibleError
         This machine cannot hold the ranks, or lacks what the backend needs; says what.
     """
-    from executor.backend import CPUS
-    from executor.launch import execute as run
+    from millrace.executor.backend import CPUS
+    from millrace.executor.launch import execute as run
 
     return run(
         plan,

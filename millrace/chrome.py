@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from millrace.compare import MEETINGS, step_of
-from planner.actors.trace import Trace
+from millrace.planner.actors.trace import Trace
 
 
 def chrome_trace(trace: Trace, counters: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:

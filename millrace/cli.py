@@ -16,7 +16,6 @@ from typing import Annotated, NoReturn
 import typer
 
 import millrace
-from millrace.guard import HiddenPackageError, check_packages
 
 INTERRUPTED = 130
 # Graphs and tables are many objects in hardly any cycles (5,000 in a search): looked through after
@@ -51,7 +50,7 @@ def _front(
 
 @cache
 def _register_commands() -> None:
-    """Fill the app; the guard has run by now, so our packages are the ones imported."""
+    """Fill the app: what commands import takes longer than `--version` should."""
     from millrace.commands import (
         catalogues,
         demo,
@@ -68,11 +67,11 @@ def _register_commands() -> None:
 
 def exit_code_of(error: BaseException) -> int | None:
     """Return the contract's exit code for an error, None where it is a bug of ours."""
-    from executor.errors import CheckpointError, DataError, ExecutorError
+    from millrace.executor.errors import CheckpointError, DataError, ExecutorError
     from millrace.files import FileError
-    from models.errors import ModelError
-    from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
-    from simulator.errors import SimulationError
+    from millrace.models.errors import ModelError
+    from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+    from millrace.simulator.errors import SimulationError
 
     if isinstance(error, InfeasibleError):
         return 1
@@ -109,7 +108,6 @@ def run(arguments: list[str] | None = None) -> int:
         The command line without the program's name; that of the process when left out.
     """
     try:
-        check_packages()
         _register_commands()
         given = sys.argv[1:] if arguments is None else arguments
         code = app(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
@@ -118,8 +116,6 @@ def run(arguments: list[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except HiddenPackageError as error:
-        return _fail(str(error), 2)
     except BrokenPipeError:
         # The reader of our output has gone; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

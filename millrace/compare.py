@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.actors.covering import Interval, covering_ns
-from planner.actors.trace import Lane, Span, Trace
-from planner.errors import PlanError
+from millrace.planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.trace import Lane, Span, Trace
+from millrace.planner.errors import PlanError
 
 WARM_UP_STEPS = 5
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")

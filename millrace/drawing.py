@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace.models.graph import Phase
+from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
 from millrace.units import format_bytes, format_percent, format_seconds
-from models.graph import Phase
-from planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
 
 # Kinds of memory beside what a plan lays out: one column, so that the table fits a screen.
 BESIDE = ("context", "slack", "workspace")
 
 
 Fused = Mapping[str, Sequence[Sequence[str]]]
-"""Ops that are one actor, by template of block (`planner.compile.fused.listing.fused_ops`)."""
+"""Ops that are one actor, by template of block (`planner/compile/fused/listing.py`)."""
 
 
 def draw_plan(

@@ -7,15 +7,15 @@ ops or blocks disagree; `axes` and the variants then hold the truth.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from models.graph import Graph
-from models.ops import model_flops
-from planner.memory import plan_memory
-from planner.plan import ON_DEVICES, Plan, plan_graph
-from planner.roles import roles
-from planner.spending import cost_usd_per_mtoken, energy_j_per_token
+from millrace.models.graph import Graph
+from millrace.models.ops import model_flops
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
+from millrace.planner.roles import roles
+from millrace.planner.spending import cost_usd_per_mtoken, energy_j_per_token
 
 if TYPE_CHECKING:
-    from simulator import Forecast
+    from millrace.simulator import Forecast
 
 
 class Speed(NamedTuple):

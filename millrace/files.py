@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from millrace.chrome import chrome_trace
-from models.graph import to_json
-from planner.actors.trace import Trace
-from planner.cluster import Device
-from planner.errors import PlanError
-from planner.plan import Plan, read_plan
+from millrace.models.graph import to_json
+from millrace.planner.actors.trace import Trace
+from millrace.planner.cluster import Device
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import Plan, read_plan
 
 Document = TypeVar("Document")
 

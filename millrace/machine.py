@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from planner.cluster import Cluster
-from planner.clusters import parse_cluster
-from planner.clusters.named import LOCAL, LOCAL_GPU, local_ranks
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.clusters.named import LOCAL, LOCAL_GPU, local_ranks
 
 
 def is_local(text: str) -> bool:
@@ -27,12 +27,12 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
     name, _, shape = text.partition(":")
     ranks = local_ranks(name, shape)
     if name == LOCAL_GPU:
-        from executor.gpu.probing.measuring import cached_gpu_profile
+        from millrace.executor.gpu.probing.measuring import cached_gpu_profile
 
         needed_by = f"--cluster {text}"
         device = cached_gpu_profile(ranks, needed_by=needed_by, progress=progress)
     else:
-        from executor.measure import cached_profile
+        from millrace.executor.measure import cached_profile
 
         parse_cluster(text)  # refuses what the machine cannot hold
         device = cached_profile(ranks, progress=progress)

@@ -11,10 +11,10 @@ from pathlib import Path
 from millrace.compare import ActorRow, CauseRow, Comparison, join
 from millrace.drawing import headline
 from millrace.files import write_bytes
+from millrace.planner.actors.trace import Trace
+from millrace.planner.plan import Plan
 from millrace.timeline import COLOURS, Timeline, timeline
 from millrace.units import format_percent, format_seconds
-from planner.actors.trace import Trace
-from planner.plan import Plan
 
 LABEL_PX = 190
 PLOT_PX = 970

@@ -10,10 +10,10 @@ from typing import Any
 
 from millrace.drawing import stage_blocks
 from millrace.files import FileError, write_bytes
+from millrace.planner.plan import Plan
 from millrace.scaling.drawing import line_name
 from millrace.timeline import COLOURS, Timeline
 from millrace.units import format_count
-from planner.plan import Plan
 
 # Ten colours that are told apart in print and by most who see few colours (Okabe and Ito 2008, and
 # three dark ones); then the marker changes.

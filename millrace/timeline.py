@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from millrace.compare import MEETINGS, step_of, step_time_ns, traced_steps
-from planner.actors.trace import Trace
+from millrace.planner.actors.trace import Trace
 
 # What a bar shows, in the order of the legend, and its colour (Okabe and Ito's palette, 2008,
 # which stays apart for readers with colour blindness).

@@ -2,7 +2,7 @@
 
 import re
 
-from planner.errors import PlanError
+from millrace.planner.errors import PlanError
 
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):

@@ -1,18 +1,18 @@
 """GraphBuilder: puts a Graph together op by op, working out shapes, dtypes and rates.
 
-The zoo writes forward graphs with it, `models.gradients` adds the backward ops to one. Names:
-an op is `<block>.<name>`, its first output is named after it, further outputs and variables add a
-suffix (`h.0.ln1.mean`, `h.0.attn.q.weight`).
+The zoo writes forward graphs with it, `millrace.models.gradients` adds the backward ops to one.
+Names: an op is `<block>.<name>`, its first output is named after it, further outputs and variables
+add a suffix (`h.0.ln1.mean`, `h.0.attn.q.weight`).
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from models.errors import ModelError
-from models.graph import Graph, Op, Phase, Rate, Tensor
-from models.inference import output_dtypes, output_rate
-from models.labels import BATCH, Expression, Shape, bind, dim_of, parse, shape_of, write
-from models.ops import Attributes, op_kind
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
+from millrace.models.inference import output_dtypes, output_rate
+from millrace.models.labels import BATCH, Expression, Shape, bind, dim_of, parse, shape_of, write
+from millrace.models.ops import Attributes, op_kind
 
 
 class Precision(NamedTuple):
@@ -28,7 +28,9 @@ PRECISIONS = {
     "tf32": Precision("float32", "float32"),
     "bf16": Precision("float32", "bfloat16"),
     "fp16": Precision("float32", "float16"),
-    "fp8": Precision("float32", "bfloat16"),  # and linear layers in 8 bits: `models.quantised`
+    "fp8": Precision(
+        "float32", "bfloat16"
+    ),  # and linear layers in 8 bits: `millrace.models.quantised`
     "mxfp8": Precision("float32", "bfloat16"),
 }
 

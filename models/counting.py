@@ -4,15 +4,15 @@
 to differentiate each of them.
 """
 
-from models.graph import Graph, Op, Phase
-from models.labels import BATCH, EXPERT, SEQUENCE, parse
-from models.ops import op_flops, op_kind
+from millrace.models.graph import Graph, Op, Phase
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
+from millrace.models.ops import op_flops, op_kind
 
 NORMS = ("layer_norm", "rms_norm")
 
 
 def training_flops(forward: Graph) -> int:
-    """FLOPs of one microbatch, forward and backward, as `models.ops.model_flops` counts them.
+    """FLOPs of one microbatch, forward and backward, as `models/ops` counts them.
 
     A product's backward is as much again for every factor that depends on a variable; attention's
     is its gradient's own row.

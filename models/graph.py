@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from models.errors import ModelError
+from millrace.models.errors import ModelError
 
 SCHEMA_VERSION = 1
 
@@ -59,8 +59,9 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Op(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One op: a row of the op table applied to named tensors.
 
-    `labels` is the op's index expression (`b t k, k n -> b t n`), see `models.labels`. `block`
-    names the repeated piece of the model that holds the op (`h.3`); `global` means every stage.
+    `labels` is the op's index expression (`b t k, k n -> b t n`), see `millrace.models.labels`.
+    `block` names the repeated piece of the model that holds the op (`h.3`); `global` means every
+    stage.
     """
 
     name: str

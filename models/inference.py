@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from models.errors import ModelError
-from models.graph import FLOAT8, ITEMSIZE, Graph, Op, Rate, Tensor
-from models.labels import bind, parse
-from models.ops import op_kind
+from millrace.models.errors import ModelError
+from millrace.models.graph import FLOAT8, ITEMSIZE, Graph, Op, Rate, Tensor
+from millrace.models.labels import bind, parse
+from millrace.models.ops import op_kind
 
 
 def output_dtypes(kind: str, outputs: int, input_dtypes: Sequence[str]) -> tuple[str, ...] | None:

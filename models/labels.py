@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
 
-from models.errors import ModelError
+from millrace.models.errors import ModelError
 
 Dim = tuple[str, ...]  # the labels of one dim, outermost first; one label unless it is a group
 Operand = tuple[Dim, ...]

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.graph import FLOAT8, Graph, Op, Phase
-from models.labels import Operand, parse, write
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.graph import FLOAT8, Graph, Op, Phase
+from millrace.models.labels import Operand, parse, write
 
 ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in 8 bits: fp8 or mxfp8
 NARROW = ("fp8", "mxfp8")
@@ -39,7 +39,7 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
 
     Examples
     --------
-    >>> from models.zoo.catalogue import build, model_spec
+    >>> from millrace.models.zoo.catalogue import build, model_spec
     >>> graph = build(model_spec("llama3-8b", seq_len=8192, precision="fp8"), 1)
     >>> product = next(op for op in graph.ops if op.name == "h.0.mlp.down")
     >>> product.attributes, graph.tensor(product.inputs[0]).dtype

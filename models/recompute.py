@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from models.errors import ModelError
-from models.graph import Graph, Op, Phase
-from models.ops import op_kind
-from models.unfused import scores_products
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Op, Phase
+from millrace.models.ops import op_kind
+from millrace.models.unfused import scores_products
 
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"
@@ -62,8 +62,8 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
 
     Examples
     --------
-    >>> from models.spec import TrainingSpec
-    >>> from models.zoo.catalogue import build_training, model_spec
+    >>> from millrace.models.spec import TrainingSpec
+    >>> from millrace.models.zoo.catalogue import build_training, model_spec
     >>> plain = build_training(model_spec("gpt2-small"), TrainingSpec(), 1)
     >>> graph = with_recompute(plain, {"h.0": "selective"})
     >>> [op.name for op in graph.ops if op.phase == "recompute"][:2]

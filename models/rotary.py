@@ -16,8 +16,8 @@ within the original length are divided, those that turn often are kept. YaRN: Pe
 from collections.abc import Callable
 from math import ceil, floor, log, pi
 
-from models.errors import ModelError
-from models.ops import Attributes
+from millrace.models.errors import ModelError
+from millrace.models.ops import Attributes
 
 
 def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from models.graph import Graph
+from millrace.models.graph import Graph
 
 SCHEMA_VERSION = 1
 

@@ -2,14 +2,14 @@
 
 from itertools import count
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.gradients import backward
-from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
-from models.labels import parse, write
-from models.ops import Attributes
-from models.spec import TrainingSpec
-from models.unfused import ATTENTIONS, UNFUSED, unfused
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.gradients import backward
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
+from millrace.models.labels import parse, write
+from millrace.models.ops import Attributes
+from millrace.models.spec import TrainingSpec
+from millrace.models.unfused import ATTENTIONS, UNFUSED, unfused
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
 SCALARS = ("sum", "add", "scale")  # what a loss may end in

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.graph import Graph, Op, Phase
-from models.labels import Operand, parse, write
-from models.ops import Attributes, op_kind
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Op, Phase
+from millrace.models.labels import Operand, parse, write
+from millrace.models.ops import Attributes, op_kind
 
 FLASH, UNFUSED = ATTENTIONS = ("flash", "unfused")
 KINDS = ("attention", "biased_attention")
@@ -32,7 +32,7 @@ def unfused(graph: Graph) -> Graph:
 
     Examples
     --------
-    >>> from models.zoo.catalogue import build, model_spec
+    >>> from millrace.models.zoo.catalogue import build, model_spec
     >>> graph = unfused(build(model_spec("gpt2-small"), 1))
     >>> next(op.labels for op in graph.ops if op.name == "h.0.attn.core.scores")
     'b t h d!, b s! h d! -> b h t s!'

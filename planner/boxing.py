@@ -25,8 +25,8 @@ from itertools import combinations, compress
 from math import gcd, prod
 from typing import NamedTuple
 
-from planner.errors import InfeasibleError, PlanError
-from planner.sbp import (
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_SUM,
     NdSbp,
@@ -173,7 +173,7 @@ def boxing_path(
 
     Examples
     --------
-    >>> from planner.sbp import parse_nd_sbp
+    >>> from millrace.planner.sbp import parse_nd_sbp
     >>> [s.kind for s in boxing_path(parse_nd_sbp("P(sum)"), parse_nd_sbp("S(0)"), (4,), (8, 3))]
     ['reduce_scatter']
 

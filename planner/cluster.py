@@ -82,8 +82,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     points (message_bytes, duration_ns), and `host/1` to those of one copy between the device and
     memory of its host, the slower way. Both are
     sorted by their first column. `library` names what moves its messages, by the algorithms and
-    protocols of that library only (`planner.costs.protocols`); empty: by the fastest of all
-    algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
+    protocols of that library only (`millrace.planner.costs.protocols`); empty: by the fastest of
+    all algorithms, latency and bandwidth alone. Price is what an hour is listed at on demand, power
     what the device may draw at most; None where neither is published.
 
     Efficiencies are shares of the peak that large kernels reach: `matmul_efficiency` 16-bit
@@ -209,8 +209,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Weights come together by one broadcast of every rank's part, each of which takes so long
         beside moving its bytes; 0: by an all_gather.
     state_bytes
-        Buckets are those of our own compiler, as large as `planner.costs.buckets.bucket_bytes` says
-        for so many bytes of state in all, instead of `bucket_bytes`; 0: they are not.
+        Buckets are those of our own compiler, as large as
+        `millrace.planner.costs.buckets.bucket_bytes` says for so many bytes of state in all,
+        instead of `bucket_bytes`; 0: they are not.
     source
         Where the figures are from.
     """

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from models.graph import Graph, to_json
-from models.recompute import NONE, with_recompute
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster
-from planner.errors import PlanError
-from planner.mesh import Mesh
+from millrace.models.graph import Graph, to_json
+from millrace.models.recompute import NONE, with_recompute
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import PlanError
+from millrace.planner.mesh import Mesh
 
 SCHEMA_VERSION = 1
 # Relative gap at which a search stops by default: finer than any cost is known.
@@ -23,7 +23,7 @@ MAX_GAP = 0.02
 # Where optimizer state lies: on the devices, or in the memory of their nodes.
 ON_DEVICES, OPTIMIZER = "none", "optimizer"
 OFFLOADS = (ON_DEVICES, OPTIMIZER)
-# Whether ops become one actor where one kernel can compute them (`planner.fusion`).
+# Whether ops become one actor where one kernel can compute them (`millrace.planner.fusion`).
 UNFUSED, FUSED = "none", "full"
 FUSIONS = (UNFUSED, FUSED)
 
@@ -44,7 +44,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Keys of `signatures` are op names with the block's name cut off (`attn.q.matmul`); they cover
     every op of the block in the plan's graph: backward, update and the clones that `recompute`
-    (none, selective or full, see `models.recompute`) adds included.
+    (none, selective or full, see `millrace.models.recompute`) adds included.
     """
 
     template: str

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from models.graph import Phase
-from models.recompute import NONE, SUFFIX, with_recompute
-from models.zoo.catalogue import build_training
-from planner.plan import BlockChoice, Plan, Variant, recompute_modes
+from millrace.models.graph import Phase
+from millrace.models.recompute import NONE, SUFFIX, with_recompute
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.plan import BlockChoice, Plan, Variant, recompute_modes
 
 
 def recomputed(plan: Plan, modes: Mapping[str, str]) -> Plan:

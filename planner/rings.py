@@ -12,7 +12,7 @@ gradients of a block's keys and values travel with it, one round behind, and one
     k1 v1      k2 v2      k0 v0    round 2            computes; never more than two that travel
 
 `RINGS` says what a kind of op does so; its extra signature is called `RING`. The compiler makes the
-rounds actors (`planner.compile.rounds`), the search prices them (`ring_ns`).
+rounds actors (`millrace.planner.compile.rounds`), the search prices them (`ring_ns`).
 
 Notes
 -----
@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import ITEMSIZE
-from models.ops import op_kind
-from planner.sbp import NdSbp, split
+from millrace.models.graph import ITEMSIZE
+from millrace.models.ops import op_kind
+from millrace.planner.sbp import NdSbp, split
 
 Ints = NDArray[np.int64]
 

@@ -9,15 +9,15 @@ products: ep is the product of the axes over which the expert label is split.
 from collections.abc import Iterator
 from math import prod
 
-from models.counting import NORMS
-from models.graph import Graph, Op
-from models.labels import BATCH, EXPERT, SEQUENCE
-from models.ops import op_kind
-from models.recompute import NONE
-from planner.plan import OpSignature, Plan, recompute_modes
-from planner.rings import RING, RINGS
-from planner.sbp import parse_nd_sbp
-from planner.signatures import split_labels
+from millrace.models.counting import NORMS
+from millrace.models.graph import Graph, Op
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE
+from millrace.models.ops import op_kind
+from millrace.models.recompute import NONE
+from millrace.planner.plan import OpSignature, Plan, recompute_modes
+from millrace.planner.rings import RING, RINGS
+from millrace.planner.sbp import parse_nd_sbp
+from millrace.planner.signatures import split_labels
 
 HYBRID = "3-hybrid"  # ZeRO-3 over a part of the replicas, copies over the others
 Roles = dict[str, int | bool | str | None]

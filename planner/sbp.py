@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from planner.errors import PlanError
+from millrace.planner.errors import PlanError
 
 
 class Sbp(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.errors import InfeasibleError, PlanError
+from millrace.planner.errors import InfeasibleError, PlanError
 
 
 class Slot(NamedTuple):

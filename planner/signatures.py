@@ -9,7 +9,7 @@ On one mesh axis (`axis_signatures`) an op may
   linear op, on exactly one input and all outputs for a multilinear one;
 - take one of the extra signatures of the table `EXTRA`, which labels cannot say: collectives inside
   complete the outputs. `EXPANSIONS` gives such an op as primitive ops, and `sub_signatures` says
-  how those lie; `planner.rings` gives attention as rounds.
+  how those lie; `millrace.planner.rings` gives attention as rounds.
 
 On several axes (`op_signatures`) it is one of these per axis, where every dim divides.
 """
@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from models.graph import Graph, Op, Tensor
-from models.labels import Expression, Operand, dim_of, parse
-from models.ops import op_kind
-from planner.errors import PlanError
-from planner.plan import OpSignature
-from planner.rings import RING, RINGS
-from planner.sbp import (
+from millrace.models.graph import Graph, Op, Tensor
+from millrace.models.labels import Expression, Operand, dim_of, parse
+from millrace.models.ops import op_kind
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import OpSignature
+from millrace.planner.rings import RING, RINGS
+from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_SUM,
     NdSbp,
@@ -195,7 +195,7 @@ def axis_signatures(
     Parameters
     ----------
     kind, labels : str
-        A row of `models.ops.OPS` and the op's index expression.
+        A row of `millrace.models.ops.OPS` and the op's index expression.
     never_partial : sequence of int, optional
         Indexes of inputs that cannot be partial (ids).
     whole : iterable of str, optional

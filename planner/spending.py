@@ -9,9 +9,9 @@ Devices are all that is counted: no hosts, switches, cooling or storage. The TDP
 device draws, so energies are upper estimates for work that is bound by memory.
 """
 
-from planner.cluster import Cluster
-from planner.errors import ClusterError, PlanError
-from planner.plan import Plan
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import ClusterError, PlanError
+from millrace.planner.plan import Plan
 
 OBJECTIVES = ("throughput", "cost", "energy")
 # Of its TDP, what a device draws while it waits. H200: 80 W idle against 593 W under load, 14 %

@@ -7,9 +7,9 @@ Read first `kernel.py` (SimPy drives the same protocol as the executor does), th
 (what is measured from a run), `stages.py` (large plans), `prediction.py` and `forecast.py`.
 """
 
-from simulator.errors import SimulationError
-from simulator.forecast import Forecast, forecast
-from simulator.prediction import predict
-from simulator.simulate import Simulated, simulate
+from millrace.simulator.errors import SimulationError
+from millrace.simulator.forecast import Forecast, forecast
+from millrace.simulator.prediction import predict
+from millrace.simulator.simulate import Simulated, simulate
 
 __all__ = ["Forecast", "Simulated", "SimulationError", "forecast", "predict", "simulate"]

@@ -1,10 +1,10 @@
 """Blocks: the parts of chunks split into their blocks, each fired on its own.
 
 A chunk's part of a microbatch (its forward, say) takes what was measured for it on few blocks
-(`simulator.stages`). Here it becomes a row of actors on the same queue, one per block: the first
-waits for all that the part reads, the last hands over all that it writes. A block's time is what it
-computes, and its share of the part's communication that nothing hides. So a step takes as long as
-at stage fidelity; jitter, stragglers and the trace see every block.
+(`millrace.simulator.stages`). Here it becomes a row of actors on the same queue, one per block: the
+first waits for all that the part reads, the last hands over all that it writes. A block's time is
+what it computes, and its share of the part's communication that nothing hides. So a step takes as
+long as at stage fidelity; jitter, stragglers and the trace see every block.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from itertools import chain, pairwise
 
 import msgspec
 
-from planner.actors.graph import Actor, ActorGraph, Program, Queue
-from planner.actors.pacing import Pace, Pacing
+from millrace.planner.actors.graph import Actor, ActorGraph, Program, Queue
+from millrace.planner.actors.pacing import Pace, Pacing
 
 PART = "chunk"  # the kind of an actor that is a part of a chunk
 

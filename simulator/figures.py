@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.actors.graph import Program
+from millrace.planner.actors.graph import Program
 
 Times = NDArray[np.int64]
 

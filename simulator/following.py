@@ -2,21 +2,21 @@
 
 In an ordered graph whose durations are known nothing is left to decide: a firing begins when it is
 next in its queues, what it reads is there and its slots are free, that is at the latest of times
-that are known once all before it in the first step's sequence are. The events of `simulator.kernel`
-come to the same times. Launches by the host are times known from the step's begin. Contention is
-not: what slows a firing begins after it, which no sequence of beginnings shows; so there events run
-(`followed`).
+that are known once all before it in the first step's sequence are. The events of
+`millrace.simulator.kernel` come to the same times. Launches by the host are times known from the
+step's begin. Contention is not: what slows a firing begins after it, which no sequence of
+beginnings shows; so there events run (`followed`).
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.actors.graph import ActorGraph, Leave
-from planner.actors.pacing import Pacing, launch_offsets
-from planner.actors.protocol import Protocol
-from planner.compile.orders import FirstStep
-from simulator.instances import Instance
-from simulator.kernel import Kernel
+from millrace.planner.actors.graph import ActorGraph, Leave
+from millrace.planner.actors.pacing import Pacing, launch_offsets
+from millrace.planner.actors.protocol import Protocol
+from millrace.planner.compile.orders import FirstStep
+from millrace.simulator.instances import Instance
+from millrace.simulator.kernel import Kernel
 
 Times = list[int]
 Held = tuple[int, int] | None  # a queue, and how long after its step's begin a firing is launched

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.graph import Graph
-from planner.compile.program import ordered_plan
-from planner.memory import StageMemory
-from planner.plan import Plan
-from simulator.paths import Steady, steady_ops, steady_step
-from simulator.prediction import STAGE, chosen_fidelity, predict
-from simulator.stages import StageGraph, stage_graph
+from millrace.models.graph import Graph
+from millrace.planner.compile.program import ordered_plan
+from millrace.planner.memory import StageMemory
+from millrace.planner.plan import Plan
+from millrace.simulator.paths import Steady, steady_ops, steady_step
+from millrace.simulator.prediction import STAGE, chosen_fidelity, predict
+from millrace.simulator.stages import StageGraph, stage_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Figures of a plan, as `simulator.Simulated` has them."""
+    """Figures of a plan, as `millrace.simulator.Simulated` has them."""
 
     step_time_ns: int
     bubble_fraction: float
@@ -28,7 +28,7 @@ def forecast(
 ) -> Forecast:
     """Return the figures that `predict` gives at the fidelity that the plan's size allows.
 
-    They are computed without events (`simulator.paths.steady`), unless ranks share cores.
+    They are computed without events (`millrace.simulator.paths.steady`), unless ranks share cores.
 
     Parameters
     ----------

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from simpy import Environment, Event
 
-from planner.actors.graph import ActorGraph, Leave, Program
-from planner.actors.protocol import Protocol
-from planner.cluster import Cluster
-from simulator.variation.noise import factors
+from millrace.planner.actors.graph import ActorGraph, Leave, Program
+from millrace.planner.actors.protocol import Protocol
+from millrace.planner.cluster import Cluster
+from millrace.simulator.variation.noise import factors
 
 
 class Completion(Event):
@@ -24,7 +24,8 @@ class Completion(Event):
         self.finish = protocol.finish
         self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
-        # What `simulator.pacer` keeps of a firing under way: which it is, work left, since when.
+        # What `millrace.simulator.pacer` keeps of a firing under way: which it is, work left, since
+        # when.
         self.firing = 0
         self.left = 0
         self.since = 0

@@ -5,9 +5,9 @@ then it only comes later. Work is counted in whole parts of a nanosecond, so tha
 how often it is counted; a firing ends at the first whole nanosecond at which its work is done.
 """
 
-from planner.actors.graph import Leave, Program
-from planner.actors.pacing import Pacing, launch_offsets
-from simulator.instances import Completion
+from millrace.planner.actors.graph import Leave, Program
+from millrace.planner.actors.pacing import Pacing, launch_offsets
+from millrace.simulator.instances import Completion
 
 SCALE = 10_000  # parts of a nanosecond; speeds are multiples of one ten-thousandth
 

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.actors.graph import ActorGraph
-from planner.actors.lanes import lane_of
-from planner.actors.pacing import Pacing, pacing_of
-from planner.actors.trace import Span, Trace
-from planner.cluster import Cluster
-from planner.compile.part_times import PartTimes
-from planner.costs import durations
-from planner.memory import beside
-from simulator.errors import SimulationError
-from simulator.figures import split, step_ends_ns, window_ns
-from simulator.instances import Instance, Noise, instances_of
-from simulator.kernel import Kernel
-from simulator.variation.lateness import Lateness
-from simulator.variation.representatives import SAMPLED, representatives
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.lanes import lane_of
+from millrace.planner.actors.pacing import Pacing, pacing_of
+from millrace.planner.actors.trace import Span, Trace
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs import durations
+from millrace.planner.memory import beside
+from millrace.simulator.chunks.part_times import PartTimes
+from millrace.simulator.errors import SimulationError
+from millrace.simulator.figures import split, step_ends_ns, window_ns
+from millrace.simulator.instances import Instance, Noise, instances_of
+from millrace.simulator.kernel import Kernel
+from millrace.simulator.variation.lateness import Lateness
+from millrace.simulator.variation.representatives import SAMPLED, representatives
 
 
 class Run(NamedTuple):
@@ -46,7 +46,7 @@ class Simulated:
         moves; mean over ranks.
     exposed_communication_ns
         Time of the step in which a rank's meeting moves data and the rank computes nothing; mean
-        over ranks. See `simulator.figures` for both.
+        over ranks. See `simulator/figures` for both.
     memory_bytes_max
         The largest arena of any rank.
     memory_by_kind
@@ -57,7 +57,7 @@ class Simulated:
         `op`, `block` or `stage`.
     runs
         What the simulated ranks saw, where spans were asked for, and `window_ns`, which of it the
-        figures are of: what `simulator.account` reads. `chunks`: the times of the parts of every
+        figures are of: what `simulator/account` reads. `chunks`: the times of the parts of every
         chunk, at stage and block fidelity.
     """
 
@@ -99,7 +99,7 @@ def simulate(
     plan_digest
         Put into the trace.
     jitter
-        Standard deviation of the logarithm of every duration, see `simulator.variation.noise`.
+        Standard deviation of the logarithm of every duration, see `simulator/variation/noise`.
     seed
         Of the jitter.
     stragglers
@@ -107,10 +107,10 @@ def simulate(
     spans
         Keep every firing in the trace.
     folded
-        Few ranks instead of every one (`simulator.variation.representatives`): exact without
+        Few ranks instead of every one (`simulator/variation/representatives`): exact without
         jitter, an estimate with it. None: unless ranks share cores.
     durations_ns
-        One per program and actor, to replay measured times; None: those of `planner.costs`.
+        One per program and actor, to replay measured times; None: those of `planner/costs`.
     pacing
         What holds computation back, of a graph whose actors stand for several ops; None: launches
         and contention of single ops, as the cluster's software has them.

@@ -2,9 +2,10 @@
 
 Every kind of chunk is simulated once op by op, with three blocks of each run and again with four;
 the difference is what one more block takes (`parts`). The chunks' actor graph
-(`planner.compile.coarse`) then runs with these times. What is lost: that sends begin before their
-part ends and receipts may come after theirs began, which matters where a transfer takes about as
-long as a part; and where ranks share cores, that communication needs them less than computation.
+(`millrace.simulator.chunks.coarse`) then runs with these times. What is lost: that sends begin
+before their part ends and receipts may come after theirs began, which matters where a transfer
+takes about as long as a part; and where ranks share cores, that communication needs them less than
+computation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.graph import Graph
-from planner.compile.coarse import CoarseGraph, coarse_graph
-from planner.compile.draft import PHASES, SLOT_PARTS
-from planner.compile.part_times import PartTimes
-from planner.compile.pieces import Piece, Pieces
-from planner.compile.placement import check_plan
-from planner.compile.slots import Timetable, timetable
-from planner.compile.wiring import Wiring
-from planner.costs import collective_duration_ns
-from planner.plan import BlockChoice, Plan
-from simulator.blocks import Row, shared
-from simulator.parts import part_times
+from millrace.models.graph import Graph
+from millrace.planner.compile.draft import PHASES, SLOT_PARTS
+from millrace.planner.compile.placement import check_plan
+from millrace.planner.compile.slots import Timetable, timetable
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.plan import BlockChoice, Plan
+from millrace.simulator.blocks import Row, shared
+from millrace.simulator.chunks.coarse import CoarseGraph, coarse_graph
+from millrace.simulator.chunks.part_times import PartTimes
+from millrace.simulator.chunks.parts import part_times
+from millrace.simulator.chunks.pieces import Piece, Pieces
+from millrace.simulator.chunks.wiring import Wiring
 
 BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run ahead of more)
 

@@ -7,14 +7,14 @@ from functools import cache
 
 from msgspec.structs import replace
 
-from models.graph import Graph
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.actors.graph import ActorGraph
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.plan import FUSED, Plan
-from planner.search import Pins, SearchRequest, search
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import FUSED, Plan
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 GLOBAL_BATCH, MICROBATCHES = 8, 2

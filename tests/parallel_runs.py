@@ -5,16 +5,16 @@ Ranks go through the same compiler, protocol, kernels and boxing as a run over M
 
 import numpy as np
 
-from executor.data import open_dataset
-from executor.in_process import KernelWork, execute_lockstep
-from executor.kernels.context import RunState
-from executor.rank import RankState
-from executor.reference import ReferenceResult
-from executor.values.initial import initial_value
-from models.graph import Graph
-from planner.actors.graph import ActorGraph
-from planner.plan import Plan
-from planner.sbp import parse_nd_sbp, shard_offsets
+from millrace.executor.data import open_dataset
+from millrace.executor.in_process import KernelWork, execute_lockstep
+from millrace.executor.kernels.context import RunState
+from millrace.executor.rank import RankState
+from millrace.executor.reference import ReferenceResult
+from millrace.executor.values.initial import initial_value
+from millrace.models.graph import Graph
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.plan import Plan
+from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 
 
 def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:

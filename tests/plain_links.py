@@ -6,8 +6,8 @@ is to choose by.
 
 from msgspec.structs import replace
 
-from planner.cluster import Cluster
-from planner.clusters import parse_cluster
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import parse_cluster
 
 
 def without_library(text: str) -> Cluster:

@@ -1,6 +1,6 @@
 """One model of every family, small enough to train in a test; what is split comes in fours."""
 
-from models.spec import Config, ModelSpec
+from millrace.models.spec import Config, ModelSpec
 
 _DECODER: Config = {
     "layers": 2,

@@ -14,12 +14,12 @@ from zlib import crc32
 
 import pytest
 
-from executor.in_process import execute_in_process
-from planner.actors.graph import ActorGraph
-from planner.actors.protocol import Fire
-from planner.clusters import parse_cluster
-from simulator.instances import instances_of
-from simulator.kernel import Kernel
+from millrace.executor.in_process import execute_in_process
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.protocol import Fire
+from millrace.planner.clusters import parse_cluster
+from millrace.simulator.instances import instances_of
+from millrace.simulator.kernel import Kernel
 from tests.actor_graphs import random_actor_graph
 
 GRAPHS = 240

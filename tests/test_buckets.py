@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from executor.streams.commands import command_buffer
-from executor.streams.races import find_races
-from executor.streams.validate import validate
-from planner.actors.graph import ActorGraph
-from planner.memory import plan_memory
+from millrace.executor.streams.commands import command_buffer
+from millrace.executor.streams.races import find_races
+from millrace.executor.streams.validate import validate
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.memory import plan_memory
 from tests.bucketed_plans import CASES, compiled, searched
 from tests.parallel_runs import run
 from tests.test_agreement import executed, simulated

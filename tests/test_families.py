@@ -10,17 +10,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.reference import ReferenceResult, run_reference
-from models.graph import Graph
-from models.spec import TrainingSpec
-from models.zoo.catalogue import FAMILIES, build_training
-from planner.actors.graph import ActorGraph
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.plan import Plan
-from planner.roles import roles
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import ReferenceResult, run_reference
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import FAMILIES, build_training
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan
+from millrace.planner.roles import roles
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import assert_gradients_and_parameters_equal, run
 from tests.small_models import NAMES, small
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from models.graph import Graph
-from models.zoo.catalogue import build_training
-from planner.actors.graph import ActorGraph
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.plan import Chunk, Plan
-from planner.schedules import stage_of
-from planner.search import search
-from planner.search.request import Pins, SearchRequest
+from millrace.models.graph import Graph
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Chunk, Plan
+from millrace.planner.schedules import stage_of
+from millrace.planner.search import search
+from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import assert_gradients_and_parameters_equal, run
 from tests.test_same_mathematics import GLOBAL_BATCH, MICROBATCHES, TRAINING, model, reference
 

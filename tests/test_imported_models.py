@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from executor.data import open_dataset
-from executor.reference import run_reference
 from millrace import api
-from models.graph import to_json
-from models.importers.opening import open_model
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.plan import Plan
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import run_reference
+from millrace.models.graph import to_json
+from millrace.models.importers.opening import open_model
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.plan import Plan
 from tests.models.importers.onnx_files import attention_text, parsed, saved, with_weights
 from tests.parallel_runs import assert_gradients_and_parameters_equal
 

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.values.checkpoint import manifest_of
-from models.graph import Graph, to_json
-from models.spec import TrainingSpec
-from planner.actors.graph import HOST, Program
-from planner.cluster import Cluster, Host
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.costs import durations
-from planner.costs.host import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
-from planner.errors import InfeasibleError, PlanError
-from planner.memory import UPDATES, plan_memory, reserved_bytes
-from planner.plan import OpSignature, Plan, plan_graph, read_plan
-from planner.search import Pins, SearchRequest, search
-from planner.search.report import Record
-from planner.search.report.explain import explain
-from planner.search.report.offload import host_shortage
-from simulator import predict
+from millrace.executor.values.checkpoint import manifest_of
+from millrace.models.graph import Graph, to_json
+from millrace.models.spec import TrainingSpec
+from millrace.planner.actors.graph import HOST, Program
+from millrace.planner.cluster import Cluster, Host
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.costs import durations
+from millrace.planner.costs.host import PIECE_BYTES, UNKNOWN, host_of, state_copies_ns
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.memory import UPDATES, plan_memory, reserved_bytes
+from millrace.planner.plan import OpSignature, Plan, plan_graph, read_plan
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.report import Record
+from millrace.planner.search.report.explain import explain
+from millrace.planner.search.report.offload import host_shortage
+from millrace.simulator import predict
 from tests.parallel_runs import run
 from tests.small_models import small
 from tests.test_same_mathematics import CASES, planned

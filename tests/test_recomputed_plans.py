@@ -10,14 +10,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from models.graph import Graph
-from models.spec import TrainingSpec
-from planner.actors.graph import ActorGraph
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.plan import Plan, plan_graph, recompute_modes
-from planner.recomputed import recomputed
-from planner.search import Pins, SearchRequest, search
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan, plan_graph, recompute_modes
+from millrace.planner.recomputed import recomputed
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import run, whole
 from tests.small_models import small
 

@@ -8,15 +8,15 @@ where one scheme is looked at alone (ZeRO: replicas only).
 from functools import cache
 from math import prod
 
-from models.graph import Graph
-from models.labels import BATCH, EXPERT
-from models.spec import Config, ModelSpec, TrainingSpec
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.plan import OpSignature, Plan, plan_graph
-from planner.roles import axis_roles, roles
-from planner.search import Pins, SearchRequest, search
-from planner.signatures import split_labels
+from millrace.models.graph import Graph
+from millrace.models.labels import BATCH, EXPERT
+from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import OpSignature, Plan, plan_graph
+from millrace.planner.roles import axis_roles, roles
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.signatures import split_labels
 
 GPT: Config = {
     "layers": 4,

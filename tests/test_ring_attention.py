@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.data import open_dataset
-from executor.in_process import KernelWork, execute_in_process
-from executor.reference import run_reference
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.actors.graph import ActorGraph, Program
-from planner.actors.null_clock import run_to_completion
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.plan import Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.data import open_dataset
+from millrace.executor.in_process import KernelWork, execute_in_process
+from millrace.executor.reference import run_reference
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.actors.graph import ActorGraph, Program
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import assert_gradients_and_parameters_equal, begun, run
 from tests.small_models import small
 

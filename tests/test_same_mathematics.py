@@ -11,17 +11,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.reference import ReferenceResult, run_reference
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.actors.graph import ActorGraph
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.plan import Plan
-from planner.search import search
-from planner.search.request import Pins, SearchRequest
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import ReferenceResult, run_reference
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan
+from millrace.planner.search import search
+from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import assert_gradients_and_parameters_equal, run
 
 GLOBAL_BATCH, MICROBATCHES = 16, 4

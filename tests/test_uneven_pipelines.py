@@ -11,15 +11,15 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from models.graph import Graph
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.memory import plan_memory
-from planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
-from planner.schedules import stage_of
-from planner.search import Pins, SearchRequest, search
-from planner.signatures import op_signatures
-from simulator import predict
+from millrace.models.graph import Graph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
+from millrace.planner.schedules import stage_of
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.signatures import op_signatures
+from millrace.simulator import predict
 from tests.parallel_runs import assert_gradients_and_parameters_equal
 from tests.test_same_mathematics import GLOBAL_BATCH, MICROBATCHES, TRAINING, model, reference
 

@@ -5,15 +5,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.reference import ReferenceResult, run_reference
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.plan import Plan
-from planner.search import search
-from planner.search.request import Pins, SearchRequest
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import ReferenceResult, run_reference
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan
+from millrace.planner.search import search
+from millrace.planner.search.request import Pins, SearchRequest
 from tests.parallel_runs import run
 from tests.small_models import small
 

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.search import search
-from planner.search.request import Pins, SearchRequest
-from simulator import simulate
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.search import search
+from millrace.planner.search.request import Pins, SearchRequest
+from millrace.simulator import simulate
 
 PAGE = Path(__file__).parent.parent / "docs" / "walkthrough.md"
 ANYTHING = "…"

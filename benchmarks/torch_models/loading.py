@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.torch_models.gpt import GPT
 from benchmarks.torch_models.llama import Llama
 from benchmarks.torch_models.resnet import ResNet
-from models.spec import ModelSpec
+from millrace.models.spec import ModelSpec
 
 Array = NDArray[Any]
 

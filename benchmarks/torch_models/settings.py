@@ -7,7 +7,7 @@ that was tried is in the results with its speed.
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from models.spec import ModelSpec
+from millrace.models.spec import ModelSpec
 
 LAYERS_WHOLE = 12  # a model of more is first compiled block by block, to be done in minutes
 

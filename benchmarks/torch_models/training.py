@@ -26,9 +26,9 @@ from benchmarks.torch_models.settings import (
     first_setting,
     said,
 )
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build
 
 Figures = dict[str, object]
 Batch = tuple[Tensor, Tensor]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,

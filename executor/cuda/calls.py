@@ -1,9 +1,9 @@
 """Calls: what one firing does on a device, told so that it can be printed, bound and replayed.
 
-A factory of `executor.cuda.kernels` turns an actor's `KernelContext` into `Calls` once. They name
-their operands (`read(0)`, `write(1)`, …) and no address; where an operand lies is known when the
-slots of a firing are (`executor.cuda.binding`). Nothing here touches a device, so a whole command
-buffer can be made, printed and checked where there is none.
+A factory of `millrace.executor.cuda.kernels` turns an actor's `KernelContext` into `Calls` once.
+They name their operands (`read(0)`, `write(1)`, …) and no address; where an operand lies is known
+when the slots of a firing are (`millrace.executor.cuda.binding`). Nothing here touches a device, so
+a whole command buffer can be made, printed and checked where there is none.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.kernels.context import Array
-from models.graph import ITEMSIZE
+from millrace.executor.kernels.context import Array
+from millrace.models.graph import ITEMSIZE
 
 WARP_THREADS = 32
 BLOCK_THREADS = 256  # of kernels that go element by element

@@ -10,8 +10,8 @@ from io import StringIO
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor.cuda.source_text import source_text
-from executor.errors import ExecutorError
+from millrace.executor.cuda.source_text import source_text
+from millrace.executor.errors import ExecutorError
 
 if TYPE_CHECKING:
     from cuda.core import ProgramOptions

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from executor.cuda.calls import CONTROL, WARP_THREADS, Launch, Operand, types
-from executor.errors import ExecutorError
-from executor.kernels.context import LOSS_SCALE
+from millrace.executor.cuda.calls import CONTROL, WARP_THREADS, Launch, Operand, types
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import LOSS_SCALE
 
 CONTROL_DTYPE = np.dtype(
     [

@@ -1,8 +1,8 @@
 """Device listings: command buffers as text with every call of every command, without a device.
 
-What `executor.streams.listing` says of slots is said here of bytes: a line per call, in the order
-in which `executor.gpu.driver` issues them, its operands by region and offset (`arena+0x1200`). So
-what would run on a GPU can be read, compared and kept where there is none.
+What `millrace.executor.streams.listing` says of slots is said here of bytes: a line per call, in
+the order in which `millrace.executor.gpu.driver` issues them, its operands by region and offset
+(`arena+0x1200`). So what would run on a GPU can be read, compared and kept where there is none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,
@@ -29,17 +29,17 @@ from executor.cuda.calls import (
     Product,
     Vector,
 )
-from executor.cuda.rank import RankCalls
-from executor.cuda.wording import described
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, RunState, Source
-from executor.streams.commands import Command, CommandBuffer, command_buffer
-from executor.streams.listing import command_line
-from executor.values.loading import float32_arithmetic
-from planner.actors.graph import ActorGraph
-from planner.compile import compile_plan
-from planner.errors import PlanError
-from planner.plan import Plan
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.cuda.wording import described
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, RunState, Source
+from millrace.executor.streams.commands import Command, CommandBuffer, command_buffer
+from millrace.executor.streams.listing import command_line
+from millrace.executor.values.loading import float32_arithmetic
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import Plan
 
 INDENT = " " * 8
 

@@ -10,8 +10,8 @@ stands between the start and the end of a group in one launch (NCCL user guide, 
 aggregated operations, since 2.2), a kernel in a captured graph like any other. Nothing is copied
 into one buffer and back, which would cost that buffer and its bytes' way through memory twice.
 
-What a member receives is what `executor.transport.communicator.receive` says. Sums of 16-bit values
-are rounded after each member that is added, here as on every hop of a library's ring.
+What a member receives is what `millrace.executor.transport.communicator.receive` says. Sums of
+16-bit values are rounded after each member that is added, here as on every hop of a library's ring.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import (
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import (
     TYPES,
     Bucket,
     Call,
@@ -37,9 +37,9 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.pieces import further
-from executor.transport.communicator import Exchange
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.kernels.pieces import further
+from millrace.executor.transport.communicator import Exchange
+from millrace.models.graph import ITEMSIZE
 
 Shape = tuple[int, ...]
 

@@ -4,8 +4,16 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from executor.cuda.calls import PACK_BYTES, Call, Choice, Matrices, Operand, Product, Vector
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.calls import (
+    PACK_BYTES,
+    Call,
+    Choice,
+    Matrices,
+    Operand,
+    Product,
+    Vector,
+)
+from millrace.models.graph import ITEMSIZE
 
 DIMS = {"a": "mk", "b": "kn", "d": "mn", "c": "mn", "aux": "mn", "bias": "n"}
 """Of the parts of a product."""
@@ -22,7 +30,7 @@ def spans(product: Product) -> dict[str, int]:
 
     Examples
     --------
-    >>> from executor.cuda.calls import read, write
+    >>> from millrace.executor.cuda.calls import read, write
     >>> x, w, y = (Matrices(one, "float32", 8, 1, 64) for one in (read(0), read(1), write(0)))
     >>> spans(Product(x, w, y, 2, 8, 4, 3, "fp32"))
     {'a': 560, 'b': 640, 'd': 576}
@@ -143,7 +151,7 @@ def cut(product: Product) -> tuple[Product, ...]:
     --------
     Logits of five tokens over a vocabulary of 1,027, whose rows lie 1,088 apart:
 
-    >>> from executor.cuda.calls import read, write
+    >>> from millrace.executor.cuda.calls import read, write
     >>> x, w = (Matrices(read(number), "bfloat16", *strides, 0)
     ...         for number, strides in ((0, (64, 1)), (1, (1, 64))))
     >>> logits = Matrices(write(0), "bfloat16", 1088, 1, 0)

@@ -16,26 +16,26 @@ from math import floor, log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.binding import bound, leaves
-from executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
-from executor.cuda.control import (
+from millrace.executor.cuda.binding import bound, leaves
+from millrace.executor.cuda.calls import CONTROL, Call, Calls, Launch, Operand
+from millrace.executor.cuda.control import (
     CONTROL_DTYPE,
     HISTORY_FIELDS,
     control_bytes,
     finish_step_call,
 )
-from executor.cuda.kernels.fused.siblings import stacked_calls
-from executor.cuda.kernels.source import stage_dtype
-from executor.cuda.kernels.table import make_calls
-from executor.cuda.meetings import bucket_calls, collective_calls, loopback_calls
-from executor.cuda.products import with_cuts
-from executor.errors import ExecutorError
-from executor.kernels import Kernel, RunState, make_kernel
-from executor.kernels.context import Array, KernelContext
-from executor.shards import RankShards
-from executor.streams.commands import Command, CommandBuffer
-from executor.transport.communicator import Exchange, exchanges_of
-from planner.actors.graph import HOST, Actor, ActorGraph, Port
+from millrace.executor.cuda.kernels.fused.siblings import stacked_calls
+from millrace.executor.cuda.kernels.source import stage_dtype
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.meetings import bucket_calls, collective_calls, loopback_calls
+from millrace.executor.cuda.products import with_cuts
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import Kernel, RunState, make_kernel
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.executor.shards import RankShards
+from millrace.executor.streams.commands import Command, CommandBuffer
+from millrace.executor.transport.communicator import Exchange, exchanges_of
+from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Port
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
 HISTORY_STEPS = 64  # of which the host reads each before it is overwritten

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
-from executor.cuda.calls import WARP_THREADS
-from executor.errors import ExecutorError
+from millrace.executor.cuda.calls import WARP_THREADS
+from millrace.executor.errors import ExecutorError
 
 SIZED = 4  # format of an attribute whose value follows its length
 # Attributes as cuobjdump names them; each holds the index of a symbol and a number.

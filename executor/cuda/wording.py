@@ -1,6 +1,6 @@
 """Calls of libraries in words: for listings, errors, and what a device says that it picked."""
 
-from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Product
+from millrace.executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Product
 
 
 def described(call: LibraryCall | Product) -> str:
@@ -8,7 +8,7 @@ def described(call: LibraryCall | Product) -> str:
 
     Examples
     --------
-    >>> from executor.cuda.calls import Matrices, Vector, read, write
+    >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
     >>> a, b, d = (Matrices(one, "float32", 8, 1, 0) for one in (read(0), read(1), write(0)))
     >>> described(Product(a, b, d, 2, 8, 8, 1, "fp32", bias=Vector(read(2), "float32")))
     'product m 2 n 8 k 8 batch 1 in fp32 with bias'

@@ -6,13 +6,13 @@ reads only its part finds what the whole batch holds. `opening.py` says which mo
 and is the file to read first.
 """
 
-from executor.data.classes import Blobs
-from executor.data.clicks import SyntheticClicks
-from executor.data.images import Digits, Patterns
-from executor.data.masked import MaskedText
-from executor.data.opening import open_dataset
-from executor.data.pairs import TextPairs
-from executor.data.text import TokenWindows
+from millrace.executor.data.classes import Blobs
+from millrace.executor.data.clicks import SyntheticClicks
+from millrace.executor.data.images import Digits, Patterns
+from millrace.executor.data.masked import MaskedText
+from millrace.executor.data.opening import open_dataset
+from millrace.executor.data.pairs import TextPairs
+from millrace.executor.data.text import TokenWindows
 
 __all__ = [
     "Blobs",

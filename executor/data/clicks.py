@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.data.draws import CLASS_KEYS, generator
-from executor.errors import DataError
-from executor.kernels.context import Array, Source
+from millrace.executor.data.draws import CLASS_KEYS, generator
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Source
 
 _SOURCES = ("categories", "features", "clicks")
 _BIAS = -1.0  # of the hidden rule: clicks are the rarer answer

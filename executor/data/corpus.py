@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.errors import DataError
+from millrace.executor.errors import DataError
 
 BYTE_VALUES = 256
 CORPUS_BYTES_MAX = 8 * 2**20

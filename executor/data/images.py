@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.data.draws import CLASS_KEYS, generator
-from executor.errors import DataError
-from executor.kernels.context import Array, Dataset, Source
+from millrace.executor.data.draws import CLASS_KEYS, generator
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Dataset, Source
 
 DIGITS = 10
 PATTERN_SIDE = 8

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.data.corpus import Corpus
-from executor.data.draws import generator
-from executor.errors import DataError
-from executor.kernels.context import Array, Source
+from millrace.executor.data.corpus import Corpus
+from millrace.executor.data.draws import generator
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Source
 
 SHOWN_AS_MASK = 0.8
 SHOWN_AS_IT_IS = 0.1

@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from executor.data.classes import Blobs
-from executor.data.clicks import SyntheticClicks
-from executor.data.corpus import open_corpus
-from executor.data.images import Patterns, open_digits
-from executor.data.masked import MaskedText
-from executor.data.pairs import TextPairs
-from executor.data.text import TokenWindows
-from executor.errors import DataError
-from executor.kernels.context import Dataset
-from models.ops import Attributes
-from models.spec import ModelSpec
-from models.zoo import catalogue
+from millrace.executor.data.classes import Blobs
+from millrace.executor.data.clicks import SyntheticClicks
+from millrace.executor.data.corpus import open_corpus
+from millrace.executor.data.images import Patterns, open_digits
+from millrace.executor.data.masked import MaskedText
+from millrace.executor.data.pairs import TextPairs
+from millrace.executor.data.text import TokenWindows
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Dataset
+from millrace.models.ops import Attributes
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo import catalogue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

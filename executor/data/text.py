@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.data.corpus import Corpus
-from executor.data.draws import generator
-from executor.errors import DataError
-from executor.kernels.context import Array, Source
+from millrace.executor.data.corpus import Corpus
+from millrace.executor.data.draws import generator
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

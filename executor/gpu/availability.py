@@ -4,8 +4,8 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-from executor.errors import ExecutorError
-from planner.errors import InfeasibleError
+from millrace.executor.errors import ExecutorError
+from millrace.planner.errors import InfeasibleError
 
 INSTALL = "pip install 'millrace[cuda]'"
 BACKEND = "--backend cupy"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from math import gcd
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Choice, Launch, LibraryCall, Operand, Product
-from executor.cuda.wording import described
-from executor.errors import ExecutorError
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Call, Choice, Launch, LibraryCall, Operand, Product
+from millrace.executor.cuda.wording import described
+from millrace.executor.errors import ExecutorError
 
 Can = Callable[[int], bool]
 """`can(at)`: the device can carry out option `at`; always the last."""
@@ -118,7 +118,7 @@ def way_of(option: Sequence[Call]) -> str:
 
     Examples
     --------
-    >>> from executor.cuda.calls import Clear, write
+    >>> from millrace.executor.cuda.calls import Clear, write
     >>> kernel = Launch("pointwise", "add<bf16>", (1, 1, 1), (256, 1, 1), ())
     >>> way_of((kernel, Clear(write(0), 2), kernel))
     '2 our pointwise + clear'

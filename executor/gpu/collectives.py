@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from executor.cuda.calls import Bucket, Collective
-from executor.errors import ExecutorError
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.nccl import (
+from millrace.executor.cuda.calls import Bucket, Collective
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.nccl import (
     Group,
     NcclCommunicator,
     exchange_ids,
     set_environment,
     warm_up_bytes,
 )
-from executor.transport.mpi import World
-from planner.actors.graph import ActorGraph
-from planner.actors.lanes import drawn_in
+from millrace.executor.transport.mpi import World
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.lanes import drawn_in
 
 TRANSFERS = "transfers"  # the lane of both ends, which have queues of their own names
 

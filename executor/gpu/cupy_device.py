@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,
@@ -29,14 +29,14 @@ from executor.cuda.calls import (
     Pointers,
     Product,
 )
-from executor.cuda.compiling import OPTIONS
-from executor.cuda.source_text import source_text
-from executor.errors import ExecutorError
-from executor.gpu.choices import Can, Choices, first_supported
-from executor.gpu.cudnn.issuing import Library, LibraryCalls
-from executor.gpu.device import Bytes, address_of
-from executor.gpu.graphs import CapturedGraph
-from executor.gpu.products.tuning import Products, Room, Tuner
+from millrace.executor.cuda.compiling import OPTIONS
+from millrace.executor.cuda.source_text import source_text
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.choices import Can, Choices, first_supported
+from millrace.executor.gpu.cudnn.issuing import Library, LibraryCalls
+from millrace.executor.gpu.device import Bytes, address_of
+from millrace.executor.gpu.graphs import CapturedGraph
+from millrace.executor.gpu.products.tuning import Products, Room, Tuner
 
 WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's advice for cuBLAS on Hopper and later (cuBLAS 13 guide)
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600  # cudaError_t, CUDA 13 runtime API
@@ -45,7 +45,7 @@ SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has unasked (CUD
 
 
 class CupyDevice:
-    """One GPU; `executor.gpu.device.Device` says what its methods do.
+    """One GPU; `millrace.executor.gpu.device.Device` says what its methods do.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from time import monotonic, sleep
 
-from executor.gpu.device import Device
+from millrace.executor.gpu.device import Device
 
 # Ranks that are ready together fire the first step within seconds, code and scratch of libraries
 # included; sanitizers and debuggers of kernels make it some tens of times longer.

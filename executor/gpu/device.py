@@ -5,7 +5,8 @@ of it. Addresses are of device memory, or of host memory that the device sees: b
 address space.
 
 A call that is issued is *bound*: every operand is `Operand("address", 0, where)`, an absolute
-address in `offset_bytes`. `executor.cuda.calls.Operand` names the roles that calls have before.
+address in `offset_bytes`. `millrace.executor.cuda.calls.Operand` names the roles that calls have
+before.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Operand
-from executor.errors import ExecutorError
+from millrace.executor.cuda.calls import Call, Operand
+from millrace.executor.errors import ExecutorError
 
 Bytes = NDArray[np.uint8]
 ADDRESS = "address"
@@ -135,7 +136,7 @@ class Device(Protocol):
     def picked(self) -> dict[str, dict[str, int]]:
         """Return how many of the choices prepared took which way, by what they compute.
 
-        Both are words (`executor.gpu.choices`): `{"attention b 8 …": {"cudnn": 12}}`.
+        Both are words (`millrace.executor.gpu.choices`): `{"attention b 8 …": {"cudnn": 12}}`.
         """
         ...
 

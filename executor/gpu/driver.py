@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
-from executor.cuda.calls import Bucket, Call, Collective
-from executor.cuda.rank import RankCalls
-from executor.errors import ExecutorError
-from executor.gpu.device import Device
-from executor.gpu.memory import DeviceRegions
-from executor.streams.commands import Command, CommandBuffer
+from millrace.executor.cuda.calls import Bucket, Call, Collective
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.memory import DeviceRegions
+from millrace.executor.streams.commands import Command, CommandBuffer
 
 
 class Collectives(Protocol):

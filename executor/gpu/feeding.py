@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.rank import RankCalls
-from executor.gpu.device import Device
-from executor.gpu.memory import STAGING, DeviceRegions
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.memory import STAGING, DeviceRegions
 
 
 class Feeder:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from executor.errors import ExecutorError
+from millrace.executor.errors import ExecutorError
 
 DRIVER = "libcuda.so.1"
 USE_NODE_PRIORITY = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, CUDA 13 driver API

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Operand
-from executor.cuda.control import HISTORY_FIELDS
-from executor.cuda.rank import HISTORY_STEPS, RankCalls
-from executor.errors import ExecutorError
-from executor.gpu.device import Device
-from executor.shards import RankValues
-from planner.actors.graph import HOST
-from planner.errors import InfeasibleError
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Call, Operand
+from millrace.executor.cuda.control import HISTORY_FIELDS
+from millrace.executor.cuda.rank import HISTORY_STEPS, RankCalls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.device import Device
+from millrace.executor.shards import RankValues
+from millrace.planner.actors.graph import HOST
+from millrace.planner.errors import InfeasibleError
 
 Array = NDArray[Any]
 

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from executor.cuda.calls import Bucket, Collective, Operand
-from executor.errors import ExecutorError
-from executor.gpu.availability import require_nccl
-from executor.gpu.device import ADDRESS, address_of
-from executor.transport.mpi import World
-from planner.errors import InfeasibleError
+from millrace.executor.cuda.calls import Bucket, Collective, Operand
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.availability import require_nccl
+from millrace.executor.gpu.device import ADDRESS, address_of
+from millrace.executor.transport.mpi import World
+from millrace.planner.errors import InfeasibleError
 
 INIT_S_MAX = 180.0  # ranks come here within seconds of each other, unless one of them has died
 POLL_S = 0.5

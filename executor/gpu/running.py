@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.control import CONTROL_DTYPE
-from executor.cuda.rank import RankCalls
-from executor.errors import ExecutorError
-from executor.gpu.deadline import PATIENCE, Patience, happens
-from executor.gpu.device import Device
-from executor.gpu.driver import Collectives, Mark, StreamDriver
-from executor.gpu.feeding import Feeder
-from executor.gpu.memory import PINNED, DeviceRegions, DeviceValues, device_bytes
-from executor.gpu.memory_use import MemoryUse
-from executor.kernels import RunState
-from executor.recording import Recording, StepDone
-from executor.streams.commands import command_buffer
-from planner.actors.graph import ActorGraph
+from millrace.executor.cuda.control import CONTROL_DTYPE
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.deadline import PATIENCE, Patience, happens
+from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.driver import Collectives, Mark, StreamDriver
+from millrace.executor.gpu.feeding import Feeder
+from millrace.executor.gpu.memory import PINNED, DeviceRegions, DeviceValues, device_bytes
+from millrace.executor.gpu.memory_use import MemoryUse
+from millrace.executor.kernels import RunState
+from millrace.executor.recording import Recording, StepDone
+from millrace.executor.streams.commands import command_buffer
+from millrace.planner.actors.graph import ActorGraph
 
 AHEAD_STEPS = 2  # steps issued and not known to have ended
 FIRST_REPLAY = 1  # the step before was fired eagerly, and this one captured

@@ -1,4 +1,4 @@
-"""One process of a run on GPUs: `python -m mpi4py -m executor.gpu.worker JOB_FOLDER`.
+"""One process of a run on GPUs: `python -m mpi4py -m millrace.executor.gpu.worker JOB_FOLDER`.
 
 It holds one rank, whose device is the one of that number on its node; or, where the job says so,
 all ranks as streams of one device (loopback).
@@ -14,27 +14,27 @@ from pathlib import Path
 
 import msgspec
 
-from executor.errors import ExecutorError
-from executor.gpu.availability import require_gpu
-from executor.gpu.collectives import NcclCollectives
-from executor.gpu.cudnn.opening import cudnn_library
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.deadline import PATIENCE, Patience
-from executor.gpu.device import Device
-from executor.gpu.driver import Collectives
-from executor.gpu.products.cublaslt import ProductLibrary
-from executor.gpu.products.picks import agreed
-from executor.gpu.products.tuning import Tuner
-from executor.gpu.running import DeviceRun
-from executor.job import Job, read_job
-from executor.kernels import RunState
-from executor.measure import cache_folder
-from executor.processes import open_line
-from executor.recording import Recording
-from executor.transport.mpi import World, join_world
-from executor.values.checkpoint import Saver
-from executor.values.loading import load_values, run_state
-from executor.worker import give_up, watch_parent
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.availability import require_gpu
+from millrace.executor.gpu.collectives import NcclCollectives
+from millrace.executor.gpu.cudnn.opening import cudnn_library
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.deadline import PATIENCE, Patience
+from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.driver import Collectives
+from millrace.executor.gpu.products.cublaslt import ProductLibrary
+from millrace.executor.gpu.products.picks import agreed
+from millrace.executor.gpu.products.tuning import Tuner
+from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.job import Job, read_job
+from millrace.executor.kernels import RunState
+from millrace.executor.measure import cache_folder
+from millrace.executor.processes import open_line
+from millrace.executor.recording import Recording
+from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.values.checkpoint import Saver
+from millrace.executor.values.loading import load_values, run_state
+from millrace.executor.worker import give_up, watch_parent
 
 Run = Callable[[Job, Path, World], None]
 

@@ -8,7 +8,7 @@ memory of their own beyond the scratch made by the factory.
 Read `context.py` first, then `table.py`, which names the kernel of every op kind.
 """
 
-from executor.kernels.context import Kernel, KernelContext, RunState, Shard
-from executor.kernels.table import KERNELS, make_kernel
+from millrace.executor.kernels.context import Kernel, KernelContext, RunState, Shard
+from millrace.executor.kernels.table import KERNELS, make_kernel
 
 __all__ = ["KERNELS", "Kernel", "KernelContext", "RunState", "Shard", "make_kernel"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from executor.kernels.context import Array, KernelContext
+from millrace.executor.kernels.context import Array, KernelContext
 
 CHUNK_ELEMENTS = 32768
 """Elements of a chunk: 128 KiB in float32, so that a chunk and its scratch lie in a core's L2.

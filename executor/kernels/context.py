@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import ITEMSIZE
-from planner.sbp import NdSbp
+from millrace.models.graph import ITEMSIZE
+from millrace.planner.sbp import NdSbp
 
 Array = NDArray[Any]
 
@@ -91,7 +91,7 @@ class Source:
 
 
 class Dataset(Protocol):
-    """Where samples come from; `executor.data` holds the implementations.
+    """Where samples come from; `millrace.executor.data` holds the implementations.
 
     A sample is known by its number in the whole run, so that every rank reads its own rows and
     gets the values it would find in the whole batch. `description` says what a run trains on.

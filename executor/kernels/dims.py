@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from executor.kernels.context import KernelContext
-from models.labels import Operand, bind, parse
+from millrace.executor.kernels.context import KernelContext
+from millrace.models.labels import Operand, bind, parse
 
 Dims = tuple[str, ...]
 """Labels of an operand from the outermost to the innermost, groups taken apart."""

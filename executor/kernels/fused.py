@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def fused(context: KernelContext, kernels: Sequence[Kernel]) -> Kernel:

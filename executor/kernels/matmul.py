@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.dims import Dims, Layout, layout
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.dims import Dims, Layout, layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

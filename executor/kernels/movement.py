@@ -5,11 +5,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.dims import layout
-from executor.kernels.elementwise.arithmetic import spread
-from models.labels import parse
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.elementwise.arithmetic import spread
+from millrace.models.labels import parse
 
 
 def rearrange(context: KernelContext) -> Kernel:

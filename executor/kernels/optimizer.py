@@ -9,10 +9,10 @@ from math import cos, pi, sqrt
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.chunks import chunks, scratch
-from executor.kernels.context import Array, Kernel, KernelContext
-from models.ops import state_of
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.chunks import chunks, scratch
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.models.ops import state_of
 
 
 def squared_sum(context: KernelContext) -> Kernel:

@@ -8,9 +8,9 @@ from math import prod
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Kernel, KernelContext, Source
-from models.graph import ITEMSIZE
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Kernel, KernelContext, Source
+from millrace.models.graph import ITEMSIZE
 
 
 def input_(context: KernelContext) -> Kernel:

@@ -1,7 +1,7 @@
 """The table of kernels: one factory per op kind; a test holds its keys to those of the op table."""
 
-from executor.errors import ExecutorError
-from executor.kernels.attention import (
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.attention import (
     attention,
     attention_grad,
     attention_grad_round,
@@ -9,28 +9,44 @@ from executor.kernels.attention import (
     biased_attention,
     biased_attention_grad,
 )
-from executor.kernels.context import Kernel, KernelContext, KernelFactory
-from executor.kernels.elementwise.arithmetic import accumulate, add, cast, mul, scale, shift
-from executor.kernels.elementwise.dropout import dropout
-from executor.kernels.elementwise.pointwise import (
+from millrace.executor.kernels.context import Kernel, KernelContext, KernelFactory
+from millrace.executor.kernels.elementwise.arithmetic import (
+    accumulate,
+    add,
+    cast,
+    mul,
+    scale,
+    shift,
+)
+from millrace.executor.kernels.elementwise.dropout import dropout
+from millrace.executor.kernels.elementwise.pointwise import (
     POINTWISE,
     prelu,
     prelu_grad,
     swiglu,
     swiglu_grad,
 )
-from executor.kernels.experts.table import EXPERTS
-from executor.kernels.fused import fused
-from executor.kernels.images.table import IMAGES
-from executor.kernels.matmul import matmul
-from executor.kernels.movement import broadcast, concat, narrow, pad, rearrange, slice_, sum_, widen
-from executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
-from executor.kernels.rows.layer_norm import (
+from millrace.executor.kernels.experts.table import EXPERTS
+from millrace.executor.kernels.fused import fused
+from millrace.executor.kernels.images.table import IMAGES
+from millrace.executor.kernels.matmul import matmul
+from millrace.executor.kernels.movement import (
+    broadcast,
+    concat,
+    narrow,
+    pad,
+    rearrange,
+    slice_,
+    sum_,
+    widen,
+)
+from millrace.executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
+from millrace.executor.kernels.rows.layer_norm import (
     layer_norm,
     layer_norm_grad_input,
     layer_norm_grad_weight,
 )
-from executor.kernels.rows.loss import (
+from millrace.executor.kernels.rows.loss import (
     count_valid,
     cross_entropy,
     cross_entropy_grad,
@@ -38,25 +54,25 @@ from executor.kernels.rows.loss import (
     row_max,
     shifted_sums,
 )
-from executor.kernels.rows.margin import (
+from millrace.executor.kernels.rows.margin import (
     arc_margin,
     arc_margin_grad,
     logistic_loss,
     logistic_loss_grad,
 )
-from executor.kernels.rows.masked_softmax import masked_softmax, masked_softmax_grad
-from executor.kernels.rows.rms_norm import (
+from millrace.executor.kernels.rows.masked_softmax import masked_softmax, masked_softmax_grad
+from millrace.executor.kernels.rows.rms_norm import (
     l2_normalize,
     l2_normalize_grad,
     rms_norm,
     rms_norm_grad_input,
     rms_norm_grad_weight,
 )
-from executor.kernels.rows.softmax import softmax, softmax_grad
-from executor.kernels.sequence.embedding import embedding, embedding_grad
-from executor.kernels.sequence.relative_bias import relative_bias, relative_bias_grad
-from executor.kernels.sequence.rotary import rotary
-from executor.kernels.source import constant, fill, input_
+from millrace.executor.kernels.rows.softmax import softmax, softmax_grad
+from millrace.executor.kernels.sequence.embedding import embedding, embedding_grad
+from millrace.executor.kernels.sequence.relative_bias import relative_bias, relative_bias_grad
+from millrace.executor.kernels.sequence.rotary import rotary
+from millrace.executor.kernels.source import constant, fill, input_
 
 KERNELS: dict[str, KernelFactory] = (
     POINTWISE

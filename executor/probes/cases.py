@@ -1,8 +1,8 @@
 """What `millrace profile` times: the op kinds that most time goes to, at several sizes.
 
-The kinds left out are priced like one of these (`planner.likeness`). Labels: b batch, t queries, s
-keys, h heads, d and k features, n made, v vocabulary, p positions, z totals; c channels, y x and j
-i rows and columns of images, q p of windows; e experts, k choices, c places.
+The kinds left out are priced like one of these (`millrace.planner.likeness`). Labels: b batch, t
+queries, s keys, h heads, d and k features, n made, v vocabulary, p positions, z totals; c channels,
+y x and j i rows and columns of images, q p of windows; e experts, k choices, c places.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +11,17 @@ from math import prod
 
 import numpy as np
 
-from executor.data import TokenWindows
-from executor.data.corpus import Corpus
-from executor.kernels import KernelContext, RunState, Shard
-from executor.kernels.context import Array, whole
-from executor.probes.sizes import CPU_SCALES, Scales, Sizes
-from models.inference import output_dtypes
-from models.labels import parse, shape_of
-from models.ops import op_work, state_of
-from planner.costs import ATTENTION
-from planner.costs.firings import LOCAL_BOXING, precision_of
-from planner.sbp import BROADCAST, PARTIAL_SUM, split
+from millrace.executor.data import TokenWindows
+from millrace.executor.data.corpus import Corpus
+from millrace.executor.kernels import KernelContext, RunState, Shard
+from millrace.executor.kernels.context import Array, whole
+from millrace.executor.probes.sizes import CPU_SCALES, Scales, Sizes
+from millrace.models.inference import output_dtypes
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import op_work, state_of
+from millrace.planner.costs import ATTENTION
+from millrace.planner.costs.firings import LOCAL_BOXING, precision_of
+from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 
 Attributes = Mapping[str, int | float | str | bool]
 
@@ -300,7 +300,9 @@ def _made(kind: str, outputs: int, inputs: Sequence[str], dtype: str) -> tuple[s
         return ("int32",)
     if kind == "cast":
         return (dtype,)
-    if kind == "row_max":  # of a split loss, in the loss's own dtype (`planner.compile.lowering`)
+    if (
+        kind == "row_max"
+    ):  # of a split loss, in the loss's own dtype (`millrace.planner.compile.lowering`)
         return (WIDE,)
     return output_dtypes(kind, outputs, inputs) or (WIDE,) * outputs
 
@@ -367,7 +369,7 @@ def _tokens() -> TokenWindows:
 
 
 def _boxing_cases(size_bytes: int) -> Iterator[Case]:
-    """`slice` of half a tensor, and `pad` back, of so many bytes (as `planner.costs` counts).
+    """`slice` of half a tensor, and `pad` back, of so many bytes.
 
     They move bytes, of whatever dtype: one table serves every precision.
     """

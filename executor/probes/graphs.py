@@ -5,8 +5,17 @@ when the last has ended and an idle actor has passed on, as in a model whose lay
 other.
 """
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
-from planner.mesh import Axis
+from millrace.planner.actors.graph import (
+    Actor,
+    ActorGraph,
+    Leave,
+    Meeting,
+    Port,
+    Program,
+    Queue,
+    Register,
+)
+from millrace.planner.mesh import Axis
 
 MESSAGE_BYTES = (2**12, 2**15, 2**18, 2**20, 2**22)
 TURNS = {2**12: 24, 2**15: 24, 2**18: 16, 2**20: 10, 2**22: 8}

@@ -1,4 +1,6 @@
-"""What each rank does for `millrace profile`: `python -m mpi4py -m executor.probes.timing FOLDER`.
+"""What each rank does for `millrace profile`.
+
+Started as `python -m mpi4py -m millrace.executor.probes.timing FOLDER`.
 
 As many ranks as there are cores time kernels at once, each with the BLAS threads it has in a run,
 while the others wait. Then one group of each size times collectives and transfers, driven by the
@@ -18,20 +20,20 @@ from time import perf_counter_ns
 import msgspec
 import numpy as np
 
-from executor.in_process import InProcessCommunicator
-from executor.kernels import make_kernel
-from executor.kernels.context import Array
-from executor.probes.cases import Case, cases
-from executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
-from executor.processes import open_line
-from executor.rank import RankMemory
-from executor.recording import Recorder
-from executor.threaded import RankDriver
-from executor.transport.mpi import World, join_world
-from executor.transport.shared import share_memory
-from executor.worker import give_up, run_rank, watch_parent
-from planner.actors.graph import Actor, ActorGraph
-from planner.actors.protocol import Fire
+from millrace.executor.in_process import InProcessCommunicator
+from millrace.executor.kernels import make_kernel
+from millrace.executor.kernels.context import Array
+from millrace.executor.probes.cases import Case, cases
+from millrace.executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
+from millrace.executor.processes import open_line
+from millrace.executor.rank import RankMemory
+from millrace.executor.recording import Recorder
+from millrace.executor.threaded import RankDriver
+from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.transport.shared import share_memory
+from millrace.executor.worker import give_up, run_rank, watch_parent
+from millrace.planner.actors.graph import Actor, ActorGraph
+from millrace.planner.actors.protocol import Fire
 
 CACHE_BYTES = 64 * 2**20  # arrays are taken in turn from as many copies as no cache holds
 COPIES_MAX = 64

@@ -7,11 +7,11 @@ Read `commands.py` first, then `races.py`, which proves of a buffer that no two 
 arena. `interpreter.py` runs a buffer without a device, `listing.py` prints it.
 """
 
-from executor.streams.commands import Command, CommandBuffer, command_buffer
-from executor.streams.interpreter import interpret
-from executor.streams.listing import listing
-from executor.streams.races import Race, find_races
-from executor.streams.validate import validate
+from millrace.executor.streams.commands import Command, CommandBuffer, command_buffer
+from millrace.executor.streams.interpreter import interpret
+from millrace.executor.streams.listing import listing
+from millrace.executor.streams.races import Race, find_races
+from millrace.executor.streams.validate import validate
 
 __all__ = [
     "Command",

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
-from executor.errors import ExecutorError
-from executor.streams.clocks import Clocks
-from executor.streams.versions import Firing, Versions
-from planner.actors.graph import ActorGraph, Leave, Program
-from planner.actors.null_clock import run_to_completion
-from planner.actors.protocol import Fire
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams.clocks import Clocks
+from millrace.executor.streams.versions import Firing, Versions
+from millrace.planner.actors.graph import ActorGraph, Leave, Program
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.protocol import Fire
 
 
 class Command(NamedTuple):

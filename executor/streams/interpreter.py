@@ -7,8 +7,8 @@ a seed. Whatever depends on an order that the buffer does not state shows sooner
 from collections.abc import Callable, Sequence
 from random import Random
 
-from executor.errors import ExecutorError
-from executor.streams.commands import Command, CommandBuffer
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams.commands import Command, CommandBuffer
 
 Work = Callable[[Sequence[Command]], None]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from executor.streams.commands import Command, CommandBuffer
-from planner.actors.graph import ActorGraph, Port, Program
+from millrace.executor.streams.commands import Command, CommandBuffer
+from millrace.planner.actors.graph import ActorGraph, Port, Program
 
 
 def listing(graph: ActorGraph, buffer: CommandBuffer) -> str:

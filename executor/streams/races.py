@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from executor.streams.clocks import Clocks
-from executor.streams.commands import Command, CommandBuffer
-from executor.streams.versions import Firing, Versions
-from planner.actors.graph import HOST, ActorGraph
+from millrace.executor.streams.clocks import Clocks
+from millrace.executor.streams.commands import Command, CommandBuffer
+from millrace.executor.streams.versions import Firing, Versions
+from millrace.planner.actors.graph import HOST, ActorGraph
 
 FROM_BEFORE = -1  # made before the step
 NOTHING = -2  # there is no version yet

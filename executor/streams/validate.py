@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from executor.errors import ExecutorError
-from executor.streams.clocks import Clocks
-from executor.streams.commands import Command, CommandBuffer, stream_of, streams_of
-from executor.streams.versions import Firing, Versions
-from planner.actors.graph import ActorGraph, Program
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams.clocks import Clocks
+from millrace.executor.streams.commands import Command, CommandBuffer, stream_of, streams_of
+from millrace.executor.streams.versions import Firing, Versions
+from millrace.planner.actors.graph import ActorGraph, Program
 
 
 def validate(graph: ActorGraph, buffer: CommandBuffer) -> CommandBuffer:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from math import gcd, lcm
 from typing import NamedTuple
 
-from planner.actors.graph import Program
+from millrace.planner.actors.graph import Program
 
 Slots = tuple[int, ...]
 
@@ -26,8 +26,8 @@ class Versions:
     Parameters
     ----------
     program
-        The program, which `planner.actors.validate` has accepted: one maker per register, and
-        every reader reads as many versions a step as are made.
+        The program, which `millrace.planner.actors.validate` has accepted: one maker per register,
+        and every reader reads as many versions a step as are made.
 
     Attributes
     ----------

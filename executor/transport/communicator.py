@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.errors import ExecutorError
-from planner.actors.graph import ActorGraph, Register
-from planner.actors.protocol import Fire
-from planner.sbp import parse_nd_sbp
+from millrace.executor.errors import ExecutorError
+from millrace.planner.actors.graph import ActorGraph, Register
+from millrace.planner.actors.protocol import Fire
+from millrace.planner.sbp import parse_nd_sbp
 
 Array = NDArray[Any]
 Done = Callable[[Fire], None]

@@ -12,8 +12,8 @@ from socket import gethostname
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from executor.errors import ExecutorError
-from executor.transport.doorbell import Doorbell
+from millrace.executor.errors import ExecutorError
+from millrace.executor.transport.doorbell import Doorbell
 
 LIBRARY = "libmpi.so.12"  # of MPICH's ABI, which mpi4py's wheels are made for
 SLEEP_S_MIN = 50e-6  # shorter sleeps take a tenth of a core per waiting rank

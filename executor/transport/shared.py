@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.rank import RankMemory
-from executor.transport.communicator import (
+from millrace.executor.rank import RankMemory
+from millrace.executor.transport.communicator import (
     Done,
     Exchange,
     Failed,
@@ -36,9 +36,9 @@ from executor.transport.communicator import (
     receive,
     reduce_into,
 )
-from executor.transport.mpi import World
-from planner.actors.graph import ActorGraph
-from planner.actors.protocol import Fire
+from millrace.executor.transport.mpi import World
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.protocol import Fire
 
 Array = NDArray[Any]
 Words = NDArray[np.int64]

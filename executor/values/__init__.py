@@ -1,6 +1,7 @@
 """Values of variables and optimizer state: where they come from and where they are kept.
 
-In goes a rank whose registers hold values (`executor.shards.RankValues`), whatever its device. They
-begin as drawn from the seed (`initial.py`), as a file of weights says (`weights.py`) or as a
-checkpoint has them (`checkpoint.py`), which is also what a run writes. Read `loading.py` first.
+In goes a rank whose registers hold values (`millrace.executor.shards.RankValues`), whatever its
+device. They begin as drawn from the seed (`initial.py`), as a file of weights says (`weights.py`)
+or as a checkpoint has them (`checkpoint.py`), which is also what a run writes. Read `loading.py`
+first.
 """

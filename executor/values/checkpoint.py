@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.errors import CheckpointError
-from executor.shards import RankValues
-from models.graph import to_json
-from planner.actors.graph import ActorGraph, Register
-from planner.sbp import parse_nd_sbp, shard_offsets
+from millrace.executor.errors import CheckpointError
+from millrace.executor.shards import RankValues
+from millrace.models.graph import to_json
+from millrace.planner.actors.graph import ActorGraph, Register
+from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"

@@ -8,8 +8,8 @@ from hashlib import sha256
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array
 
 
 def initial_value(

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from executor.data import open_dataset
-from executor.job import Job
-from executor.kernels import RunState
-from executor.shards import RankValues
-from executor.values.checkpoint import load_checkpoint
-from executor.values.initial import initial_value
-from executor.values.weights import Weights
-from models.spec import ModelSpec
+from millrace.executor.data import open_dataset
+from millrace.executor.job import Job
+from millrace.executor.kernels import RunState
+from millrace.executor.shards import RankValues
+from millrace.executor.values.checkpoint import load_checkpoint
+from millrace.executor.values.initial import initial_value
+from millrace.executor.values.weights import Weights
+from millrace.models.spec import ModelSpec
 
 
 def run_state(job: Job) -> RunState:

@@ -12,9 +12,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from executor.errors import DataError
-from executor.kernels.context import Array
-from models.graph import Graph
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array
+from millrace.models.graph import Graph
 
 Names = frozenset[str]
 

@@ -21,11 +21,11 @@ from millrace.calibration.parameters import (
     value_of,
 )
 from millrace.calibration.shares import Step, step_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.search import Pins
 from millrace.published.prediction import REFUSED, Planned, Predicted, planned, predicted
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.validation import Asked, in_processes
-from planner.cluster import Cluster
-from planner.search import Pins
 
 NUDGE = 0.08  # of a logarithm
 SHARES = (*DEVICE_FIELDS, "loss")

@@ -13,11 +13,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import device, framework
+from millrace.planner.clusters.software import DEFAULT
+from millrace.planner.costs.firings import NARROW
 from millrace.published.question import Question
-from planner.cluster import Cluster
-from planner.clusters import device, framework
-from planner.clusters.software import DEFAULT
-from planner.costs.firings import NARROW
 
 Floats = NDArray[np.float64]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from planner.actors.graph import ActorGraph
-from planner.cluster import Cluster
-from planner.compile.pieces import Pieces
-from planner.compile.wiring import Wiring
-from planner.costs import durations
-from planner.plan import Plan, plan_graph
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs import durations
+from millrace.planner.plan import Plan, plan_graph
+from millrace.simulator.chunks.pieces import Pieces
+from millrace.simulator.chunks.wiring import Wiring
 
 BLOCKS = 2  # of a run of equal ones are compiled
 

@@ -25,7 +25,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List models: parameters, training FLOPs of one sample, and what can be pinned."""
-    from models.zoo.catalogue import NAMES
+    from millrace.models.zoo.catalogue import NAMES
 
     rows = [_model_row(name, seq_len) for name in names or NAMES]
     answer({"rows": rows}, as_json, lambda console: _draw_models(rows, console))
@@ -40,9 +40,9 @@ def clusters(
     A device's name stands for its reference system.
     """
     from millrace.api import cluster
-    from planner.clusters import device, reference_node
-    from planner.clusters import names as device_names
-    from planner.clusters.fabrics import fabrics
+    from millrace.planner.clusters import device, reference_node
+    from millrace.planner.clusters import names as device_names
+    from millrace.planner.clusters.fabrics import fabrics
 
     if names:
         found = [
@@ -63,9 +63,9 @@ def clusters(
 
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
-    from models.counting import splits, training_flops
-    from models.importers.opening import open_model
-    from models.zoo.catalogue import build
+    from millrace.models.counting import splits, training_flops
+    from millrace.models.importers.opening import open_model
+    from millrace.models.zoo.catalogue import build
 
     spec = open_model(name, seq_len)
     graph = build(spec, 1)

@@ -14,12 +14,12 @@ from millrace.commands.running import rows_table
 from millrace.compare import Comparison
 from millrace.drawing import devices_table, headline
 from millrace.figures import kinds_of_parallelism
+from millrace.models.spec import TrainingSpec
 from millrace.output import Json, answer, say, stdout, training, working
+from millrace.planner.actors.trace import Trace
+from millrace.planner.cluster import Cluster
+from millrace.planner.plan import Plan
 from millrace.units import format_percent, format_seconds
-from models.spec import TrainingSpec
-from planner.actors.trace import Trace
-from planner.cluster import Cluster
-from planner.plan import Plan
 
 MODEL = "gpt-demo"
 TRAINING = TrainingSpec(learning_rate=5e-3, warmup_steps=10)

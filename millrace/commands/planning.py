@@ -9,15 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import check_training
+from millrace.models.unfused import FLASH
 from millrace.output import Json, answer, say, working
+from millrace.planner.plan import MAX_GAP, Plan
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
-from models.spec import TrainingSpec
-from models.training import check_training
-from models.unfused import FLASH
-from planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
-    from planner.search.report import Record
+    from millrace.planner.search.report import Record
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -104,8 +104,8 @@ def plan(
     """Search for the fastest plan that fits."""
     from millrace import api
     from millrace.files import check_writable, write_document
-    from planner.search.report import Record
-    from planner.spending import check_known
+    from millrace.planner.search.report import Record
+    from millrace.planner.spending import check_known
 
     check_writable(output)
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -171,8 +171,8 @@ def show(
     from millrace import drawing
     from millrace.figures import plan_summary
     from millrace.files import load_plan
-    from planner.compile.fused.listing import fused_ops
-    from planner.plan import UNFUSED
+    from millrace.planner.compile.fused.listing import fused_ops
+    from millrace.planner.plan import UNFUSED
 
     if commands is not None and other is not None:
         raise typer.BadParameter("--commands lists a rank of one plan: give one PLAN")
@@ -191,7 +191,7 @@ def show(
 
 
 def _list_commands(plan: Plan, rank: int, as_json: bool) -> None:
-    from executor.cuda.listing import rank_listing
+    from millrace.executor.cuda.listing import rank_listing
 
     text = rank_listing(plan, rank)
     document = {"rank": rank, "commands": text.splitlines()}

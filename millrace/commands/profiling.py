@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.output import Json, answer, say, working
+from millrace.planner.cluster import Device
+from millrace.planner.errors import ClusterError
 from millrace.units import format_rate, format_seconds
-from planner.cluster import Device
-from planner.errors import ClusterError
 
 
 def register(app: typer.Typer) -> None:
@@ -56,8 +56,8 @@ def profile(
 
 def _cpus(ranks: int | None, seconds: float | None) -> Device:
     """One of so many processes on this machine's cores."""
-    from executor.measure import SECONDS, cached_profile
-    from planner.clusters import local_cluster, machine_cores, machine_memory_bytes
+    from millrace.executor.measure import SECONDS, cached_profile
+    from millrace.planner.clusters import local_cluster, machine_cores, machine_memory_bytes
 
     cores = machine_cores()
     count = cores if ranks is None else ranks
@@ -68,8 +68,8 @@ def _cpus(ranks: int | None, seconds: float | None) -> Device:
 
 def _gpus(ranks: int | None, seconds: float | None) -> Device:
     """One of so many GPUs, each measured in a process of its own: this one touches none."""
-    from executor.gpu.availability import gpus_found, require_gpu
-    from executor.gpu.probing.measuring import cached_gpu_profile
+    from millrace.executor.gpu.availability import gpus_found, require_gpu
+    from millrace.executor.gpu.probing.measuring import cached_gpu_profile
 
     needed_by = "--device gpu"
     count = max(1, gpus_found(needed_by)) if ranks is None else ranks

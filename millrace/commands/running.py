@@ -13,12 +13,12 @@ from rich.table import Table
 
 from millrace.compare import ActorRow, CauseRow, Comparison
 from millrace.output import Json, answer, say, training, working
+from millrace.planner.errors import PlanError
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
-from planner.errors import PlanError
 
 if TYPE_CHECKING:
-    from executor.launch import Measured
-    from planner.plan import Plan
+    from millrace.executor.launch import Measured
+    from millrace.planner.plan import Plan
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of `millrace plan -o`.")]
 TraceOutput = Annotated[
@@ -57,7 +57,7 @@ def simulate(
     from millrace.figures import speed
     from millrace.files import check_writable, is_chrome, load_plan, write_bytes, write_trace
     from millrace.reporting import memory_counters, report_page, report_rows
-    from simulator.account import account_of
+    from millrace.simulator.account import account_of
 
     check_writable(trace, html)
     detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
@@ -131,8 +131,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a plan for real, one process per rank on this machine."""
-    from executor.backend import Backend
     from millrace import api
+    from millrace.executor.backend import Backend
     from millrace.files import check_writable, load_plan, write_trace
 
     where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)

@@ -10,8 +10,8 @@ import typer
 
 from millrace.commands.planning import Model, Precision, SeqLen
 from millrace.output import Json, answer, say
+from millrace.planner.errors import ClusterError, PlanError
 from millrace.units import parse_bytes
-from planner.errors import ClusterError, PlanError
 
 Clusters = Annotated[
     list[str],

@@ -1,8 +1,8 @@
 """Habits: the software of a published row, with what the row says of how it was set.
 
-A framework is one set of settings (`planner.clusters.software`). What a row's notes state beyond it
-(captured launches, compilation, communication in pieces) changes a setting by a rule, the same for
-every row that states it.
+A framework is one set of settings (`millrace.planner.clusters.software`). What a row's notes state
+beyond it (captured launches, compilation, communication in pieces) changes a setting by a rule, the
+same for every row that states it.
 """
 
 import re
@@ -10,11 +10,11 @@ from math import prod
 
 from msgspec.structs import replace
 
+from millrace.planner.cluster import Software
+from millrace.planner.clusters import framework
+from millrace.planner.clusters.software import DEFAULT
+from millrace.planner.errors import ClusterError
 from millrace.published.reading import Row
-from planner.cluster import Software
-from planner.clusters import framework
-from planner.clusters.software import DEFAULT
-from planner.errors import ClusterError
 
 # Words of the notes that name another framework than the column does.
 NAMED = {"(DeepSpeed)": "deepspeed-zero", "MaxText": "jax-xla"}

@@ -10,20 +10,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from millrace.models.builder import PRECISIONS
+from millrace.models.errors import ModelError
+from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import FAMILIES
+from millrace.planner.cluster import Cluster, Link
+from millrace.planner.clusters import network, reference_node, validate
+from millrace.planner.clusters.files import resized
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.search import Pins
 from millrace.published.habits import as_set, every_second, settings, state_ranks
 from millrace.published.habits import framework_name as framework_name
 from millrace.published.kept import keeping
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole
-from models.builder import PRECISIONS
-from models.errors import ModelError
-from models.spec import Config, ModelSpec, TrainingSpec
-from models.zoo.catalogue import FAMILIES
-from planner.cluster import Cluster, Link
-from planner.clusters import network, reference_node, validate
-from planner.clusters.files import resized
-from planner.errors import ClusterError, InfeasibleError, PlanError
-from planner.search import Pins
 
 # Megatron and its kin pad the vocabulary to a multiple of this times tp (Megatron-LM, arguments
 # --make-vocab-size-divisible-by, default 128).

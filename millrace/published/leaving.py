@@ -12,12 +12,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from millrace.calibration import Answers, Parameter, answers_of, fitted, scaled
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import framework
+from millrace.planner.clusters.software import DEFAULT
 from millrace.published import habits
 from millrace.published.reading import Row, Table
 from millrace.published.validation import READERS, Asked, Told, Tuned, ask, source
-from planner.cluster import Cluster
-from planner.clusters import framework
-from planner.clusters.software import DEFAULT
 
 Factors = dict[Parameter, float]
 

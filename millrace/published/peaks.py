@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
+from millrace.planner.compile.placement import PlacedOp, place
+from millrace.planner.memory import StageMemory, beside, plan_memory
+from millrace.planner.plan import Plan
+from millrace.planner.roles import axis_roles
+from millrace.planner.sbp import local_size
 from millrace.published.splits import ON_THE_WAY, split_by_weight, split_evenly
-from models.graph import ITEMSIZE, Graph, Op, Phase
-from planner.compile.placement import PlacedOp, place
-from planner.memory import StageMemory, beside, plan_memory
-from planner.plan import Plan
-from planner.roles import axis_roles
-from planner.sbp import local_size
 
 
 class Figure(StrEnum):

@@ -11,15 +11,15 @@ from statistics import fmean
 
 from msgspec.structs import replace as changed
 
+from millrace.models.errors import ModelError
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+from millrace.planner.memory import StageMemory, plan_memory
+from millrace.planner.plan import MAX_GAP, Plan, plan_graph
+from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.peaks import Keeping, peak_bytes
 from millrace.published.question import InexpressibleError, Question
-from models.errors import ModelError
-from planner.cluster import Cluster
-from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
-from planner.memory import StageMemory, plan_memory
-from planner.plan import MAX_GAP, Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
-from simulator import SimulationError, forecast
+from millrace.simulator import SimulationError, forecast
 
 # The run happened, so it fitted: the plan is made on devices with this much memory.
 ROOM_BYTES = 10**15

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Cluster
 from millrace.published.peaks import Keeping
-from models.spec import ModelSpec, TrainingSpec
-from planner.cluster import Cluster
 
 
 class InexpressibleError(Exception):

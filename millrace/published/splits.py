@@ -9,8 +9,8 @@ from math import prod
 
 from msgspec.structs import replace
 
-from models.graph import Graph, Phase
-from planner.plan import Plan
+from millrace.models.graph import Graph, Phase
+from millrace.planner.plan import Plan
 
 # Ops between a variable and what reads it.
 ON_THE_WAY = ("cast", "repeat", "narrow", "rearrange")

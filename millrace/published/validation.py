@@ -10,12 +10,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from millrace.planner.cluster import Cluster
+from millrace.planner.search import Pins
 from millrace.published import dlperf, language
 from millrace.published.prediction import Predicted, answer
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import LINE, Layout, Row, Table, check_whole
-from planner.cluster import Cluster
-from planner.search import Pins
 
 # A row and its cluster -> the cluster to predict it on.
 Tuned = Callable[[Row, Cluster], Cluster]

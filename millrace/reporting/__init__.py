@@ -1,7 +1,7 @@
 """Reporting: the report of one simulated step, as rows for `--json` and as a page.
 
-Comes in: a plan, what was simulated and its account (`simulator.account`). Goes out: a document of
-rows, a self-contained HTML page, and memory counters for a trace. Read first `rows.py`.
+Comes in: a plan, what was simulated and its account (`millrace.simulator.account`). Goes out: a
+document of rows, a self-contained HTML page, and memory counters for a trace. Read first `rows.py`.
 """
 
 from millrace.reporting.counters import memory_counters

@@ -5,8 +5,8 @@ from itertools import pairwise
 from math import ceil, log2
 
 from millrace.reporting.bars import time_axis
+from millrace.simulator.account import MemoryCourse
 from millrace.units import format_bytes
-from simulator.account import MemoryCourse
 
 # From below: what stays, then what comes and goes. Okabe and Ito's palette (2008) with tints.
 KINDS = {

@@ -5,10 +5,10 @@ from html import escape
 from typing import NamedTuple
 
 from millrace.page import round_step
+from millrace.simulator.account import Account, CommunicationRow, StageRow
+from millrace.simulator.simulate import Run, Simulated
 from millrace.timeline import COLOURS, Bar, Row, Timeline
 from millrace.units import format_percent, format_seconds
-from simulator.account import Account, CommunicationRow, StageRow
-from simulator.simulate import Run, Simulated
 
 LABEL_PX, PLOT_PX, SIDE_PX = 90, 960, 120
 BAR_PX, GAP_PX = 22, 7

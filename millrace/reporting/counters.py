@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from simulator.account import MemoryCourse
+from millrace.simulator.account import MemoryCourse
 
 MIB = 2**20
 

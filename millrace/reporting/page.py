@@ -8,6 +8,7 @@ from html import escape
 
 from millrace.drawing import headline
 from millrace.page import document, legend, timeline_svg
+from millrace.planner.plan import Plan
 from millrace.reporting.areas import KINDS, area_svg, height_bytes, together
 from millrace.reporting.bars import (
     PHASES,
@@ -15,12 +16,11 @@ from millrace.reporting.bars import (
     bars_svg,
     step_timeline,
 )
+from millrace.simulator.account import Account, MemoryCourse
+from millrace.simulator.account.memory import between
+from millrace.simulator.simulate import Simulated
 from millrace.timeline import COLOURS
 from millrace.units import format_bytes, format_percent, format_seconds
-from planner.plan import Plan
-from simulator.account import Account, MemoryCourse
-from simulator.account.memory import between
-from simulator.simulate import Simulated
 
 SHOWN_KINDS = 14  # of ops; the others are one row
 SHOWN_STAGES = 8  # whose memory is drawn

@@ -5,7 +5,7 @@ Seconds are of one step, in the mean over ranks.
 
 from typing import Any
 
-from simulator.account import Account, CommunicationRow
+from millrace.simulator.account import Account, CommunicationRow
 
 
 def report_rows(account: Account) -> dict[str, list[dict[str, Any]]]:

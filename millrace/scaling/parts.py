@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from models.graph import Graph
-from models.ops import OPS, op_kind
-from planner.actors.graph import Actor, ActorGraph, Program
-from planner.cluster import Cluster, Link, NodeGroup
-from planner.compile.fused import lowered
-from planner.compile.orders import joined, unordered
-from planner.costs import durations
-from planner.costs.layout import frame_of, nodes_of
-from planner.memory import plan_memory
-from planner.plan import Plan, plan_graph
+from millrace.models.graph import Graph
+from millrace.models.ops import OPS, op_kind
+from millrace.planner.actors.graph import Actor, ActorGraph, Program
+from millrace.planner.cluster import Cluster, Link, NodeGroup
+from millrace.planner.compile.fused import lowered
+from millrace.planner.compile.orders import joined, unordered
+from millrace.planner.costs import durations
+from millrace.planner.costs.layout import frame_of, nodes_of
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import Plan, plan_graph
 
 COMPUTE, MEMORY_BOUND, HOST = "compute", "memory-bound ops", "host"
 MEMORY, BUBBLE = "recomputation", "bubble"
@@ -55,7 +55,7 @@ def step_parts(plan: Plan) -> Parts:
     Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and collectives with
     their place, such as `all_reduce between nodes`.
     """
-    from simulator import forecast
+    from millrace.simulator import forecast
 
     graph = plan_graph(plan)
     memory = plan_memory(plan, graph)

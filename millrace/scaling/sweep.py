@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from millrace.figures import plan_summary
+from millrace.models.spec import ModelSpec
+from millrace.planner.cluster import Cluster, Link, Software
+from millrace.planner.clusters import validate
+from millrace.planner.clusters.named import LOCAL, LOCAL_GPU
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.plan import Plan, plan_graph
 from millrace.scaling.lines import WORTH, relate
 from millrace.scaling.parts import RESOURCES, resources, step_parts
-from models.spec import ModelSpec
-from planner.cluster import Cluster, Link, Software
-from planner.clusters import validate
-from planner.clusters.named import LOCAL, LOCAL_GPU
-from planner.errors import ClusterError, InfeasibleError, PlanError
-from planner.plan import Plan, plan_graph
 
 # Per device: 2 TB/s that a storage of Meta sustained for 16,384 GPUs ("The Llama 3 Herd of Models",
 # 2024, section 3.3.1).
@@ -260,7 +260,7 @@ def _answer(
 def _goodput(failures: Failures | None, plan: Plan) -> Row:
     if failures is None:
         return {}
-    from simulator.failures import goodput
+    from millrace.simulator.failures import goodput
 
     rate = failures.checkpoint_bytes_per_s or CHECKPOINT_BYTES_PER_S * plan.ranks
     found = goodput(

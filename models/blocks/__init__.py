@@ -5,7 +5,7 @@ that a graph has already. Read `cutting.py` first; `repeats.py` finds what recur
 says when two blocks are equal, `naming.py` gives the new names.
 """
 
-from models.blocks.cutting import Cut, cut, with_blocks
-from models.blocks.templates import same_templates
+from millrace.models.blocks.cutting import Cut, cut, with_blocks
+from millrace.models.blocks.templates import same_templates
 
 __all__ = ["Cut", "cut", "same_templates", "with_blocks"]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from models.blocks.repeats import Repetition, repetitions
-from models.blocks.stream import NEVER, Stream
+from millrace.models.blocks.repeats import Repetition, repetitions
+from millrace.models.blocks.stream import NEVER, Stream
 
 # A pattern of blocks that are wired in turns has a period of a few blocks; more are not looked for.
 TURNS_MAX = 4

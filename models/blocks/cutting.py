@@ -9,12 +9,12 @@ of one row share it, to the last block before the row, so that the row stays equ
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from models.blocks.copies import Copies, find_copies
-from models.blocks.naming import inner_names, renamed
-from models.blocks.stream import Stream, stream_of
-from models.blocks.structure import Member, members, wiring_of
-from models.errors import ModelError
-from models.graph import Graph, Phase
+from millrace.models.blocks.copies import Copies, find_copies
+from millrace.models.blocks.naming import inner_names, renamed
+from millrace.models.blocks.stream import Stream, stream_of
+from millrace.models.blocks.structure import Member, members, wiring_of
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Phase
 
 
 class Cut(NamedTuple):
@@ -46,7 +46,7 @@ def with_blocks(graph: Graph) -> Graph:
 
     Examples
     --------
-    >>> from models.zoo.catalogue import build, model_spec
+    >>> from millrace.models.zoo.catalogue import build, model_spec
     >>> with_blocks(build(model_spec("mlp"), 4)).blocks
     ('stem', 'layer.0', 'layer.1', 'layer.2', 'head')
     """

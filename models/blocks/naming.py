@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from models.blocks.structure import NAMING_ATTRIBUTES
-from models.graph import Graph, Op
-from models.ops import op_kind
+from millrace.models.blocks.structure import NAMING_ATTRIBUTES
+from millrace.models.graph import Graph, Op
+from millrace.models.ops import op_kind
 
 
 def inner_names(copies: Sequence[Sequence[Op]]) -> list[str]:

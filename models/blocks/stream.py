@@ -6,8 +6,8 @@ Positions in the stream are what repetitions and cuts are counted in.
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from models.blocks.structure import Wiring
-from models.graph import Graph
+from millrace.models.blocks.structure import Wiring
+from millrace.models.graph import Graph
 
 NEVER = -(1 << 62)  # the position of a reader that there is not
 

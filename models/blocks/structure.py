@@ -7,7 +7,7 @@ and the inputs of data themselves. It goes where it is read. All other ops make 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from models.graph import GLOBAL_BLOCK, Graph, Op, Phase, Tensor
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase, Tensor
 
 # Names inside attributes say who an op is, not what it does.
 NAMING_ATTRIBUTES = ("op", "variable")

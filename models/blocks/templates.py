@@ -1,8 +1,8 @@
 """Ties the blocks of a graph that are equal in structure, whatever they are called."""
 
-from models.blocks.naming import inner_names, renamed
-from models.blocks.structure import members, wiring_of
-from models.graph import Graph, Op
+from millrace.models.blocks.naming import inner_names, renamed
+from millrace.models.blocks.structure import members, wiring_of
+from millrace.models.graph import Graph, Op
 
 
 def same_templates(graph: Graph) -> Graph:
@@ -22,7 +22,7 @@ def same_templates(graph: Graph) -> Graph:
 
     Examples
     --------
-    >>> from models.builder import GraphBuilder
+    >>> from millrace.models.builder import GraphBuilder
     >>> builder = GraphBuilder(name="two", batch=1, tokens_per_sample=1)
     >>> for block in ("left", "right"):
     ...     builder.begin_block(block)

@@ -1,8 +1,8 @@
 """Rules of norms, embeddings, attention, convolution, pooling and experts."""
 
-from models.gradients.tape import Gradients, Tape
-from models.graph import Op
-from models.labels import parse, write
+from millrace.models.gradients.tape import Gradients, Tape
+from millrace.models.graph import Op
+from millrace.models.labels import parse, write
 
 
 def layer_norm(tape: Tape, op: Op, dy: str) -> Gradients:

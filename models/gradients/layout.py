@@ -1,9 +1,9 @@
 """Rules of ops that move values: rates, dtypes, dims, pieces."""
 
-from models.gradients.products import reversed_into
-from models.gradients.tape import ONE, Gradients, Tape
-from models.graph import Op, Phase
-from models.labels import parse, write
+from millrace.models.gradients.products import reversed_into
+from millrace.models.gradients.tape import ONE, Gradients, Tape
+from millrace.models.graph import Op, Phase
+from millrace.models.labels import parse, write
 
 
 def repeat(tape: Tape, op: Op, dy: str) -> Gradients:

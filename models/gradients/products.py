@@ -1,11 +1,11 @@
 """Rules of products, sums, softmax, elementwise functions and losses."""
 
-from models.errors import ModelError
-from models.gradients.tape import ONE, Gradients, Tape
-from models.graph import Op, Phase
-from models.labels import Operand, parse, write
-from models.ops.pointwise import SLOPE_OF_RESULT
-from models.quantised import ARITHMETIC, quantised
+from millrace.models.errors import ModelError
+from millrace.models.gradients.tape import ONE, Gradients, Tape
+from millrace.models.graph import Op, Phase
+from millrace.models.labels import Operand, parse, write
+from millrace.models.ops.pointwise import SLOPE_OF_RESULT
+from millrace.models.quantised import ARITHMETIC, quantised
 
 
 def matmul(tape: Tape, op: Op, dy: str) -> Gradients:

@@ -9,11 +9,11 @@ Griewank and Walther, "Evaluating derivatives", 2nd ed., 2008, section 3.2 (incr
 mode): gradients of a tensor with several readers are added before its producer is differentiated.
 """
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.gradients.table import RULES
-from models.gradients.tape import ONE, Rule, Tape
-from models.graph import Graph, Op
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.gradients.table import RULES
+from millrace.models.gradients.tape import ONE, Rule, Tape
+from millrace.models.graph import Graph, Op
 
 
 def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:

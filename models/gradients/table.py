@@ -1,8 +1,8 @@
 """The table of rules: one per differentiable kind, as a test holds it to the op table."""
 
-from models.gradients import layers, layout, products
-from models.gradients.tape import Rule
-from models.ops import FUNCTIONS
+from millrace.models.gradients import layers, layout, products
+from millrace.models.gradients.tape import Rule
+from millrace.models.ops import FUNCTIONS
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FUNCTIONS, products.pointwise),

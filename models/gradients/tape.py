@@ -6,10 +6,10 @@ What a rule makes for an activation is a `backward_input` op, what it makes for 
 
 from collections.abc import Callable
 
-from models.builder import GraphBuilder
-from models.graph import Op, Phase, Rate
-from models.labels import Operand, bind, parse, shape_of, write
-from models.ops import Attributes
+from millrace.models.builder import GraphBuilder
+from millrace.models.graph import Op, Phase, Rate
+from millrace.models.labels import Operand, bind, parse, shape_of, write
+from millrace.models.ops import Attributes
 
 ONE = "<one>"  # the gradient of the loss by itself: a constant that no op makes
 

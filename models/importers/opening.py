@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from models.builder import PRECISIONS
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import ModelSpec, graph_spec
-from models.zoo.catalogue import canonical_name, model_spec
+from millrace.models.builder import PRECISIONS
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, graph_spec
+from millrace.models.zoo.catalogue import canonical_name, model_spec
 
 KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .pt2 file, or \
 `package.module:function`"
@@ -80,13 +80,13 @@ def _in_zoo(text: str) -> bool:
 
 
 def _config(question: _Question) -> ModelSpec:
-    from models.importers.huggingface import read_config
+    from millrace.models.importers.huggingface import read_config
 
     return read_config(question.path, seq_len=question.seq_len, precision=question.precision)
 
 
 def _onnx(question: _Question) -> ModelSpec:
-    from models.importers.onnx import import_file
+    from millrace.models.importers.onnx import import_file
 
     imported = import_file(
         question.path, loss=None, seq_len=question.seq_len, precision=question.precision
@@ -102,7 +102,7 @@ def _torch_export(question: _Question) -> ModelSpec:
             f"`{question.path}`: reading .pt2 files needs the package torch: "
             f"pip install 'millrace[torch]'"
         )
-    from models.importers.torch_export import import_file
+    from millrace.models.importers.torch_export import import_file
 
     imported = import_file(question.path, precision=question.precision)
     return _of_graph(imported.graph, question)

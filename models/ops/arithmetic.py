@@ -3,7 +3,7 @@
 Shape legend: b batch, t sequence, k d n features, v vocabulary, s classes of a classifier.
 """
 
-from models.ops.kind import OpKind
+from millrace.models.ops.kind import OpKind
 
 PRODUCTS = (
     OpKind(

@@ -13,7 +13,7 @@ Lepikhin et al., "GShard", arXiv 2006.16668 (2020), section 2.2: the einsums are
 and kernel are those of a gather.
 """
 
-from models.ops.kind import OpKind
+from millrace.models.ops.kind import OpKind
 
 ROWS = (
     OpKind(

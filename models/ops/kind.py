@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from models.graph import Rate
+from millrace.models.graph import Rate
 
 Attributes = Mapping[str, int | float | str | bool]
 
@@ -44,7 +44,7 @@ class OpKind:
     reads_output : bool
         The first output is read before it is written (added to in place).
     differentiable : bool
-        `models.gradients` has a rule for it.
+        `millrace.models.gradients` has a rule for it.
     expansion_only : bool
         Occurs inside expansions of extra signatures only, never in a Graph.
     pitched : bool
@@ -55,7 +55,8 @@ class OpKind:
         before it, in its pass over a row), `norm_grad` (they follow in that pass), `channel_norm`
         (they follow in its pass over all elements); empty: nothing.
     joins : tuple of str
-        The roles of ops into which ops of this kind may be fused; `planner.fusion` says when.
+        The roles of ops into which ops of this kind may be fused; `millrace.planner.fusion` says
+        when.
     """
 
     name: str

@@ -5,7 +5,7 @@ share keys, r query heads of a group, d u features, v vocabulary, c n channels, 
 op) rows and columns of an image, q p rows and columns of a window, m buckets of distances.
 """
 
-from models.ops.kind import OpKind
+from millrace.models.ops.kind import OpKind
 
 NORMS = (
     OpKind(
@@ -127,8 +127,8 @@ EMBEDDINGS = (
         description="b t h d! -> b t h d!: pairs of features turned by an angle that grows with "
         "the position (label t); `base`, `dims` (how many features, the first ones, turn), "
         "`interleaved` (pairs are neighbours, else half of `dims` apart), `inverse`; optionally "
-        "`scaling` (`models.rotary.rotary_frequencies` gives the angles) and `amplitude` (1), a "
-        "factor on what is turned",
+        "`scaling` (`millrace.models.rotary.rotary_frequencies` gives the angles) and `amplitude` "
+        "(1), a factor on what is turned",
         linear="joint",
         attributes=("base", "dims", "interleaved", "inverse"),
         differentiable=True,

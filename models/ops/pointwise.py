@@ -3,7 +3,7 @@
 A function is one entry of `FUNCTIONS` here and one pair of formulas in every backend.
 """
 
-from models.ops.kind import OpKind
+from millrace.models.ops.kind import OpKind
 
 FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "relu": ("max(x, 0)", ()),

@@ -3,8 +3,8 @@
 Shape legend: b batch, t sequence, d k n features, p positions, z the three step totals.
 """
 
-from models.graph import Rate
-from models.ops.kind import OpKind
+from millrace.models.graph import Rate
+from millrace.models.ops.kind import OpKind
 
 SOURCES = (
     OpKind(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from models.errors import ModelError
-from models.graph import Graph, Phase
-from models.labels import Shape, bind, parse
-from models.ops import arithmetic, experts, layers, pointwise, structure
-from models.ops.kind import Attributes, OpKind
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Phase
+from millrace.models.labels import Shape, bind, parse
+from millrace.models.ops import arithmetic, experts, layers, pointwise, structure
+from millrace.models.ops.kind import Attributes, OpKind
 
 OPS: dict[str, OpKind] = {
     kind.name: kind

@@ -19,15 +19,15 @@ left out. `masked` 0 stands for the paper's 15 % of the sequence.
 
 import msgspec
 
-from models.builder import GraphBuilder, dense, dropout
-from models.errors import ModelError
-from models.graph import Graph
-from models.ops import Attributes
-from models.spec import Config, ModelSpec
-from models.zoo import transformer
-from models.zoo.family import Family, check_sizes
-from models.zoo.norms import add_norm
-from models.zoo.transformer import INIT_STD
+from millrace.models.builder import GraphBuilder, dense, dropout
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.ops import Attributes
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo import transformer
+from millrace.models.zoo.family import Family, check_sizes
+from millrace.models.zoo.norms import add_norm
+from millrace.models.zoo.transformer import INIT_STD
 
 MASKED_SHARE = 0.15
 

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from models.blocks import same_templates, with_blocks
-from models.builder import PRECISIONS
-from models.errors import ModelError
-from models.graph import Graph, to_json, with_batch
-from models.inference import check_graph
-from models.quantised import NARROW, with_quantised_products
-from models.spec import GRAPH, Config, ModelSpec, TrainingSpec
-from models.training import training_graph
-from models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
-from models.zoo.family import Family
+from millrace.models.blocks import same_templates, with_blocks
+from millrace.models.builder import PRECISIONS
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, to_json, with_batch
+from millrace.models.inference import check_graph
+from millrace.models.quantised import NARROW, with_quantised_products
+from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
+from millrace.models.zoo.family import Family
 
 FAMILIES: dict[str, Family] = {
     "mlp": mlp.FAMILY,

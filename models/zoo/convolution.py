@@ -11,8 +11,8 @@ after a window has passed over it, q p those of the window, g groups of channels
 
 from math import sqrt
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
 
 SAME = "b y x c -> b y x c"
 

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from models.builder import GraphBuilder, dense
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import Config, ModelSpec
-from models.zoo.convolution import batch_norm, convolution, images, prelu
-from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo.convolution import batch_norm, convolution, images, prelu
+from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 
 MS1MV2_IDENTITIES = 85742  # Deng et al., arXiv 1801.07698, table 1 (MS1MV2: 85K identities)
 BLOCKS_MAX = 10_000

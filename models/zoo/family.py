@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import Config, ModelSpec
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
 
 
 class Family(NamedTuple):

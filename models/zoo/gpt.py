@@ -19,13 +19,13 @@ from math import sqrt
 
 import msgspec
 
-from models.builder import GraphBuilder, dense
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import Config, ModelSpec
-from models.zoo import transformer
-from models.zoo.family import Family, check_sizes
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo import transformer
+from millrace.models.zoo.family import Family, check_sizes
+from millrace.models.zoo.norms import add_norm
 
 INIT_STD = 0.02
 EPSILON = 1e-5

@@ -8,11 +8,11 @@ from math import sqrt
 
 import msgspec
 
-from models.builder import GraphBuilder, dense
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import Config, ModelSpec
-from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

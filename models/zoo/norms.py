@@ -3,8 +3,8 @@
 Shape legend: b batch, t sequence, g groups, r heads of a group, d features normed.
 """
 
-from models.builder import GraphBuilder
-from models.labels import parse, write
+from millrace.models.builder import GraphBuilder
+from millrace.models.labels import parse, write
 
 
 def add_norm(

@@ -16,13 +16,20 @@ from math import sqrt
 
 import msgspec
 
-from models.builder import GraphBuilder, dense
-from models.errors import ModelError
-from models.graph import Graph
-from models.ops import FUNCTIONS
-from models.spec import Config, ModelSpec
-from models.zoo.convolution import SAME, batch_norm, convolution, global_mean, images, max_pool
-from models.zoo.family import Family, check_no_sequence, one_item
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.ops import FUNCTIONS
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo.convolution import (
+    SAME,
+    batch_norm,
+    convolution,
+    global_mean,
+    images,
+    max_pool,
+)
+from millrace.models.zoo.family import Family, check_no_sequence, one_item
 
 REDUCTION = 4  # a bottleneck's inner convolutions have so many times fewer channels
 BLOCKS_MAX = 10_000

@@ -21,13 +21,13 @@ from math import sqrt
 
 import msgspec
 
-from models.builder import GraphBuilder, dense, dropout
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import Config, ModelSpec
-from models.zoo import transformer
-from models.zoo.family import Family, check_sizes
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense, dropout
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo import transformer
+from millrace.models.zoo.family import Family, check_sizes
+from millrace.models.zoo.norms import add_norm
 
 SEQ_LEN = 512
 """Tokens of a source in the paper's pre-training (section 3.1.2); distances set no limit."""

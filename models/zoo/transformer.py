@@ -9,8 +9,8 @@ d features of a head, z the one place that is kept.
 
 from math import sqrt
 
-from models.builder import GraphBuilder, dense, dropout
-from models.errors import ModelError
+from millrace.models.builder import GraphBuilder, dense, dropout
+from millrace.models.errors import ModelError
 
 INIT_STD = 0.02
 

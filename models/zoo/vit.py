@@ -19,13 +19,13 @@ from math import sqrt
 
 import msgspec
 
-from models.builder import GraphBuilder, dense, dropout
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import Config, ModelSpec
-from models.zoo import transformer
-from models.zoo.family import Family, check_no_sequence, check_sizes, one_item
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense, dropout
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo import transformer
+from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.zoo.norms import add_norm
 
 
 class VitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

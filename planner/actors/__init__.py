@@ -7,12 +7,12 @@ Read first `protocol.py` (one rank's state machine), then `null_clock.py` (the p
 runs to its end). Importing this package loads no solver, no simulator and no transport.
 """
 
-from planner.actors.graph import ActorGraph, Program
-from planner.actors.null_clock import run_to_completion
-from planner.actors.protocol import Fire, Protocol
-from planner.actors.rendezvous import Rendezvous
-from planner.actors.trace import Trace
-from planner.actors.validate import validate
+from millrace.planner.actors.graph import ActorGraph, Program
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.rendezvous import Rendezvous
+from millrace.planner.actors.trace import Trace
+from millrace.planner.actors.validate import validate
 
 __all__ = [
     "ActorGraph",

@@ -16,7 +16,7 @@ from math import prod
 
 import msgspec
 
-from planner.mesh import Axis
+from millrace.planner.mesh import Axis
 
 SCHEMA_VERSION = 1
 

@@ -1,7 +1,7 @@
 """Lanes: the names behind a rank's spans in a Trace, the same for simulated and measured ones."""
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Program
-from planner.actors.trace import Lane
+from millrace.planner.actors.graph import Actor, ActorGraph, Leave, Program
+from millrace.planner.actors.trace import Lane
 
 
 def lane_of(graph: ActorGraph, rank: int, represents: int = 1) -> Lane:

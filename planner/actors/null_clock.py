@@ -8,10 +8,10 @@ of actors that wait for each other, and the error prints it.
 from collections import deque
 from collections.abc import Callable
 
-from planner.actors.graph import ActorGraph
-from planner.actors.protocol import Fire, Protocol
-from planner.actors.rendezvous import Rendezvous
-from planner.errors import ProtocolError
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.rendezvous import Rendezvous
+from millrace.planner.errors import ProtocolError
 
 Visit = Callable[[int, Fire], None]
 

@@ -16,8 +16,8 @@ for their launches, push back its end.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from planner.actors.graph import ActorGraph, Program
-from planner.cluster import Cluster
+from millrace.planner.actors.graph import ActorGraph, Program
+from millrace.planner.cluster import Cluster
 
 # Kinds of ops at a step's ends that frameworks do for all variables in one launch: PyTorch's
 # `torch._foreach` functions, and apex's `multi_tensor_apply`, which DeepSpeed takes for Adam
@@ -53,8 +53,8 @@ class Pacing(NamedTuple):
 def pacing_of(graph: ActorGraph, cluster: Cluster) -> Pacing | None:
     """The pacing of a graph of ops; None where nothing is held back.
 
-    Ranks that share cores (`Cluster.cores_per_node`) compute on the host, which `simulator.sharing`
-    describes.
+    Ranks that share cores (`Cluster.cores_per_node`) compute on the host, which
+    `millrace.simulator.sharing` describes.
     """
     if not paced(cluster):
         return None

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from planner.actors.graph import Leave, Port, Program
-from planner.errors import ProtocolError
+from millrace.planner.actors.graph import Leave, Port, Program
+from millrace.planner.errors import ProtocolError
 
 
 class Fire(NamedTuple):

@@ -7,7 +7,7 @@ two, some ranks may stand for all: then they meet whom of them they would meet a
 
 from collections.abc import Sequence
 
-from planner.actors.graph import ActorGraph, Meeting
+from millrace.planner.actors.graph import ActorGraph, Meeting
 
 Arrival = tuple[int, int]  # instance, actor
 

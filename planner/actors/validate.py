@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Program
-from planner.errors import ProtocolError
+from millrace.planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Program
+from millrace.planner.errors import ProtocolError
 
 
 def validate(graph: ActorGraph) -> ActorGraph:

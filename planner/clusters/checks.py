@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import isfinite, prod
 
-from planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
-from planner.costs.products import ITEM_BYTES
-from planner.costs.protocols import LIBRARIES
-from planner.errors import ClusterError
+from millrace.planner.cluster import Cluster, Device, Host, Leaves, Link, NodeGroup, Software
+from millrace.planner.costs.products import ITEM_BYTES
+from millrace.planner.costs.protocols import LIBRARIES
+from millrace.planner.errors import ClusterError
 
 # Collectives of activations that products can be overlapped with piece by piece.
 PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

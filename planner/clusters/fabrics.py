@@ -12,8 +12,8 @@ from importlib import resources
 
 import msgspec
 
-from planner.cluster import Link
-from planner.errors import ClusterError
+from millrace.planner.cluster import Link
+from millrace.planner.errors import ClusterError
 
 FORM = (
     "expected a fabric (ndr: one port a device), ports of a node (8xhdr), or a rate of a node "
@@ -116,7 +116,7 @@ _PER_DEVICE = re.compile(r"\b(?:per|a|each|/)\s*(?:gpu|device|chip|accelerator)\
 @lru_cache(maxsize=1)
 def fabrics() -> dict[str, Fabric]:
     """Every fabric by name, those inside a node first."""
-    text = (resources.files("planner.clusters") / "fabrics.toml").read_text("utf-8")
+    text = (resources.files("millrace.planner.clusters") / "fabrics.toml").read_text("utf-8")
     found = msgspec.toml.decode(text, type=dict[str, _Settings])
     return {
         name: Fabric(name=name, **msgspec.structs.asdict(settings))

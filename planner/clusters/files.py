@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from planner.cluster import (
+from millrace.planner.cluster import (
     Cluster,
     Device,
     Host,
@@ -23,10 +23,10 @@ from planner.cluster import (
     Torus,
     nearest_cube,
 )
-from planner.clusters.checks import validate
-from planner.clusters.fabrics import network
-from planner.clusters.software import framework
-from planner.errors import ClusterError
+from millrace.planner.clusters.checks import validate
+from millrace.planner.clusters.fabrics import network
+from millrace.planner.clusters.software import framework
+from millrace.planner.errors import ClusterError
 
 
 class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from planner.cluster import OURS, Cluster, Device, Host, Link, Software
-from planner.clusters.checks import validate
-from planner.clusters.files import read_cluster, reference_node, resized
-from planner.errors import ClusterError
+from millrace.planner.cluster import OURS, Cluster, Device, Host, Link, Software
+from millrace.planner.clusters.checks import validate
+from millrace.planner.clusters.files import read_cluster, reference_node, resized
+from millrace.planner.errors import ClusterError
 
 FORM = (
     "expected DEVICE:GPUS_PER_NODExNODES (a100-sxm-80gb:8x16), local:N, local-gpu:N or a .toml file"

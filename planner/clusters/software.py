@@ -6,8 +6,8 @@ from importlib import resources
 
 import msgspec
 
-from planner.cluster import Software
-from planner.errors import ClusterError
+from millrace.planner.cluster import Software
+from millrace.planner.errors import ClusterError
 
 DEFAULT = "default"  # what a framework takes that has no table
 
@@ -44,7 +44,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @lru_cache(maxsize=1)
 def frameworks() -> dict[str, Software]:
     """Every framework that has settings, and the default ones, by name."""
-    text = (resources.files("planner.clusters") / "software.toml").read_text("utf-8")
+    text = (resources.files("millrace.planner.clusters") / "software.toml").read_text("utf-8")
     found = msgspec.toml.decode(text, type=dict[str, _Settings])
     return {
         name: Software(

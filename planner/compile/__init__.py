@@ -5,9 +5,9 @@ with one program per stage: actors, registers with computed slots and places, qu
 orders.
 
 Read first `program.py` (the passes in order), then `lowering.py` (ops and boxing become actors)
-and `orders.py` (launch order). `coarse.py` compiles whole chunks, for simulation only.
+and `orders.py` (launch order).
 """
 
-from planner.compile.program import compile_plan
+from millrace.planner.compile.program import compile_plan
 
 __all__ = ["compile_plan"]

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
-from planner.compile.draft import (
+from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
+from millrace.planner.compile.draft import (
     BEGIN,
     BOXING,
     PART_ORDER,
@@ -37,8 +37,8 @@ from planner.compile.draft import (
     DraftActor,
     DraftStage,
 )
-from planner.compile.slots import Timetable, Turn
-from planner.compile.spans import Span, Spans, stretches
+from millrace.planner.compile.slots import Timetable, Turn
+from millrace.planner.compile.spans import Span, Spans, stretches
 
 
 class Alike(NamedTuple):

@@ -3,16 +3,34 @@
 from dataclasses import dataclass, field
 from math import prod
 
-from models.graph import ITEMSIZE
-from planner.actors.graph import Actor, Meeting, Part, Port, Register
-from planner.rings import ROTATE
-from planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
+from millrace.models.graph import ITEMSIZE, Phase
+from millrace.planner.actors.graph import Actor, Meeting, Part, Port, Register
+from millrace.planner.rings import ROTATE
+from millrace.planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
 
 # What runs when: `part` is begin, F, R, B, W or update; F, R, B, W once a microbatch and chunk.
 # R, what is recomputed, runs among the actors of B, in their order.
 Section = tuple[str, int]
 PART_ORDER = {"begin": 0, "F": 1, "R": 2, "B": 3, "BW": 3, "W": 4, "update": 5}
 SLOT_PARTS = {"F": ("F",), "B": ("R", "B"), "W": ("W",), "BW": ("R", "B", "W")}
+PARTS = {
+    Phase.FORWARD: "F",
+    Phase.RECOMPUTE: "R",
+    Phase.BACKWARD_INPUT: "B",
+    Phase.BACKWARD_WEIGHT: "W",
+}
+PHASES = {
+    "begin": "begin",
+    "F": "forward",
+    "R": "recompute",
+    "B": "backward_input",
+    "W": "backward_weight",
+    "update": "update",
+}
+ALIGNMENT = 64  # bytes; a cache line, and enough for the widest vector instructions
+BOXING = frozenset(
+    ("slice", "pad", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "recv", ROTATE)
+)
 
 BEGIN: Section = ("begin", 0)
 UPDATE: Section = ("update", 0)
@@ -64,16 +82,6 @@ class DraftActor:
             parts=self.parts,
             inner=self.inner,
         )
-
-
-PHASES = {
-    "begin": "begin",
-    "F": "forward",
-    "R": "recompute",
-    "B": "backward_input",
-    "W": "backward_weight",
-    "update": "update",
-}
 
 
 @dataclass(slots=True)
@@ -153,9 +161,3 @@ def _early_enough(planned: Section, wanted: Section) -> Section:
     if planned[1] != wanted[1] and planned[0] in backward and wanted[0] in backward:
         return ("B", planned[1]) if planned[0] == "W" else planned
     return wanted if PART_ORDER[wanted[0]] < PART_ORDER[planned[0]] else planned
-
-
-ALIGNMENT = 64  # bytes; a cache line, and enough for the widest vector instructions
-BOXING = frozenset(
-    ("slice", "pad", "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "recv", ROTATE)
-)

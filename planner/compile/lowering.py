@@ -9,30 +9,30 @@ avoids. With `gathers_again` activations are too, as frameworks do under sequenc
 
 from dataclasses import dataclass
 
-from models.graph import ITEMSIZE, Graph, Phase, Rate
-from models.labels import parse
-from models.ops import state_of
-from planner.actors.graph import Meeting, Port
-from planner.boxing import Step, boxing_path, crossing, message_bytes
-from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage, Section
-from planner.compile.offload import HostState
-from planner.compile.placement import PlacedOp
-from planner.compile.rounds import lower_rounds
-from planner.costs.buckets import state_tensors
-from planner.costs.routing import copies_of_tokens
-from planner.errors import PlanError
-from planner.mesh import Mesh
-from planner.plan import ON_DEVICES, OpSignature
-from planner.rings import RING
-from planner.sbp import BROADCAST, PARTIAL_SUM, NdSbp, format_nd_sbp, local_size, parse_nd_sbp
-from planner.signatures import EXPANSIONS, sub_signatures
-
-PARTS = {
-    Phase.FORWARD: "F",
-    Phase.RECOMPUTE: "R",
-    Phase.BACKWARD_INPUT: "B",
-    Phase.BACKWARD_WEIGHT: "W",
-}
+from millrace.models.graph import ITEMSIZE, Graph, Phase, Rate
+from millrace.models.labels import parse
+from millrace.models.ops import state_of
+from millrace.planner.actors.graph import Meeting, Port
+from millrace.planner.boxing import Step, boxing_path, crossing, message_bytes
+from millrace.planner.compile.draft import BEGIN, PARTS, UPDATE, DraftActor, DraftStage, Section
+from millrace.planner.compile.offload import HostState
+from millrace.planner.compile.placement import PlacedOp
+from millrace.planner.compile.rounds import lower_rounds
+from millrace.planner.costs.buckets import state_tensors
+from millrace.planner.costs.routing import copies_of_tokens
+from millrace.planner.errors import PlanError
+from millrace.planner.mesh import Mesh
+from millrace.planner.plan import ON_DEVICES, OpSignature
+from millrace.planner.rings import RING
+from millrace.planner.sbp import (
+    BROADCAST,
+    PARTIAL_SUM,
+    NdSbp,
+    format_nd_sbp,
+    local_size,
+    parse_nd_sbp,
+)
+from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,21 @@
 """Offload: optimizer state in the memory of the node, and the device's buffer it passes through.
 
 State is the moments of a variable and, where a step reads it in 16 bits only, the variable itself
-(`models.counting.masters`). Its registers are of the kind `host`: they lie in an arena of their own
-beside the device's. All that passes to or from there on one stage shares one buffer, for casts and
-updates follow one another on the compute queue.
+(`millrace.models.counting.masters`). Its registers are of the kind `host`: they lie in an arena of
+their own beside the device's. All that passes to or from there on one stage shares one buffer, for
+casts and updates follow one another on the compute queue.
 """
 
 from math import prod
 
 from msgspec.structs import replace
 
-from models.counting import masters
-from models.graph import ITEMSIZE, Graph
-from planner.actors.graph import HOST
-from planner.compile.draft import ALIGNMENT, DraftStage
-from planner.costs.host import PIECE_BYTES
-from planner.plan import OPTIMIZER
+from millrace.models.counting import masters
+from millrace.models.graph import ITEMSIZE, Graph
+from millrace.planner.actors.graph import HOST
+from millrace.planner.compile.draft import ALIGNMENT, DraftStage
+from millrace.planner.costs.host import PIECE_BYTES
+from millrace.planner.plan import OPTIMIZER
 
 BUFFER = "optimizer state on its way"
 DTYPE = "int32"  # bytes, four by four; what passes through has its own dtype

@@ -15,14 +15,14 @@ from math import prod
 
 from msgspec.structs import replace
 
-from planner.actors.graph import ActorGraph, Leave, Program, Queue
-from planner.actors.pacing import Pacing, launch_offsets
-from planner.actors.protocol import Fire, Protocol
-from planner.actors.rendezvous import Arrival, Rendezvous
-from planner.compile.draft import SLOT_PARTS, DraftStage
-from planner.compile.slots import Timetable, lifetimes
-from planner.mesh import Axis
-from planner.schedules import Slot
+from millrace.planner.actors.graph import ActorGraph, Leave, Program, Queue
+from millrace.planner.actors.pacing import Pacing, launch_offsets
+from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.rendezvous import Arrival, Rendezvous
+from millrace.planner.compile.draft import SLOT_PARTS, DraftStage
+from millrace.planner.compile.slots import Timetable, lifetimes
+from millrace.planner.mesh import Axis
+from millrace.planner.schedules import Slot
 
 Durations = tuple[tuple[int, ...], ...]  # nanoseconds per program and actor
 Lane = tuple[int, str]  # a program and a lane of it

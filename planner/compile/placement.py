@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from models.graph import GLOBAL_BLOCK, Graph, Op, Phase
-from planner.errors import InfeasibleError, PlanError
-from planner.plan import FUSIONS, OFFLOADS, OpSignature, Plan
-from planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
-from planner.schedules import SCHEDULES
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.plan import FUSIONS, OFFLOADS, OpSignature, Plan
+from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
+from millrace.planner.schedules import SCHEDULES
 
 BACKWARD = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from models.graph import Graph
-from planner.actors.graph import ActorGraph
-from planner.actors.null_clock import run_to_completion
-from planner.actors.pacing import Pacing, pacing_of
-from planner.actors.validate import validate
-from planner.compile.arena import lay_out
-from planner.compile.collectives import bucketed, hold_back
-from planner.compile.draft import DraftStage
-from planner.compile.fused import lowered
-from planner.compile.orders import (
+from millrace.models.graph import Graph
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.pacing import Pacing, pacing_of
+from millrace.planner.actors.validate import validate
+from millrace.planner.compile.arena import lay_out
+from millrace.planner.compile.collectives import bucketed, hold_back
+from millrace.planner.compile.draft import DraftStage
+from millrace.planner.compile.fused import lowered
+from millrace.planner.compile.orders import (
     FirstStep,
     first_step,
     joined,
@@ -19,10 +19,10 @@ from planner.compile.orders import (
     with_queues,
     with_slots,
 )
-from planner.compile.placement import check_plan
-from planner.compile.slots import Timetable
-from planner.costs import durations
-from planner.plan import FUSED, Plan, plan_graph
+from millrace.planner.compile.placement import check_plan
+from millrace.planner.compile.slots import Timetable
+from millrace.planner.costs import durations
+from millrace.planner.plan import FUSED, Plan, plan_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ def compile_plan(
     graph
         Its graph, as `plan_graph` gives it, where it is already at hand.
     in_buckets
-        Whether collectives of state are joined (`planner.compile.collectives`); None: where the
-        plan's ops are fused.
+        Whether collectives of state are joined (`millrace.planner.compile.collectives`); None:
+        where the plan's ops are fused.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rounds: an op on a ring (`planner.rings`) as actors, a round of work and its rotations each.
+"""An op on a ring (`millrace.planner.rings`) as actors: its rounds and their rotations.
 
 Round j works on the block that rotation j brought; rotation j + 1 hands the same block on at the
 same time. The block of round j + 2 takes the place of that of round j, so a device never holds more
@@ -12,13 +12,13 @@ that was made there, else another input that was, else the first round.
 from collections.abc import Sequence
 from math import prod
 
-from models.graph import ITEMSIZE, Tensor
-from planner.actors.graph import Meeting, Port
-from planner.compile.draft import DraftActor, DraftStage, Section
-from planner.compile.placement import PlacedOp
-from planner.mesh import Mesh
-from planner.rings import RINGS, ROTATE
-from planner.sbp import NdSbp
+from millrace.models.graph import ITEMSIZE, Tensor
+from millrace.planner.actors.graph import Meeting, Port
+from millrace.planner.compile.draft import DraftActor, DraftStage, Section
+from millrace.planner.compile.placement import PlacedOp
+from millrace.planner.mesh import Mesh
+from millrace.planner.rings import RINGS, ROTATE
+from millrace.planner.sbp import NdSbp
 
 TOGETHER = ("R", "B")  # parts that run in one section
 

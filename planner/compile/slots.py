@@ -27,9 +27,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.compile.draft import SLOT_PARTS, DraftStage, Section
-from planner.errors import ProtocolError
-from planner.schedules import Slot, schedule_order
+from millrace.planner.compile.draft import SLOT_PARTS, DraftStage, Section
+from millrace.planner.errors import ProtocolError
+from millrace.planner.schedules import Slot, schedule_order
 
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 

@@ -7,7 +7,7 @@ Time is counted within a section of the compute queue, in which the ops of one b
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.compile.draft import BOXING, DraftStage, Section
+from millrace.planner.compile.draft import BOXING, DraftStage, Section
 
 
 class Span(NamedTuple):

@@ -8,15 +8,15 @@ else by its `traffic`; and a collective an α-β formula (`collectives`). More w
 (local) shapes throughout.
 """
 
-from planner.costs.actors import actor_duration_ns, durations
-from planner.costs.collectives import (
+from millrace.planner.costs.actors import actor_duration_ns, durations
+from millrace.planner.costs.collectives import (
     collective_duration_ns,
     collective_durations_ns,
     collective_pieces,
 )
-from planner.costs.firings import Firings
-from planner.costs.measured import interpolate_ns
-from planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns
+from millrace.planner.costs.firings import Firings
+from millrace.planner.costs.measured import interpolate_ns
+from millrace.planner.costs.ops import ATTENTION, op_duration_ns, op_durations_ns
 
 __all__ = [
     "ATTENTION",

@@ -5,18 +5,18 @@ from math import prod
 
 import numpy as np
 
-from models.graph import ITEMSIZE
-from models.ops import state_of
-from planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Part, Program, Register
-from planner.cluster import Cluster, Device, Host
-from planner.costs.buckets import State, Totals
-from planner.costs.collectives import collective_duration_ns
-from planner.costs.firings import LOCAL_BOXING
-from planner.costs.host import host_of, state_copies_ns
-from planner.costs.layout import frame_of, layout_of
-from planner.costs.ops import op_duration_ns
-from planner.fusion.net import Node, Value
-from planner.fusion.shares import Share, shares_of
+from millrace.models.graph import ITEMSIZE
+from millrace.models.ops import state_of
+from millrace.planner.actors.graph import HOST, Actor, ActorGraph, Meeting, Part, Program, Register
+from millrace.planner.cluster import Cluster, Device, Host
+from millrace.planner.costs.buckets import State, Totals
+from millrace.planner.costs.collectives import collective_duration_ns
+from millrace.planner.costs.firings import LOCAL_BOXING
+from millrace.planner.costs.host import host_of, state_copies_ns
+from millrace.planner.costs.layout import frame_of, layout_of
+from millrace.planner.costs.ops import op_duration_ns
+from millrace.planner.fusion.net import Node, Value
+from millrace.planner.fusion.shares import Share, shares_of
 
 # Attributes that change what an op of equal shapes takes, besides those that `state_of` asks for.
 PRICED_ATTRIBUTES = ("causal", "window", "arithmetic")

@@ -5,10 +5,11 @@ gradient buffer, ZeRO's flat parameters), `Software.bucket_bytes` at a time. A v
 that shares a bucket with its neighbours and pays its part of what a bucket costs; a larger one
 fills several. Activations travel as they are made.
 
-What our own executor runs has buckets that the compiler makes (`planner.compile.collectives`), as
-large as `bucket_bytes` says. Where a plan is compiled with them each is priced as the one message
-that it is; what prices collectives before there is a compiled plan (the search, pieces of chunks)
-has a cluster `with_own_buckets`, on which a message of state pays its part of one.
+What our own executor runs has buckets that the compiler makes
+(`millrace.planner.compile.collectives`), as large as `bucket_bytes` says. Where a plan is compiled
+with them each is priced as the one message that it is; what prices collectives before there is a
+compiled plan (the search, pieces of chunks) has a cluster `with_own_buckets`, on which a message of
+state pays its part of one.
 """
 
 from collections import Counter
@@ -17,9 +18,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from models.graph import ITEMSIZE, Graph, Rate
-from planner.actors.graph import Actor, Program
-from planner.cluster import Cluster
+from millrace.models.graph import ITEMSIZE, Graph, Rate
+from millrace.planner.actors.graph import Actor, Program
+from millrace.planner.cluster import Cluster
 
 # A bucket larger than what latency takes a twentieth of gains less than that, and shows its whole
 # length where nothing hides it.

@@ -13,20 +13,20 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from planner.cluster import Cluster, Device, Software
-from planner.costs.buckets import UNKNOWN, State, bucket_bytes
-from planner.costs.grids import (
+from millrace.planner.cluster import Cluster, Device, Software
+from millrace.planner.costs.buckets import UNKNOWN, State, bucket_bytes
+from millrace.planner.costs.grids import (
     Pieces,
     exchange_pieces,
     gather_pieces,
     rotation_pieces,
     spread_pieces,
 )
-from planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
-from planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
-from planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
-from planner.costs.routing import share_beyond
-from planner.rings import ROTATE
+from millrace.planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
+from millrace.planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
+from millrace.planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
+from millrace.planner.costs.routing import share_beyond
+from millrace.planner.rings import ROTATE
 
 # Kinds for which a ring moves the message once; an all_reduce is one of each.
 GATHERS = ("all_gather", "reduce_scatter")
@@ -63,13 +63,13 @@ def collective_pieces(
     Parameters
     ----------
     kind
-        As in `planner.actors.graph.Meeting`.
+        As in `millrace.planner.actors.graph.Meeting`.
     ranks
         The members; rank r lies on device r.
     cluster
         Its links, and the buckets of the software on it.
     bucketed
-        The message is state (`planner.costs.buckets`), which travels in such buckets.
+        The message is state (`millrace.planner.costs.buckets`), which travels in such buckets.
     copies
         So often it holds every token (`Meeting.copies`); of account where the software sends a
         token once to each place (`Software.merges`).
@@ -83,7 +83,7 @@ def collective_pieces(
 
     Examples
     --------
-    >>> from planner.clusters import parse_cluster
+    >>> from millrace.planner.clusters import parse_cluster
     >>> collective_pieces("all_gather", (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
     ((8100, 0.008333333333333333), (12700, 0.0020833333333333333))
     """
@@ -443,7 +443,7 @@ def collective_duration_ns(
     Parameters
     ----------
     kind, message_bytes
-        As in `planner.actors.graph.Meeting`.
+        As in `millrace.planner.actors.graph.Meeting`.
     group_size
         Number of members.
     cluster
@@ -470,7 +470,7 @@ def collective_durations_ns(
 
     Examples
     --------
-    >>> from planner.clusters import parse_cluster
+    >>> from millrace.planner.clusters import parse_cluster
     >>> sizes = np.array([0, 10**9])
     >>> collective_durations_ns("all_gather", sizes, (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
     array([   8100, 2096034])

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.graph import ITEMSIZE
-from models.labels import bind, parse
-from models.ops import op_kind, op_work
-from planner.cluster import Device
-from planner.costs.measured import Floats, Ints
-from planner.errors import ClusterError
-from planner.fusion.shares import Share
+from millrace.models.graph import ITEMSIZE
+from millrace.models.labels import bind, parse
+from millrace.models.ops import op_kind, op_work
+from millrace.planner.cluster import Device
+from millrace.planner.costs.measured import Floats, Ints
+from millrace.planner.errors import ClusterError
+from millrace.planner.fusion.shares import Share
 
 Shape = tuple[int, ...]
 Attributes = Mapping[str, int | float | str | bool]
@@ -36,16 +36,16 @@ class Firings(NamedTuple):
     Attributes
     ----------
     kind, labels, attributes
-        The op, as in `models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
+        The op, as in `millrace.models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
     sizes
         Of every label, what one device has of it; empty for kinds without products.
     bytes
-        What is read and written, as `models.ops.op_work` counts it.
+        What is read and written, as `millrace.models.ops.op_work` counts it.
     precision
         Of the arithmetic, see `precision_of`; without products only a measured device's tables
         tell one from another.
     follows
-        It is done inside the kernel of another op (`planner.fusion`) and launches nothing.
+        It is done inside the kernel of another op (`millrace.planner.fusion`) and launches nothing.
     """
 
     kind: str

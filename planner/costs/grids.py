@@ -1,6 +1,6 @@
 """Collectives on a torus: along its dims one after the other, or along all of them at once."""
 
-from planner.costs.layout import Grid, Line
+from millrace.planner.costs.layout import Grid, Line
 
 Pieces = tuple[tuple[int, float], ...]  # (fixed_ns, ns_per_byte) of each algorithm
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from planner.cluster import Cluster, Host, NodeGroup
-from planner.costs.measured import Ints
+from millrace.planner.cluster import Cluster, Host, NodeGroup
+from millrace.planner.costs.measured import Ints
 
 # Of the state of one variable; larger ones gain nothing where latency is microseconds.
 PIECE_BYTES = 16 * 2**20

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.cluster import Cluster, Islands, Leaves, Link, Torus
+from millrace.planner.cluster import Cluster, Islands, Leaves, Link, Torus
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

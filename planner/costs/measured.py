@@ -6,7 +6,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from planner.errors import ClusterError
+from millrace.planner.errors import ClusterError
 
 Points = tuple[tuple[int, int], ...]
 Ints = npt.NDArray[np.int64]

@@ -2,35 +2,35 @@
 
 Where the device was measured its table is interpolated: the one of the op's precision where there
 is one, else the kind's (`kind@precision`, `kind`); for a kind that no profile times, that of its
-like, see `planner.likeness`. Elsewhere products cost tiles and waves (`products`), attention
-what a flash kernel does (`attention`), never less than their bytes, and all other ops their bytes
-(`traffic`).
+like, see `millrace.planner.likeness`. Elsewhere products cost tiles and waves (`products`),
+attention what a flash kernel does (`attention`), never less than their bytes, and all other ops
+their bytes (`traffic`).
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from models.labels import parse
-from planner.cluster import Device, Software
-from planner.costs.attention import KINDS, attention_seconds
-from planner.costs.firings import Attributes, Firings, Shape, firing_of
-from planner.costs.measured import Floats, Ints, Points, interpolated_ns, whole_ns
-from planner.costs.products import (
+from millrace.models.labels import parse
+from millrace.planner.cluster import Device, Software
+from millrace.planner.costs.attention import KINDS, attention_seconds
+from millrace.planner.costs.firings import Attributes, Firings, Shape, firing_of
+from millrace.planner.costs.measured import Floats, Ints, Points, interpolated_ns, whole_ns
+from millrace.planner.costs.products import (
     DEPTHWISE_RATE,
     is_depthwise,
     product_seconds,
     sizes_of,
     winograd_speed,
 )
-from planner.costs.routing import launches_waited_for
-from planner.costs.traffic import (
+from millrace.planner.costs.routing import launches_waited_for
+from millrace.planner.costs.traffic import (
     bandwidth_bytes_per_s,
     kernel_ns,
     moving_seconds,
 )
-from planner.fusion.shares import Share
-from planner.likeness import priced_like
+from millrace.planner.fusion.shares import Share
+from millrace.planner.likeness import priced_like
 
 # Kinds whose tables are measured per head size, the last dim of their first input.
 ATTENTION = ("attention", "attention_grad")
@@ -140,7 +140,7 @@ def op_durations_ns(firings: Firings, device: Device, software: Software = NO_SO
 
     Examples
     --------
-    >>> from planner.clusters import device
+    >>> from millrace.planner.clusters import device
     >>> sizes = {label: np.array([512, 8192]) for label in "mnk"}
     >>> moved = 6 * sizes["m"] ** 2
     >>> work = Firings("matmul", "m k, k n -> m n", {}, sizes, moved, "bf16")
@@ -173,7 +173,7 @@ def op_duration_ns(
     Parameters
     ----------
     kind, labels, attributes
-        The op, as in `models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
+        The op, as in `millrace.models.graph.Op`; `slice` and `pad` of the compiler move bytes only.
     input_shapes, output_shapes, input_dtypes, output_dtypes
         What one device reads and writes.
     device

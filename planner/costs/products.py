@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.labels import parse
-from models.ops import op_kind
-from planner.cluster import Device
-from planner.costs.firings import NARROW, Firings, peak_flops_per_s
-from planner.costs.measured import Floats
+from millrace.models.labels import parse
+from millrace.models.ops import op_kind
+from millrace.planner.cluster import Device
+from millrace.planner.costs.firings import NARROW, Firings, peak_flops_per_s
+from millrace.planner.costs.measured import Floats
 
 Labels = tuple[str, ...]
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import ceil, log2
 from typing import NamedTuple
 
-from planner.costs.layout import Crossing, Layout
+from millrace.planner.costs.layout import Crossing, Layout
 
 Lines = list[tuple[int, float]]  # (fixed_ns, ns_per_byte) of each algorithm
 

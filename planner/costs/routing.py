@@ -9,11 +9,11 @@ are.
 
 import numpy as np
 
-from models.graph import Graph
-from models.labels import EXPERT
-from planner.cluster import Software
-from planner.costs.firings import Firings
-from planner.costs.measured import Floats
+from millrace.models.graph import Graph
+from millrace.models.labels import EXPERT
+from millrace.planner.cluster import Software
+from millrace.planner.costs.firings import Firings
+from millrace.planner.costs.measured import Floats
 
 # Ops between tokens in their samples' order and in their experts': where the latter, and where the
 # choices of every token, stand among inputs and outputs (outputs after inputs).

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from models.labels import EXPERT, parse
-from models.ops import FUNCTIONS
-from planner.cluster import Device, Software
-from planner.costs.firings import Firings
-from planner.costs.measured import Floats
+from millrace.models.labels import EXPERT, parse
+from millrace.models.ops import FUNCTIONS
+from millrace.planner.cluster import Device, Software
+from millrace.planner.costs.firings import Firings
+from millrace.planner.costs.measured import Floats
 
 # What an op takes on the device beside its work: kernels begin and end without moving bytes, and
 # one op is often several of them. Fitted on published runs of small layers, 2026-11.

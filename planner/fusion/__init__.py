@@ -4,12 +4,12 @@ Comes in: ops as nodes of a net, of a graph that is searched or of a stage that 
 out: groups of them, and what each op of a group moves and pays.
 
 Read first `rules.py` (what may be fused), then `net.py` (when it is allowed) and `shares.py`
-(pricing). `planner.compile.fused` makes actors of the groups.
+(pricing). `millrace.planner.compile.fused` makes actors of the groups.
 """
 
-from planner.fusion.net import Net, Node, Value
-from planner.fusion.rules import fused_groups
-from planner.fusion.shares import Share, shares_of, shares_of_graph, written
+from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.rules import fused_groups
+from millrace.planner.fusion.shares import Share, shares_of, shares_of_graph, written
 
 __all__ = [
     "Net",

@@ -20,9 +20,9 @@ the parts run one after the other.
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from models.labels import parse
-from models.ops import FUNCTIONS, OPS, op_kind
-from planner.fusion.net import Net, Node, Value
+from millrace.models.labels import parse
+from millrace.models.ops import FUNCTIONS, OPS, op_kind
+from millrace.planner.fusion.net import Net, Node, Value
 
 PRODUCT, SUM, NORM, NORM_GRAD = "product", "sum", "norm", "norm_grad"
 CHANNEL_NORM = "channel_norm"

@@ -9,12 +9,13 @@ while it multiplies; the other ops are no kernels of their own.
 from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from models.graph import ITEMSIZE, Graph, Rate
-from models.ops import op_kind
-from planner.fusion.net import Net, Node, Value
-from planner.fusion.rules import PRODUCT, fused_groups
+from millrace.models.graph import ITEMSIZE, Graph, Rate
+from millrace.models.ops import op_kind
+from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.rules import PRODUCT, fused_groups
 
-# Kinds that a step's ends do for all variables in one launch (`planner.compile.fused.launches`).
+# Kinds that a step's ends do for all variables in one launch
+# (`millrace.planner.compile.fused.launches`).
 AT_ENDS = ("cast", "squared_sum", "adamw", "sgd")
 TOGETHER = (*AT_ENDS, "accumulate")
 

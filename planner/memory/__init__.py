@@ -4,9 +4,9 @@
 what the search estimates single blocks with.
 """
 
-from planner.memory.device import beside, reserved_bytes, slack_fraction
-from planner.memory.formula import plan_memory
-from planner.memory.kinds import LOCAL, UPDATES, Layout, Sections, StageMemory
+from millrace.planner.memory.device import beside, reserved_bytes, slack_fraction
+from millrace.planner.memory.formula import plan_memory
+from millrace.planner.memory.kinds import LOCAL, UPDATES, Layout, Sections, StageMemory
 
 __all__ = [
     "LOCAL",

@@ -6,7 +6,7 @@ arena is all they allocate, and kernels there work in place.
 
 from dataclasses import dataclass
 
-from planner.cluster import Cluster
+from millrace.planner.cluster import Cluster
 
 MIB = 2**20
 
@@ -59,7 +59,7 @@ def reserved_bytes(cluster: Cluster) -> int:
 
     Examples
     --------
-    >>> from planner.clusters import parse_cluster
+    >>> from millrace.planner.clusters import parse_cluster
     >>> reserved_bytes(parse_cluster("local:2", cores=2, memory_bytes=2**33))
     0
     """

@@ -2,10 +2,10 @@
 
     stage = Σ over registers (slots · bytes) + the largest section's area
 
-Registers are those that lowering makes; slots follow from the schedule (`planner.compile.slots`);
-what lives within one section shares its area, what chunks keep takes turns in places
-(`planner.compile.arena`). None of it needs a run, and
-equal blocks and equal stages are lowered once and counted (`regular`).
+Registers are those that lowering makes; slots follow from the schedule
+(`millrace.planner.compile.slots`); what lives within one section shares its area, what chunks keep
+takes turns in places (`millrace.planner.compile.arena`). None of it needs a run, and equal blocks
+and equal stages are lowered once and counted (`regular`).
 """
 
 from collections import Counter
@@ -15,28 +15,28 @@ from typing import NamedTuple
 
 from msgspec.structs import replace as changed
 
-from models.graph import GLOBAL_BLOCK, Graph
-from planner.actors.graph import HOST, TEMPORARY
-from planner.cluster import Cluster
-from planner.compile.arena import (
+from millrace.models.graph import GLOBAL_BLOCK, Graph
+from millrace.planner.actors.graph import HOST, TEMPORARY
+from millrace.planner.cluster import Cluster
+from millrace.planner.compile.arena import (
     Alike,
     communication_buffers,
     lent_places,
     shared_places,
     taking_turns,
 )
-from planner.compile.collectives import bucketed, hold_back
-from planner.compile.draft import DraftStage, Section
-from planner.compile.fused import fused_stages
-from planner.compile.lowering import Lowering
-from planner.compile.placement import check_plan, place
-from planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
-from planner.compile.spans import Spans
-from planner.memory.device import beside
-from planner.memory.kinds import KINDS, StageMemory
-from planner.memory.regular import Regular, regular
-from planner.plan import FUSED, Plan
-from planner.schedules import Slot
+from millrace.planner.compile.collectives import bucketed, hold_back
+from millrace.planner.compile.draft import DraftStage, Section
+from millrace.planner.compile.fused import fused_stages
+from millrace.planner.compile.lowering import Lowering
+from millrace.planner.compile.placement import check_plan, place
+from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
+from millrace.planner.compile.spans import Spans
+from millrace.planner.memory.device import beside
+from millrace.planner.memory.kinds import KINDS, StageMemory
+from millrace.planner.memory.regular import Regular, regular
+from millrace.planner.plan import FUSED, Plan
+from millrace.planner.schedules import Slot
 
 # Bytes of one slot by kind and lifetime (None: one version a step).
 Registers = Counter[tuple[str, Lifetime | None]]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from planner.boxing import boxing_path
-from planner.sbp import NdSbp, local_size
+from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
+from millrace.planner.boxing import boxing_path
+from millrace.planner.sbp import NdSbp, local_size
 
 LOCAL = ("slice", "pad")
 UPDATES = ("adamw", "sgd")

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from models.graph import GLOBAL_BLOCK, Graph, Op
-from planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.planner.plan import ON_DEVICES, BlockChoice, Chunk, Plan
 
 Reads = set[tuple[str, str, str]]  # tensor, block that makes it, block that reads it
 

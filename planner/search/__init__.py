@@ -6,8 +6,8 @@ Read first `outer.py` and `ranking.py` (candidates, and how they are compared), 
 signature per op), `stages/` (blocks over pipeline stages) and `joint/` (both at once, where small).
 """
 
-from planner.search.outer import Pure, search
-from planner.search.pins import Pins
-from planner.search.request import SearchRequest
+from millrace.planner.search.outer import Pure, search
+from millrace.planner.search.pins import Pins
+from millrace.planner.search.request import SearchRequest
 
 __all__ = ["Pins", "Pure", "SearchRequest", "search"]

@@ -5,13 +5,13 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
-from planner.search.blocks.program import Prices
-from planner.search.candidates import Candidate
-from planner.search.programs import Ask, Programs, Shape
-from planner.search.ranks import Site, core_share
-from planner.search.request import SearchRequest
-from planner.search.sites import everywhere, room, usable_bytes
-from planner.search.stages import DEFERRING, Pipeline, inflight_counts
+from millrace.planner.search.blocks.program import Prices
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.programs import Ask, Programs, Shape
+from millrace.planner.search.ranks import Site, core_share
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.sites import everywhere, room, usable_bytes
+from millrace.planner.search.stages import DEFERRING, Pipeline, inflight_counts
 
 # The price of all the memory there is, as a share of the step time without memory, at which it
 # only decides between what takes equally long.

@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from planner.cluster import Cluster
-from planner.errors import InfeasibleError
-from planner.search.meshes import divisors, meshes, wide_meshes
-from planner.search.pins import Pins, RoledAxis
-from planner.search.ranks import Placing
-from planner.search.stages import DEFERRING, Pipeline
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.meshes import divisors, meshes, wide_meshes
+from millrace.planner.search.pins import Pins, RoledAxis
+from millrace.planner.search.ranks import Placing
+from millrace.planner.search.stages import DEFERRING, Pipeline
 
 INTERLEAVES = (2, 3, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained

@@ -12,23 +12,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph
-from planner.errors import InfeasibleError
-from planner.plan import Variant
-from planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
-from planner.search.blocks.program import Prices
-from planner.search.blocks.solver import Solution
-from planner.search.blocks.tables import INFLIGHT, PERSISTENT
-from planner.search.blocks.variants import Handover, handover, variants
-from planner.search.candidates import Candidate
-from planner.search.joint import Solutions, decided
-from planner.search.meshes import FREE_AXES_MAX
-from planner.search.modes import by_mode, usual_mode
-from planner.search.pins import Pins
-from planner.search.programs import Ask, Programs, Shape, Wanted
-from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import Sends, room, usable_bytes
-from planner.search.stages import (
+from millrace.models.graph import Graph
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Variant
+from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
+from millrace.planner.search.blocks.program import Prices
+from millrace.planner.search.blocks.solver import Solution
+from millrace.planner.search.blocks.tables import INFLIGHT, PERSISTENT
+from millrace.planner.search.blocks.variants import Handover, handover, variants
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.joint import Solutions, decided
+from millrace.planner.search.meshes import FREE_AXES_MAX
+from millrace.planner.search.modes import by_mode, usual_mode
+from millrace.planner.search.pins import Pins
+from millrace.planner.search.programs import Ask, Programs, Shape, Wanted
+from millrace.planner.search.request import MemoryLimitError, SearchRequest
+from millrace.planner.search.sites import Sends, room, usable_bytes
+from millrace.planner.search.stages import (
     DEFERRING,
     Division,
     Run,

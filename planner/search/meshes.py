@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import product
 from math import gcd
 
-from planner.cluster import Cluster
-from planner.search.pins import Pins, RoledAxis
+from millrace.planner.cluster import Cluster
+from millrace.planner.search.pins import Pins, RoledAxis
 
 Axes = tuple[RoledAxis, ...]
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from planner.search.asking import shared_prices
-from planner.search.blocks.program import MemoryRow
-from planner.search.blocks.solver import BeyondCutoff, Solution
-from planner.search.programs import Programs, Shape
-from planner.search.request import MemoryLimitError
-from planner.search.stages import Division, Pipeline, inflight_counts
+from millrace.planner.search.asking import shared_prices
+from millrace.planner.search.blocks.program import MemoryRow
+from millrace.planner.search.blocks.solver import BeyondCutoff, Solution
+from millrace.planner.search.programs import Programs, Shape
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.stages import Division, Pipeline, inflight_counts
 
 
 def by_mode(

@@ -11,21 +11,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from models.graph import Graph
-from models.zoo.catalogue import build_training
-from planner.errors import InfeasibleError, ProtocolError
-from planner.memory import plan_memory
-from planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
-from planner.search.blocks.beside import beside
-from planner.search.candidates import Candidate, PipelineShape
-from planner.search.evaluation import Evaluator, Found, Limits, Refused
-from planner.search.ranking import Ranker, Ranking
-from planner.search.report.offload import host_shortage, last_resort, resorted
-from planner.search.report.record import SIMULATION, Answer, Record, layers
-from planner.search.report.remedies import check_storage, shapes, unfit, with_remedies
-from planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
-from planner.search.sites import usable_bytes
-from planner.search.writing import disobeyed, write_plan
+from millrace.models.graph import Graph
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.errors import InfeasibleError, ProtocolError
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
+from millrace.planner.search.blocks.beside import beside
+from millrace.planner.search.candidates import Candidate, PipelineShape
+from millrace.planner.search.evaluation import Evaluator, Found, Limits, Refused
+from millrace.planner.search.ranking import Ranker, Ranking
+from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
+from millrace.planner.search.report.record import SIMULATION, Answer, Record, layers
+from millrace.planner.search.report.remedies import check_storage, shapes, unfit, with_remedies
+from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
+from millrace.planner.search.sites import usable_bytes
+from millrace.planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
 Fits = Callable[[Figures], bool]

@@ -9,16 +9,16 @@ Experts share axes with the rest of the model: `RoledAxis.experts` says which ar
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from models import counting
-from models.graph import Graph, Op
-from models.labels import BATCH, EXPERT, SEQUENCE, parse
-from models.ops import op_kind
-from planner.errors import InfeasibleError, PlanError
-from planner.plan import FUSIONS, OFFLOADS
-from planner.rings import RING, RINGS
-from planner.roles import HYBRID
-from planner.schedules import SCHEDULES
-from planner.signatures import Allowed, AxisSignature
+from millrace.models import counting
+from millrace.models.graph import Graph, Op
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
+from millrace.models.ops import op_kind
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.plan import FUSIONS, OFFLOADS
+from millrace.planner.rings import RING, RINGS
+from millrace.planner.roles import HYBRID
+from millrace.planner.schedules import SCHEDULES
+from millrace.planner.signatures import Allowed, AxisSignature
 
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "adamw", "sgd", "squared_sum")

@@ -12,20 +12,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph
-from models.recompute import with_recompute
-from planner.errors import InfeasibleError
-from planner.search.blocks.ascent import Ascent
-from planner.search.blocks.beside import beside
-from planner.search.blocks.blending import Blended, Least, cheapest, least_times
-from planner.search.blocks.folding import Folded, Shortened, fold, handed_bytes, shortened
-from planner.search.blocks.moving import Known
-from planner.search.blocks.pricing import Pricing
-from planner.search.blocks.program import MemoryRow, Prices
-from planner.search.blocks.reading import Working, template_figures
-from planner.search.blocks.solver import Solution, solve
-from planner.search.blocks.space import Space, build_space
-from planner.search.blocks.tables import (
+from millrace.models.graph import Graph
+from millrace.models.recompute import with_recompute
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.blocks.ascent import Ascent
+from millrace.planner.search.blocks.beside import beside
+from millrace.planner.search.blocks.blending import Blended, Least, cheapest, least_times
+from millrace.planner.search.blocks.folding import Folded, Shortened, fold, handed_bytes, shortened
+from millrace.planner.search.blocks.moving import Known
+from millrace.planner.search.blocks.pricing import Pricing
+from millrace.planner.search.blocks.program import MemoryRow, Prices
+from millrace.planner.search.blocks.reading import Working, template_figures
+from millrace.planner.search.blocks.solver import Solution, solve
+from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     INFLIGHT,
     MICROBATCH,
@@ -37,12 +37,12 @@ from planner.search.blocks.tables import (
     take,
     totals,
 )
-from planner.search.blocks.variants import Handover, handing, handover
-from planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
-from planner.search.ranks import Site
-from planner.search.request import SearchRequest
-from planner.search.sites import ordered
-from planner.search.stages import Pipeline, VariantFigures
+from millrace.planner.search.blocks.variants import Handover, handing, handover
+from millrace.planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
+from millrace.planner.search.ranks import Site
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.sites import ordered
+from millrace.planner.search.stages import Pipeline, VariantFigures
 
 Floats = NDArray[np.float64]
 Priced = Pricing | Blended

@@ -9,9 +9,9 @@ meshes of three axes for the pipelines that did best. Where no gap is allowed, b
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from planner.errors import InfeasibleError
-from planner.search.candidates import Candidate, PipelineShape, shape_of
-from planner.search.evaluation import (
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.candidates import Candidate, PipelineShape, shape_of
+from millrace.planner.search.evaluation import (
     NEAR,
     NO_GAIN,
     Evaluator,
@@ -21,9 +21,9 @@ from planner.search.evaluation import (
     Pruned,
     Refused,
 )
-from planner.search.report.record import BLOCKS, SHAPES, Record
-from planner.search.request import MemoryLimitError, SearchRequest
-from planner.search.sites import usable_bytes
+from millrace.planner.search.report.record import BLOCKS, SHAPES, Record
+from millrace.planner.search.request import MemoryLimitError, SearchRequest
+from millrace.planner.search.sites import usable_bytes
 
 Progress = Callable[[str], None]
 Widened = Callable[[list[PipelineShape]], list[Candidate]]

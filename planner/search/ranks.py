@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
-from planner.cluster import Cluster
-from planner.costs.layout import Frame, Layout, layout_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs.layout import Frame, Layout, layout_of
 
 ALONE = Fraction(1)
 SAMPLED = 64  # groups of one axis that are looked at, where they lie in many ways
@@ -54,7 +54,7 @@ def core_share(cluster: Cluster, ranks: int, busy: Fraction) -> Fraction:
 
     Examples
     --------
-    >>> from planner.clusters import parse_cluster
+    >>> from millrace.planner.clusters import parse_cluster
     >>> core_share(parse_cluster("local:4", cores=2, memory_bytes=2**33), 4, Fraction(1))
     Fraction(2, 1)
     """
@@ -86,7 +86,7 @@ def unlike_groups(
     starts
         First ranks of the stages.
     frame
-        The links, see `planner.costs.layout`.
+        The links, see `millrace.planner.costs.layout`.
     """
     first = group_ranks(axis_sizes, axes)
     strides = [prod(axis_sizes[axis:]) for axis in range(len(axis_sizes))]

@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.unfused import UNFUSED
-from planner.cluster import OURS, Cluster, Device
-from planner.costs.buckets import state_bytes_of, with_own_buckets
-from planner.errors import InfeasibleError, PlanError
-from planner.memory import reserved_bytes, slack_fraction
-from planner.plan import FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
-from planner.plan import UNFUSED as NOT_FUSED
-from planner.search.pins import Pins
-from planner.wording import size
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.unfused import UNFUSED
+from millrace.planner.cluster import OURS, Cluster, Device
+from millrace.planner.costs.buckets import state_bytes_of, with_own_buckets
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.memory import reserved_bytes, slack_fraction
+from millrace.planner.plan import FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
+from millrace.planner.plan import UNFUSED as NOT_FUSED
+from millrace.planner.search.pins import Pins
+from millrace.planner.wording import size
 
 
 class MemoryLimitError(InfeasibleError):

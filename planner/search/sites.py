@@ -13,13 +13,13 @@ from math import prod
 
 import msgspec
 
-from planner.cluster import Cluster
-from planner.costs import collective_duration_ns
-from planner.costs.layout import frame_of
-from planner.search.candidates import Candidate
-from planner.search.ranks import Placing, Site, alike
-from planner.search.request import SearchRequest
-from planner.search.stages import Pipeline
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.costs.layout import frame_of
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.ranks import Placing, Site, alike
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.stages import Pipeline
 
 ORDERED = 3  # so many groups are put in every order; more of them as listed and in reverse
 
@@ -143,7 +143,7 @@ class Sends:
 
     Every device hands on its share of the largest tensor that blocks of the forward pass hand on:
     where several hold all of it, readers that want all of it gather it faster on their side
-    (`planner.boxing.crossing`). Gradients go back as they came.
+    (`millrace.planner.boxing.crossing`). Gradients go back as they came.
 
     Parameters
     ----------

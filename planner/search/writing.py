@@ -2,14 +2,14 @@
 
 from msgspec.structs import replace
 
-from models.graph import Graph
-from planner.mesh import Axis, Mesh
-from planner.plan import BlockChoice, Chunk, Plan
-from planner.roles import HYBRID, axis_roles, roles
-from planner.schedules import stage_of
-from planner.search.evaluation import Evaluator, Found
-from planner.search.pins import Pins
-from planner.search.sites import ordered
+from millrace.models.graph import Graph
+from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.plan import BlockChoice, Chunk, Plan
+from millrace.planner.roles import HYBRID, axis_roles, roles
+from millrace.planner.schedules import stage_of
+from millrace.planner.search.evaluation import Evaluator, Found
+from millrace.planner.search.pins import Pins
+from millrace.planner.search.sites import ordered
 
 
 def write_plan(evaluator: Evaluator, found: Found) -> Plan:

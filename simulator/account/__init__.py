@@ -8,14 +8,14 @@ Read first `rows.py` (what is said), then `taking.py` (how it is found), `inside
 and `memory.py`.
 """
 
-from simulator.account.rows import (
+from millrace.simulator.account.rows import (
     Account,
     CommunicationRow,
     ComputeRow,
     MemoryCourse,
     StageRow,
 )
-from simulator.account.taking import account_of
+from millrace.simulator.account.taking import account_of
 
 __all__ = [
     "Account",

@@ -1,17 +1,17 @@
 """Inside: what a chunk's parts are made of, read from a piece of it that was simulated op by op.
 
-Counted of the piece's second step, as the parts' times are (`simulator.parts`): one microbatch of
-each part of the schedule, and what comes once a step.
+Counted of the piece's second step, as the parts' times are (`millrace.simulator.chunks.parts`): one
+microbatch of each part of the schedule, and what comes once a step.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from planner.actors.covering import Interval, covering_ns
-from planner.actors.graph import Actor
-from planner.compile.draft import BEGIN, PHASES, SLOT_PARTS, UPDATE
-from planner.compile.part_times import Inside
-from planner.compile.pieces import Piece
+from millrace.planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.graph import Actor
+from millrace.planner.compile.draft import BEGIN, PHASES, SLOT_PARTS, UPDATE
+from millrace.simulator.chunks.part_times import Inside
+from millrace.simulator.chunks.pieces import Piece
 
 Times = Sequence[Sequence[int]]
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.actors.graph import HOST, TEMPORARY, Port, Program
-from planner.cluster import Cluster
-from planner.plan import Plan
-from simulator.account.rows import MemoryCourse
-from simulator.instances import Instance
+from millrace.planner.actors.graph import HOST, TEMPORARY, Port, Program
+from millrace.planner.cluster import Cluster
+from millrace.planner.plan import Plan
+from millrace.simulator.account.rows import MemoryCourse
+from millrace.simulator.instances import Instance
 
 POINTS = 4000  # of a course at most; of what lies between, the largest sum is shown
 

@@ -12,12 +12,11 @@ Where parts of chunks fire, their time is shared out by what they were measured 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from planner.actors.covering import Interval, covering_ns
-from planner.actors.graph import Actor
-from planner.compile.part_times import Inside, PartTimes
-from planner.plan import Plan
-from simulator.account.memory import courses
-from simulator.account.rows import (
+from millrace.planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.graph import Actor
+from millrace.planner.plan import Plan
+from millrace.simulator.account.memory import courses
+from millrace.simulator.account.rows import (
     STAGES,
     WORLD,
     Account,
@@ -25,8 +24,9 @@ from simulator.account.rows import (
     ComputeRow,
     StageRow,
 )
-from simulator.instances import Instance
-from simulator.simulate import Simulated
+from millrace.simulator.chunks.part_times import Inside, PartTimes
+from millrace.simulator.instances import Instance
+from millrace.simulator.simulate import Simulated
 
 COMPUTE, EXPOSED, HOST, MOVED, BYTES = "compute", "exposed", "host", "moved", "bytes"
 ONCE_MOVED, ONCE_COMPUTED, TOTALS = ("gather", "reduce"), ("begin", "norm", "update"), "totals"
@@ -145,7 +145,7 @@ class _Chunks:
         if what == MOVED and part in ONCE_MOVED:
             what = EXPOSED
         made = self._made.setdefault((name, what), Counter())
-        # Totals are added up once a stage, as `planner.compile.coarse` has it.
+        # Totals are added up once a stage, as `millrace.simulator.chunks.coarse` has it.
         made[kind, at] = max(made[kind, at], count) if part == TOTALS else made[kind, at] + count
 
     def knows(self, actor: Actor) -> bool:

@@ -7,8 +7,14 @@ by simulation.
 Read first `checkpoints.py` (closed forms), then `training.py` (one run, failure by failure).
 """
 
-from simulator.failures.checkpoints import MTBF_HOURS, Goodput, best_interval_s, expected_s, goodput
-from simulator.failures.training import TimeToTrain, time_to_train
+from millrace.simulator.failures.checkpoints import (
+    MTBF_HOURS,
+    Goodput,
+    best_interval_s,
+    expected_s,
+    goodput,
+)
+from millrace.simulator.failures.training import TimeToTrain, time_to_train
 
 __all__ = [
     "MTBF_HOURS",

@@ -14,7 +14,7 @@ optimum checkpoint interval", Communications of the ACM 17 (1974).
 from dataclasses import dataclass
 from math import exp, expm1, inf, isfinite, sqrt
 
-from simulator.errors import SimulationError
+from millrace.simulator.errors import SimulationError
 
 SECONDS_PER_HOUR = 3600
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.errors import SimulationError
-from simulator.failures.checkpoints import SECONDS_PER_HOUR
+from millrace.simulator.errors import SimulationError
+from millrace.simulator.failures.checkpoints import SECONDS_PER_HOUR
 
 PATIENCE = 1_000_000  # failures in one run; it will hardly ever end
 

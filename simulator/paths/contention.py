@@ -10,9 +10,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.actors.pacing import Pacing
-from simulator.pacer import SCALE, kept
-from simulator.paths.firings import Firings, Nodes
+from millrace.planner.actors.pacing import Pacing
+from millrace.simulator.pacer import SCALE, kept
+from millrace.simulator.paths.firings import Firings, Nodes
 
 
 def slowed(firings: Firings, work: Nodes, ends: Nodes, pacing: Pacing) -> Nodes:

@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.actors.graph import Program
-from planner.actors.pacing import Pacing, launch_offsets
-from planner.compile.coarse import CoarseGraph
-from planner.compile.draft import BEGIN
-from planner.compile.slots import Timetable
+from millrace.planner.actors.graph import Program
+from millrace.planner.actors.pacing import Pacing, launch_offsets
+from millrace.planner.compile.draft import BEGIN
+from millrace.planner.compile.slots import Timetable
+from millrace.simulator.chunks.coarse import CoarseGraph
 
 Nodes = NDArray[np.int64]
 

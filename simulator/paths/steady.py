@@ -1,17 +1,17 @@
 """The steady step: what a run of several steps comes to, without events.
 
-Ops are followed through the steps (`simulator.following`). For stages one step is enough: all ranks
-meet in the step's totals, and by then everything but the updates is over. So how a step goes on
-follows from the updates alone, which take the same time in every step: steps are alike from the
-second on, and the third adds nothing. Of one step, from meeting to meeting, all times are computed
-as longest paths (`simulator.paths.firings`); how long computation takes beside moving data is
-guessed until the times confirm it (`simulator.paths.contention`).
+Ops are followed through the steps (`millrace.simulator.following`). For stages one step is enough:
+all ranks meet in the step's totals, and by then everything but the updates is over. So how a step
+goes on follows from the updates alone, which take the same time in every step: steps are alike from
+the second on, and the third adds nothing. Of one step, from meeting to meeting, all times are
+computed as longest paths (`millrace.simulator.paths.firings`); how long computation takes beside
+moving data is guessed until the times confirm it (`millrace.simulator.paths.contention`).
 
 Lanes take transfers in the order in which they are ready in a first step that begins at once, as
-`planner.compile.orders` has it. That order is guessed, the times follow, and where they contradict
-it they give the next guess: an order that its own times confirm is the one that a run finds. What
-the order of launching, the same run's, holds back is found likewise. Where no guess is confirmed
-there is no answer, and events find one.
+`millrace.planner.compile.orders` has it. That order is guessed, the times follow, and where they
+contradict it they give the next guess: an order that its own times confirm is the one that a run
+finds. What the order of launching, the same run's, holds back is found likewise. Where no guess is
+confirmed there is no answer, and events find one.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.actors.graph import Program
-from planner.actors.pacing import Pacing
-from planner.compile.coarse import CoarseGraph
-from planner.compile.program import Ordered
-from planner.compile.slots import Timetable
-from simulator.figures import Split, covered_ns, split, step_ends_ns
-from simulator.following import Following, Times, followed
-from simulator.paths.contention import moves_early, slowed
-from simulator.paths.firings import Firings, Nodes
+from millrace.planner.actors.graph import Program
+from millrace.planner.actors.pacing import Pacing
+from millrace.planner.compile.program import Ordered
+from millrace.planner.compile.slots import Timetable
+from millrace.simulator.chunks.coarse import CoarseGraph
+from millrace.simulator.figures import Split, covered_ns, split, step_ends_ns
+from millrace.simulator.following import Following, Times, followed
+from millrace.simulator.paths.contention import moves_early, slowed
+from millrace.simulator.paths.firings import Firings, Nodes
 
 GUESSES = 8  # orders of lanes that are tried
 SLOWED = 8  # guesses of how long parts take beside moving data
@@ -36,7 +36,7 @@ CLOSE = 0.002  # two guesses that give steps so alike are as good as confirmed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
-    """Figures of a steady step, as `simulator.simulate.Simulated` has them."""
+    """Figures of a steady step, as `millrace.simulator.simulate.Simulated` has them."""
 
     step_time_ns: int
     bubble_fraction: float
@@ -46,9 +46,9 @@ class Steady:
 def steady_ops(ordered: Ordered) -> Steady:
     """Return what the third of three simulated steps of a compiled plan would show.
 
-    The steps are followed one by one (`simulator.following`): the second, and as much of the third
-    as begins before the second is over on every rank. Events run where data that moves slows what
-    is computed.
+    The steps are followed one by one (`millrace.simulator.following`): the second, and as much of
+    the third as begins before the second is over on every rank. Events run where data that moves
+    slows what is computed.
     """
     programs, pacing = ordered.graph.programs, ordered.pacing
     if pacing is not None and pacing.overlap < 1:
@@ -85,7 +85,7 @@ def steady_step(coarse: CoarseGraph, table: Timetable) -> Steady | None:
     Parameters
     ----------
     coarse
-        The plan's chunks, as `planner.compile.coarse.coarse_graph` gives them.
+        The plan's chunks, as `millrace.simulator.chunks.coarse.coarse_graph` gives them.
     table
         Their timetable.
 

@@ -16,9 +16,9 @@ from functools import cache
 from math import prod
 from statistics import NormalDist, stdev
 
-from planner.actors.graph import ActorGraph
-from simulator.instances import Instance
-from simulator.variation.representatives import Representatives
+from millrace.planner.actors.graph import ActorGraph
+from millrace.simulator.instances import Instance
+from millrace.simulator.variation.representatives import Representatives
 
 
 @cache

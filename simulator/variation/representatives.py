@@ -6,7 +6,7 @@ stands for all: one straggler on a mesh of two axes leaves four positions a stag
 that meet it along either axis, the rest), whatever the mesh's size. That is exact.
 
 With jitter no two ranks are alike; a sample is simulated, and meetings make up for the others
-(`simulator.variation.lateness`).
+(`millrace.simulator.variation.lateness`).
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from planner.actors.graph import ActorGraph
+from millrace.planner.actors.graph import ActorGraph
 
 SAMPLED = 16  # positions of a mesh that jitter is drawn for; a spread is known to 20 % from these
 

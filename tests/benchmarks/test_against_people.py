@@ -12,9 +12,9 @@ from benchmarks.against_people import (
     summary,
     wrong_kind,
 )
+from millrace.models.spec import TrainingSpec
+from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.language import question
-from models.spec import TrainingSpec
-from planner.search import Pins, SearchRequest, search
 from tests.millrace.published.rows import row
 
 

@@ -19,11 +19,11 @@ from benchmarks.gpu_models import TRAINED, benchmark_model
 from benchmarks.gpu_rows import lines, lines_without_times, row
 from benchmarks.gpu_slices import SECONDS, SLICES
 from benchmarks.starting_point import RandomSamples, sources_of, starting_values
-from executor.errors import DataError
-from executor.kernels.context import Source
-from executor.reference import run_reference
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build, build_training
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Source
+from millrace.executor.reference import run_reference
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build, build_training
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 from tests.extras import optional

@@ -8,12 +8,12 @@ import pytest
 from benchmarks import gpu_roofline
 from benchmarks.gpu_models import planned
 from benchmarks.gpu_roofline import ops_of, roofline, works
-from models.ops import model_flops
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.costs import Firings
-from planner.errors import PlanError
-from planner.plan import FUSED, FUSIONS, UNFUSED, Plan, plan_graph
+from millrace.models.ops import model_flops
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.costs import Firings
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import FUSED, FUSIONS, UNFUSED, Plan, plan_graph
 from tests.executor.plans.reading import stored_plan
 from tests.small_models import small
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu_models import benchmark_model
-from models.spec import ModelSpec
-from models.zoo.catalogue import build
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 from tests.models.torch_parity.machinery import assert_same
 from tests.small_models import small

@@ -5,11 +5,20 @@ from math import prod
 
 import msgspec
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
-from planner.actors.null_clock import run_to_completion
-from planner.actors.validate import validate
-from planner.mesh import Axis
-from planner.sbp import local_shape, parse_nd_sbp
+from millrace.planner.actors.graph import (
+    Actor,
+    ActorGraph,
+    Leave,
+    Meeting,
+    Port,
+    Program,
+    Queue,
+    Register,
+)
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.validate import validate
+from millrace.planner.mesh import Axis
+from millrace.planner.sbp import local_shape, parse_nd_sbp
 
 
 class ProgramWriter:

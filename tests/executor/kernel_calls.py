@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 
-from executor.kernels import KernelContext, RunState, Shard, make_kernel
-from executor.kernels.context import Array, whole
-from models.labels import dim_of, parse
+from millrace.executor.kernels import KernelContext, RunState, Shard, make_kernel
+from millrace.executor.kernels.context import Array, whole
+from millrace.models.labels import dim_of, parse
 
 Attributes = Mapping[str, int | float | str | bool]
 

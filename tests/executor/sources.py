@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.kernels.context import Source
+from millrace.executor.kernels.context import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 

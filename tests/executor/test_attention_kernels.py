@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.kernels.attention.scores import alibi_slopes
-from executor.kernels.context import Array, whole
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.attention.scores import alibi_slopes
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.kernel_calls import call, call_sharded
 
 PLAIN = "b t h d!, b s! h d!, b s! h d! -> b t h d!, b t h"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Shard
-from planner.sbp import (
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Shard
+from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_MAX,
     PARTIAL_SUM,

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.data import Blobs, TokenWindows, open_dataset
-from executor.data.corpus import Corpus
-from executor.errors import DataError
-from executor.kernels.context import Array, Dataset, Source
-from executor.values.initial import initial_value
-from models.spec import ModelSpec
+from millrace.executor.data import Blobs, TokenWindows, open_dataset
+from millrace.executor.data.corpus import Corpus
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.executor.values.initial import initial_value
+from millrace.models.spec import ModelSpec
 
 SEQ_LEN = 16
 

@@ -6,10 +6,10 @@ from math import log
 import numpy as np
 import pytest
 
-from executor.data import Digits, Patterns, SyntheticClicks, open_dataset
-from executor.errors import DataError
-from executor.kernels.context import Array, Dataset, Source
-from models.spec import ModelSpec
+from millrace.executor.data import Digits, Patterns, SyntheticClicks, open_dataset
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.models.spec import ModelSpec
 
 IMAGE = (3, 16, 12)
 

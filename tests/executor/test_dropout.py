@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.kernels import KernelContext, make_kernel
-from executor.kernels.context import Array, whole
-from executor.kernels.random_bits import key_of, philox
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import KernelContext, make_kernel
+from millrace.executor.kernels.context import Array, whole
+from millrace.executor.kernels.random_bits import key_of, philox
 from tests.executor.kernel_calls import call, call_sharded, run_state
 
 ATTRIBUTES = {"rate": 0.1, "op": "block.dropout"}

@@ -5,8 +5,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, RunState, whole
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, RunState, whole
 from tests.executor.kernel_calls import call, run_state
 
 DTYPE = "float64"

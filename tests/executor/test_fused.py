@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.data import open_dataset
-from executor.in_process import KernelWork, execute_lockstep
-from executor.kernels import RunState
-from executor.rank import RankState
-from executor.values.initial import initial_value
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.plan import FUSED, UNFUSED
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.data import open_dataset
+from millrace.executor.in_process import KernelWork, execute_lockstep
+from millrace.executor.kernels import RunState
+from millrace.executor.rank import RankState
+from millrace.executor.values.initial import initial_value
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import FUSED, UNFUSED
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 STEPS = 3

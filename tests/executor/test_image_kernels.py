@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from executor.kernels import KernelContext, make_kernel
-from executor.kernels.context import Array, Shard, whole
-from executor.kernels.images.sizes import COLUMNS_ELEMENTS
+from millrace.executor.kernels import KernelContext, make_kernel
+from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.kernels.images.sizes import COLUMNS_ELEMENTS
 from tests.executor.examples.images import convolution, window
 from tests.executor.kernel_calls import call, run_state
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.in_process import KernelWork, execute_in_process, execute_lockstep
-from executor.kernels import RunState
-from executor.rank import RankState
-from executor.recording import trace_of
-from planner.actors.graph import ActorGraph
-from planner.actors.protocol import Fire
-from planner.mesh import Axis
-from planner.sbp import parse_nd_sbp, shard_offsets
+from millrace.executor.errors import ExecutorError
+from millrace.executor.in_process import KernelWork, execute_in_process, execute_lockstep
+from millrace.executor.kernels import RunState
+from millrace.executor.rank import RankState
+from millrace.executor.recording import trace_of
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.protocol import Fire
+from millrace.planner.mesh import Axis
+from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 from tests.executor.actor_graphs import boxed, handed_on, split_matmul
 from tests.executor.sources import WaveData, whole
 

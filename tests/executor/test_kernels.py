@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.errors import ExecutorError
-from executor.kernels import KERNELS, KernelContext, make_kernel
-from executor.kernels.context import Array, Shard, whole
-from models.labels import parse, shape_of
-from models.ops import OPS
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import KERNELS, KernelContext, make_kernel
+from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import OPS
 from tests.executor.examples.example import Example
 from tests.executor.examples.table import EXAMPLES
 from tests.executor.kernel_calls import call, call_sharded, run_state

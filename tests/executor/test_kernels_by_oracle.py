@@ -7,10 +7,10 @@ in one way, it says what it means.
 import numpy as np
 import pytest
 
-from executor.kernels import KERNELS
-from executor.kernels.context import whole
-from models.labels import parse, shape_of
-from models.ops import OPS
+from millrace.executor.kernels import KERNELS
+from millrace.executor.kernels.context import whole
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import OPS
 from tests.executor.kernel_calls import call
 from tests.models.op_samples import SAMPLES, Sample
 from tests.models.oracle import evaluate

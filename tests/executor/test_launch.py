@@ -13,19 +13,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.errors import CheckpointError, DataError, ExecutorError
-from executor.in_process import KernelWork, execute_lockstep
-from executor.kernels import RunState
-from executor.launch import execute
-from executor.processes import TOKEN, check_capacity, run_ranks
-from executor.rank import RankState
-from executor.values.initial import initial_value
-from models.zoo.catalogue import build_training
-from planner.compile import compile_plan
-from planner.errors import InfeasibleError
-from planner.plan import Plan
-from planner.recomputed import recomputed
+from millrace.executor.data import open_dataset
+from millrace.executor.errors import CheckpointError, DataError, ExecutorError
+from millrace.executor.in_process import KernelWork, execute_lockstep
+from millrace.executor.kernels import RunState
+from millrace.executor.launch import execute
+from millrace.executor.processes import TOKEN, check_capacity, run_ranks
+from millrace.executor.rank import RankState
+from millrace.executor.values.initial import initial_value
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan
+from millrace.planner.recomputed import recomputed
 from tests.executor.sources import ROOT
 from tests.millrace.plans import data_parallel_pipeline
 
@@ -150,7 +150,7 @@ def test_a_user_folder_with_the_names_of_our_packages_is_left_alone(tmp_path: Pa
         (tmp_path / name).write_text("raise SystemExit('the wrong module')")
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from executor.launch import execute\n"
+        "from millrace.executor.launch import execute\n"
         "from tests.millrace.plans import data_parallel_pipeline\n"
         "print(len(execute(data_parallel_pipeline(), steps=1).losses))\n"
     )
@@ -164,10 +164,10 @@ RANK = """
 import os, sys, signal
 from pathlib import Path
 from time import sleep
-from executor.errors import ExecutorError
-from executor.transport.mpi import join_world
-from executor.processes import open_line
-from executor.worker import give_up
+from millrace.executor.errors import ExecutorError
+from millrace.executor.transport.mpi import join_world
+from millrace.executor.processes import open_line
+from millrace.executor.worker import give_up
 
 folder = Path(sys.argv[1])
 open_line(folder, int(os.environ["PMI_RANK"]))
@@ -203,9 +203,9 @@ def test_work_that_raises_in_the_middle_of_a_run_names_its_actor(
 ) -> None:
     body = f"""
 sys.path.insert(0, {str(ROOT)!r})
-from executor.rank import RankMemory
-from executor.transport.shared import share_memory
-from executor.worker import run_rank
+from millrace.executor.rank import RankMemory
+from millrace.executor.transport.shared import share_memory
+from millrace.executor.worker import run_rank
 from tests.executor.actor_graphs import split_matmul
 
 class Fails:
@@ -245,7 +245,7 @@ def test_a_rank_that_raises_outside_our_code_ends_the_others(
 
 LONG_RUN = f"""
 import signal, sys; sys.path.insert(0, {str(ROOT)!r})
-from executor.launch import execute
+from millrace.executor.launch import execute
 from tests.millrace.plans import data_parallel_pipeline
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind ignores it
 print("ready", flush=True)

@@ -7,8 +7,8 @@ from zlib import compress
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, whole
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.kernel_calls import call, call_sharded
 
 

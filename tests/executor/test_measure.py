@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from executor.measure import cached_profile
-from executor.probes.cases import PROBES, cases
-from executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
-from models.ops import OPS
-from planner.actors.null_clock import run_to_completion
-from planner.cluster import Cluster, Link
-from planner.costs import collective_duration_ns
-from planner.likeness import PRICED_LIKE
+from millrace.executor.measure import cached_profile
+from millrace.executor.probes.cases import PROBES, cases
+from millrace.executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
+from millrace.models.ops import OPS
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.cluster import Cluster, Link
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.likeness import PRICED_LIKE
 
 
 def test_a_profile_is_kept_until_it_cannot_be_read_and_costs_take_it(

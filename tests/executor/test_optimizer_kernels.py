@@ -5,10 +5,10 @@ from math import cos, pi, sqrt
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.kernels import KernelContext, make_kernel
-from executor.kernels.context import Array, Shard, Source, whole
-from planner.sbp import BROADCAST, PARTIAL_SUM, split
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import KernelContext, make_kernel
+from millrace.executor.kernels.context import Array, Shard, Source, whole
+from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
 from tests.executor.kernel_calls import call, run_state
 
 ADAMW = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "clip_norm": 0.5}

@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.errors import ExecutorError
-from executor.reference import Reference, run_reference
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
+from millrace.executor.data import open_dataset
+from millrace.executor.errors import ExecutorError
+from millrace.executor.reference import Reference, run_reference
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
 
 GPT = ModelSpec(
     name="tiny",

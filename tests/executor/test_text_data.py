@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.data import MaskedText, TextPairs, open_dataset
-from executor.data.corpus import Corpus
-from executor.errors import DataError
-from executor.kernels.context import Array, Dataset, Source
-from models.spec import ModelSpec
+from millrace.executor.data import MaskedText, TextPairs, open_dataset
+from millrace.executor.data.corpus import Corpus
+from millrace.executor.errors import DataError
+from millrace.executor.kernels.context import Array, Dataset, Source
+from millrace.models.spec import ModelSpec
 
 LENGTH = 20
 MASKED = 6

@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.processes import run_ranks
-from executor.transport.mpi import join_world
+from millrace.executor.errors import ExecutorError
+from millrace.executor.processes import run_ranks
+from millrace.executor.transport.mpi import join_world
 from tests.executor.actor_graphs import boxed, handed_on, in_a_bucket, split_matmul, to_json
 from tests.executor.sources import ROOT
 from tests.executor.test_in_process import ONE, TWO, run, value
@@ -20,13 +20,13 @@ import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 import msgspec
-from executor.in_process import KernelWork
-from executor.kernels import RunState
-from executor.transport.mpi import join_world
-from executor.rank import RankState
-from executor.transport.shared import share_memory
-from executor.worker import give_up, run_rank
-from planner.actors.graph import ActorGraph
+from millrace.executor.in_process import KernelWork
+from millrace.executor.kernels import RunState
+from millrace.executor.transport.mpi import join_world
+from millrace.executor.rank import RankState
+from millrace.executor.transport.shared import share_memory
+from millrace.executor.worker import give_up, run_rank
+from millrace.planner.actors.graph import ActorGraph
 from tests.executor.sources import WaveData
 
 folder = Path(sys.argv[1])

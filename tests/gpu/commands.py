@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from models.graph import to_json
-from models.spec import TrainingSpec
-from models.zoo.catalogue import model_spec
-from planner.clusters import parse_cluster
-from planner.plan import Plan
-from planner.search import Pins, SearchRequest, search
+from millrace.models.graph import to_json
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.plan import Plan
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.sources import ROOT
 
 LIMIT_S = 120

@@ -2,8 +2,8 @@
 
 import sys
 
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.products.cublaslt import ProductLibrary
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
 
 def load_one_by_one(device: CupyDevice, names: list[str]) -> None:

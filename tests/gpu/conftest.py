@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from executor.gpu.availability import require_compiler, require_gpu
+from millrace.executor.gpu.availability import require_compiler, require_gpu
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.sources import ROOT
 
@@ -45,8 +45,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield EmulatedDevice()
         return
     request.getfixturevalue("gpu")
-    from executor.gpu.cupy_device import CupyDevice
-    from executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.cupy_device import CupyDevice
+    from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
     found = CupyDevice(0, ProductLibrary)
     yield found

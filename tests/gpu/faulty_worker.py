@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from executor.cuda.calls import Call, Launch, Operand
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.products.cublaslt import ProductLibrary
-from executor.gpu.worker import main, train_and_record
-from executor.job import Job
-from executor.transport.mpi import World
+from millrace.executor.cuda.calls import Call, Launch, Operand
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.products.cublaslt import ProductLibrary
+from millrace.executor.gpu.worker import main, train_and_record
+from millrace.executor.job import Job
+from millrace.executor.transport.mpi import World
 
 NOWHERE = Operand("address", 0, 64)
 

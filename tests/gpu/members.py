@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from executor.cuda.calls import Collective, Operand
-from executor.kernels.context import Array
+from millrace.executor.cuda.calls import Collective, Operand
+from millrace.executor.kernels.context import Array
 
 ELEMENTS = 1000
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "rotate")

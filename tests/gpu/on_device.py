@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Calls, Operand
-from executor.gpu.device import Device
-from executor.kernels.context import Array, Shard
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Call, Calls, Operand
+from millrace.executor.gpu.device import Device
+from millrace.executor.kernels.context import Array, Shard
 from tests.executor.cuda.calling import empty
 
 ALIGNMENT = 256

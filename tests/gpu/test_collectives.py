@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.gpu.availability import require_nccl
-from executor.gpu.nccl import (
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.availability import require_nccl
+from millrace.executor.gpu.nccl import (
     Group,
     NcclCommunicator,
     exchange_ids,
     set_environment,
     warm_up_bytes,
 )
-from executor.processes import run_ranks
+from millrace.executor.processes import run_ranks
 from tests.executor.cuda.calling import loaded, stored
 from tests.gpu.conftest import EMULATED
 from tests.gpu.members import KINDS, collective, received, sent

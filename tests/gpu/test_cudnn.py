@@ -5,19 +5,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from executor.cuda.binding import leaves
-from executor.cuda.calls import Calls, Choice, Convolution, Launch
-from executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.calls import Calls, Choice, Convolution, Launch
+from millrace.executor.cuda.kernels.images.library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
     with_library,
 )
-from executor.cuda.kernels.images.windows import Dim, Sizes
-from executor.cuda.kernels.table import make_calls
-from executor.gpu.cudnn.limits import STATISTICS_VERSION_MIN
-from executor.gpu.cudnn.opening import cudnn_library
-from executor.kernels.context import Array, Shard, whole
+from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.gpu.cudnn.limits import STATISTICS_VERSION_MIN
+from millrace.executor.gpu.cudnn.opening import cudnn_library
+from millrace.executor.kernels.context import Array, Shard, whole
 from tests.executor.cuda.calling import context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import functions_of, to_stored, to_wide
 from tests.executor.cuda.emulation.networks import carry_out as in_numpy
@@ -71,8 +71,8 @@ def bench(version: int) -> Iterator[Bench]:
     if EMULATED:
         yield Bench(EmulatedDevice())
         return
-    from executor.gpu.cupy_device import CupyDevice
-    from executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.cupy_device import CupyDevice
+    from millrace.executor.gpu.products.cublaslt import ProductLibrary
 
     device = CupyDevice(
         0, ProductLibrary, lambda: cudnn_library({"MILLRACE_CUDNN": "on"}, deterministic=True)

@@ -10,10 +10,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from executor.backend import WORKERS, Backend
-from executor.errors import ExecutorError
-from executor.launch import execute
-from executor.processes import TOKEN
+from millrace.executor.backend import WORKERS, Backend
+from millrace.executor.errors import ExecutorError
+from millrace.executor.launch import execute
+from millrace.executor.processes import TOKEN
 from tests.executor.gpu.plans import planned
 from tests.executor.sources import ROOT
 from tests.gpu.commands import environment, middling_plan, millrace, used_bytes, written
@@ -58,7 +58,7 @@ def workers_of(parent: int) -> list[int]:
     return [
         pid
         for pid, command in commands.items()
-        if b"executor.gpu.worker" in command and b"mpiexec" not in command
+        if b"millrace.executor.gpu.worker" in command and b"mpiexec" not in command
     ]
 
 

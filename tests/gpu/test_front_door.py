@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.launch import execute
+from millrace.executor.launch import execute
 from tests.executor.gpu.plans import planned
 from tests.gpu.commands import CODE_BYTES, answer_of, millrace, written
 from tests.gpu.conftest import EMULATED
@@ -63,7 +63,7 @@ def test_two_ranks_share_a_gpu_in_loopback(tmp_path: Path) -> None:
 
 
 def test_two_ranks_need_two_gpus(tmp_path: Path) -> None:
-    from executor.gpu.availability import gpus_found
+    from millrace.executor.gpu.availability import gpus_found
 
     if gpus_found() > 1:
         pytest.skip("there are two")

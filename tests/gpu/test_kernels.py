@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import KernelContext
 from tests.executor.cuda.calling import loaded, stored
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.cuda.launched import examples_in_every_width

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from executor.gpu.memory_use import MemoryUse
 from millrace import api
-from planner.compile import compile_plan
-from planner.plan import plan_graph
+from millrace.executor.gpu.memory_use import MemoryUse
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import plan_graph
 from tests.executor.gpu.plans import execute_on_device, loading, runs_of
 from tests.gpu.commands import CODE_BYTES, middling_plan
 from tests.gpu.conftest import EMULATED

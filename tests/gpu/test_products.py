@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Call, Choice, Clear, Matrices, Operand, Product
-from executor.cuda.products import cut
-from executor.errors import ExecutorError
-from executor.kernels.context import Array
+from millrace.executor.cuda.calls import Call, Choice, Clear, Matrices, Operand, Product
+from millrace.executor.cuda.products import cut
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import loaded, stored
 from tests.executor.cuda.emulation.machine import Emulator
 from tests.executor.gpu.emulated_device import EmulatedDevice
@@ -169,9 +169,9 @@ def test_kept_picks_give_the_bits_and_the_way_of_the_run_that_timed_them(
 ) -> None:
     if isinstance(bench.device, EmulatedDevice):
         pytest.skip("an emulated device times nothing")
-    from executor.gpu.cupy_device import CupyDevice
-    from executor.gpu.products.cublaslt import ProductLibrary
-    from executor.gpu.products.tuning import Tuner
+    from millrace.executor.gpu.cupy_device import CupyDevice
+    from millrace.executor.gpu.products.cublaslt import ProductLibrary
+    from millrace.executor.gpu.products.tuning import Tuner
 
     found = []
     sides = [Side(512, 512, 1, "bfloat16", turned=False, gap=0, seed=at) for at in range(3)]

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.nccl import (
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.nccl import (
     Group,
     NcclCommunicator,
     exchange_ids,
     set_environment,
     warm_up_bytes,
 )
-from executor.gpu.products.cublaslt import ProductLibrary
-from executor.processes import open_line
-from executor.transport.mpi import join_world
-from executor.worker import give_up
+from millrace.executor.gpu.products.cublaslt import ProductLibrary
+from millrace.executor.processes import open_line
+from millrace.executor.transport.mpi import join_world
+from millrace.executor.worker import give_up
 from tests.gpu.members import KINDS, collective, received, sent
 from tests.gpu.on_device import Bench
 

@@ -1,13 +1,13 @@
 """Plans by hand: one to be drawn, one that compiles and runs."""
 
-from models.graph import GLOBAL_BLOCK, Graph, Op
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training, model_spec
-from planner.cluster import Cluster
-from planner.clusters import local_cluster
-from planner.mesh import Axis, Mesh
-from planner.plan import BlockChoice, Chunk, Evidence, OpSignature, Plan, Variant
-from planner.signatures import axis_signatures
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training, model_spec
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import local_cluster
+from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.plan import BlockChoice, Chunk, Evidence, OpSignature, Plan, Variant
+from millrace.planner.signatures import axis_signatures
 
 
 def cluster() -> Cluster:

@@ -10,12 +10,12 @@ from millrace.calibration import Parameter, fitted, parameters_of, scaled
 from millrace.calibration.answers import FIDELITY, _priced
 from millrace.calibration.parameters import beliefs
 from millrace.calibration.shares import step_of
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.cluster import Software
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.search import Pins
 from millrace.published.prediction import planned, predicted
 from millrace.published.question import Question
-from models.zoo.catalogue import model_spec
-from planner.cluster import Software
-from planner.clusters import parse_cluster
-from planner.search import Pins
 
 MATMUL = Parameter("a100-sxm-80gb", "matmul_efficiency")
 MEMORY = Parameter("a100-sxm-80gb", "memory_efficiency")

@@ -7,7 +7,7 @@ import pytest
 
 import millrace
 from millrace.cli import exit_code_of, run
-from planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
 
 
 @pytest.fixture

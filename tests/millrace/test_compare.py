@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.compare import exposed_ns, join
-from planner.errors import PlanError
+from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 
 

@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from millrace.drawing import changes, draw_changes, draw_plan, headline, stage_blocks
-from planner.recomputed import recomputed
+from millrace.planner.recomputed import recomputed
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
 
 

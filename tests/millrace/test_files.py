@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from millrace.files import FileError, load_plan, load_trace, write_bytes, write_document
-from planner.errors import PlanError
+from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 
 

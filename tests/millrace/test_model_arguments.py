@@ -5,8 +5,8 @@ import json
 import pytest
 
 from millrace.cli import run
-from models.graph import Graph
-from models.zoo.catalogue import build, model_spec
+from millrace.models.graph import Graph
+from millrace.models.zoo.catalogue import build, model_spec
 from tests.extras import optional
 from tests.models.importers.onnx_files import MLP, attention_text, parsed, saved, with_weights
 

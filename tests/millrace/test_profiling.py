@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from executor.gpu.probing.measuring import profile_key
-from executor.measure import kept_profile
 from millrace import api
 from millrace.cli import run
+from millrace.executor.gpu.probing.measuring import profile_key
+from millrace.executor.measure import kept_profile
 from millrace.files import write_document
 from millrace.machine import is_local
-from planner.clusters import device
-from planner.errors import ClusterError, InfeasibleError
+from millrace.planner.clusters import device
+from millrace.planner.errors import ClusterError, InfeasibleError
 from tests.executor.gpu.test_availability import machine
 
 PLAN = ("plan", "gpt2-small", "--global-batch", "8", "--cluster")
@@ -129,7 +129,7 @@ def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(
         for rank in range(ranks):
             (folder / f"timings.{rank}.json").write_text(json.dumps(timings))
 
-    monkeypatch.setattr("executor.gpu.probing.measuring.run_ranks", run_ranks)
+    monkeypatch.setattr("millrace.executor.gpu.probing.measuring.run_ranks", run_ranks)
     path = tmp_path / "profile.json"
     command = ["profile", "--device", "gpu", "--ranks", "2", "-o", str(path)]
     left = "in 15 s 2 kernels were not reached, so by rates are priced: relu@bf16"
@@ -150,7 +150,7 @@ def test_a_limit_of_time_reaches_the_measuring_of_cores(monkeypatch):
         asked.append((ranks, refresh, seconds))
         return device("h100-sxm-80gb")
 
-    monkeypatch.setattr("executor.measure.cached_profile", cached_profile)
+    monkeypatch.setattr("millrace.executor.measure.cached_profile", cached_profile)
     assert run(["profile", "--ranks", "1", "--json"]) == 0
     assert run(["profile", "--ranks", "1", "--seconds", "3", "--json"]) == 0
     assert asked == [(1, True, 11.0), (1, True, 3.0)]

@@ -1,6 +1,7 @@
 """The whole road by the command line: plan, show, simulate, run, compare, on real processes."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from executor.data import open_dataset
-from executor.reference import run_reference
 from millrace.cli import run
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import run_reference
 from millrace.files import load_plan, write_document
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.clusters import local_cluster
-from planner.search import Pins, SearchRequest, search
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import local_cluster
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
 from tests.small_models import small
 
@@ -190,17 +191,24 @@ def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(call, plan
     assert found["error"].startswith("--backend cupy needs CuPy: pip install 'millrace[cuda]'")
 
 
-def test_foreign_packages_beside_the_user_do_no_harm(plan, tmp_path):
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "__init__.py").write_text("")
-    (tmp_path / "planner.py").write_text("raise RuntimeError('not this one')")
-    start = f"import sys; sys.path.append({str(ROOT)!r}); from millrace.cli import main; main()"
+def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_path):
+    for name in ("models", "planner", "simulator", "executor"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('not this one')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    environment.pop("PYTHONSAFEPATH", None)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", start, "run", str(plan), "--steps", "2", "--json"],
+        [sys.executable, "-m", "millrace", "run", str(plan), "--steps", "2", "--json"],
         cwd=tmp_path,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["loss"]) == 2
+
+
+def test_one_name_holds_the_four_folders():
+    for name in ("models", "planner", "simulator", "executor"):
+        assert (ROOT / "millrace" / name).readlink() == Path("..") / name

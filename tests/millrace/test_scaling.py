@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from millrace import api
 from millrace.cli import run
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
 from millrace.scaling.drawing import csv_text, format_energy, format_time
 from millrace.scaling.lines import relate
 from millrace.scaling.parts import RESOURCES, resources, step_parts
 from millrace.scaling.sweep import checkpoint_bytes
-from planner.clusters import parse_cluster
-from planner.errors import ClusterError, InfeasibleError, PlanError
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.planner.errors import PlanError
 from millrace.units import format_bytes, format_count, format_percent, format_seconds, parse_bytes
-from planner.errors import PlanError
 
 
 @pytest.mark.parametrize(

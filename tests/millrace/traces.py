@@ -1,6 +1,6 @@
 """Small traces by hand: two ranks, each a compute actor and an all_reduce, every step alike."""
 
-from planner.actors.trace import Lane, Span, Trace
+from millrace.planner.actors.trace import Lane, Span, Trace
 
 DIGEST = "00112233aabbccdd"
 

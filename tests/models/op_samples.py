@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.labels import parse, shape_of
-from models.ops import FUNCTIONS
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import FUNCTIONS
 
 Array = NDArray[Any]
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from models.builder import GraphBuilder, dense
-from models.errors import ModelError
-from models.graph import Phase, Rate
-from models.inference import check_graph
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.errors import ModelError
+from millrace.models.graph import Phase, Rate
+from millrace.models.inference import check_graph
 
 
 def started(precision: str = "fp32") -> GraphBuilder:

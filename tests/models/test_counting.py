@@ -2,11 +2,11 @@
 
 import pytest
 
-from models.counting import splits, training_flops
-from models.ops import model_flops
-from models.spec import TrainingSpec
-from models.training import training_graph
-from models.zoo.catalogue import FAMILIES, build, model_spec
+from millrace.models.counting import splits, training_flops
+from millrace.models.ops import model_flops
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo.catalogue import FAMILIES, build, model_spec
 
 
 def smallest_of_each_family() -> list[str]:

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.gradients import RULES
-from models.graph import Graph, Phase
-from models.inference import check_graph
-from models.spec import ModelSpec, TrainingSpec
-from models.training import training_graph
-from models.zoo import mlp
-from models.zoo.catalogue import build
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.gradients import RULES
+from millrace.models.graph import Graph, Phase
+from millrace.models.inference import check_graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo import mlp
+from millrace.models.zoo.catalogue import build
 from tests.models.gradient_cases import images, layers, losses, products
 from tests.models.gradient_cases.classifier import B, Body, K, T, classifier, unchanged
 from tests.models.oracle import Array, random_values, run

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.errors import ModelError
-from models.labels import Operand, bind, dim_of, parse, shape_of, write
+from millrace.models.errors import ModelError
+from millrace.models.labels import Operand, bind, dim_of, parse, shape_of, write
 
 LABELS = ("b", "t", "h", "d", "k", "n", "v0")
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.errors import ModelError
-from models.gradients import RULES
-from models.graph import Graph, Op, Rate, Tensor
-from models.inference import check_graph
-from models.labels import dim_of, parse, shape_of
-from models.ops import OPS, model_flops, op_flops, op_work, state_of
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build, build_training, model_spec
+from millrace.models.errors import ModelError
+from millrace.models.gradients import RULES
+from millrace.models.graph import Graph, Op, Rate, Tensor
+from millrace.models.inference import check_graph
+from millrace.models.labels import dim_of, parse, shape_of
+from millrace.models.ops import OPS, model_flops, op_flops, op_work, state_of
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.op_samples import SAMPLES, Sample
 from tests.models.oracle import KINDS, evaluate
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from models.counting import masters, training_flops
-from models.errors import ModelError
-from models.graph import Graph, Op, Phase
-from models.inference import check_graph
-from models.ops import model_flops
-from models.quantised import ARITHMETIC
-from models.recompute import with_recompute
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build, build_training
+from millrace.models.counting import masters, training_flops
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Op, Phase
+from millrace.models.inference import check_graph
+from millrace.models.ops import model_flops
+from millrace.models.quantised import ARITHMETIC
+from millrace.models.recompute import with_recompute
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build, build_training
 from tests.models.oracle import random_values, run
 from tests.small_models import small
 

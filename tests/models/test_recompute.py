@@ -5,15 +5,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.reference import run_reference
-from models.errors import ModelError
-from models.graph import Graph, Op, Phase, to_json, with_batch
-from models.inference import check_graph
-from models.ops import model_flops, op_kind
-from models.recompute import SUFFIX, with_recompute
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import run_reference
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Op, Phase, to_json, with_batch
+from millrace.models.inference import check_graph
+from millrace.models.ops import model_flops, op_kind
+from millrace.models.recompute import SUFFIX, with_recompute
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
 from tests.models.oracle import random_values, run
 from tests.small_models import NAMES, small
 

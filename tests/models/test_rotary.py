@@ -4,8 +4,8 @@ from math import pi
 
 import pytest
 
-from models.errors import ModelError
-from models.rotary import rotary_frequencies
+from millrace.models.errors import ModelError
+from millrace.models.rotary import rotary_frequencies
 
 PLAIN = {"base": 10000.0, "dims": 64}
 STRETCHED = PLAIN | {"factor": 8.0, "original_positions": 2048}

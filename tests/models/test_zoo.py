@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import ALIASES, NAMES, build, build_training, model_spec
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import ALIASES, NAMES, build, build_training, model_spec
 
 # Parameters of the released GPT-2 checkpoints (openai/gpt-2, 2019), the tied head counted once.
 GPT2 = {
@@ -81,8 +81,8 @@ def test_a_specification_builds_the_same_graph_after_a_round_trip() -> None:
         ("gpt2", {"seq_len": 0}, "use 1 to 1024"),
         ("mlp", {"seq_len": 7}, "model `mlp` has no sequence"),
         ("no.such.module:graph", {}, "expected `package.module:function`"),
-        ("models.graph:nothing", {}, "expected `package.module:function`"),
-        ("models.graph:GLOBAL_BLOCK", {}, "is not a function"),
+        ("millrace.models.graph:nothing", {}, "expected `package.module:function`"),
+        ("millrace.models.graph:GLOBAL_BLOCK", {}, "is not a function"),
         ("tests.models.test_zoo:not_a_graph", {}, "returns a str; expected a Graph"),
         ("tests.models.test_zoo:line", {"seq_len": 5}, "5 were asked for; change the function"),
         ("tests.models.test_zoo:line", {"precision": "bf16"}, "not precision bf16"),

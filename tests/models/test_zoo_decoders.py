@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.inference import check_graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build, build_training, model_spec
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.inference import check_graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build, build_training, model_spec
 
 # Parameters of the released weights, from the model cards on huggingface.co (their safetensors'
 # headers) and EleutherAI's table of Pythia; of DeepSeek-V3 without its second head and without the

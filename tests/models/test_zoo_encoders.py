@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.inference import check_graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build, build_training, model_spec
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.inference import check_graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build, build_training, model_spec
 
 # Parameters of the released checkpoints: google-bert/bert-{base,large}-uncased (the pre-training
 # heads, and without the pooler and its classifier), google-t5/t5-*, google/t5-v1_1-*, and

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.inference import check_graph
-from models.ops import model_flops
-from models.spec import Config, ModelSpec
-from models.zoo.catalogue import FAMILIES, build, model_spec
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.inference import check_graph
+from millrace.models.ops import model_flops
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo.catalogue import FAMILIES, build, model_spec
 
 # torchvision's documentation of its weights ("Num. params", version 0.20, 2024).
 RESNET = {

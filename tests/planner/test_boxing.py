@@ -8,16 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.in_process import KernelWork, execute_lockstep
-from executor.kernels.context import RunState
-from executor.rank import RankState
-from planner.actors.graph import ActorGraph, Meeting, Port
-from planner.boxing import Step, boxing_path, crossing, message_bytes, step_bytes, transfers
-from planner.compile.draft import BEGIN, DraftActor, DraftStage
-from planner.compile.orders import unordered
-from planner.errors import InfeasibleError, PlanError
-from planner.mesh import Axis
-from planner.sbp import (
+from millrace.executor.in_process import KernelWork, execute_lockstep
+from millrace.executor.kernels.context import RunState
+from millrace.executor.rank import RankState
+from millrace.planner.actors.graph import ActorGraph, Meeting, Port
+from millrace.planner.boxing import (
+    Step,
+    boxing_path,
+    crossing,
+    message_bytes,
+    step_bytes,
+    transfers,
+)
+from millrace.planner.compile.draft import BEGIN, DraftActor, DraftStage
+from millrace.planner.compile.orders import unordered
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.mesh import Axis
+from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_MAX,
     PARTIAL_SUM,

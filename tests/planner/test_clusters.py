@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.graph import to_json
-from planner.cluster import Cluster
-from planner.clusters import (
+from millrace.models.graph import to_json
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import (
     device,
     local_cluster,
     names,
@@ -16,7 +16,7 @@ from planner.clusters import (
     reference_node,
     validate,
 )
-from planner.errors import ClusterError
+from millrace.planner.errors import ClusterError
 
 GIB = 1024**3
 CATALOGUE = Path(__file__).parents[2] / "planner" / "catalogue"

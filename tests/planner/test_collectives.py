@@ -7,22 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster, Link, Software
-from planner.clusters import network, parse_cluster, validate
-from planner.compile import compile_plan
-from planner.costs import collective_duration_ns, collective_pieces, durations
-from planner.costs.buckets import (
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster, Link, Software
+from millrace.planner.clusters import network, parse_cluster, validate
+from millrace.planner.compile import compile_plan
+from millrace.planner.costs import collective_duration_ns, collective_pieces, durations
+from millrace.planner.costs.buckets import (
     State,
     bucket_bytes,
     shown_bytes,
     state_tensors,
     with_own_buckets,
 )
-from planner.costs.protocols import NCCL
-from planner.errors import ClusterError
-from planner.search import Pins, SearchRequest, search
+from millrace.planner.costs.protocols import NCCL
+from millrace.planner.errors import ClusterError
+from millrace.planner.search import Pins, SearchRequest, search
 
 MIB, MB, GB = 2**20, 10**6, 10**9
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")

@@ -5,20 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.ops import OPS
-from planner.actors.graph import Actor, ActorGraph, Meeting, Port, Program, Register
-from planner.cluster import Cluster, Device, Link
-from planner.clusters import device, parse_cluster
-from planner.costs import (
+from millrace.models.ops import OPS
+from millrace.planner.actors.graph import Actor, ActorGraph, Meeting, Port, Program, Register
+from millrace.planner.cluster import Cluster, Device, Link
+from millrace.planner.clusters import device, parse_cluster
+from millrace.planner.costs import (
     actor_duration_ns,
     collective_duration_ns,
     durations,
     interpolate_ns,
     op_duration_ns,
 )
-from planner.errors import ClusterError
-from planner.likeness import PRICED_LIKE
-from planner.mesh import Axis
+from millrace.planner.errors import ClusterError
+from millrace.planner.likeness import PRICED_LIKE
+from millrace.planner.mesh import Axis
 
 # Round figures: 1 FLOP per ns, 1 byte per ns, nothing else.
 PLAIN = Device(

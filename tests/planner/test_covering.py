@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.actors.covering import Interval, covering_ns
+from millrace.planner.actors.covering import Interval, covering_ns
 
 times = st.integers(0, 40)
 intervals = st.builds(

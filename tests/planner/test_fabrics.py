@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.clusters import names, network, parse_cluster, reference_node
-from planner.clusters.fabrics import Reduction, fabrics
-from planner.errors import ClusterError
+from millrace.planner.clusters import names, network, parse_cluster, reference_node
+from millrace.planner.clusters.fabrics import Reduction, fabrics
+from millrace.planner.errors import ClusterError
 
 FILE = Path(__file__).parents[2] / "planner" / "clusters" / "fabrics.toml"
 

@@ -3,17 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from planner.clusters import local_cluster, parse_cluster
-from planner.compile import compile_plan
-from planner.compile.program import ordered_plan
-from planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
-from planner.memory.regular import regular
-from planner.plan import Chunk, Plan, plan_graph
-from planner.recomputed import recomputed
-from planner.schedules import stage_of
-from planner.search import Pins, SearchRequest, search
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.compile.program import ordered_plan
+from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
+from millrace.planner.memory.regular import regular
+from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.recomputed import recomputed
+from millrace.planner.schedules import stage_of
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 GPT = ModelSpec(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cluster import Device
-from planner.clusters import device
-from planner.costs import Firings, op_duration_ns, op_durations_ns
+from millrace.planner.cluster import Device
+from millrace.planner.clusters import device
+from millrace.planner.costs import Firings, op_duration_ns, op_durations_ns
 
 A100 = device("a100-sxm-80gb")
 TABLES = {

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.ops import OPS
-from planner.cluster import Device, Software
-from planner.clusters import device, names
-from planner.costs import op_duration_ns
-from planner.costs.attention import (
+from millrace.models.ops import OPS
+from millrace.planner.cluster import Device, Software
+from millrace.planner.clusters import device, names
+from millrace.planner.costs import op_duration_ns
+from millrace.planner.costs.attention import (
     BACKWARD_SPEED,
     DIAGONAL_KEYS,
     HEAD_SIZES,
     TILE_ENDS_KEYS,
     TILE_ENDS_KEYS_BACKWARD,
 )
-from planner.costs.products import DEPTHWISE_RATE, TILE_ENDS_BYTES, UNALIGNED, WINOGRAD
-from planner.costs.traffic import FUSED, RAMP_NS
-from planner.errors import ClusterError
+from millrace.planner.costs.products import DEPTHWISE_RATE, TILE_ENDS_BYTES, UNALIGNED, WINOGRAD
+from millrace.planner.costs.traffic import FUSED, RAMP_NS
+from millrace.planner.errors import ClusterError
 
 # 100 multiprocessors of 1 FLOP per ns each, and memory that costs nothing.
 GPU = Device(
@@ -313,8 +313,8 @@ def test_entries_of_the_catalogue_price_products_and_attention(name: str) -> Non
 
 
 def test_values_out_of_their_range_are_named() -> None:
-    from planner.clusters import local_cluster
-    from planner.clusters.checks import validate
+    from millrace.planner.clusters import local_cluster
+    from millrace.planner.clusters.checks import validate
 
     good = local_cluster(2, cores=2, memory_bytes=2**33)
     for field, value in (

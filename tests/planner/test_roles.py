@@ -2,16 +2,16 @@
 
 from msgspec.structs import replace
 
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster
-from planner.clusters import local_cluster, parse_cluster
-from planner.mesh import Axis, Mesh
-from planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
-from planner.recomputed import recomputed
-from planner.roles import axis_roles, roles
-from planner.search import Pins, SearchRequest, search
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
+from millrace.planner.recomputed import recomputed
+from millrace.planner.roles import axis_roles, roles
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 GPT = ModelSpec(

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster, Software
-from planner.clusters import device, parse_cluster
-from planner.compile import compile_plan
-from planner.costs import collective_duration_ns, op_duration_ns
-from planner.costs.collectives import MERGED_LINKS
-from planner.costs.routing import PER_EXPERT, copies_of_tokens, share_beyond
-from planner.search import Pins, SearchRequest, search
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import device, parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.costs import collective_duration_ns, op_duration_ns
+from millrace.planner.costs.collectives import MERGED_LINKS
+from millrace.planner.costs.routing import PER_EXPERT, copies_of_tokens, share_beyond
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 MIB = 2**20

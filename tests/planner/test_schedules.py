@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.errors import InfeasibleError, PlanError
-from planner.schedules import (
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.schedules import (
     SCHEDULES,
     Slot,
     counted,

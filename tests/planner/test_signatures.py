@@ -5,13 +5,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from models.graph import Op, Tensor
-from models.ops import OPS
-from planner.errors import PlanError
-from planner.plan import OpSignature
-from planner.rings import RING, RINGS
-from planner.sbp import local_shape, parse_nd_sbp
-from planner.signatures import (
+from millrace.models.graph import Op, Tensor
+from millrace.models.ops import OPS
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import OpSignature
+from millrace.planner.rings import RING, RINGS
+from millrace.planner.sbp import local_shape, parse_nd_sbp
+from millrace.planner.signatures import (
     EXPANSIONS,
     EXTRA,
     axis_signatures,

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.graph import to_json
-from planner.cluster import Cluster, Device, Islands, Leaves, Link, NodeGroup, Torus
-from planner.clusters import device, parse_cluster, validate
-from planner.costs import collective_duration_ns, collective_durations_ns, collective_pieces
-from planner.costs.layout import frame_of, layout_of
-from planner.errors import ClusterError
+from millrace.models.graph import to_json
+from millrace.planner.cluster import Cluster, Device, Islands, Leaves, Link, NodeGroup, Torus
+from millrace.planner.clusters import device, parse_cluster, validate
+from millrace.planner.costs import (
+    collective_duration_ns,
+    collective_durations_ns,
+    collective_pieces,
+)
+from millrace.planner.costs.layout import frame_of, layout_of
+from millrace.planner.errors import ClusterError
 
 DOCS = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", DOCS, re.DOTALL)

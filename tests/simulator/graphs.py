@@ -1,10 +1,19 @@
 """Actor graphs written by hand whose times are known in closed form."""
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
-from planner.actors.validate import validate
-from planner.cluster import Cluster
-from planner.clusters import parse_cluster
-from planner.mesh import Axis
+from millrace.planner.actors.graph import (
+    Actor,
+    ActorGraph,
+    Leave,
+    Meeting,
+    Port,
+    Program,
+    Queue,
+    Register,
+)
+from millrace.planner.actors.validate import validate
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.mesh import Axis
 from tests.plain_links import without_library
 
 GPU = without_library("a100-sxm-80gb:8x2")

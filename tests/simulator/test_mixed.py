@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.figures import speed
-from models.spec import ModelSpec, TrainingSpec
-from planner.cluster import Device, NodeGroup
-from planner.clusters import parse_cluster
-from planner.plan import Chunk, Plan
-from planner.search import Pins, SearchRequest, search
-from simulator import predict
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Device, NodeGroup
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.plan import Chunk, Plan
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.simulator import predict
 
 GPT = ModelSpec(
     name="narrow",

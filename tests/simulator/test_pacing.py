@@ -5,15 +5,15 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from planner.actors.graph import ActorGraph
-from planner.actors.pacing import pacing_of
-from planner.cluster import Cluster, Software
-from planner.compile import compile_plan
-from planner.memory import plan_memory
-from planner.plan import Plan, plan_graph
-from simulator import forecast, predict, simulate
-from simulator.paths import steady_step
-from simulator.stages import stage_graph
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.pacing import pacing_of
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.compile import compile_plan
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import Plan, plan_graph
+from millrace.simulator import forecast, predict, simulate
+from millrace.simulator.paths import steady_step
+from millrace.simulator.stages import stage_graph
 from tests.actor_graphs import random_actor_graph
 from tests.simulator.graphs import GPU, Writer, joined, overlapped, shared, times
 from tests.simulator.test_stages import CASES, planned

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Environment
 
-from simulator.sharing import Host
+from millrace.simulator.sharing import Host
 
 Jobs = list[tuple[int, int, int]]  # arrival, work, threads
 

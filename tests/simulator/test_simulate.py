@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from models.graph import to_json
-from planner.actors.graph import ActorGraph
-from planner.actors.null_clock import run_to_completion
-from planner.actors.trace import Trace
-from planner.costs import collective_duration_ns
-from planner.errors import ProtocolError
-from simulator import SimulationError, simulate
+from millrace.models.graph import to_json
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.trace import Trace
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.errors import ProtocolError
+from millrace.simulator import SimulationError, simulate
 from tests.actor_graphs import random_actor_graph
 from tests.simulator.graphs import GPU, Writer, chain, joined, overlapped, pipeline, shared, times
 
@@ -97,7 +97,7 @@ def test_a_straggler_holds_up_all_that_meet_it() -> None:
 
 
 def test_a_world_meeting_waits_for_the_slowest_program() -> None:
-    from planner.actors.graph import Meeting
+    from millrace.planner.actors.graph import Meeting
 
     programs = []
     for stage in range(2):

@@ -8,19 +8,19 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from models.spec import Config, ModelSpec, TrainingSpec
-from planner.actors.null_clock import run_to_completion
-from planner.compile.coarse import CoarseGraph
-from planner.compile.slots import Timetable
-from planner.memory import plan_memory
-from planner.plan import BlockChoice, Chunk, Plan, plan_graph
-from planner.recomputed import recomputed
-from planner.schedules import stage_of
-from planner.search import Pins, SearchRequest, search
-from simulator import SimulationError, forecast, predict, simulate
-from simulator.paths import steady_step
-from simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
-from simulator.stages import StageGraph, stage_graph
+from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.compile.slots import Timetable
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
+from millrace.planner.recomputed import recomputed
+from millrace.planner.schedules import stage_of
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.simulator import SimulationError, forecast, predict, simulate
+from millrace.simulator.chunks.coarse import CoarseGraph
+from millrace.simulator.paths import steady_step
+from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
+from millrace.simulator.stages import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plain_links import without_library
 from tests.simulator.graphs import GPU

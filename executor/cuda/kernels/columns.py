@@ -9,7 +9,7 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     PACK_BYTES,
     TYPES,
@@ -21,8 +21,8 @@ from executor.cuda.calls import (
     Tensor,
     workspace,
 )
-from models.graph import ITEMSIZE
-from models.inference import widened
+from millrace.models.graph import ITEMSIZE
+from millrace.models.inference import widened
 
 BLOCKS_WANTED = 512  # about four blocks for each of the 132 multiprocessors of an H100
 SLAB_ROWS_MIN = 32  # four rows for each of a block's 8 warps, so that a slab's sum is worth a store

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from executor.cuda.calls import Calls
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.calls import Calls
+from millrace.executor.kernels.context import KernelContext
 
 CallsFactory = Callable[[KernelContext], Calls]
 """`factory(context)`: the calls of one actor of one rank."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from executor.cuda.binding import Place, bound
-from executor.cuda.calls import Call, Calls, Operand, read, table, workspace, write
-from executor.kernels.context import FusedPart, KernelContext, Shard
+from millrace.executor.cuda.binding import Place, bound
+from millrace.executor.cuda.calls import Call, Calls, Operand, read, table, workspace, write
+from millrace.executor.kernels.context import FusedPart, KernelContext, Shard
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc aligns to, and more than any load needs
 

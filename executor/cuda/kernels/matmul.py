@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Calls,
     Launch,
     Matrices,
@@ -26,12 +26,12 @@ from executor.cuda.calls import (
     types,
     write,
 )
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext, RunState, Shard
-from executor.kernels.dims import Dims, layout
-from executor.kernels.matmul import ProductClasses, product_classes
-from models.graph import ITEMSIZE
-from models.quantised import ARITHMETIC, NARROW
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, KernelContext, RunState, Shard
+from millrace.executor.kernels.dims import Dims, layout
+from millrace.executor.kernels.matmul import ProductClasses, product_classes
+from millrace.models.graph import ITEMSIZE
+from millrace.models.quantised import ARITHMETIC, NARROW
 
 SOURCE = "contract"
 TILE = 64  # rows and columns of d that a block of `contract` makes

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     BLOCKS_MAX,
     TYPES,
@@ -27,13 +27,13 @@ from executor.cuda.calls import (
     table,
     write,
 )
-from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged, strides_of
-from executor.cuda.kernels.sums import Terms, sums
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext
-from executor.kernels.dims import layout
-from models.graph import ITEMSIZE
-from models.labels import parse
+from millrace.executor.cuda.kernels.strides import Walk, contiguous, index_type, merged, strides_of
+from millrace.executor.cuda.kernels.sums import Terms, sums
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.executor.kernels.dims import layout
+from millrace.models.graph import ITEMSIZE
+from millrace.models.labels import parse
 
 SOURCE = "movement"
 UNITS = {16: "Bytes16", 8: "double", 4: "float", 2: "bf16"}

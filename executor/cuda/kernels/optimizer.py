@@ -11,7 +11,7 @@ from itertools import groupby
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     CONTROL,
     POINTERS_MAX,
@@ -30,12 +30,12 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.pieces import HostArray, further, in_pieces
-from executor.errors import ExecutorError
-from executor.kernels.context import KernelContext
-from models.graph import ITEMSIZE
-from models.ops import state_of
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.pieces import HostArray, further, in_pieces
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import KernelContext
+from millrace.models.graph import ITEMSIZE
+from millrace.models.ops import state_of
 
 SOURCE = "optimizer"
 ONE_BLOCK = (BLOCK_THREADS, 1, 1)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from executor.cuda.calls import BUFFER, Call, Copy, Operand
-from executor.errors import ExecutorError
+from millrace.executor.cuda.calls import BUFFER, Call, Copy, Operand
+from millrace.executor.errors import ExecutorError
 
 ALIGNMENT_BYTES = 16  # of every array's part of the buffer: the widest load of a thread
 PIECE_UNIT = 8  # elements: pieces of tensors of 16 bits begin on as much, too
@@ -44,7 +44,7 @@ def in_pieces(
     """Return the calls that bring `count` elements of every array in, work on them, copy back.
 
     Every array has an equal part of the buffer; a piece is as long as such a part holds. One piece
-    is under way at a time, as `planner.costs.host` counts.
+    is under way at a time, as `millrace.planner.costs.host` counts.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Calls of what has no inputs: samples of the dataset, constants of the model, fills."""
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     CONTROL,
     Calls,
     Copy,
@@ -11,10 +11,10 @@ from executor.cuda.calls import (
     types,
     write,
 )
-from executor.cuda.kernels.movement import SOURCE, filling
-from executor.cuda.kernels.optimizer import loss_scaled_fill
-from executor.kernels.context import KernelContext
-from executor.kernels.source import constant_bits
+from millrace.executor.cuda.kernels.movement import SOURCE, filling
+from millrace.executor.cuda.kernels.optimizer import loss_scaled_fill
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.source import constant_bits
 
 
 def stage_dtype(dtype: str) -> str:

@@ -11,9 +11,9 @@ from math import prod
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array
-from executor.kernels.dims import Dims
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array
+from millrace.executor.kernels.dims import Dims
 
 DIMS_MAX = 8  # as in sources/strides.cuh
 INDEX_32_BITS = 2**31  # elements from which on an index takes 64 bits

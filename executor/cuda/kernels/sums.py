@@ -11,7 +11,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     BLOCKS_MAX,
     TYPES,
@@ -25,10 +25,10 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.columns import ColumnSums, column_sum
-from executor.cuda.kernels.strides import DIMS_MAX, Walk, index_type, walk
-from executor.kernels.context import Array
-from executor.kernels.dims import Dims
+from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.strides import DIMS_MAX, Walk, index_type, walk
+from millrace.executor.kernels.context import Array
+from millrace.executor.kernels.dims import Dims
 
 SOURCE = "sums"
 TABLE_BYTES = 3 * DIMS_MAX * 8

@@ -1,20 +1,28 @@
 """The table of factories: one per op kind; a test holds its keys to those of the op table."""
 
-from executor.cuda.calls import TYPES, Calls
-from executor.cuda.kernels.attention.table import ATTENTION
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.elementwise.table import ELEMENTWISE
-from executor.cuda.kernels.experts.table import EXPERTS
-from executor.cuda.kernels.fused.table import fused_calls
-from executor.cuda.kernels.images.table import IMAGES
-from executor.cuda.kernels.matmul import matmul
-from executor.cuda.kernels.movement import concat, narrow, pad, rearrange, slice_, sum_, widen
-from executor.cuda.kernels.optimizer import OPTIMIZER
-from executor.cuda.kernels.rows.table import ROWS
-from executor.cuda.kernels.sequence.table import SEQUENCE
-from executor.cuda.kernels.source import constant, fill, input_
-from executor.errors import ExecutorError
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.calls import TYPES, Calls
+from millrace.executor.cuda.kernels.attention.table import ATTENTION
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.elementwise.table import ELEMENTWISE
+from millrace.executor.cuda.kernels.experts.table import EXPERTS
+from millrace.executor.cuda.kernels.fused.table import fused_calls
+from millrace.executor.cuda.kernels.images.table import IMAGES
+from millrace.executor.cuda.kernels.matmul import matmul
+from millrace.executor.cuda.kernels.movement import (
+    concat,
+    narrow,
+    pad,
+    rearrange,
+    slice_,
+    sum_,
+    widen,
+)
+from millrace.executor.cuda.kernels.optimizer import OPTIMIZER
+from millrace.executor.cuda.kernels.rows.table import ROWS
+from millrace.executor.cuda.kernels.sequence.table import SEQUENCE
+from millrace.executor.cuda.kernels.source import constant, fill, input_
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import KernelContext
 
 CALLS: dict[str, CallsFactory] = {
     **ATTENTION,

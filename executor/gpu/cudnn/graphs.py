@@ -6,8 +6,8 @@ when a plan is carried out.
 
 from typing import Any
 
-from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Strided
-from executor.gpu.cudnn.limits import DTYPES
+from millrace.executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Strided
+from millrace.executor.gpu.cudnn.limits import DTYPES
 
 DIMS = 4  # of every tensor that the operations take
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from executor.cuda.binding import bound_library
-from executor.cuda.calls import LibraryCall, Operand
-from executor.cuda.wording import described
-from executor.errors import ExecutorError
-from executor.gpu.cudnn.limits import ALIGNMENT_BYTES
-from executor.gpu.device import address_of
+from millrace.executor.cuda.binding import bound_library
+from millrace.executor.cuda.calls import LibraryCall, Operand
+from millrace.executor.cuda.wording import described
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.cudnn.limits import ALIGNMENT_BYTES
+from millrace.executor.gpu.device import address_of
 
 SHARE = 8
 """A call may take one part in so many of the device's memory: 9.9 GiB of an H100's 79, which holds
@@ -33,7 +33,7 @@ class Planned(Protocol):
 
 
 class Library(Protocol):
-    """A library of neural networks (`executor.gpu.cudnn.library.CudnnLibrary`)."""
+    """A library of neural networks (`millrace.executor.gpu.cudnn.library.CudnnLibrary`)."""
 
     def plan(self, call: LibraryCall, workspace_bytes: int) -> Any:
         """Return a plan that takes at most so much scratch; None where there is none."""

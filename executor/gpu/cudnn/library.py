@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from executor.cuda.binding import bound_library
-from executor.cuda.calls import LibraryCall, Operand
-from executor.cuda.wording import described
-from executor.errors import ExecutorError
-from executor.gpu.cudnn.graphs import deselected_notes, graph_of
-from executor.gpu.cudnn.limits import refusal
+from millrace.executor.cuda.binding import bound_library
+from millrace.executor.cuda.calls import LibraryCall, Operand
+from millrace.executor.cuda.wording import described
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.cudnn.graphs import deselected_notes, graph_of
+from millrace.executor.gpu.cudnn.limits import refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What cuDNN is not asked for, though some version of it would take it: known faults, and ours."""
 
-from executor.cuda.calls import Attention, AttentionGrad, LibraryCall
+from millrace.executor.cuda.calls import Attention, AttentionGrad, LibraryCall
 
 VERSION_MIN = 91200
 """The first version for CUDA 13 (package `nvidia-cudnn-cu13`, read 2026-11)."""

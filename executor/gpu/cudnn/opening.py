@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 
-from executor.errors import ExecutorError
-from executor.gpu.availability import INSTALL
-from executor.gpu.cudnn.library import CudnnLibrary
-from executor.gpu.cudnn.limits import VERSION_MIN, version_in_words
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.availability import INSTALL
+from millrace.executor.gpu.cudnn.library import CudnnLibrary
+from millrace.executor.gpu.cudnn.limits import VERSION_MIN, version_in_words
 
 SETTING = "MILLRACE_CUDNN"
 CHOICES = ("auto", "on", "off")

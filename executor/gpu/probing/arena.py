@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Calls, Operand
-from executor.cuda.control import control_bytes
-from executor.cuda.kernels.table import make_calls
-from executor.gpu.device import ADDRESS, Device
-from executor.kernels.context import Shard
-from executor.probes.cases import Case
-from models.ops import state_of
-from planner.costs.firings import LOCAL_BOXING
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Call, Calls, Operand
+from millrace.executor.cuda.control import control_bytes
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.gpu.device import ADDRESS, Device
+from millrace.executor.kernels.context import Shard
+from millrace.executor.probes.cases import Case
+from millrace.models.ops import state_of
+from millrace.planner.costs.firings import LOCAL_BOXING
 
 ALIGNMENT_BYTES = 256
 # Copies take more room than any L2: 50 MB on H100, 126 MB on B200 (NVIDIA's data sheets, 2022-25).

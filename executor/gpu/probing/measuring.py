@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from executor.gpu.availability import gpu_versions, require_gpu
-from executor.gpu.probing.timing import GpuTimings, measured_device, not_reached
-from executor.gpu.probing.worker import TUNING_SHARE, GpuOrder
-from executor.measure import kept_profile
-from executor.processes import run_ranks
-from planner.cluster import Device
+from millrace.executor.gpu.availability import gpu_versions, require_gpu
+from millrace.executor.gpu.probing.timing import GpuTimings, measured_device, not_reached
+from millrace.executor.gpu.probing.worker import TUNING_SHARE, GpuOrder
+from millrace.executor.measure import kept_profile
+from millrace.executor.processes import run_ranks
+from millrace.planner.cluster import Device
 
 FORM = 2  # raise it when what is measured changes
 SECONDS = 60.0
@@ -30,8 +30,8 @@ def cached_gpu_profile(
 ) -> Device:
     """Return the profile of `ranks` GPUs of this machine, measured once and then kept.
 
-    It lies beside those of `executor.measure.cached_profile` and is measured anew when the GPU, its
-    driver, CuPy or the way of measuring change.
+    It lies beside those of `millrace.executor.measure.cached_profile` and is measured anew when the
+    GPU, its driver, CuPy or the way of measuring change.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def _measured(
         folder = Path(name)
         order = GpuOrder(parent=os.getpid(), seconds=timed_s, limit_s=seconds)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
-        run_ranks("executor.gpu.probing.worker", ranks, folder)
+        run_ranks("millrace.executor.gpu.probing.worker", ranks, folder)
         found = [
             msgspec.json.decode((folder / f"timings.{rank}.json").read_bytes(), type=GpuTimings)
             for rank in range(ranks)

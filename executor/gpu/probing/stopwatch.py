@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.calls import Call, Launch, Operand, elementwise
-from executor.gpu.device import ADDRESS, Device
+from millrace.executor.cuda.calls import Call, Launch, Operand, elementwise
+from millrace.executor.gpu.device import ADDRESS, Device
 
 CALLS_MAX = 512  # of a graph: enough for the shortest, whose capture still takes milliseconds
 ROUNDS = 5  # replays that are timed, of which the median counts

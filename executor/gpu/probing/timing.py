@@ -14,25 +14,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from executor.cuda.binding import leaves
-from executor.cuda.calls import Call, Launch
-from executor.errors import ExecutorError
-from executor.gpu.device import Device
-from executor.gpu.nccl import Communicator, Group
-from executor.gpu.probing.arena import CaseArena, arena_bytes, made
-from executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
-from executor.gpu.probing.transfers import (
+from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.calls import Call, Launch
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.nccl import Communicator, Group
+from millrace.executor.gpu.probing.arena import CaseArena, arena_bytes, made
+from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
+from millrace.executor.gpu.probing.transfers import (
     MESSAGE_BYTES,
     collective_points,
     copy_bytes_per_s,
     host_points,
 )
-from executor.probes.cases import DTYPES, LAYERS, MULTIPLIED, Case, cases
-from executor.probes.merging import merged
-from executor.probes.sizes import GPU_SCALES, Scales
-from executor.probes.timing import Points
-from planner.cluster import Device as MeasuredDevice
-from planner.costs import ATTENTION
+from millrace.executor.probes.cases import DTYPES, LAYERS, MULTIPLIED, Case, cases
+from millrace.executor.probes.merging import merged
+from millrace.executor.probes.sizes import GPU_SCALES, Scales
+from millrace.executor.probes.timing import Points
+from millrace.planner.cluster import Device as MeasuredDevice
+from millrace.planner.costs import ATTENTION
 
 ARENA_BYTES_MIN = 2**20
 FREE_SHARE = 0.9  # of what is free: libraries take their own

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from executor.cuda.calls import Collective, Copy, Operand
-from executor.gpu.device import ADDRESS, Device
-from executor.gpu.nccl import ITEM_BYTES, Communicator, Group
-from executor.gpu.probing.stopwatch import Stopwatch
-from executor.probes.graphs import group_sizes
-from executor.probes.timing import Points
+from millrace.executor.cuda.calls import Collective, Copy, Operand
+from millrace.executor.gpu.device import ADDRESS, Device
+from millrace.executor.gpu.nccl import ITEM_BYTES, Communicator, Group
+from millrace.executor.gpu.probing.stopwatch import Stopwatch
+from millrace.executor.probes.graphs import group_sizes
+from millrace.executor.probes.timing import Points
 
 COPY_BYTES_MAX = 256 * 2**20  # more than any L2
 HOST_BYTES = (2**12, 2**18, 2**22, 2**26)

@@ -1,6 +1,6 @@
 """What each rank does for `millrace profile --device gpu`: times the GPU of its number.
 
-`python -m mpi4py -m executor.gpu.probing.worker FOLDER`
+`python -m mpi4py -m millrace.executor.gpu.probing.worker FOLDER`
 """
 
 import os
@@ -10,19 +10,24 @@ from pathlib import Path
 
 import msgspec
 
-from executor.errors import ExecutorError
-from executor.gpu.availability import require_gpu
-from executor.gpu.cudnn.opening import cudnn_library
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.nccl import NcclCommunicator, exchange_ids, set_environment, warm_up_bytes
-from executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
-from executor.gpu.probing.transfers import groups_of
-from executor.gpu.products.cublaslt import ProductLibrary
-from executor.gpu.products.tuning import Tuner
-from executor.measure import cache_folder
-from executor.processes import open_line
-from executor.transport.mpi import World, join_world
-from executor.worker import give_up, watch_parent
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.availability import require_gpu
+from millrace.executor.gpu.cudnn.opening import cudnn_library
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.nccl import (
+    NcclCommunicator,
+    exchange_ids,
+    set_environment,
+    warm_up_bytes,
+)
+from millrace.executor.gpu.probing.timing import GpuTimings, Meetings, time_gpu
+from millrace.executor.gpu.probing.transfers import groups_of
+from millrace.executor.gpu.products.cublaslt import ProductLibrary
+from millrace.executor.gpu.products.tuning import Tuner
+from millrace.executor.measure import cache_folder
+from millrace.executor.processes import open_line
+from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.worker import give_up, watch_parent
 
 TUNING_SHARE = 0.5  # of the time for kernels, on top of it
 LANES = 2  # NCCL gets as many channels as in a run with collectives on so many

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.errors import ExecutorError
+from millrace.executor.errors import ExecutorError
 
 FILES = ("libcublasLt.so.13", "libcublasLt.so.12")
 # Folders of the wheels `nvidia-cublas` (CUDA 13) and `nvidia-cublas-cu12`, inside site-packages.

@@ -6,7 +6,7 @@ result of contiguous rows is made as d^T = b^T a^T.
 
 from typing import NamedTuple
 
-from executor.cuda.calls import Matrices, Product
+from millrace.executor.cuda.calls import Matrices, Product
 
 
 class ColumnMajor(NamedTuple):
@@ -51,7 +51,7 @@ def layout_of(product: Product) -> ProductLayout:
 
     Examples
     --------
-    >>> from executor.cuda.calls import Matrices, read, write
+    >>> from millrace.executor.cuda.calls import Matrices, read, write
     >>> x, w, y = read(0), read(1), write(0)
     >>> stored = [Matrices(x, "float32", 8, 1, 0), Matrices(w, "float32", 5, 1, 0)]
     >>> found = layout_of(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from executor.cuda.calls import Matrices, Product, Vector
-from executor.cuda.wording import described
-from executor.errors import ExecutorError
-from executor.gpu.device import address_of
-from executor.gpu.products.binding import (
+from millrace.executor.cuda.calls import Matrices, Product, Vector
+from millrace.executor.cuda.wording import described
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.device import address_of
+from millrace.executor.gpu.products.binding import (
     ALIGNMENT_MAX_BYTES,
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
@@ -51,9 +51,9 @@ from executor.gpu.products.binding import (
     open_library,
     put,
 )
-from executor.gpu.products.column_major import ColumnMajor, ProductLayout, layout_of
-from executor.gpu.products.epilogues import epilogue_of, refusal
-from models.graph import ITEMSIZE
+from millrace.executor.gpu.products.column_major import ColumnMajor, ProductLayout, layout_of
+from millrace.executor.gpu.products.epilogues import epilogue_of, refusal
+from millrace.models.graph import ITEMSIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

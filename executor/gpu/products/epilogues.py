@@ -12,8 +12,8 @@ EPILOGUE_AUX_LD and EPILOGUE_AUX_DATA_TYPE. Which of the products that they allo
 is another question, which only the library answers (`ProductLibrary.supports`).
 """
 
-from executor.cuda.calls import Matrices, Product
-from executor.gpu.products.binding import (
+from millrace.executor.cuda.calls import Matrices, Product
+from millrace.executor.gpu.products.binding import (
     EPILOGUE_BIAS,
     EPILOGUE_DEFAULT,
     EPILOGUE_DGELU,
@@ -21,7 +21,7 @@ from executor.gpu.products.binding import (
     EPILOGUE_RELU,
     EPILOGUE_WITH_AUX,
 )
-from executor.gpu.products.column_major import layout_of
+from millrace.executor.gpu.products.column_major import layout_of
 
 AUX_ELEMENTS = 8  # leading dimensions and batch strides of what GELU keeps are multiples of it
 ACTIVATIONS = {"gelu": EPILOGUE_GELU, "relu": EPILOGUE_RELU}
@@ -32,7 +32,7 @@ def epilogue_of(product: Product) -> int:
 
     Examples
     --------
-    >>> from executor.cuda.calls import Matrices, Vector, read, write
+    >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
     >>> sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
     >>> bias = Vector(read(2), "bfloat16")
     >>> product = Product(*sides, 8, 8, 8, 1, "bf16", bias=bias, activation="gelu")
@@ -54,7 +54,7 @@ def refusal(product: Product) -> str:
 
     Examples
     --------
-    >>> from executor.cuda.calls import Matrices, Vector, read, write
+    >>> from millrace.executor.cuda.calls import Matrices, Vector, read, write
     >>> sides = [Matrices(one, "bfloat16", 8, 1, 0) for one in (read(0), read(1), write(0))]
     >>> refusal(Product(*sides, 8, 8, 8, 1, "bf16", bias=Vector(read(2), "float32")))
     'the bias is of float32 and d of bfloat16'

@@ -1,8 +1,8 @@
 """Picks: which algorithm a product takes on a device, and which way a choice, found by timing.
 
-They lie beside the profiles of this machine (`executor.measure.cache_folder`), one file per kind of
-device and version of the library of products: its algorithms mean something to that version only
-(`cublasLtMatmulAlgo_t` of cublasLt.h 13.10.0).
+They lie beside the profiles of this machine (`millrace.executor.measure.cache_folder`), one file
+per kind of device and version of the library of products: its algorithms mean something to that
+version only (`cublasLtMatmulAlgo_t` of cublasLt.h 13.10.0).
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from models.graph import to_json
+from millrace.models.graph import to_json
 
 SCHEMA_VERSION = 2
 

@@ -25,14 +25,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.cuda.calls import Call, Choice, Clear, Operand, Product
-from executor.cuda.products import spans
-from executor.errors import ExecutorError
-from executor.gpu.choices import Can, first_supported, key_of_choice
-from executor.gpu.device import ADDRESS, address_of
-from executor.gpu.probing.arena import CACHE_BYTES, NOISE_ELEMENTS, noise
-from executor.gpu.products.cublaslt import PlannedProduct
-from executor.gpu.products.picks import Pick, Picks, load_picks, save_picks
+from millrace.executor.cuda.calls import Call, Choice, Clear, Operand, Product
+from millrace.executor.cuda.products import spans
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.choices import Can, first_supported, key_of_choice
+from millrace.executor.gpu.device import ADDRESS, address_of
+from millrace.executor.gpu.probing.arena import CACHE_BYTES, NOISE_ELEMENTS, noise
+from millrace.executor.gpu.products.cublaslt import PlannedProduct
+from millrace.executor.gpu.products.picks import Pick, Picks, load_picks, save_picks
 
 CANDIDATES = 8
 ROUNDS = 5  # turns of every candidate that is not far behind, of which the median counts
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Products(Protocol):
-    """A library of matrix products (`executor.gpu.products.cublaslt.ProductLibrary`)."""
+    """A library of matrix products (`millrace.executor.gpu.products.cublaslt.ProductLibrary`)."""
 
     @property
     def version(self) -> int:
@@ -77,7 +77,7 @@ class Products(Protocol):
 
 
 class Bench(Protocol):
-    """What is asked of a device (`executor.gpu.device.Device`, and scratch)."""
+    """What is asked of a device (`millrace.executor.gpu.device.Device`, and scratch)."""
 
     name: str
 
@@ -195,7 +195,7 @@ class Tuner:
         library
             Whose version the picks are of.
         choice, can, stream
-            As `executor.gpu.choices.Choose` has them.
+            As `millrace.executor.gpu.choices.Choose` has them.
         device
             Where the options are carried out.
         """

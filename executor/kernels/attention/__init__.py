@@ -5,9 +5,9 @@ In goes a `KernelContext` of one of the kinds of attention, out comes its kernel
 `backward.py` and, for rings, `rounds.py`.
 """
 
-from executor.kernels.attention.backward import attention_grad, biased_attention_grad
-from executor.kernels.attention.forward import attention, biased_attention
-from executor.kernels.attention.rounds import attention_grad_round, attention_round
+from millrace.executor.kernels.attention.backward import attention_grad, biased_attention_grad
+from millrace.executor.kernels.attention.forward import attention, biased_attention
+from millrace.executor.kernels.attention.rounds import attention_grad_round, attention_round
 
 __all__ = [
     "attention",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from executor.kernels.attention.geometry import Block, Geometry, geometry, part
-from executor.kernels.attention.scores import BiasView, Room, additions, hide, rooms, score
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.attention.geometry import Block, Geometry, geometry, part
+from millrace.executor.kernels.attention.scores import BiasView, Room, additions, hide, rooms, score
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def attention_grad(context: KernelContext) -> Kernel:

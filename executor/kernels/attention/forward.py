@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.kernels.attention.geometry import geometry
-from executor.kernels.attention.scores import additions, hide, rooms, score
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.attention.geometry import geometry
+from millrace.executor.kernels.attention.scores import additions, hide, rooms, score
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def attention(context: KernelContext) -> Kernel:

@@ -10,9 +10,9 @@ from math import prod, sqrt
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext
-from planner.sbp import shard_offsets, split
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.planner.sbp import shard_offsets, split
 
 QUERY_BLOCK = 64
 """Queries of a block."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.kernels.attention.backward import attention_grad
-from executor.kernels.attention.forward import attention
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.attention.backward import attention_grad
+from millrace.executor.kernels.attention.forward import attention
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def attention_round(context: KernelContext) -> Kernel:

@@ -11,9 +11,9 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from executor.kernels.attention.geometry import Block, Geometry, part
-from executor.kernels.context import Array, KernelContext
-from executor.kernels.dims import layout
+from millrace.executor.kernels.attention.geometry import Block, Geometry, part
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.executor.kernels.dims import layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

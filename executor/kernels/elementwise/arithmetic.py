@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.dims import Dims, Layout, layout
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.dims import Dims, Layout, layout
 
 
 class Spread(NamedTuple):

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.errors import ExecutorError
-from executor.kernels.chunks import CHUNK_ELEMENTS, chunks
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.random_bits import key_of, philox
-from models.labels import BATCH, bind, parse
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.chunks import CHUNK_ELEMENTS, chunks
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.random_bits import key_of, philox
+from millrace.models.labels import BATCH, bind, parse
 
 WORDS = 4  # that a counter gives
 

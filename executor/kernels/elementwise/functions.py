@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 
 Formula = Callable[..., None]
 Spare = Sequence[Array]

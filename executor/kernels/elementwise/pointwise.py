@@ -7,12 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.chunks import chunks, rows_per_chunk, scratch
-from executor.kernels.context import Array, Kernel, KernelContext, KernelFactory
-from executor.kernels.dims import layout
-from executor.kernels.elementwise.functions import FUNCTIONS, SPARES, Formula, sigmoid, silu
-from models.ops import FUNCTIONS as DESCRIPTIONS
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.chunks import chunks, rows_per_chunk, scratch
+from millrace.executor.kernels.context import Array, Kernel, KernelContext, KernelFactory
+from millrace.executor.kernels.dims import layout
+from millrace.executor.kernels.elementwise.functions import (
+    FUNCTIONS,
+    SPARES,
+    Formula,
+    sigmoid,
+    silu,
+)
+from millrace.models.ops import FUNCTIONS as DESCRIPTIONS
 
 
 def _numbers(context: KernelContext, name: str) -> tuple[float, ...]:

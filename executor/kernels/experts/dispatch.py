@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from executor.kernels.chunks import chunks, rows_per_chunk
-from executor.kernels.context import Array, Kernel, KernelContext, Shard
+from millrace.executor.kernels.chunks import chunks, rows_per_chunk
+from millrace.executor.kernels.context import Array, Kernel, KernelContext, Shard
 
 
 class _Ways:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 class _Best:

@@ -1,7 +1,7 @@
 """The kernels of experts, by op kind."""
 
-from executor.kernels.context import KernelFactory
-from executor.kernels.experts import dispatch, routing
+from millrace.executor.kernels.context import KernelFactory
+from millrace.executor.kernels.experts import dispatch, routing
 
 EXPERTS: dict[str, KernelFactory] = {
     "combine": dispatch.combine,

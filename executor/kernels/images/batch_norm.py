@@ -11,9 +11,9 @@ from math import prod
 
 import numpy as np
 
-from executor.kernels.chunks import CHUNK_ELEMENTS, chunks
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.dims import layout
+from millrace.executor.kernels.chunks import CHUNK_ELEMENTS, chunks
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.dims import layout
 
 Piece = tuple[slice, slice]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from executor.kernels.context import Array, Kernel
-from executor.kernels.images.sizes import Sizes
-from executor.kernels.images.windows import Tap
+from millrace.executor.kernels.context import Array, Kernel
+from millrace.executor.kernels.images.sizes import Sizes
+from millrace.executor.kernels.images.windows import Tap
 
 
 class _Columns:

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.images import channels_last
-from executor.kernels.images.sizes import Sizes, sizes_of
-from executor.kernels.images.windows import Tap
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.images import channels_last
+from millrace.executor.kernels.images.sizes import Sizes, sizes_of
+from millrace.executor.kernels.images.windows import Tap
 
 
 class _Columns:

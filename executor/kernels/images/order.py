@@ -5,9 +5,9 @@ A model says it by its labels: `b c y x` with weights `n c q p`, or `b y x c` wi
 
 from typing import NamedTuple
 
-from executor.errors import ExecutorError
-from executor.kernels.context import KernelContext, Shard
-from models.labels import Operand, parse
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import KernelContext, Shard
+from millrace.models.labels import Operand, parse
 
 _CONVOLUTIONS = {"conv": (0, 1, 2), "conv_grad_input": (2, 1, 0), "conv_grad_weight": (0, 2, 1)}
 """Places of the image, the weight and what is made among the operands, outputs last."""

@@ -11,10 +11,10 @@ from math import prod
 
 import numpy as np
 
-from executor.kernels.chunks import chunks, rows_per_chunk
-from executor.kernels.context import Array, Kernel, KernelContext, Shard
-from executor.kernels.images.order import rows_of_pooling
-from executor.kernels.images.windows import Tap, taps
+from millrace.executor.kernels.chunks import chunks, rows_per_chunk
+from millrace.executor.kernels.context import Array, Kernel, KernelContext, Shard
+from millrace.executor.kernels.images.order import rows_of_pooling
+from millrace.executor.kernels.images.windows import Tap, taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from executor.kernels.context import KernelContext
-from executor.kernels.images.order import convolved
-from executor.kernels.images.windows import Tap, taps
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.images.order import convolved
+from millrace.executor.kernels.images.windows import Tap, taps
 
 COLUMNS_ELEMENTS = 1 << 19
 """Elements of the columns that are made at a time, at least one sample's: 2 MiB in float32."""

@@ -1,7 +1,7 @@
 """The kernels of images, by op kind."""
 
-from executor.kernels.context import KernelFactory
-from executor.kernels.images import batch_norm, convolution, pooling
+from millrace.executor.kernels.context import KernelFactory
+from millrace.executor.kernels.images import batch_norm, convolution, pooling
 
 IMAGES: dict[str, KernelFactory] = {
     "avg_pool": pooling.avg_pool,

@@ -6,7 +6,7 @@ Shape legend: b samples, y x rows and columns of the input, j i of the output, q
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from executor.kernels.context import KernelContext
+from millrace.executor.kernels.context import KernelContext
 
 
 class Tap(NamedTuple):

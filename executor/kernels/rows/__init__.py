@@ -1,5 +1,5 @@
 """Kernels that go row by row over the last dim: norms, softmax and losses.
 
 A row is what the last dim holds; all dims before it are merged. Rows go in chunks that stay in the
-cache (`executor.kernels.chunks`). Read `layer_norm.py` first.
+cache (`millrace.executor.kernels.chunks`). Read `layer_norm.py` first.
 """

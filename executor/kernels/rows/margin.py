@@ -8,10 +8,10 @@ from math import cos, sin
 
 import numpy as np
 
-from executor.kernels.chunks import chunks, rows_of, scratch
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.elementwise.functions import sigmoid, softplus
-from executor.kernels.rows.loss import targets_here
+from millrace.executor.kernels.chunks import chunks, rows_of, scratch
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.elementwise.functions import sigmoid, softplus
+from millrace.executor.kernels.rows.loss import targets_here
 
 COSINE_MAX = {"float32": 1 - 1e-6, "float64": 1 - 1e-12}
 """Target cosines are brought below this: at 1 the slope of the angle is infinite."""

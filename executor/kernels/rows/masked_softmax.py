@@ -9,8 +9,8 @@ from math import prod
 
 import numpy as np
 
-from executor.kernels.attention.scores import alibi_slopes
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.attention.scores import alibi_slopes
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def masked_softmax(context: KernelContext) -> Kernel:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.kernels.chunks import chunks, rows_of
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.chunks import chunks, rows_of
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def softmax(context: KernelContext) -> Kernel:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def bucket_of(distance: Array, buckets: int, *, bidirectional: bool, max_distance: int) -> Array:

@@ -16,12 +16,12 @@ from math import prod
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.chunks import CHUNK_ELEMENTS, chunks
-from executor.kernels.context import Array, Kernel, KernelContext
-from executor.kernels.dims import layout
-from models.labels import SEQUENCE, parse
-from models.rotary import rotary_frequencies
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.chunks import CHUNK_ELEMENTS, chunks
+from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.dims import layout
+from millrace.models.labels import SEQUENCE, parse
+from millrace.models.rotary import rotary_frequencies
 
 Block = tuple[slice, slice]
 Turn = Callable[[Array, Array, slice], None]
@@ -125,7 +125,7 @@ def _blocks(shape: tuple[int, int, int, int]) -> Iterator[Block]:
 def rotary(context: KernelContext) -> Kernel:
     """Return every pair (x, y) as (x cos − y sin, y cos + x sin), times `amplitude`.
 
-    The angles per position are those of `models.rotary`; `amplitude` is 1 if left out.
+    The angles per position are those of `millrace.models.rotary`; `amplitude` is 1 if left out.
 
     Raises
     ------

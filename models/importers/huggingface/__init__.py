@@ -5,6 +5,6 @@ file and is the file to read first; `table.py` lists the model types; each mappi
 with `keys.py`, which refuses what is ill-typed or out of range by name.
 """
 
-from models.importers.huggingface.reading import read_config
+from millrace.models.importers.huggingface.reading import read_config
 
 __all__ = ["read_config"]

@@ -7,10 +7,10 @@ defaults (transformers 5, `configuration_*.py`) and in a few keys.
 from collections.abc import Callable
 from typing import Any
 
-from models.importers.huggingface.keys import LAYERS_MAX, Keys
-from models.importers.huggingface.mapping import Mapped, ModelType
-from models.importers.huggingface.rotary import rotary_fields
-from models.spec import Config
+from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
+from millrace.models.importers.huggingface.mapping import Mapped, ModelType
+from millrace.models.importers.huggingface.rotary import rotary_fields
+from millrace.models.spec import Config
 
 ACTIVATIONS = {
     "silu": "silu",

@@ -3,11 +3,11 @@
 Defaults are those of the configuration classes of transformers (release 5).
 """
 
-from models.importers.huggingface.decoders import ACTIVATIONS
-from models.importers.huggingface.keys import LAYERS_MAX, Keys
-from models.importers.huggingface.mapping import Mapped, ModelType
-from models.spec import Config
-from models.zoo import t5
+from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
+from millrace.models.importers.huggingface.mapping import Mapped, ModelType
+from millrace.models.spec import Config
+from millrace.models.zoo import t5
 
 # Of T5 the plain name comes second: `gated-gelu` is the tanh form, `gelu` the exact one.
 _FEED_FORWARDS = {

@@ -7,7 +7,7 @@ the routers' loss, it is that of every layer and sample by itself, at the weight
 
 from typing import Any
 
-from models.importers.huggingface.decoders import (
+from millrace.models.importers.huggingface.decoders import (
     LLAMA,
     MISTRAL,
     QWEN,
@@ -15,10 +15,10 @@ from models.importers.huggingface.decoders import (
     base_fields,
     with_defaults,
 )
-from models.importers.huggingface.keys import LAYERS_MAX, Keys
-from models.importers.huggingface.mapping import Mapped, ModelType
-from models.importers.huggingface.rotary import latent_scale, rotary_fields
-from models.spec import Config
+from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
+from millrace.models.importers.huggingface.mapping import Mapped, ModelType
+from millrace.models.importers.huggingface.rotary import latent_scale, rotary_fields
+from millrace.models.spec import Config
 
 CAPACITY_FACTOR = 1.25
 EXPERTS_MAX = 65536

@@ -4,11 +4,11 @@ Defaults are those of the configuration class of transformers (release 5), which
 images: they are as large as published.
 """
 
-from models.importers.huggingface.decoders import ACTIVATIONS
-from models.importers.huggingface.encoders import labels
-from models.importers.huggingface.keys import LAYERS_MAX, Keys
-from models.importers.huggingface.mapping import Mapped, ModelType
-from models.spec import Config
+from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from millrace.models.importers.huggingface.encoders import labels
+from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
+from millrace.models.importers.huggingface.mapping import Mapped, ModelType
+from millrace.models.spec import Config
 
 _BLOCKS = {"basic": "basic", "bottleneck": "bottleneck"}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, TypeVar
 
-from models.errors import ModelError
+from millrace.models.errors import ModelError
 
 SIZE_MAX = 2**31 - 1
 """No dim of a published model comes near; larger ones are slips of the pen."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from models.importers.huggingface.keys import Keys
-from models.spec import Config
+from millrace.models.importers.huggingface.keys import Keys
+from millrace.models.spec import Config
 
 
 class Mapped(NamedTuple):

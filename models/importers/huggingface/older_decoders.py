@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from models.importers.huggingface.decoders import ACTIVATIONS, head_features, with_defaults
-from models.importers.huggingface.keys import LAYERS_MAX, Keys
-from models.importers.huggingface.mapping import Mapped, ModelType
-from models.importers.huggingface.rotary import rotary_fields
-from models.spec import Config
+from millrace.models.importers.huggingface.decoders import ACTIVATIONS, head_features, with_defaults
+from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
+from millrace.models.importers.huggingface.mapping import Mapped, ModelType
+from millrace.models.importers.huggingface.rotary import rotary_fields
+from millrace.models.spec import Config
 
 GPT2: dict[str, Any] = {
     "vocab_size": 50257,

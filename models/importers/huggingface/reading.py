@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
-from models.builder import PRECISIONS
-from models.errors import ModelError
-from models.importers.huggingface.keys import Keys, shown
-from models.importers.huggingface.mapping import ModelType
-from models.importers.huggingface.table import MODEL_TYPES
-from models.spec import ModelSpec
-from models.zoo.catalogue import FAMILIES
+from millrace.models.builder import PRECISIONS
+from millrace.models.errors import ModelError
+from millrace.models.importers.huggingface.keys import Keys, shown
+from millrace.models.importers.huggingface.mapping import ModelType
+from millrace.models.importers.huggingface.table import MODEL_TYPES
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo.catalogue import FAMILIES
 
 FILE_NAME = "config.json"
 BYTES_MAX = 2**24

@@ -6,8 +6,8 @@ The older form has `rope_theta` and `rope_scaling` beside the other keys, the ne
 
 from math import log, sqrt
 
-from models.importers.huggingface.keys import Keys
-from models.spec import Config
+from millrace.models.importers.huggingface.keys import Keys
+from millrace.models.spec import Config
 
 KINDS = {"default": "", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 BASE = 10000.0

@@ -6,7 +6,7 @@ things), then `values.py` (what is known of a tensor) and `lowering.py` (how ops
 `rules/table.py` lists the nodes that are understood.
 """
 
-from models.importers.onnx.importing import Imported, import_file
-from models.importers.onnx.weights import Parameter
+from millrace.models.importers.onnx.importing import Imported, import_file
+from millrace.models.importers.onnx.weights import Parameter
 
 __all__ = ["Imported", "Parameter", "import_file"]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import ModelError
-from models.importers.onnx.reading import Node
-from models.importers.onnx.values import Array, UnsupportedError
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.values import Array, UnsupportedError
 
 ELEMENTS_MAX = 2**27
 """Constants above this many elements are refused: a mask of 8,192 x 8,192 has 2**26."""

@@ -12,19 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from models.blocks import cut
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.graph import Graph, with_batch
-from models.importers.onnx.folding import FOLDS, folded, shape_part
-from models.importers.onnx.inputs import Inputs, describes_sequence, fixed_batch, prescribed
-from models.importers.onnx.labelling import labels_of_tensor
-from models.importers.onnx.loss import LOSSES, add_loss, pruned
-from models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
-from models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
-from models.importers.onnx.rules.fused import read_twice
-from models.importers.onnx.rules.table import RULES
-from models.importers.onnx.values import (
+from millrace.models.blocks import cut
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, with_batch
+from millrace.models.importers.onnx.folding import FOLDS, folded, shape_part
+from millrace.models.importers.onnx.inputs import (
+    Inputs,
+    describes_sequence,
+    fixed_batch,
+    prescribed,
+)
+from millrace.models.importers.onnx.labelling import labels_of_tensor
+from millrace.models.importers.onnx.loss import LOSSES, add_loss, pruned
+from millrace.models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
+from millrace.models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
+from millrace.models.importers.onnx.rules.fused import read_twice
+from millrace.models.importers.onnx.rules.table import RULES
+from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
@@ -34,9 +39,9 @@ from models.importers.onnx.values import (
     UnsupportedError,
     Value,
 )
-from models.importers.onnx.weights import Parameter, Role, trained_roles
-from models.inference import check_graph
-from models.labels import BATCH, SEQUENCE
+from millrace.models.importers.onnx.weights import Parameter, Role, trained_roles
+from millrace.models.inference import check_graph
+from millrace.models.labels import BATCH, SEQUENCE
 
 BATCHES = (13, 11)
 """Batches to import at where the file leaves it open: primes that are rarely the size of a dim."""

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.errors import ModelError
-from models.importers.onnx.reading import Input, Source
-from models.importers.onnx.values import Array
-from models.importers.onnx.weights import embedded_rows
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.reading import Input, Source
+from millrace.models.importers.onnx.values import Array
+from millrace.models.importers.onnx.weights import embedded_rows
 
 
 class Read(NamedTuple):

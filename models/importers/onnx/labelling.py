@@ -6,8 +6,8 @@ names, all other labels are local to the op.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from models.importers.onnx.values import Dim, Dims, Factor
-from models.labels import BATCH, SEQUENCE, parse
+from millrace.models.importers.onnx.values import Dim, Dims, Factor
+from millrace.models.labels import BATCH, SEQUENCE, parse
 
 _FIXED = (BATCH, SEQUENCE)
 _POOL = ("d", "n", "k", "h", "m", "c", "s", "y", "x", "i", "j", "p", "q", "u", "v", "w", "a", "f")
@@ -65,7 +65,7 @@ def apart(operand: Dims) -> Dims:
 
 
 def unclear(labels: str) -> bool:
-    """Whether shapes alone do not give every label its size, as `models.labels.bind` needs."""
+    """Whether shapes alone do not give every label its size (`millrace.models.labels.bind`)."""
     dims = [set(dim) for operand in parse(labels).operands for dim in operand]
     known: set[str] = set()
     while settled := [dim for dim in dims if len(dim - known) == 1]:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.importers.onnx.labelling import labels_of_tensor
-from models.importers.onnx.lowering import BLOCK, Lowering
-from models.importers.onnx.values import Dims, Factor, Traced
-from models.labels import BATCH, SEQUENCE
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.importers.onnx.labelling import labels_of_tensor
+from millrace.models.importers.onnx.lowering import BLOCK, Lowering
+from millrace.models.importers.onnx.values import Dims, Factor, Traced
+from millrace.models.labels import BATCH, SEQUENCE
 
 
 def _cross_entropy(low: Lowering, output: Traced, source: str) -> tuple[Traced, Traced]:

@@ -13,12 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.graph import Rate
-from models.importers.onnx.labelling import apart, labels_of, labels_of_tensor, restricted, unclear
-from models.importers.onnx.reading import Node, Source
-from models.importers.onnx.values import (
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.graph import Rate
+from millrace.models.importers.onnx.labelling import (
+    apart,
+    labels_of,
+    labels_of_tensor,
+    restricted,
+    unclear,
+)
+from millrace.models.importers.onnx.reading import Node, Source
+from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
@@ -33,8 +39,8 @@ from models.importers.onnx.values import (
     unified,
     varying,
 )
-from models.importers.onnx.weights import Parameter, Piece, Role, kept_shape
-from models.ops import Attributes
+from millrace.models.importers.onnx.weights import Parameter, Piece, Role, kept_shape
+from millrace.models.ops import Attributes
 
 BLOCK = "model"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import ModelError
-from models.importers.onnx.values import Array
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.values import Array
 
 OPSET_MIN = 17
 OWN_DOMAINS = ("", "ai.onnx")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.labels import BATCH, SEQUENCE
+from millrace.models.labels import BATCH, SEQUENCE
 
 Array = NDArray[Any]
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.importers.onnx.reading import Initializer, Node, Source
-from models.importers.onnx.values import Array
+from millrace.models.importers.onnx.reading import Initializer, Node, Source
+from millrace.models.importers.onnx.values import Array
 
 MASK_BELOW = -1e4
 """Additive masks hide a score with this or less; no trained value is so large."""
 TABLE_STD = 0.02
-"""Initial deviation of tables and positions: GPT-2's (see `models.zoo.gpt`)."""
+"""Initial deviation of tables and positions: GPT-2's (see `millrace.models.zoo.gpt`)."""
 
 _VIEWS = frozenset(
     ("Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Expand")

@@ -5,7 +5,11 @@ where each variable's value is found, and the values where the module has some. 
 the front; `tracing.py` exports, `reading.py` drafts call by call, `writing.py` makes the Graph.
 """
 
-from models.importers.torch_export.importing import import_file, import_module, import_program
-from models.importers.torch_export.sources import Imported, Source, spec
+from millrace.models.importers.torch_export.importing import (
+    import_file,
+    import_module,
+    import_program,
+)
+from millrace.models.importers.torch_export.sources import Imported, Source, spec
 
 __all__ = ["Imported", "Source", "import_file", "import_module", "import_program", "spec"]

@@ -7,7 +7,7 @@ that what must be split alike is.
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from models.importers.torch_export.draft import (
+from millrace.models.importers.torch_export.draft import (
     Array,
     Draft,
     Operand,
@@ -18,7 +18,7 @@ from models.importers.torch_export.draft import (
     pointwise,
     real_leaves,
 )
-from models.importers.torch_export.extents import (
+from millrace.models.importers.torch_export.extents import (
     Axis,
     Group,
     ShapeError,

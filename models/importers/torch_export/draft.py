@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.importers.torch_export.extents import Axis, Extent, Group, leaves, size_of
-from models.importers.torch_export.sources import Source
+from millrace.models.importers.torch_export.extents import Axis, Extent, Group, leaves, size_of
+from millrace.models.importers.torch_export.sources import Source
 
 Value = int | float | str | bool
 

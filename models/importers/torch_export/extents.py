@@ -10,7 +10,7 @@ are gone.
 from collections.abc import Sequence
 from math import prod
 
-from models.labels import BATCH, SEQUENCE
+from millrace.models.labels import BATCH, SEQUENCE
 
 
 class ShapeError(Exception):

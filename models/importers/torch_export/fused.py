@@ -7,9 +7,9 @@ that heads can be split over devices; each says which part of the parameter it i
 from dataclasses import replace
 from typing import NamedTuple
 
-from models.importers.torch_export.draft import Draft, Operand, Slot, Step, Tensor
-from models.importers.torch_export.extents import Axis, Group, leaves
-from models.importers.torch_export.sources import Cut
+from millrace.models.importers.torch_export.draft import Draft, Operand, Slot, Step, Tensor
+from millrace.models.importers.torch_export.extents import Axis, Group, leaves
+from millrace.models.importers.torch_export.sources import Cut
 
 
 class _Slice(NamedTuple):

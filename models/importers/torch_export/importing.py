@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from models.blocks import cut
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.graph import with_batch
-from models.importers.torch_export.calls import (
+from millrace.models.blocks import cut
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.graph import with_batch
+from millrace.models.importers.torch_export.calls import (
     attention,
     elementwise,
     layers,
@@ -16,13 +16,13 @@ from models.importers.torch_export.calls import (
     rotary,
     shapes,
 )
-from models.importers.torch_export.draft import Array, Operand, Slot, Step, Tensor, Token
-from models.importers.torch_export.extents import Axis, leaves, size_of
-from models.importers.torch_export.fused import taken_apart
-from models.importers.torch_export.patterns import MATCHERS
-from models.importers.torch_export.reading import Handler, Reader
-from models.importers.torch_export.sources import Imported, Source
-from models.importers.torch_export.tracing import (
+from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Step, Tensor, Token
+from millrace.models.importers.torch_export.extents import Axis, leaves, size_of
+from millrace.models.importers.torch_export.fused import taken_apart
+from millrace.models.importers.torch_export.patterns import MATCHERS
+from millrace.models.importers.torch_export.reading import Handler, Reader
+from millrace.models.importers.torch_export.sources import Imported, Source
+from millrace.models.importers.torch_export.tracing import (
     WRAPPED,
     Program,
     has_values,
@@ -31,7 +31,7 @@ from models.importers.torch_export.tracing import (
     trace,
     whole_number,
 )
-from models.importers.torch_export.writing import BLOCK, Writer
+from millrace.models.importers.torch_export.writing import BLOCK, Writer
 
 HANDLERS: dict[str, Handler] = {
     **elementwise.HANDLERS,

@@ -10,13 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.errors import ModelError
-from models.importers.torch_export.draft import Array, Draft, Tensor, fresh
-from models.importers.torch_export.extents import Axis, Extent, ShapeError
-from models.importers.torch_export.patterns import Found, kind
-from models.importers.torch_export.sources import Source
-from models.importers.torch_export.tracing import WRAPPED, Program, has_values, whole_number
-from models.labels import BATCH, SEQUENCE
+from millrace.models.errors import ModelError
+from millrace.models.importers.torch_export.draft import Array, Draft, Tensor, fresh
+from millrace.models.importers.torch_export.extents import Axis, Extent, ShapeError
+from millrace.models.importers.torch_export.patterns import Found, kind
+from millrace.models.importers.torch_export.sources import Source
+from millrace.models.importers.torch_export.tracing import (
+    WRAPPED,
+    Program,
+    has_values,
+    whole_number,
+)
+from millrace.models.labels import BATCH, SEQUENCE
 
 
 class UnsupportedError(Exception):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import ModelSpec, graph_spec
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, graph_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

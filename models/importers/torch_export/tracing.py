@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.errors import ModelError
+from millrace.models.errors import ModelError
 
 WRAPPED = "module."  # where the traced module hangs
 

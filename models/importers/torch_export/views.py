@@ -3,9 +3,16 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from models.importers.torch_export.algebra import narrowed, spread, summed_axes
-from models.importers.torch_export.draft import Array, Draft, Operand, Slot, Token, fresh
-from models.importers.torch_export.extents import Axis, ShapeError, leaves, paired, regroup, size_of
+from millrace.models.importers.torch_export.algebra import narrowed, spread, summed_axes
+from millrace.models.importers.torch_export.draft import Array, Draft, Operand, Slot, Token, fresh
+from millrace.models.importers.torch_export.extents import (
+    Axis,
+    ShapeError,
+    leaves,
+    paired,
+    regroup,
+    size_of,
+)
 
 
 def viewed(draft: Draft, array: Array, shape: Sequence[int]) -> Array:

@@ -8,12 +8,12 @@ from math import prod, sqrt
 
 import numpy as np
 
-from models.builder import GraphBuilder
-from models.errors import ModelError
-from models.importers.torch_export.draft import Operand, Slot, Step, Tensor, Token
-from models.importers.torch_export.extents import Extent, Group, leaves
-from models.importers.torch_export.sources import Source
-from models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
+from millrace.models.builder import GraphBuilder
+from millrace.models.errors import ModelError
+from millrace.models.importers.torch_export.draft import Operand, Slot, Step, Tensor, Token
+from millrace.models.importers.torch_export.extents import Extent, Group, leaves
+from millrace.models.importers.torch_export.sources import Source
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
 
 BLOCK = "model"
 _SPARE = "knduhgrsvcyxijpqmzwaflo"

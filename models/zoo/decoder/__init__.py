@@ -5,6 +5,6 @@ says), then `decoder.py` (how the blocks are put together); `attention.py`, `lat
 `feed_forward.py` and `experts.py` write the parts, `sizes.py` holds the published models.
 """
 
-from models.zoo.decoder.decoder import FAMILY
+from millrace.models.zoo.decoder.decoder import FAMILY
 
 __all__ = ["FAMILY"]

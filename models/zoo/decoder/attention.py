@@ -10,10 +10,10 @@ Grouped queries: Ainslie et al., arXiv 2305.13245 (2023). Windows: Jiang et al.,
 arXiv 2310.06825 (2023), section 2. ALiBi: Press et al., arXiv 2108.12409 (2021).
 """
 
-from models.builder import GraphBuilder, dense
-from models.ops import Attributes
-from models.zoo.decoder.config import DecoderConfig
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.ops import Attributes
+from millrace.models.zoo.decoder.config import DecoderConfig
+from millrace.models.zoo.norms import add_norm
 
 
 def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:

@@ -5,9 +5,9 @@ from math import sqrt
 
 import msgspec
 
-from models.errors import ModelError
-from models.rotary import SCALINGS
-from models.spec import ModelSpec
+from millrace.models.errors import ModelError
+from millrace.models.rotary import SCALINGS
+from millrace.models.spec import ModelSpec
 
 NORMS = ("rms", "layer", "scale")
 ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu", "tanh", "sigmoid")
@@ -48,7 +48,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         A query sees this many keys, itself the last (0: all before it); layers in which it sees
         all nevertheless.
     rotary_dims, rope_base, rope_interleaved
-        How many features of a head are turned by position (0: none), see `models.rotary`.
+        How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
     rope_scaling, rope_factor, rope_amplitude, rope_original, rope_low, rope_high, rope_fast, \
 rope_slow, rope_truncate
         How the angles were stretched, "" for not at all; and a factor on what is turned.

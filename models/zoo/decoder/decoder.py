@@ -3,17 +3,17 @@
 Shape legend: b batch, t sequence, d k n hidden, v vocabulary.
 """
 
-from models.builder import GraphBuilder, dense
-from models.graph import Graph
-from models.spec import ModelSpec
-from models.zoo.decoder.attention import attention
-from models.zoo.decoder.config import DecoderConfig, check
-from models.zoo.decoder.experts import experts
-from models.zoo.decoder.feed_forward import feed_forward
-from models.zoo.decoder.latent_attention import latent_attention
-from models.zoo.decoder.sizes import ALIASES, MODELS
-from models.zoo.family import Family
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo.decoder.attention import attention
+from millrace.models.zoo.decoder.config import DecoderConfig, check
+from millrace.models.zoo.decoder.experts import experts
+from millrace.models.zoo.decoder.feed_forward import feed_forward
+from millrace.models.zoo.decoder.latent_attention import latent_attention
+from millrace.models.zoo.decoder.sizes import ALIASES, MODELS
+from millrace.models.zoo.family import Family
+from millrace.models.zoo.norms import add_norm
 
 
 def default_seq_len(config: DecoderConfig) -> int:

@@ -17,9 +17,9 @@ equation 4, for every sample by itself.
 
 from math import ceil
 
-from models.builder import GraphBuilder, dense
-from models.zoo.decoder.config import DecoderConfig
-from models.zoo.decoder.feed_forward import expert_products, feed_forward
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.zoo.decoder.config import DecoderConfig
+from millrace.models.zoo.decoder.feed_forward import expert_products, feed_forward
 
 
 def capacity(config: DecoderConfig, seq_len: int) -> int:

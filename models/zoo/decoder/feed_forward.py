@@ -3,8 +3,8 @@
 Shape legend: b batch, t sequence, e experts, c places of an expert, k hidden read, n made.
 """
 
-from models.builder import GraphBuilder, dense
-from models.zoo.decoder.config import DecoderConfig
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.zoo.decoder.config import DecoderConfig
 
 
 def feed_forward(

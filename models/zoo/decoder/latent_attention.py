@@ -13,10 +13,10 @@ DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434 (2024), section 2.1; the absorbed f
 and not used here.
 """
 
-from models.builder import GraphBuilder, dense
-from models.zoo.decoder.attention import mix, project_out, rotary_attributes
-from models.zoo.decoder.config import DecoderConfig
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.zoo.decoder.attention import mix, project_out, rotary_attributes
+from millrace.models.zoo.decoder.config import DecoderConfig
+from millrace.models.zoo.norms import add_norm
 
 LATENT_EPSILON = 1e-6  # of the norms of latent vectors, whatever that of the stream's norms is
 

@@ -9,7 +9,7 @@ al., arXiv 2101.03961, 1 to 2), as none of their papers names one.
 from math import log, sqrt
 from typing import Any
 
-from models.spec import Config
+from millrace.models.spec import Config
 
 
 def _llama(

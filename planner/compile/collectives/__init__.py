@@ -4,7 +4,7 @@ Comes in: a stage's draft, its ops in their order. Goes out: the same, with earl
 back (`prefetch`) and those of state joined in buckets (`buckets`). Read `prefetch.py` first.
 """
 
-from planner.compile.collectives.buckets import bucketed
-from planner.compile.collectives.prefetch import hold_back
+from millrace.planner.compile.collectives.buckets import bucketed
+from millrace.planner.compile.collectives.prefetch import hold_back
 
 __all__ = ["bucketed", "hold_back"]

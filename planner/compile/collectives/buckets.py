@@ -3,7 +3,7 @@
 A gradient's own all_reduce or reduce_scatter, and a split weight's own all_gather, cost a launch
 and the latency of a way through all members each, whatever they move. This pass joins those of one
 kind over one group, of one dtype, reduction, section and number of firings into one *bucket*, an
-actor whose parts move together. How large one gets is computed in `planner.costs.buckets`.
+actor whose parts move together. How large one gets is computed in `millrace.planner.costs.buckets`.
 
 *When it runs.* A bucket begins when its last input is there, so members are joined in the order in
 which their inputs come (gradients: the order of the backward pass) or their results are wanted
@@ -32,14 +32,14 @@ import numpy as np
 from msgspec.structs import replace as changed
 from numpy.typing import NDArray
 
-from planner.actors.graph import Meeting, Port
-from planner.cluster import Cluster
-from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
-from planner.compile.orders import compute_order
-from planner.costs.buckets import bucket_bytes, shown_bytes
-from planner.costs.collectives import collective_duration_ns
-from planner.mesh import Mesh
-from planner.schedules import Slot
+from millrace.planner.actors.graph import Meeting, Port
+from millrace.planner.cluster import Cluster
+from millrace.planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
+from millrace.planner.compile.orders import compute_order
+from millrace.planner.costs.buckets import bucket_bytes, shown_bytes
+from millrace.planner.costs.collectives import collective_duration_ns
+from millrace.planner.mesh import Mesh
+from millrace.planner.schedules import Slot
 
 JOINED = ("all_reduce", "reduce_scatter", "all_gather")
 

@@ -9,9 +9,9 @@ first block of a section has none before it and its results keep their places.
 What is waited for is a second input port of the collective: a register that it does not send.
 """
 
-from planner.actors.graph import Port
-from planner.compile.draft import BEGIN, UPDATE, DraftStage, Section
-from planner.compile.spans import Spans, stretches
+from millrace.planner.actors.graph import Port
+from millrace.planner.compile.draft import BEGIN, UPDATE, DraftStage, Section
+from millrace.planner.compile.spans import Spans, stretches
 
 
 def hold_back(draft: DraftStage, joint_backward: bool) -> None:

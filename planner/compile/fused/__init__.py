@@ -1,9 +1,10 @@
 """Fused: a stage's ops that one kernel can compute, made one actor each.
 
 Comes in: drafts with one actor per op. Goes out: the same with fewer actors and registers. Read
-`drafts.py` first (groups that `planner.fusion` finds), then `launches.py` (many small updates).
+`drafts.py` first (groups that `millrace.planner.fusion` finds), then `launches.py` (many small
+updates).
 """
 
-from planner.compile.fused.stages import fused_stages, lowered
+from millrace.planner.compile.fused.stages import fused_stages, lowered
 
 __all__ = ["fused_stages", "lowered"]

@@ -4,12 +4,12 @@ from collections.abc import Hashable, Sequence
 
 from msgspec.structs import replace
 
-from models.ops import op_kind
-from planner.actors.graph import Part, Port, Register
-from planner.compile.draft import BOXING, DraftActor, DraftStage
-from planner.fusion.net import Net, Node, Value
-from planner.fusion.rules import PRODUCT, fused_groups
-from planner.fusion.shares import components, written
+from millrace.models.ops import op_kind
+from millrace.planner.actors.graph import Part, Port, Register
+from millrace.planner.compile.draft import BOXING, DraftActor, DraftStage
+from millrace.planner.fusion.net import Net, Node, Value
+from millrace.planner.fusion.rules import PRODUCT, fused_groups
+from millrace.planner.fusion.shares import components, written
 
 
 def fused_draft(draft: DraftStage, *, joint: bool) -> DraftStage:

@@ -8,8 +8,8 @@ actor, of as many parts; a backend does them in one launch for many tensors.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from planner.actors.graph import Part, Port
-from planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
+from millrace.planner.actors.graph import Part, Port
+from millrace.planner.compile.draft import BEGIN, UPDATE, DraftActor, DraftStage
 
 FIRST, LAST = "first", "last"
 

@@ -1,9 +1,9 @@
 """Which ops of a plan are fused, block template by block template."""
 
-from models.graph import Graph
-from planner.compile.fused.stages import lowered
-from planner.compile.placement import check_plan
-from planner.plan import Plan, plan_graph
+from millrace.models.graph import Graph
+from millrace.planner.compile.fused.stages import lowered
+from millrace.planner.compile.placement import check_plan
+from millrace.planner.plan import Plan, plan_graph
 
 
 def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[str, ...], ...]]:

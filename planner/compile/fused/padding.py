@@ -10,10 +10,10 @@ from math import prod
 
 from msgspec.structs import replace
 
-from models.graph import ITEMSIZE
-from models.ops import OPS
-from planner.actors.graph import Register
-from planner.compile.draft import ALIGNMENT, DraftStage
+from millrace.models.graph import ITEMSIZE
+from millrace.models.ops import OPS
+from millrace.planner.actors.graph import Register
+from millrace.planner.compile.draft import ALIGNMENT, DraftStage
 
 LOAD_BYTES = 16  # the widest load of a thread (CUDA programming guide, vector types)
 ROW_BYTES = 128  # a cache line of a GPU, and what a tensor core's copies are cut to (the same)

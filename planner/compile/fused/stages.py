@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from models.graph import Graph
-from planner.compile.draft import DraftStage
-from planner.compile.fused.drafts import fused_draft
-from planner.compile.fused.launches import joined_launches
-from planner.compile.fused.padding import padded
-from planner.compile.lowering import Lowering
-from planner.compile.placement import place
-from planner.compile.slots import Timetable, timetable
-from planner.plan import FUSED, Plan
+from millrace.models.graph import Graph
+from millrace.planner.compile.draft import DraftStage
+from millrace.planner.compile.fused.drafts import fused_draft
+from millrace.planner.compile.fused.launches import joined_launches
+from millrace.planner.compile.fused.padding import padded
+from millrace.planner.compile.lowering import Lowering
+from millrace.planner.compile.placement import place
+from millrace.planner.compile.slots import Timetable, timetable
+from millrace.planner.plan import FUSED, Plan
 
 
 def fused_stages(

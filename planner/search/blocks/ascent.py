@@ -24,11 +24,11 @@ TPAMI 37(5), 2015, figure 2, for pairwise terms, where it equals TRW-S.
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.duals.elimination import Eliminated, eliminate
-from planner.search.blocks.duals.pairs import Pair, Side
-from planner.search.blocks.duals.terms import Shared, Terms
-from planner.search.blocks.states import Bools
-from planner.search.blocks.tables import Tables
+from millrace.planner.search.blocks.duals.elimination import Eliminated, eliminate
+from millrace.planner.search.blocks.duals.pairs import Pair, Side
+from millrace.planner.search.blocks.duals.terms import Shared, Terms
+from millrace.planner.search.blocks.states import Bools
+from millrace.planner.search.blocks.tables import Tables
 
 Floats = NDArray[np.float64]
 

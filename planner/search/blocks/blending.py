@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.pricing import Pricing
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
-from planner.search.stages import DEFERRING, Pipeline
+from millrace.planner.search.blocks.pricing import Pricing
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
+from millrace.planner.search.stages import DEFERRING, Pipeline
 
 Floats = NDArray[np.float64]
 

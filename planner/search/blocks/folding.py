@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from models.graph import GLOBAL_BLOCK, Graph, Op, Phase, scaled
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase, scaled
 
 KEPT = 2  # blocks at either end of those that are alike, so that what is met first stays so
 

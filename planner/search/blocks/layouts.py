@@ -7,14 +7,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.graph import ITEMSIZE, Rate, Tensor
-from models.labels import parse
-from planner.rings import RINGS
-from planner.sbp import parse_nd_sbp
-from planner.search.blocks.space import Net as SpaceNet
-from planner.search.blocks.space import OpOptions, Space
-from planner.search.blocks.states import WHOLE, Ints, digits, number_of
-from planner.signatures import sub_signatures
+from millrace.models.graph import ITEMSIZE, Rate, Tensor
+from millrace.models.labels import parse
+from millrace.planner.rings import RINGS
+from millrace.planner.sbp import parse_nd_sbp
+from millrace.planner.search.blocks.space import Net as SpaceNet
+from millrace.planner.search.blocks.space import OpOptions, Space
+from millrace.planner.search.blocks.states import WHOLE, Ints, digits, number_of
+from millrace.planner.signatures import sub_signatures
 
 
 def likeness(tensor: Tensor) -> tuple[object, ...]:

@@ -1,10 +1,10 @@
 """Moving: the boxing of one tensor on many meshes at once: paths, durations and buffers.
 
-States (nd-SBPs) are the nodes of a graph whose edges are single steps (`planner.boxing`). Which
-path takes the fewest bytes depends on the sizes of the axes and on which states divide, not on the
-size of the tensor: it is found once per such column (Bellman and Ford), for all pairs of states,
-and every tensor picks its own. Shapes: U states of the graph, E edges, A sources, B targets, K
-rows, N axes, H hops.
+States (nd-SBPs) are the nodes of a graph whose edges are single steps (`millrace.planner.boxing`).
+Which path takes the fewest bytes depends on the sizes of the axes and on which states divide, not
+on the size of the tensor: it is found once per such column (Bellman and Ford), for all pairs of
+states, and every tensor picks its own. Shapes: U states of the graph, E edges, A sources, B
+targets, K rows, N axes, H hops.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.boxing import moves
-from planner.cluster import Cluster
-from planner.costs import (
+from millrace.planner.boxing import moves
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs import (
     Firings,
     collective_duration_ns,
     collective_pieces,
     op_durations_ns,
 )
-from planner.costs.layout import frame_of
-from planner.memory import LOCAL
-from planner.sbp import NdSbp
-from planner.search.blocks.states import (
+from millrace.planner.costs.layout import frame_of
+from millrace.planner.memory import LOCAL
+from millrace.planner.sbp import NdSbp
+from millrace.planner.search.blocks.states import (
     MAX,
     SUM,
     Bools,
@@ -38,7 +38,7 @@ from planner.search.blocks.states import (
     sbp_of,
     shards,
 )
-from planner.search.ranks import unlike_groups
+from millrace.planner.search.ranks import unlike_groups
 
 Floats = NDArray[np.float64]
 Key = tuple[int, ...]
@@ -68,7 +68,7 @@ class Boxed(NamedTuple):
 
         A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
         gradients of a microbatch; what a weight is gathered through lies where they will be summed
-        (`planner.compile.arena.lent_places`).
+        (`millrace.planner.compile.arena.lent_places`).
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class Moving:
         keeps_source : bool
             The source is there all step long, so that what is made of it counts besides.
         bucketed : bool
-            The tensor is state, see `planner.costs.buckets`.
+            The tensor is state, see `millrace.planner.costs.buckets`.
         """
         how = keeps_source, bucketed and self.cluster.software.bucketing
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how

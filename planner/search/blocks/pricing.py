@@ -10,26 +10,26 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.counting import masters
-from models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from models.labels import bind, parse
-from models.ops import op_kind, state_of
-from planner.cluster import Cluster
-from planner.costs import Firings
-from planner.costs.buckets import state_tensors
-from planner.costs.firings import precision_of
-from planner.costs.host import host_of, state_copies_ns
-from planner.fusion import Share, shares_of_graph
-from planner.memory import UPDATES
-from planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
-from planner.rings import RINGS, ROTATE, ring_ns
-from planner.sbp import parse_nd_sbp
-from planner.search.blocks.layouts import alphabets, ends, likeness
-from planner.search.blocks.moving import Known, Moving, kernel_ns
-from planner.search.blocks.space import Choice as SpaceChoice
-from planner.search.blocks.space import Net as SpaceNet
-from planner.search.blocks.space import OpOptions, Space
-from planner.search.blocks.states import (
+from millrace.models.counting import masters
+from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
+from millrace.models.labels import bind, parse
+from millrace.models.ops import op_kind, state_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs import Firings
+from millrace.planner.costs.buckets import state_tensors
+from millrace.planner.costs.firings import precision_of
+from millrace.planner.costs.host import host_of, state_copies_ns
+from millrace.planner.fusion import Share, shares_of_graph
+from millrace.planner.memory import UPDATES
+from millrace.planner.plan import FUSED, ON_DEVICES, OPTIMIZER, UNFUSED
+from millrace.planner.rings import RINGS, ROTATE, ring_ns
+from millrace.planner.sbp import parse_nd_sbp
+from millrace.planner.search.blocks.layouts import alphabets, ends, likeness
+from millrace.planner.search.blocks.moving import Known, Moving, kernel_ns
+from millrace.planner.search.blocks.space import Choice as SpaceChoice
+from millrace.planner.search.blocks.space import Net as SpaceNet
+from millrace.planner.search.blocks.space import OpOptions, Space
+from millrace.planner.search.blocks.states import (
     FIRST_DIM,
     Bools,
     Ints,
@@ -39,7 +39,7 @@ from planner.search.blocks.states import (
     number_of,
     shards,
 )
-from planner.search.blocks.tables import (
+from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
     MICROBATCH,
@@ -49,7 +49,7 @@ from planner.search.blocks.tables import (
     Net,
     Tables,
 )
-from planner.signatures import EXPANSIONS, sub_signatures
+from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 # Ops without an actor: a variable is a register, `repeat` a way to read it.
 FREE = ("variable", "repeat")

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import (
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import (
     FIGURES,
     INFLIGHT,
     MICROBATCH,
@@ -38,7 +38,7 @@ from planner.search.blocks.tables import (
     Net,
     Tables,
 )
-from planner.search.integer_program import NODE_LIMIT, IntegerProgram
+from millrace.planner.search.integer_program import NODE_LIMIT, IntegerProgram
 
 Floats = NDArray[np.float64]
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models.graph import Graph, Op, Tensor, scaled
-from planner.memory import Layout, Sections
-from planner.search.blocks.space import OpOptions, Space
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import (
+from millrace.models.graph import Graph, Op, Tensor, scaled
+from millrace.planner.memory import Layout, Sections
+from millrace.planner.search.blocks.space import OpOptions, Space
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import (
     FIGURES,
     INFLIGHT,
     MICROBATCH,

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.errors import InfeasibleError
-from planner.search.blocks.ascent import SETTLED, Ascent
-from planner.search.blocks.program import Floats, MemoryRow, Prices, solve_program
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import Tables, compact, reachable_options, totals
-from planner.search.integer_program import NODE_LIMIT
-from planner.search.request import MemoryLimitError
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.blocks.ascent import SETTLED, Ascent
+from millrace.planner.search.blocks.program import Floats, MemoryRow, Prices, solve_program
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import Tables, compact, reachable_options, totals
+from millrace.planner.search.integer_program import NODE_LIMIT
+from millrace.planner.search.request import MemoryLimitError
 
 # Above this many options a memory row is priced only: its relaxation is fractional, and the branch
 # and bound too long for what it gains.

@@ -14,14 +14,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.graph import ITEMSIZE, Op, Phase
-from models.ops import op_kind
-from planner.errors import InfeasibleError
-from planner.memory import UPDATES
-from planner.sbp import Sbp
-from planner.search.blocks.folding import Folded, FoldedNet
-from planner.search.blocks.states import MAX, SUM, Bools, Ints, digit, digits, numbers
-from planner.signatures import (
+from millrace.models.graph import ITEMSIZE, Op, Phase
+from millrace.models.ops import op_kind
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.memory import UPDATES
+from millrace.planner.sbp import Sbp
+from millrace.planner.search.blocks.folding import Folded, FoldedNet
+from millrace.planner.search.blocks.states import MAX, SUM, Bools, Ints, digit, digits, numbers
+from millrace.planner.signatures import (
     Allowed,
     AxisSignature,
     Signature,

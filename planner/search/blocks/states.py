@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, Sbp, split
+from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, Sbp, split
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

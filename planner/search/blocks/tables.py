@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.space import Use
-from planner.search.blocks.states import Bools, Ints
+from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.states import Bools, Ints
 
 Array = NDArray[Any]
 

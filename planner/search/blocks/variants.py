@@ -1,9 +1,9 @@
 """Variants: from the options of a solved block program to what a Plan holds and stages need."""
 
-from models.graph import Graph
-from planner.plan import OpSignature, Variant
-from planner.search.blocks.space import Space
-from planner.search.blocks.states import Bools
+from millrace.models.graph import Graph
+from millrace.planner.plan import OpSignature, Variant
+from millrace.planner.search.blocks.space import Space
+from millrace.planner.search.blocks.states import Bools
 
 Options = tuple[int, ...]
 Handover = tuple[tuple[str, int], ...]

@@ -5,6 +5,6 @@ as whole solutions that its stages mix, and the proven least. Read first `progra
 and `sections.py` add what one block costs.
 """
 
-from planner.search.joint.answer import Solutions, decided
+from millrace.planner.search.joint.answer import Solutions, decided
 
 __all__ = ["Solutions", "decided"]

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from models.graph import scaled
-from planner.errors import InfeasibleError
-from planner.search.joint.parts import Mode
-from planner.search.joint.program import JointProgram, Taken
-from planner.search.programs import Programs, Shape
-from planner.search.stages import Pipeline
+from millrace.models.graph import scaled
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.joint.parts import Mode
+from millrace.planner.search.joint.program import JointProgram, Taken
+from millrace.planner.search.programs import Programs, Shape
+from millrace.planner.search.stages import Pipeline
 
 TOLERANCE = 1e-6  # of the integer program: its answers are as exact as that, as a share
 

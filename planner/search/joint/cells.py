@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import (
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import (
     DEFERRABLE,
     FIGURES,
     INFLIGHT,
@@ -15,12 +15,12 @@ from planner.search.blocks.tables import (
     STEP,
     Net,
 )
-from planner.search.joint.parts import Cell
-from planner.search.joint.sections import Flow, Sections
-from planner.search.stages import DEFERRING
+from millrace.planner.search.joint.parts import Cell
+from millrace.planner.search.joint.sections import Flow, Sections
+from millrace.planner.search.stages import DEFERRING
 
 if TYPE_CHECKING:
-    from planner.search.joint.program import JointProgram
+    from millrace.planner.search.joint.program import JointProgram
 
 Floats = NDArray[np.float64]
 

@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from models.graph import Tensor
-from planner.search.blocks.space import Space
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import DEFERRABLE, MICROBATCH, Net, Tables
+from millrace.models.graph import Tensor
+from millrace.planner.search.blocks.space import Space
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, Net, Tables
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -23,8 +23,8 @@ Variables x, y and h are 0 or 1; all others follow.
 
 Notes
 -----
-The rows of `section` say what `planner.memory.transient_bytes` computes: a place that boxing passes
-through is alive until the last reader that is reached through it.
+The rows of `section` say what `millrace.planner.memory.transient_bytes` computes: a place that
+boxing passes through is alive until the last reader that is reached through it.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.search.blocks.states import Ints
-from planner.search.integer_program import IntegerProgram
-from planner.search.joint.cells import CellRows
-from planner.search.joint.parts import Cell, Mode, Parts
-from planner.search.stages import Pipeline, inflight_counts
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.integer_program import IntegerProgram
+from millrace.planner.search.joint.cells import CellRows
+from millrace.planner.search.joint.parts import Cell, Mode, Parts
+from millrace.planner.search.stages import Pipeline, inflight_counts
 
 OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, nothing is asked
 TOLERANCE = 1e-6  # of the solver, as a share

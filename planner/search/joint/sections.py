@@ -1,9 +1,9 @@
 """Sections: how much of a microbatch is alive at once within one block, as rows of the program.
 
 A tensor is alive from the op that makes it to its last reader in the section, and so is every place
-that boxing takes it through: `planner.memory.transient_bytes`, whose rules these are. Whether a
-place is alive up to some reader is a column, at least one where boxing for that reader, or a later
-one, passes through it.
+that boxing takes it through: `millrace.planner.memory.transient_bytes`, whose rules these are.
+Whether a place is alive up to some reader is a column, at least one where boxing for that reader,
+or a later one, passes through it.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.graph import ITEMSIZE, Op, Rate
-from planner.boxing import boxing_path
-from planner.memory.kinds import LATER
-from planner.sbp import local_size
-from planner.search.blocks.states import Ints, number_of, sbp_of
-from planner.search.joint.parts import Cell
+from millrace.models.graph import ITEMSIZE, Op, Rate
+from millrace.planner.boxing import boxing_path
+from millrace.planner.memory.kinds import LATER
+from millrace.planner.sbp import local_size
+from millrace.planner.search.blocks.states import Ints, number_of, sbp_of
+from millrace.planner.search.joint.parts import Cell
 
 if TYPE_CHECKING:
-    from planner.search.joint.program import JointProgram
+    from millrace.planner.search.joint.program import JointProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

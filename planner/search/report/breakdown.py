@@ -16,16 +16,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from models.labels import EXPERT
-from models.ops import op_kind
-from planner.roles import label_role
-from planner.search.blocks.space import Net as SpaceNet
-from planner.search.blocks.space import Space
-from planner.search.blocks.states import digits
-from planner.search.blocks.tables import DEFERRABLE, MICROBATCH, STEP, Net
-from planner.search.evaluation import Evaluator, Found
-from planner.search.programs import Programs, Shape
-from planner.search.stages.shape import deferred_ns
+from millrace.models.labels import EXPERT
+from millrace.models.ops import op_kind
+from millrace.planner.roles import label_role
+from millrace.planner.search.blocks.space import Net as SpaceNet
+from millrace.planner.search.blocks.space import Space
+from millrace.planner.search.blocks.states import digits
+from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, STEP, Net
+from millrace.planner.search.evaluation import Evaluator, Found
+from millrace.planner.search.programs import Programs, Shape
+from millrace.planner.search.stages.shape import deferred_ns
 
 COMPUTE, RECOMPUTE, UPDATE = "compute", "recomputation", "optimizer update"
 BUBBLE, UNEVEN, SENDS = "pipeline bubble", "uneven stages", "sends between stages"

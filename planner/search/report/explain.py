@@ -7,15 +7,15 @@ part of the difference is named (`breakdown.py`).
 from dataclasses import dataclass, replace
 from typing import Any
 
-from models.counting import splits
-from planner.errors import InfeasibleError
-from planner.plan import Plan, plan_graph
-from planner.roles import roles
-from planner.search.candidates import Candidate
-from planner.search.evaluation import Evaluator, Found, Outcome, Refused
-from planner.search.pins import Pins
-from planner.search.report.breakdown import Parts, breakdown
-from planner.search.report.neighbours import (
+from millrace.models.counting import splits
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.roles import roles
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.evaluation import Evaluator, Found, Outcome, Refused
+from millrace.planner.search.pins import Pins
+from millrace.planner.search.report.breakdown import Parts, breakdown
+from millrace.planner.search.report.neighbours import (
     Neighbour,
     degrees,
     fastest,
@@ -23,10 +23,10 @@ from planner.search.report.neighbours import (
     solved,
     storage,
 )
-from planner.search.report.record import Answer
-from planner.search.report.remedies import shapes
-from planner.search.request import MemoryLimitError
-from planner.wording import percent, size
+from millrace.planner.search.report.record import Answer
+from millrace.planner.search.report.remedies import shapes
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.wording import percent, size
 
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),

@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster
-from planner.errors import InfeasibleError
-from planner.plan import Plan
-from planner.search.evaluation import Evaluator
-from planner.search.meshes import divisors
-from planner.search.outer import Progress, Simulate, search
-from planner.search.report.record import LAYERS, Record
-from planner.search.report.remedies import check_storage, shapes
-from planner.search.request import SearchRequest
-from planner.spending import check_known, check_objective, power_watts, price_usd_per_s
-from planner.wording import percent
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan
+from millrace.planner.search.evaluation import Evaluator
+from millrace.planner.search.meshes import divisors
+from millrace.planner.search.outer import Progress, Simulate, search
+from millrace.planner.search.report.record import LAYERS, Record
+from millrace.planner.search.report.remedies import check_storage, shapes
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.spending import check_known, check_objective, power_watts, price_usd_per_s
+from millrace.planner.wording import percent
 
 WORSE = 2
 
@@ -116,7 +116,7 @@ def spending(plan: Plan, record: Record, optimize_for: str) -> float:
         return float(step_s * (price_usd_per_s(plan.cluster) or 0.0))
     busy = plan.figures.get("busy_fraction")
     if busy is None:
-        from planner.search.report.breakdown import breakdown, busy_ns
+        from millrace.planner.search.report.breakdown import breakdown, busy_ns
 
         parts = breakdown(record.answer.evaluator, record.answer.chosen)
         busy = busy_ns(parts) / sum(parts.values())
@@ -147,7 +147,7 @@ def fleets(cluster: Cluster) -> Iterator[Cluster]:
 
     Examples
     --------
-    >>> from planner.clusters import parse_cluster
+    >>> from millrace.planner.clusters import parse_cluster
     >>> [one.name for one in fleets(parse_cluster("h100-sxm-80gb:4x2"))]
     ['h100-sxm-80gb:1x1', 'h100-sxm-80gb:2x1', 'h100-sxm-80gb:4x1', 'h100-sxm-80gb:4x2']
     """

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 
-from models.counting import splits
-from planner.errors import InfeasibleError, PlanError
-from planner.plan import OFFLOADS
-from planner.schedules import SCHEDULES
-from planner.search.candidates import Candidate, candidates
-from planner.search.evaluation import MODES, Evaluator, Found, Outcome, Refused
-from planner.search.pins import Pins
-from planner.search.sites import placed, usable_bytes
-from planner.search.stages import Pipeline
+from millrace.models.counting import splits
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.plan import OFFLOADS
+from millrace.planner.schedules import SCHEDULES
+from millrace.planner.search.candidates import Candidate, candidates
+from millrace.planner.search.evaluation import MODES, Evaluator, Found, Outcome, Refused
+from millrace.planner.search.pins import Pins
+from millrace.planner.search.sites import placed, usable_bytes
+from millrace.planner.search.stages import Pipeline
 
 ENDLESS = float("inf")
 

@@ -1,20 +1,26 @@
 """Offload as the last resort: optimizer state in host memory, where nothing fits without.
 
-The idea is ZeRO-Offload's (Ren et al. 2021); what its copies take is in `planner.costs.host`.
+The idea is ZeRO-Offload's (Ren et al. 2021); what its copies take is in
+`millrace.planner.costs.host`.
 """
 
 from dataclasses import replace
 
 import msgspec
 
-from models.counting import masters
-from models.graph import Graph
-from models.ops import state_of
-from planner.costs.host import host_of
-from planner.errors import InfeasibleError
-from planner.memory import UPDATES, plan_memory
-from planner.plan import ON_DEVICES, OPTIMIZER, Plan
-from planner.search.request import HostMemoryError, MemoryLimitError, NoPlanError, SearchRequest
+from millrace.models.counting import masters
+from millrace.models.graph import Graph
+from millrace.models.ops import state_of
+from millrace.planner.costs.host import host_of
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.memory import UPDATES, plan_memory
+from millrace.planner.plan import ON_DEVICES, OPTIMIZER, Plan
+from millrace.planner.search.request import (
+    HostMemoryError,
+    MemoryLimitError,
+    NoPlanError,
+    SearchRequest,
+)
 
 
 def last_resort(

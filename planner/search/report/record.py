@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.search.candidates import Candidate
-from planner.search.evaluation import Evaluator, Found, Limits, Pruned, Refused
-from planner.search.request import MemoryLimitError
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.evaluation import Evaluator, Found, Limits, Pruned, Refused
+from millrace.planner.search.request import MemoryLimitError
 
 # In the order in which they are reported.
 SHAPES, BLOCKS, STAGES, SIMULATION = LAYERS = ("shapes", "blocks", "stages", "simulation")

@@ -10,28 +10,28 @@ from itertools import groupby
 
 import msgspec
 
-from models.counting import splits
-from models.graph import Graph
-from models.ops import state_of
-from planner.cluster import Cluster
-from planner.clusters import reference_node
-from planner.errors import ClusterError, InfeasibleError
-from planner.memory import UPDATES, beside, plan_memory, reserved_bytes
-from planner.plan import ON_DEVICES, OPTIMIZER, plan_graph
-from planner.search.candidates import Candidate, PipelineShape, candidates, wider
-from planner.search.evaluation import Evaluator, Found, Refused
-from planner.search.meshes import divisors
-from planner.search.pins import DEGREES
-from planner.search.report.offload import host_room_bytes, host_shortage, host_state_bytes
-from planner.search.request import (
+from millrace.models.counting import splits
+from millrace.models.graph import Graph
+from millrace.models.ops import state_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import reference_node
+from millrace.planner.errors import ClusterError, InfeasibleError
+from millrace.planner.memory import UPDATES, beside, plan_memory, reserved_bytes
+from millrace.planner.plan import ON_DEVICES, OPTIMIZER, plan_graph
+from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
+from millrace.planner.search.evaluation import Evaluator, Found, Refused
+from millrace.planner.search.meshes import divisors
+from millrace.planner.search.pins import DEGREES
+from millrace.planner.search.report.offload import host_room_bytes, host_shortage, host_state_bytes
+from millrace.planner.search.request import (
     HostMemoryError,
     MemoryLimitError,
     NoPlanError,
     SearchRequest,
 )
-from planner.search.sites import placed, usable_bytes
-from planner.search.writing import write_plan
-from planner.wording import limit_option, one_of
+from millrace.planner.search.sites import placed, usable_bytes
+from millrace.planner.search.writing import write_plan
+from millrace.planner.wording import limit_option, one_of
 
 SHOWN = 3  # remedies in one sentence
 SIZES = 3  # of clusters that are tried

@@ -5,10 +5,10 @@ comes a division of the blocks over the chunks with its predicted step time and 
 (`division.py`).
 """
 
-from planner.search.stages.bounds import lower_bound_ns
-from planner.search.stages.dearth import dearth
-from planner.search.stages.division import divide
-from planner.search.stages.shape import (
+from millrace.planner.search.stages.bounds import lower_bound_ns
+from millrace.planner.search.stages.dearth import dearth
+from millrace.planner.search.stages.division import divide
+from millrace.planner.search.stages.shape import (
     DEFERRING,
     Division,
     Pipeline,

@@ -1,7 +1,7 @@
 """Bounds on the step time of every division, without dividing."""
 
-from planner.search.stages.rows import least_rows_ns
-from planner.search.stages.shape import Pipeline, Run, deferred_ns
+from millrace.planner.search.stages.rows import least_rows_ns
+from millrace.planner.search.stages.shape import Pipeline, Run, deferred_ns
 
 
 def lower_bound_ns(runs: tuple[Run, ...], pipeline: Pipeline) -> float:

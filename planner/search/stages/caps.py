@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.search.stages.holdings import Ints, frontier
-from planner.search.stages.layout import StagePlace
-from planner.search.stages.shape import Pipeline
+from millrace.planner.search.stages.holdings import Ints, frontier
+from millrace.planner.search.stages.layout import StagePlace
+from millrace.planner.search.stages.shape import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

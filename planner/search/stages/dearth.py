@@ -4,7 +4,7 @@ It proves nothing: candidates are solved in its order, and those far off never, 
 them rests on their bounds.
 """
 
-from planner.search.stages.shape import DEFERRING, Pipeline
+from millrace.planner.search.stages.shape import DEFERRING, Pipeline
 
 # What is added to a step, as a share of it, where nearly all that is held is too much; by eye from
 # some 300 candidates of twelve questions (22 November 2026). The first that has to go costs next to

@@ -3,15 +3,15 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from planner.errors import InfeasibleError
-from planner.search.request import MemoryLimitError
-from planner.search.stages.bounds import lower_bound_ns
-from planner.search.stages.enumeration import divided, least_excess
-from planner.search.stages.layout import Model, TooManyError
-from planner.search.stages.program import StageProgram
-from planner.search.stages.relaxation import relaxed_bound_ns
-from planner.search.stages.rows import filled
-from planner.search.stages.shape import (
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.stages.bounds import lower_bound_ns
+from millrace.planner.search.stages.enumeration import divided, least_excess
+from millrace.planner.search.stages.layout import Model, TooManyError
+from millrace.planner.search.stages.program import StageProgram
+from millrace.planner.search.stages.relaxation import relaxed_bound_ns
+from millrace.planner.search.stages.rows import filled
+from millrace.planner.search.stages.shape import (
     Division,
     Pipeline,
     Run,
@@ -19,7 +19,7 @@ from planner.search.stages.shape import (
     stage_bytes,
     step_time_ns,
 )
-from planner.search.stages.splitting import divided_by_positions
+from millrace.planner.search.stages.splitting import divided_by_positions
 
 # Where there are too many mixtures of variants to try all: mixtures of fewer, and the gap at which
 # they are good enough.

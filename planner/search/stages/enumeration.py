@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.stages.caps import Choice, Ladder, Prices, near, search
-from planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
-from planner.search.stages.layout import Chunks, Layout, Model, TooManyError
-from planner.search.stages.shape import Division
+from millrace.planner.search.stages.caps import Choice, Ladder, Prices, near, search
+from millrace.planner.search.stages.holdings import DEFERRED, KEEPS, STAYS, TIME, UPDATE, Ints
+from millrace.planner.search.stages.layout import Chunks, Layout, Model, TooManyError
+from millrace.planner.search.stages.shape import Division
 
 FIRST_CAP = 1.08  # of what stages would take if blocks could be mixed of variants
 NEXT_CAP = 1.15  # times the last, while nothing fits

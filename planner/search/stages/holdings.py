@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.stages.shape import DEFERRING, Pipeline, VariantFigures
+from millrace.planner.search.stages.shape import DEFERRING, Pipeline, VariantFigures
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

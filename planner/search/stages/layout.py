@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.search.stages.holdings import (
+from millrace.planner.search.stages.holdings import (
     KEEPS,
     Holdings,
     Ints,
@@ -24,7 +24,7 @@ from planner.search.stages.holdings import (
     joined,
     rows_of,
 )
-from planner.search.stages.shape import Pipeline, Run, inflight_counts
+from millrace.planner.search.stages.shape import Pipeline, Run, inflight_counts
 
 ROWS_MAX = 1_500_000  # rows over all stages beyond which nothing is enumerated
 ENDS_MAX = 6  # blocks before, and after, the longest run that are laid out in every way

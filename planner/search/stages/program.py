@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.search.integer_program import IntegerProgram
-from planner.search.stages.shape import (
+from millrace.planner.search.integer_program import IntegerProgram
+from millrace.planner.search.stages.shape import (
     Division,
     Pipeline,
     Run,

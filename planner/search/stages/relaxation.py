@@ -10,9 +10,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.stages.caps import Ladder, Prices, search
-from planner.search.stages.enumeration import EVERYTHING, UNBEATEN, least_bytes
-from planner.search.stages.holdings import (
+from millrace.planner.search.stages.caps import Ladder, Prices, search
+from millrace.planner.search.stages.enumeration import EVERYTHING, UNBEATEN, least_bytes
+from millrace.planner.search.stages.holdings import (
     DEFERRED,
     KEEPS,
     STAYS,
@@ -21,7 +21,7 @@ from planner.search.stages.holdings import (
     Holdings,
     Ints,
 )
-from planner.search.stages.layout import Layout, Model, Piece, StagePlace
+from millrace.planner.search.stages.layout import Layout, Model, Piece, StagePlace
 
 Floats = NDArray[np.float64]
 

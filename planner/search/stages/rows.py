@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.stages.layout import Chunks, Ends, TooManyError, end_layouts
-from planner.search.stages.shape import (
+from millrace.planner.search.stages.layout import Chunks, Ends, TooManyError, end_layouts
+from millrace.planner.search.stages.shape import (
     Pipeline,
     Run,
     VariantFigures,

@@ -42,8 +42,8 @@ weights are no theorem: they are fitted to orders that ran with the times of chu
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.errors import PlanError
-from planner.schedules import FOLDED, kept_at_once, stage_of
+from millrace.planner.errors import PlanError
+from millrace.planner.schedules import FOLDED, kept_at_once, stage_of
 
 DEFERRING = ("zb-h1", "zb-v")  # schedules that move weight gradients into the ramp
 # What rows wait for a longer one, in shares of what it is longer: with many stages, with so many

@@ -4,10 +4,10 @@ Every position is taken for a stage with its share of the stage's memory, in pro
 typical block needs there. What is found fits; how good it is, a bound without memory says.
 """
 
-from planner.search.stages.bounds import lower_bound_ns
-from planner.search.stages.enumeration import divided
-from planner.search.stages.layout import Model
-from planner.search.stages.shape import (
+from millrace.planner.search.stages.bounds import lower_bound_ns
+from millrace.planner.search.stages.enumeration import divided
+from millrace.planner.search.stages.layout import Model
+from millrace.planner.search.stages.shape import (
     Division,
     Pipeline,
     Run,

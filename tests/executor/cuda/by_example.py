@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import Call
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import Array, Shard
-from models.labels import parse, shape_of
-from models.ops import OPS
+from millrace.executor.cuda.calls import Call
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import Array, Shard
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import OPS
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
 from tests.executor.examples.example import Example

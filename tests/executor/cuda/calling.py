@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from executor.cuda.binding import operands_of
-from executor.cuda.calls import Call, Calls, Operand
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import Array, KernelContext, Shard, whole
-from planner.compile.draft import ALIGNMENT
+from millrace.executor.cuda.binding import operands_of
+from millrace.executor.cuda.calls import Call, Calls, Operand
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
+from millrace.planner.compile.draft import ALIGNMENT
 from tests.executor.cuda.emulation.machine import (
     Emulator,
     Ranges,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 from tests.executor.cuda.emulation.machine import to_stored, to_wide
 
 REDUCTIONS = {"sum": np.add, "max": np.maximum}

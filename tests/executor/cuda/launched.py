@@ -4,23 +4,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import product
 
-from executor.cuda.binding import leaves
-from executor.cuda.calls import Call, Launch, Tensor, read, write
-from executor.cuda.kernels.columns import ColumnSums, column_sum
-from executor.cuda.kernels.images.batch_norm import After, normed
-from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
-from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
-from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
-from executor.cuda.kernels.table import CALLS, make_calls
-from executor.cuda.listing import listed_run
-from executor.cuda.rank import RankCalls
-from executor.kernels.context import KernelContext, whole
-from executor.streams import command_buffer
-from models.inference import widened
-from models.labels import parse, shape_of
-from models.ops import OPS
-from models.zoo.catalogue import TrainingSpec, build_training
-from planner.compile import compile_plan
+from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.calls import Call, Launch, Tensor, read, write
+from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.images.batch_norm import After, normed
+from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
+from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
+from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from millrace.executor.cuda.kernels.table import CALLS, make_calls
+from millrace.executor.cuda.listing import listed_run
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.kernels.context import KernelContext, whole
+from millrace.executor.streams import command_buffer
+from millrace.models.inference import widened
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import OPS
+from millrace.models.zoo.catalogue import TrainingSpec, build_training
+from millrace.planner.compile import compile_plan
 from tests.executor.cuda.calling import FLOATS, context_of
 from tests.executor.cuda.emulation.machine import functions_of
 from tests.executor.examples.example import Example
@@ -32,8 +32,8 @@ PLANS = ("bf16-tp2", "bf16-pp2", "prefetched")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 # Which inputs and outputs are of 16 bits, where activations are, for kinds that only expansions
-# hold: a split loss is computed in the loss's dtype (`planner.compile.lowering`), and what rounds
-# of attention add up in float32 (`planner.rings`). Ids are neither.
+# hold: a split loss is computed in the loss's dtype (`millrace.planner.compile.lowering`), and what
+# rounds of attention add up in float32 (`millrace.planner.rings`). Ids are neither.
 Narrow = tuple[tuple[bool, ...], tuple[bool, ...]]
 EXPANSIONS: dict[str, Narrow] = {
     "attention_round": ((True, True, True, False, False), (False, False)),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from executor.kernels.context import Array, KernelContext, whole
+from millrace.executor.kernels.context import Array, KernelContext, whole
 from tests.executor.cuda.calling import context_of
 
 # Of a float32, of the bfloat16 and of the float16 that it becomes. NaN: 0x7fff, whatever it was

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from executor.cuda.compiling import program_options
+from millrace.executor.cuda.compiling import program_options
 
 
 def ptx_of(text: str, functions: Iterable[str], architecture: str) -> str:

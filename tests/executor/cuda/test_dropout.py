@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Calls
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels import KernelContext, make_kernel
-from executor.kernels.context import Array, Shard, whole
+from millrace.executor.cuda.calls import Calls
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import KernelContext, make_kernel
+from millrace.executor.kernels.context import Array, Shard, whole
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, Operands, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of

@@ -5,12 +5,12 @@ from math import erfc
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Calls, Launch
-from executor.cuda.kernels.elementwise.table import ELEMENTWISE
-from executor.cuda.kernels.strides import merged, walk
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.calls import Calls, Launch
+from millrace.executor.cuda.kernels.elementwise.table import ELEMENTWISE
+from millrace.executor.cuda.kernels.strides import merged, walk
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, Operands, call, context_of, empty, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import aligned
 from tests.executor.cuda.emulation.machine import COMPILER, Kernel, compiled, reseed
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import Attributes, Operands, call, context_of, empty
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of

@@ -2,11 +2,11 @@
 
 import pytest
 
-from executor.cuda.kernels.fused.table import FUSED
-from executor.cuda.kernels.in_turn import in_turn
-from executor.cuda.kernels.table import make_calls
-from executor.cuda.rank import RankCalls
-from executor.streams import command_buffer
+from millrace.executor.cuda.kernels.fused.table import FUSED
+from millrace.executor.cuda.kernels.in_turn import in_turn
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.streams import command_buffer
 from tests.executor.gpu.plans import planned, runs_of
 
 MODELS = ("gpt", "llama", "bert", "resnet", "wide-deep", "mixtral", "t5")

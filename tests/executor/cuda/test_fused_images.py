@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.cuda.calls import Calls
-from executor.cuda.kernels.in_turn import in_turn
-from executor.cuda.kernels.table import make_calls
-from executor.cuda.rank import RankCalls
-from executor.kernels.context import Array, FusedPart, KernelContext, whole
-from executor.kernels.table import make_kernel
-from executor.streams.commands import command_buffer
-from planner.compile import compile_plan
-from planner.plan import FUSED
+from millrace.executor.cuda.calls import Calls
+from millrace.executor.cuda.kernels.in_turn import in_turn
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.kernels.context import Array, FusedPart, KernelContext, whole
+from millrace.executor.kernels.table import make_kernel
+from millrace.executor.streams.commands import command_buffer
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import FUSED
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.gpu.plans import planned, runs_of

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.cuda.calls import Calls, Choice, Product
-from executor.cuda.kernels.table import make_calls
-from executor.cuda.rank import RankCalls
-from executor.kernels.context import KernelContext
-from executor.streams.commands import command_buffer
-from planner.compile import compile_plan
-from planner.plan import FUSED
+from millrace.executor.cuda.calls import Calls, Choice, Product
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.streams.commands import command_buffer
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import FUSED
 from tests.executor.cuda.calling import Operands, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.gpu.plans import planned, runs_of
@@ -64,7 +64,7 @@ def options_of(calls: Calls, firing: int, which: int):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_it_computes_what_the_parts_in_turn_compute(model: str, precision: str) -> None:
-    from executor.cuda.kernels.in_turn import in_turn
+    from millrace.executor.cuda.kernels.in_turn import in_turn
 
     rng = np.random.default_rng(0)
     for context, calls in contexts(model, precision):

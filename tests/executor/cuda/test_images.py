@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Launch, Product
-from executor.cuda.compiling import offline_cubin
-from executor.cuda.kernels.images import units
-from executor.cuda.kernels.table import make_calls
-from executor.cuda.resources import resources_of
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.calls import Launch, Product
+from millrace.executor.cuda.compiling import offline_cubin
+from millrace.executor.cuda.kernels.images import units
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.resources import resources_of
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.cuda.listing import Unread, device_listing, listed_run, rank_listing
-from executor.cuda.rank import RankCalls
-from executor.errors import ExecutorError
-from executor.kernels.context import Source
-from executor.streams import command_buffer
-from planner.compile import compile_plan
-from planner.errors import PlanError
-from planner.plan import Plan
+from millrace.executor.cuda.listing import Unread, device_listing, listed_run, rank_listing
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Source
+from millrace.executor.streams import command_buffer
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import PlanError
+from millrace.planner.plan import Plan
 from tests.executor.golden import assert_golden
 from tests.executor.plans.reading import stored_plan
 

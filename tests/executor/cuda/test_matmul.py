@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.cuda.calls import Launch, Product, types
-from executor.cuda.kernels.matmul import PRODUCTS_MAX, SOURCE
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Shard, whole
-from models.labels import bind, parse, shape_of
-from models.quantised import ARITHMETIC
-from models.zoo.catalogue import TrainingSpec, build_training
+from millrace.executor.cuda.calls import Launch, Product, types
+from millrace.executor.cuda.kernels.matmul import PRODUCTS_MAX, SOURCE
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.models.labels import bind, parse, shape_of
+from millrace.models.quantised import ARITHMETIC
+from millrace.models.zoo.catalogue import TrainingSpec, build_training
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.example import Example, einsum

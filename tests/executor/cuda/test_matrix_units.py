@@ -9,9 +9,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from executor.cuda.resources import resources_of
-from executor.cuda.source_text import FOLDER
-from executor.kernels.context import Array
+from millrace.executor.cuda.resources import resources_of
+from millrace.executor.cuda.source_text import FOLDER
+from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import aligned, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Kernel, compiled, reseed
 from tests.extras import optional

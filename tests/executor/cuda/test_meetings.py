@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from executor.cuda.calls import Bucket, Call, Calls, Collective, Copy, Launch, Operand
-from executor.cuda.meetings import bucket_calls, collective_calls, cut_of, loopback_calls
-from executor.kernels.context import Array, whole
-from executor.transport.communicator import Exchange, block, exchanges_of, receive
-from planner.actors.graph import ActorGraph, Meeting
-from planner.mesh import Axis
+from millrace.executor.cuda.calls import Bucket, Call, Calls, Collective, Copy, Launch, Operand
+from millrace.executor.cuda.meetings import bucket_calls, collective_calls, cut_of, loopback_calls
+from millrace.executor.kernels.context import Array, whole
+from millrace.executor.transport.communicator import Exchange, block, exchanges_of, receive
+from millrace.planner.actors.graph import ActorGraph, Meeting
+from millrace.planner.mesh import Axis
 from tests.executor.actor_graphs import ProgramWriter, checked, handed_on
 from tests.executor.cuda.calling import Operands, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, Ranges

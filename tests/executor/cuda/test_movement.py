@@ -7,12 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Calls, Copy, Launch
-from executor.cuda.kernels.source import stage_dtype
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Shard, whole
-from planner.sbp import (
+from millrace.executor.cuda.calls import Calls, Copy, Launch
+from millrace.executor.cuda.kernels.source import stage_dtype
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.planner.sbp import (
     BROADCAST,
     PARTIAL_MAX,
     PARTIAL_SUM,

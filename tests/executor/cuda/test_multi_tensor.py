@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     POINTERS_MAX,
     Calls,
     Launch,
@@ -16,12 +16,12 @@ from executor.cuda.calls import (
     state,
     write,
 )
-from executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, groups
-from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
-from executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.kernels.multi_tensor.chunks import CHUNK_MAX, CHUNK_MIN, groups
+from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
+from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw, sgd
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.test_optimizer import carry_out, control_of

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Call, Calls, Launch, Tensor, always, read, workspace, write
-from executor.cuda.kernels.columns import ColumnSums
-from executor.cuda.kernels.rows.norms import (
+from millrace.executor.cuda.calls import Call, Calls, Launch, Tensor, always, read, workspace, write
+from millrace.executor.cuda.kernels.columns import ColumnSums
+from millrace.executor.cuda.kernels.rows.norms import (
     Residual,
     norm,
     norm_grad_input,
     norm_grad_weight,
 )
-from executor.cuda.kernels.rows.teams import team_of
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.kernels.rows.teams import team_of
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import Operands, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 

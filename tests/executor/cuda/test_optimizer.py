@@ -7,25 +7,25 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Calls, Copy, Launch, Operand, always
-from executor.cuda.control import (
+from millrace.executor.cuda.calls import Calls, Copy, Launch, Operand, always
+from millrace.executor.cuda.control import (
     CONTROL_DTYPE,
     HISTORY_FIELDS,
     control_bytes,
     finish_step_call,
 )
-from executor.cuda.kernels.pieces import HostArray, in_pieces
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels import KernelContext, make_kernel
-from executor.kernels.context import Array, Shard, whole
-from executor.shards import RankShards
-from models.spec import TrainingSpec
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.plan import plan_graph
-from planner.sbp import BROADCAST, PARTIAL_SUM, split
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.cuda.kernels.pieces import HostArray, in_pieces
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels import KernelContext, make_kernel
+from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.executor.shards import RankShards
+from millrace.models.spec import TrainingSpec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import plan_graph
+from millrace.planner.sbp import BROADCAST, PARTIAL_SUM, split
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.examples.table import EXAMPLES

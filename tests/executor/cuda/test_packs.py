@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Launch, Tensor, read, write
-from executor.cuda.kernels.columns import ColumnSums, column_sum
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.calls import Launch, Tensor, read, write
+from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.narrowing import cast_context, floats, wanted_bits

@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Choice, Clear, Matrices, Operand, Product, Vector
-from executor.cuda.products import CUT_EXTENT_MIN, cut, spans, stacked, with_cuts, with_stacks
-from executor.kernels.context import Array
+from millrace.executor.cuda.calls import Choice, Clear, Matrices, Operand, Product, Vector
+from millrace.executor.cuda.products import (
+    CUT_EXTENT_MIN,
+    cut,
+    spans,
+    stacked,
+    with_cuts,
+    with_stacks,
+)
+from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import FLOATS, loaded, stored
 from tests.executor.cuda.emulation.machine import Emulator
 

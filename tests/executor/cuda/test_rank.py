@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from executor.cuda.binding import leaves, operands_of
-from executor.cuda.calls import (
+from millrace.executor.cuda.binding import leaves, operands_of
+from millrace.executor.cuda.calls import (
     Attention,
     AttentionGrad,
     Bucket,
@@ -20,14 +20,14 @@ from executor.cuda.calls import (
     Operand,
     Product,
 )
-from executor.cuda.listing import listed_run
-from executor.cuda.products import spans
-from executor.cuda.rank import RankCalls
-from executor.errors import ExecutorError
-from executor.streams import CommandBuffer, command_buffer
-from models.graph import ITEMSIZE
-from planner.actors.graph import ActorGraph
-from planner.plan import Plan
+from millrace.executor.cuda.listing import listed_run
+from millrace.executor.cuda.products import spans
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams import CommandBuffer, command_buffer
+from millrace.models.graph import ITEMSIZE
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.plan import Plan
 from tests.executor.cuda.emulation.networks import reach_bytes
 from tests.executor.gpu.plans import planned
 from tests.small_models import NAMES
@@ -197,7 +197,9 @@ def test_a_rank_that_scales_the_loss_and_updates_nothing_is_refused(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, _, graph = planned("gpt", precision, (("pp", 2),))
-    monkeypatch.setattr("executor.cuda.rank.UPDATES", ())  # as if its variables were elsewhere
+    monkeypatch.setattr(
+        "millrace.executor.cuda.rank.UPDATES", ()
+    )  # as if its variables were elsewhere
     calls_of(plan, graph, [0])  # scales nothing
     if precision == "bf16":
         calls_of(plan, graph, [1])

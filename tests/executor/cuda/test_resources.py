@@ -5,9 +5,9 @@ from math import prod
 
 import pytest
 
-from executor.cuda.compiling import Cubin, cubin_of, offline_cubin
-from executor.cuda.resources import Resources, occupancy, resources_of, shared_bytes
-from executor.errors import ExecutorError
+from millrace.executor.cuda.compiling import Cubin, cubin_of, offline_cubin
+from millrace.executor.cuda.resources import Resources, occupancy, resources_of, shared_bytes
+from millrace.executor.errors import ExecutorError
 from tests.executor.cuda.launched import functions_in_bf16
 from tests.extras import optional
 

@@ -5,11 +5,11 @@ from math import cos, sin
 import numpy as np
 import pytest
 
-from executor.cuda.calls import CONTROL, Launch
-from executor.cuda.kernels.rows.margin import COSINE_MAX
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Shard, whole
+from millrace.executor.cuda.calls import CONTROL, Launch
+from millrace.executor.cuda.kernels.rows.margin import COSINE_MAX
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Shard, whole
 from tests.executor.cuda.calling import Operands, call, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 

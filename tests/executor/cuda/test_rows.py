@@ -11,11 +11,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from executor.cuda.kernels.rows.table import ROWS
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import Array, Shard, whole
-from models.labels import parse, shape_of
-from models.ops import OPS
+from millrace.executor.cuda.kernels.rows.table import ROWS
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import Array, Shard, whole
+from millrace.models.labels import parse, shape_of
+from millrace.models.ops import OPS
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.examples import attention, losses, norms

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, Shard, whole
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, Shard, whole
 from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from executor.cuda.source_text import source_text
+from millrace.executor.cuda.source_text import source_text
 from tests.executor.cuda.launched import functions_in_bf16
 from tests.executor.cuda.ptx import ptx_of
 from tests.extras import optional

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Launch
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import whole
-from models.labels import parse, shape_of
+from millrace.executor.cuda.calls import Launch
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import whole
+from millrace.models.labels import parse, shape_of
 from tests.executor.cuda.by_example import check_sharded, check_whole, emulator_of
 from tests.executor.cuda.calling import FLOATS, call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator

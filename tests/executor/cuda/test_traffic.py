@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from executor.cuda.binding import operands_of
-from executor.cuda.calls import Calls, Tensor, always, read, workspace, write
-from executor.cuda.kernels.columns import ColumnSums, column_sum
-from executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
-from executor.cuda.kernels.multi_tensor.updates import Variable, adamw
-from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
-from executor.cuda.kernels.table import make_calls
-from executor.kernels.context import Array, Shard, whole
+from millrace.executor.cuda.binding import operands_of
+from millrace.executor.cuda.calls import Calls, Tensor, always, read, workspace, write
+from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
+from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw
+from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.kernels.context import Array, Shard, whole
 from tests.executor.cuda.calling import Operands, context_of, empty, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of, traffic
 

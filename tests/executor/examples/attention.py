@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 from tests.executor.examples.example import Example
 
 Attributes = dict[str, int | float | str | bool]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from executor.kernels.context import Array
-from executor.kernels.random_bits import key_of
+from millrace.executor.kernels.context import Array
+from millrace.executor.kernels.random_bits import key_of
 from tests.executor.examples.example import Example
 
 WORD = 2**32

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from executor.kernels.context import Array
-from models.rotary import rotary_frequencies
+from millrace.executor.kernels.context import Array
+from millrace.models.rotary import rotary_frequencies
 from tests.executor.examples.example import Example, one_hot
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.kernels.context import Array
-from models.labels import parse, shape_of
+from millrace.executor.kernels.context import Array
+from millrace.models.labels import parse, shape_of
 
 SIZES = {
     "b": 4, "t": 6, "s": 6, "h": 2, "d": 4, "k": 8, "n": 10, "v": 12, "p": 9, "c": 2,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 from tests.executor.examples.example import Example
 
 Attributes = dict[str, int | float | str | bool]

@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from executor.kernels.context import Array
-from models.labels import parse, write
+from millrace.executor.kernels.context import Array
+from millrace.models.labels import parse, write
 from tests.executor.examples.example import Example
 
 Attributes = dict[str, int | float | str | bool]

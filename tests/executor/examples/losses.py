@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 from tests.executor.examples.example import Example, one_hot
 
 

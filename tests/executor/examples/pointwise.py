@@ -5,7 +5,7 @@ from math import erf
 
 import numpy as np
 
-from executor.kernels.context import Array
+from millrace.executor.kernels.context import Array
 from tests.executor.examples.example import Example
 
 Function = Callable[[Array], Array]

@@ -8,7 +8,14 @@ import ctypes
 import enum
 from collections.abc import Callable
 
-from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Operand, Strided
+from millrace.executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
+    Convolution,
+    LibraryCall,
+    Operand,
+    Strided,
+)
 from tests.executor.cuda.emulation.machine import to_stored, to_wide
 from tests.executor.cuda.emulation.networks import carry_out, strided_memory
 

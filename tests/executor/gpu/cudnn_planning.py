@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor.cuda.calls import LibraryCall
-from executor.gpu.cudnn.library import CudnnLibrary
+from millrace.executor.cuda.calls import LibraryCall
+from millrace.executor.gpu.cudnn.library import CudnnLibrary
 
 WORKSPACE_BYTES = 4 * 2**30
 # Fields as cuDNN 9.28 reads them; figures of an H200 SXM (CUDA programming guide, compute
@@ -107,12 +107,12 @@ def planned(calls: dict[str, LibraryCall], *, deterministic: bool) -> dict[str, 
 
 def asked() -> dict[str, LibraryCall]:
     """Calls of GPT-2 small, a Llama, BERT and ResNet-50, by name."""
-    from executor.cuda.calls import Choice, Operand
-    from executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT
-    from executor.cuda.kernels.images.library import convolution_call as convolution
-    from executor.cuda.kernels.images.windows import Dim, Sizes
-    from executor.cuda.kernels.table import make_calls
-    from executor.kernels.context import whole
+    from millrace.executor.cuda.calls import Choice, Operand
+    from millrace.executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT
+    from millrace.executor.cuda.kernels.images.library import convolution_call as convolution
+    from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+    from millrace.executor.cuda.kernels.table import make_calls
+    from millrace.executor.kernels.context import whole
     from tests.executor.cuda.calling import context_of
     from tests.executor.examples.attention import Form
 

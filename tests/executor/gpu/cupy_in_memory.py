@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Launch, Operand, Pointers
-from executor.gpu import graphs
+from millrace.executor.cuda.calls import Launch, Operand, Pointers
+from millrace.executor.gpu import graphs
 from tests.executor.cuda.emulation.machine import Emulator
 
 TOTAL_BYTES, CONTEXT_BYTES = 1 << 26, 1 << 20

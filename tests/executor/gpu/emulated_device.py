@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.calls import Call, Choice, Operand
-from executor.errors import ExecutorError
-from executor.gpu.choices import Can, Choices
+from millrace.executor.cuda.calls import Call, Choice, Operand
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.choices import Can, Choices
 from tests.executor.cuda.emulation.machine import Emulator
 
 TICK_NS = 1000  # what every piece of work takes

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from executor.backend import WORKERS, Backend
-from executor.launch import Measured, execute
-from planner.plan import Plan
+from millrace.executor.backend import WORKERS, Backend
+from millrace.executor.launch import Measured, execute
+from millrace.planner.plan import Plan
 
 LOOPBACK = Backend(name="cupy", loopback=True)
 LOOPBACK_EAGER = Backend(name="cupy", loopback=True, eager=True)
@@ -15,7 +15,7 @@ LOOPBACK_EAGER = Backend(name="cupy", loopback=True, eager=True)
 def emulate_gpus(patch: pytest.MonkeyPatch, **settings: object) -> None:
     """Put emulated devices where GPUs would be; `settings` are those of the worker."""
     patch.setitem(WORKERS, "cupy", "tests.executor.gpu.emulated_worker")
-    patch.setattr("executor.launch.require_gpu", lambda ranks: None)
+    patch.setattr("millrace.executor.launch.require_gpu", lambda ranks: None)
     for name, value in settings.items():
         patch.setenv(f"EMULATED_{name.upper()}", str(value))
 

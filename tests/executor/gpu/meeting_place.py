@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from executor.cuda.calls import Bucket, Collective
-from executor.errors import ExecutorError
-from executor.gpu.collectives import groups_of
-from executor.gpu.nccl import Group
-from planner.actors.graph import ActorGraph
+from millrace.executor.cuda.calls import Bucket, Collective
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.collectives import groups_of
+from millrace.executor.gpu.nccl import Group
+from millrace.planner.actors.graph import ActorGraph
 from tests.executor.cuda.flat_collectives import FLAT
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice, _bytes_at
 

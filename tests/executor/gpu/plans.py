@@ -6,22 +6,22 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter_ns
 
-from executor.data import open_dataset
-from executor.gpu.device import Device
-from executor.gpu.running import DeviceRun
-from executor.kernels import RunState
-from executor.recording import Recording
-from executor.reference import ReferenceResult, run_reference
-from executor.shards import RankValues
-from executor.values.initial import initial_value
-from models.graph import Graph
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.actors.graph import ActorGraph
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.plan import FUSED, Plan, read_plan
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.data import open_dataset
+from millrace.executor.gpu.device import Device
+from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.kernels import RunState
+from millrace.executor.recording import Recording
+from millrace.executor.reference import ReferenceResult, run_reference
+from millrace.executor.shards import RankValues
+from millrace.executor.values.initial import initial_value
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import FUSED, Plan, read_plan
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 Pinned = tuple[tuple[str, object], ...]

@@ -5,12 +5,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-import executor
-from executor.errors import ExecutorError
-from executor.gpu.availability import gpus_found, require_compiler, require_gpu, require_nccl
-from planner.errors import InfeasibleError
+import millrace.executor
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.availability import (
+    gpus_found,
+    require_compiler,
+    require_gpu,
+    require_nccl,
+)
+from millrace.planner.errors import InfeasibleError
 
-ROOT = Path(executor.__file__).resolve().parent
+ROOT = Path(millrace.executor.__file__).resolve().parent
 
 
 class CudaError(RuntimeError):

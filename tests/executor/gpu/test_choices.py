@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from executor.cuda.calls import Call, Choice, Clear, Copy, Operand
-from executor.errors import ExecutorError
-from executor.gpu.choices import Can, Choices, key_of_choice
-from executor.gpu.running import DeviceRun
+from millrace.executor.cuda.calls import Call, Choice, Clear, Copy, Operand
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.choices import Can, Choices, key_of_choice
+from millrace.executor.gpu.running import DeviceRun
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of

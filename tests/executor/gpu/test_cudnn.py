@@ -9,22 +9,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from executor.cuda.binding import bound_library
-from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Operand, Strided
-from executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.binding import bound_library
+from millrace.executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
+    Convolution,
+    LibraryCall,
+    Operand,
+    Strided,
+)
+from millrace.executor.cuda.kernels.images.library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
     convolution_call,
 )
-from executor.cuda.kernels.images.windows import Dim, Sizes
-from executor.errors import ExecutorError
-from executor.gpu.cudnn import graphs
-from executor.gpu.cudnn.graphs import post_padding
-from executor.gpu.cudnn.issuing import RESERVE_BYTES, SHARE, LibraryCalls
-from executor.gpu.cudnn.library import CudnnLibrary
-from executor.gpu.cudnn.limits import refusal
-from executor.gpu.cudnn.opening import cudnn_library
+from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.cudnn import graphs
+from millrace.executor.gpu.cudnn.graphs import post_padding
+from millrace.executor.gpu.cudnn.issuing import RESERVE_BYTES, SHARE, LibraryCalls
+from millrace.executor.gpu.cudnn.library import CudnnLibrary
+from millrace.executor.gpu.cudnn.limits import refusal
+from millrace.executor.gpu.cudnn.opening import cudnn_library
 from tests.executor.cuda.emulation.machine import to_stored, to_wide
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 from tests.executor.gpu import cudnn_in_memory

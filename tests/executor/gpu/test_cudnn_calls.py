@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Attention,
     Calls,
     Choice,
@@ -16,16 +16,16 @@ from executor.cuda.calls import (
     always,
     write,
 )
-from executor.cuda.kernels.images.library import (
+from millrace.executor.cuda.kernels.images.library import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
     with_library,
 )
-from executor.cuda.kernels.images.windows import Dim, Sizes
-from executor.cuda.kernels.table import make_calls
-from executor.cuda.listing import rank_listing
-from executor.kernels.context import Array, KernelContext, Shard, whole
+from millrace.executor.cuda.kernels.images.windows import Dim, Sizes
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.cuda.listing import rank_listing
+from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
 from tests.executor.cuda.calling import Operands, context_of, empty, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import TOLERANCE, Case

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from executor.cuda.binding import bound, last_options, leaves, operands_of
-from executor.cuda.calls import Call, Choice, Clear, Copy, Operand
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.gpu import cupy_device
-from executor.gpu.cudnn import issuing
-from executor.gpu.cudnn.library import CudnnLibrary
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.products import tuning
-from executor.gpu.products.tuning import Tuner
-from executor.kernels.context import Array, whole
+from millrace.executor.cuda.binding import bound, last_options, leaves, operands_of
+from millrace.executor.cuda.calls import Call, Choice, Clear, Copy, Operand
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu import cupy_device
+from millrace.executor.gpu.cudnn import issuing
+from millrace.executor.gpu.cudnn.library import CudnnLibrary
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.products import tuning
+from millrace.executor.gpu.products.tuning import Tuner
+from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import context_of, loaded, stored
 from tests.executor.examples.attention import Form
 from tests.executor.gpu.cudnn_in_memory import Cudnn

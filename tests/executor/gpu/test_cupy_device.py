@@ -4,8 +4,8 @@ import inspect
 import numpy as np
 import pytest
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import (
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import (
     Clear,
     Collective,
     Copy,
@@ -16,13 +16,13 @@ from executor.cuda.calls import (
     Tensor,
     read,
 )
-from executor.cuda.kernels.multi_tensor.moves import cast
-from executor.cuda.kernels.table import make_calls
-from executor.errors import ExecutorError
-from executor.gpu import cupy_device, graphs
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.device import Device, address_of
-from executor.kernels.context import whole
+from millrace.executor.cuda.kernels.multi_tensor.moves import cast
+from millrace.executor.cuda.kernels.table import make_calls
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu import cupy_device, graphs
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.device import Device, address_of
+from millrace.executor.kernels.context import whole
 from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu import cupy_in_memory

@@ -4,9 +4,9 @@ import tempfile
 
 import pytest
 
-from executor.errors import ExecutorError
-from executor.gpu.deadline import Patience
-from executor.gpu.running import DeviceRun
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.deadline import Patience
+from millrace.executor.gpu.running import DeviceRun
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.emulated_worker import FaultyDevice, HangingDevice

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from executor.gpu.running import DeviceRun
-from planner.errors import InfeasibleError
+from millrace.executor.gpu.running import DeviceRun
+from millrace.planner.errors import InfeasibleError
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.front import emulate_gpus, on_gpu

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import executor.gpu.nccl
-from executor.cuda.calls import Bucket, Collective, Operand
-from executor.errors import ExecutorError
-from executor.gpu.nccl import (
+import millrace.executor.gpu.nccl
+from millrace.executor.cuda.calls import Bucket, Collective, Operand
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.nccl import (
     CALLS,
     Group,
     NcclCommunicator,
@@ -19,7 +19,7 @@ from executor.gpu.nccl import (
     set_environment,
     warm_up_bytes,
 )
-from planner.errors import InfeasibleError
+from millrace.planner.errors import InfeasibleError
 from tests.executor.gpu.nccl_in_memory import Library, NcclError
 
 RANKS = 3
@@ -30,8 +30,8 @@ GROUPS = (EVERYONE, Group((2, 1, 0), "tp"), Group((0, 2), "dp"), Group((1, 2), "
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     made = Library()
-    monkeypatch.setattr(executor.gpu.nccl, "require_nccl", lambda: made)
-    monkeypatch.setattr(executor.gpu.nccl, "POLL_S", 0.01)
+    monkeypatch.setattr(millrace.executor.gpu.nccl, "require_nccl", lambda: made)
+    monkeypatch.setattr(millrace.executor.gpu.nccl, "POLL_S", 0.01)
     return made
 
 
@@ -266,7 +266,7 @@ def test_collectives_that_are_abandoned_are_aborted_and_named(library: Library) 
 def test_a_library_that_hangs_in_its_abort_is_left(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor.gpu.nccl, "ABORT_S_MAX", 0.01)
+    monkeypatch.setattr(millrace.executor.gpu.nccl, "ABORT_S_MAX", 0.01)
     (communicator,) = on_ranks(1, lambda world: begin(world, [Group((0,), "dp")]))
     library.answers.clear()
     communicator.abandon(ExecutorError("step 3 did not end"))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from executor.cuda.listing import rank_listing
-from executor.data import open_dataset
-from executor.reference import run_reference
-from executor.streams import command_buffer, find_races
-from models.zoo.catalogue import build_training
-from planner.clusters import parse_cluster
-from planner.compile import compile_plan
-from planner.search import Pins, SearchRequest, search
+from millrace.executor.cuda.listing import rank_listing
+from millrace.executor.data import open_dataset
+from millrace.executor.reference import run_reference
+from millrace.executor.streams import command_buffer, find_races
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import MICROBATCHES, TRAINING, execute_on_device, loading, runs_of

@@ -6,14 +6,14 @@ from itertools import count
 import msgspec
 import pytest
 
-from executor.cuda.calls import Collective
-from executor.cuda.kernels.table import CALLS
-from executor.errors import ExecutorError
-from executor.gpu.nccl import Group
-from executor.gpu.probing import arena, stopwatch
-from executor.gpu.probing.arena import CaseArena, arena_bytes, made
-from executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
-from executor.gpu.probing.timing import (
+from millrace.executor.cuda.calls import Collective
+from millrace.executor.cuda.kernels.table import CALLS
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.nccl import Group
+from millrace.executor.gpu.probing import arena, stopwatch
+from millrace.executor.gpu.probing.arena import CaseArena, arena_bytes, made
+from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
+from millrace.executor.gpu.probing.timing import (
     GpuTimings,
     by_weight,
     measured_device,
@@ -21,23 +21,23 @@ from executor.gpu.probing.timing import (
     profile_gpu,
     time_gpu,
 )
-from executor.gpu.probing.transfers import (
+from millrace.executor.gpu.probing.transfers import (
     KINDS,
     MESSAGE_BYTES,
     collective_points,
     groups_of,
 )
-from executor.probes.cases import DTYPES, MULTIPLIED, PROBES, cases
-from executor.probes.sizes import CPU_SCALES, GPU_SCALES
-from executor.probes.timing import Points
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Device
-from planner.clusters import parse_cluster, validate
-from planner.costs import op_duration_ns
-from planner.errors import ClusterError
-from planner.search import Pins, SearchRequest, search
-from simulator import predict
+from millrace.executor.probes.cases import DTYPES, MULTIPLIED, PROBES, cases
+from millrace.executor.probes.sizes import CPU_SCALES, GPU_SCALES
+from millrace.executor.probes.timing import Points
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Device
+from millrace.planner.clusters import parse_cluster, validate
+from millrace.planner.costs import op_duration_ns
+from millrace.planner.errors import ClusterError
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.simulator import predict
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
 from tests.small_models import NAMES, small

@@ -10,10 +10,10 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from executor.gpu.running import DeviceRun
-from models.graph import Graph
-from planner.actors.graph import ActorGraph
-from planner.plan import Plan
+from millrace.executor.gpu.running import DeviceRun
+from millrace.models.graph import Graph
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.plan import Plan
 from tests.bucketed_plans import compiled, searched
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice

@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.gpu.running import TRACED_STEPS
-from executor.recording import trace_of
 from millrace import api
 from millrace.compare import join
+from millrace.executor.gpu.running import TRACED_STEPS
+from millrace.executor.recording import trace_of
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK_EAGER, emulate_gpus, on_gpu

@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.cuda.rank import RankCalls
-from executor.streams.commands import command_buffer
+from millrace.executor.cuda.rank import RankCalls
+from millrace.executor.streams.commands import command_buffer
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.plans import (

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from executor.errors import CheckpointError, DataError, ExecutorError
-from executor.gpu.running import DeviceRun
-from executor.launch import execute
+from millrace.executor.errors import CheckpointError, DataError, ExecutorError
+from millrace.executor.gpu.running import DeviceRun
+from millrace.executor.launch import execute
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK_EAGER, emulate_gpus, on_gpu

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from executor.backend import Backend
-from executor.gpu import worker
-from executor.gpu.products.picks import Pick, Picks, load_picks
+from millrace.executor.backend import Backend
+from millrace.executor.gpu import worker
+from millrace.executor.gpu.products.picks import Pick, Picks, load_picks
 
 PICK = Pick(taken="0" * 128, duration_ns=5)
 

@@ -4,7 +4,7 @@ texts that were written down, and must not change when the search does.
 
 from pathlib import Path
 
-from planner.plan import Plan, read_plan
+from millrace.planner.plan import Plan, read_plan
 
 FOLDER = Path(__file__).parent
 

@@ -4,13 +4,22 @@ import dataclasses
 from collections.abc import Callable
 from functools import cache
 
-from executor.streams import Command, CommandBuffer
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
-from planner.actors.null_clock import run_to_completion
-from planner.actors.validate import validate
-from planner.compile import compile_plan
-from planner.mesh import Axis
-from planner.plan import Plan, plan_graph
+from millrace.executor.streams import Command, CommandBuffer
+from millrace.planner.actors.graph import (
+    Actor,
+    ActorGraph,
+    Leave,
+    Meeting,
+    Port,
+    Program,
+    Queue,
+    Register,
+)
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.validate import validate
+from millrace.planner.compile import compile_plan
+from millrace.planner.mesh import Axis
+from millrace.planner.plan import Plan, plan_graph
 from tests import test_families as families
 from tests import test_recomputed_plans as recomputed_plans
 from tests import test_same_mathematics as same_mathematics

@@ -4,9 +4,9 @@ from math import gcd
 
 import pytest
 
-from executor.errors import ExecutorError
-from executor.streams import Command, CommandBuffer, command_buffer, validate
-from planner.actors.graph import ActorGraph, Leave
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams import Command, CommandBuffer, command_buffer, validate
+from millrace.planner.actors.graph import ActorGraph, Leave
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import actor as an_actor
 from tests.executor.streams.buffers import graph, one_producer, plans, program, register, two_sends

@@ -7,13 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from executor.errors import ExecutorError
-from executor.in_process import KernelWork, execute_lockstep
-from executor.rank import RankState
-from executor.streams import Command, CommandBuffer, command_buffer, interpret
-from planner.actors.graph import ActorGraph
-from planner.actors.protocol import Fire
-from planner.plan import plan_graph
+from millrace.executor.errors import ExecutorError
+from millrace.executor.in_process import KernelWork, execute_lockstep
+from millrace.executor.rank import RankState
+from millrace.executor.streams import Command, CommandBuffer, command_buffer, interpret
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.protocol import Fire
+from millrace.planner.plan import plan_graph
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import (
     changed,

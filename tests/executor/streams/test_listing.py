@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.streams import command_buffer, listing
-from planner.compile import compile_plan
+from millrace.executor.streams import command_buffer, listing
+from millrace.planner.compile import compile_plan
 from tests.executor.golden import assert_golden
 from tests.executor.plans.reading import stored_plan
 from tests.executor.streams.buffers import one_producer

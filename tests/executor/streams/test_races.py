@@ -5,9 +5,9 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from executor.errors import ExecutorError
-from executor.streams import Race, command_buffer, find_races, validate
-from planner.actors.graph import HOST, ActorGraph, Program
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams import Race, command_buffer, find_races, validate
+from millrace.planner.actors.graph import HOST, ActorGraph, Program
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import (
     LINE_BYTES,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from executor.errors import ExecutorError
-from executor.streams import Command, command_buffer, validate
+from millrace.executor.errors import ExecutorError
+from millrace.executor.streams import Command, command_buffer, validate
 from tests.executor.streams.buffers import changed, one_producer, two_sends
 
 FOUND = one_producer(slots=1, firings=2)

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.errors import CheckpointError
-from executor.kernels import RunState
-from executor.rank import RankState
-from executor.values.checkpoint import (
+from millrace.executor.errors import CheckpointError
+from millrace.executor.kernels import RunState
+from millrace.executor.rank import RankState
+from millrace.executor.values.checkpoint import (
     Saver,
     commit_finished,
     find_checkpoint,
@@ -17,8 +17,8 @@ from executor.values.checkpoint import (
     read_manifest,
     remove_partial,
 )
-from planner.actors.graph import Actor, ActorGraph, Leave, Port, Program, Queue, Register
-from planner.mesh import Axis
+from millrace.planner.actors.graph import Actor, ActorGraph, Leave, Port, Program, Queue, Register
+from millrace.planner.mesh import Axis
 
 SHAPE = (8, 4)
 W = np.arange(32.0).reshape(SHAPE)

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.data import open_dataset
-from executor.errors import DataError
-from executor.launch import execute
-from executor.reference import Reference
-from executor.values.weights import Weights, check_weights
-from models.zoo.catalogue import build_training
+from millrace.executor.data import open_dataset
+from millrace.executor.errors import DataError
+from millrace.executor.launch import execute
+from millrace.executor.reference import Reference
+from millrace.executor.values.weights import Weights, check_weights
+from millrace.models.zoo.catalogue import build_training
 from tests.millrace.plans import data_parallel_pipeline
 
 PLAN = data_parallel_pipeline()

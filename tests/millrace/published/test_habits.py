@@ -2,8 +2,8 @@
 
 import pytest
 
+from millrace.planner.cluster import Software
 from millrace.published.habits import as_set, settings, state_ranks
-from planner.cluster import Software
 from tests.millrace.published.rows import row
 
 

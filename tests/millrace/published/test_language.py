@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.against_people import values
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build, model_spec
+from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.habits import IN_TURNS
 from millrace.published.language import approximations, cluster, measured_s, model, pins, question
 from millrace.published.question import InexpressibleError
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build, model_spec
-from planner.search import Pins, SearchRequest, search
 from tests.millrace.published.rows import row
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
+from millrace.planner.plan import Plan, plan_graph
 from millrace.published.kept import KEPT, keeping
 from millrace.published.language import question
 from millrace.published.peaks import Figure, Keeping, peak_bytes
 from millrace.published.prediction import planned
 from millrace.published.splits import split_by_weight, split_evenly
-from planner.plan import Plan, plan_graph
 from tests.millrace.published.rows import PLAIN
 
 GPT = 4 * (12 * 256**2 + 13 * 256) + 1024 * 256 + 128 * 256 + 2 * 256  # vocabulary padded

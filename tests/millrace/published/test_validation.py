@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from millrace import cli
+from millrace.planner.clusters import framework
+from millrace.planner.search import Pins
 from millrace.published import dlperf, language
 from millrace.published.leaving import left_out
 from millrace.published.pairs import differences, pairs
@@ -16,8 +18,6 @@ from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table
 from millrace.published.summary import document, figures
 from millrace.published.validation import Asked, Outcome, ask, validate
-from planner.clusters import framework
-from planner.search import Pins
 from tests.millrace.published.rows import DLPERF, PLAIN, written
 
 ROW = PLAIN | {"line": "2"}

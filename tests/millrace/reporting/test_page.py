@@ -10,8 +10,8 @@ from millrace.files import write_document
 from millrace.reporting import memory_counters, report_page, report_rows
 from millrace.reporting.bars import bar_colours, moving_colours, stage_pieces
 from millrace.reporting.page import SHOWN_STAGES, _chosen
-from simulator import predict
-from simulator.account import account_of
+from millrace.simulator import predict
+from millrace.simulator.account import account_of
 from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.test_stages import planned
 

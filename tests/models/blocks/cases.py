@@ -4,8 +4,8 @@ import random
 
 import msgspec
 
-from models.builder import GraphBuilder, dense
-from models.graph import GLOBAL_BLOCK, Graph, Rate
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Rate
 
 WIDTH = 4
 

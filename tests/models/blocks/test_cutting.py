@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.blocks import cut, with_blocks
-from models.builder import dropout
-from models.errors import ModelError
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.training import training_graph
-from models.zoo.catalogue import build, model_spec
+from millrace.models.blocks import cut, with_blocks
+from millrace.models.builder import dropout
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo.catalogue import build, model_spec
 from tests.models.blocks.cases import (
     assert_promise_kept,
     crossing,

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from models.blocks import same_templates
-from models.builder import GraphBuilder, dense
-from models.graph import Graph
-from models.inference import check_graph
-from models.spec import TrainingSpec
-from models.training import training_graph
-from models.zoo.catalogue import build, build_training, model_spec
+from millrace.models.blocks import same_templates
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.graph import Graph
+from millrace.models.inference import check_graph
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.blocks.cases import WIDTH, assert_promise_kept, ended, started
 
 Layer = Callable[[GraphBuilder, str, str], str]

@@ -5,8 +5,8 @@ Shape legend: b samples, t tokens, k features, v classes, h heads, d features of
 
 from collections.abc import Callable
 
-from models.builder import GraphBuilder, dense
-from models.graph import Graph
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.graph import Graph
 
 B, T, K, H, D, V = 2, 3, 4, 2, 3, 5
 Body = Callable[[GraphBuilder, str], str]

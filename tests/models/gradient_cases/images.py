@@ -7,7 +7,7 @@ and columns of a window.
 from functools import partial
 from typing import Any
 
-from models.builder import GraphBuilder, dense
+from millrace.models.builder import GraphBuilder, dense
 from tests.models.gradient_cases.classifier import B, Body, K, T
 
 CHANNELS, ROWS, COLUMNS = 4, 5, 6

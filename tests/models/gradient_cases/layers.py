@@ -7,8 +7,8 @@ e experts, c places, f features inside an expert.
 from functools import partial
 from typing import Any
 
-from models.builder import GraphBuilder, dense
-from models.zoo.norms import add_norm
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.zoo.norms import add_norm
 from tests.models.gradient_cases.classifier import B, Body, K, T
 
 GROUPS, HEADS, QUERY, VALUE = 2, 2, 4, 3

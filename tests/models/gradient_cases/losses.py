@@ -1,6 +1,6 @@
 """Losses whose gradient is not one: multiplied before the sum, added up, of other forms."""
 
-from models.builder import GraphBuilder
+from millrace.models.builder import GraphBuilder
 from tests.models.gradient_cases.classifier import B, Ending, K, T, token_losses
 from tests.models.gradient_cases.layers import EXPERTS
 

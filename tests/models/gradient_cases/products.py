@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from models.builder import GraphBuilder, dense
-from models.ops import FUNCTIONS
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.ops import FUNCTIONS
 from tests.models.gradient_cases.classifier import B, Body, D, H, K, T, V
 from tests.models.op_samples import NUMBERS
 

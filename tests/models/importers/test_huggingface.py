@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.errors import ModelError
-from models.importers.huggingface import decoders, experts, older_decoders, read_config
-from models.spec import ModelSpec
-from models.zoo.catalogue import build, model_spec
+from millrace.models.errors import ModelError
+from millrace.models.importers.huggingface import decoders, experts, older_decoders, read_config
+from millrace.models.spec import ModelSpec
+from millrace.models.zoo.catalogue import build, model_spec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from models.graph import with_batch
-from models.importers.onnx import import_file
+from millrace.models.graph import with_batch
+from millrace.models.importers.onnx import import_file
 from tests.extras import optional
 from tests.models.importers.onnx_files import onnx, parsed, saved, with_weights
 from tests.models.torch_parity.machinery import run_ours

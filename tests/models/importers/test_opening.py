@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from models.errors import ModelError
-from models.graph import Graph, to_json
-from models.importers.opening import open_model
-from models.zoo.catalogue import build, model_spec
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, to_json
+from millrace.models.importers.opening import open_model
+from millrace.models.zoo.catalogue import build, model_spec
 from tests.extras import optional
 from tests.models.importers.onnx_files import MLP, attention_text, parsed, saved, with_weights
 

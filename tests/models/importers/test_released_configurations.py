@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from models.importers.huggingface import read_config
-from models.zoo.catalogue import build, model_spec
+from millrace.models.importers.huggingface import read_config
+from millrace.models.zoo.catalogue import build, model_spec
 
 SEQ_LEN = 32
 

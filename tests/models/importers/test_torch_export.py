@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.reference import Reference
-from models.errors import ModelError
-from models.graph import Graph, Rate, with_batch
-from models.importers.torch_export import (
+from millrace.executor.reference import Reference
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph, Rate, with_batch
+from millrace.models.importers.torch_export import (
     Imported,
     import_file,
     import_module,
     import_program,
     spec,
 )
-from models.inference import check_graph
-from models.ops import model_flops
-from models.spec import TrainingSpec
-from models.training import training_graph
-from models.zoo.catalogue import build
-from planner.clusters import local_cluster
-from planner.search import Pins, SearchRequest, search
+from millrace.models.inference import check_graph
+from millrace.models.ops import model_flops
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo.catalogue import build
+from millrace.planner.clusters import local_cluster
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.extras import optional
 from tests.models.importers.torch_modules import F, Mixer, Transformer, example, nn, torch
 

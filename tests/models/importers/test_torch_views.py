@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.builder import GraphBuilder
-from models.importers.torch_export import views
-from models.importers.torch_export.algebra import combined, narrowed, product, reduced
-from models.importers.torch_export.draft import Array, Draft, Tensor, pointwise
-from models.importers.torch_export.extents import Axis, Extent, ShapeError, leaves, size_of
-from models.importers.torch_export.writing import BLOCK, Writer
-from models.inference import check_graph
+from millrace.models.builder import GraphBuilder
+from millrace.models.importers.torch_export import views
+from millrace.models.importers.torch_export.algebra import combined, narrowed, product, reduced
+from millrace.models.importers.torch_export.draft import Array, Draft, Tensor, pointwise
+from millrace.models.importers.torch_export.extents import Axis, Extent, ShapeError, leaves, size_of
+from millrace.models.importers.torch_export.writing import BLOCK, Writer
+from millrace.models.inference import check_graph
 from tests.models.oracle import run
 
 Values = NDArray[Any]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.labels import Expression, Operand, shape_of
+from millrace.models.labels import Expression, Operand, shape_of
 
 Array = NDArray[Any]
 Outputs = Array | tuple[Array, ...]

@@ -5,7 +5,7 @@ Shape legend: b samples, t tokens, k choices, e experts, c places, d features.
 
 import numpy as np
 
-from models.labels import EXPERT
+from millrace.models.labels import EXPERT
 from tests.models.oracle.call import Array, Call, Definition
 
 

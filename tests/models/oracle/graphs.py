@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from models.graph import Graph, Op, Tensor
-from models.labels import bind, parse
+from millrace.models.graph import Graph, Op, Tensor
+from millrace.models.labels import bind, parse
 from tests.models.oracle.call import Array, Call, Definition
 from tests.models.oracle.experts import EXPERTS
 from tests.models.oracle.images import IMAGES

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.labels import parse, write
+from millrace.models.labels import parse, write
 from tests.models.oracle.call import Array, Call, Definition
 
 

@@ -4,8 +4,8 @@ from math import log2
 
 import numpy as np
 
-from models.labels import SEQUENCE
-from models.rotary import rotary_frequencies
+from millrace.models.labels import SEQUENCE
+from millrace.models.rotary import rotary_frequencies
 from tests.models.oracle.call import Array, Call, Definition
 
 

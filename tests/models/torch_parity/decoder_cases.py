@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from models.graph import Graph
-from models.importers.huggingface import read_config
-from models.zoo.catalogue import build
+from millrace.models.graph import Graph
+from millrace.models.importers.huggingface import read_config
+from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 
 torch = optional("torch")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph
+from millrace.models.graph import Graph
 
 Array = NDArray[Any]
 Parts = dict[str, Array]  # our name, without `.weight` or `.bias`: value

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from executor.kernels.context import Source
-from executor.reference import Reference
-from models.graph import Graph
-from models.spec import TrainingSpec
-from models.training import STEP_TOTALS, training_graph
+from millrace.executor.kernels.context import Source
+from millrace.executor.reference import Reference
+from millrace.models.graph import Graph
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import STEP_TOTALS, training_graph
 
 Arrays = Mapping[str, NDArray[Any]]
 

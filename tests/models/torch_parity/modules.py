@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Graph
+from millrace.models.graph import Graph
 from tests.extras import optional
 from tests.models.torch_parity.machinery import assert_same
 

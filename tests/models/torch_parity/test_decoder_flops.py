@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from models.ops import model_flops
-from models.spec import TrainingSpec
-from models.training import training_graph
+from millrace.models.ops import model_flops
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import training_graph
 from tests.extras import optional
 from tests.models.torch_parity.decoder_cases import (
     BATCH,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.graph import Graph, with_batch
+from millrace.models.graph import Graph, with_batch
 from tests.extras import optional
 from tests.models.torch_parity.decoder_cases import (
     CASES,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.errors import ModelError
-from models.importers.huggingface import read_config
-from models.zoo.catalogue import build
+from millrace.models.errors import ModelError
+from millrace.models.importers.huggingface import read_config
+from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 
 torch = optional("torch")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.importers.huggingface import read_config
-from models.ops import model_flops
-from models.spec import ModelSpec, TrainingSpec
-from models.training import training_graph
-from models.zoo.catalogue import build
+from millrace.models.importers.huggingface import read_config
+from millrace.models.ops import model_flops
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 from tests.models.torch_parity import encoder_weights
 from tests.models.torch_parity.encoder_weights import Table

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from models.graph import Graph
-from models.spec import Config, ModelSpec
-from models.zoo.catalogue import build
+from millrace.models.graph import Graph
+from millrace.models.spec import Config, ModelSpec
+from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 from tests.models.torch_parity import networks
 from tests.models.torch_parity.modules import (

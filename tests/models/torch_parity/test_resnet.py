@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.errors import ModelError
-from models.graph import Graph
-from models.importers.huggingface import read_config
-from models.ops import model_flops
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build, build_training
+from millrace.models.errors import ModelError
+from millrace.models.graph import Graph
+from millrace.models.importers.huggingface import read_config
+from millrace.models.ops import model_flops
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build, build_training
 from tests.extras import optional
 from tests.models.torch_parity.modules import (
     Arrays,

@@ -1,6 +1,15 @@
 """Actor graphs of a line or two, for the tests of the protocol."""
 
-from planner.actors.graph import Actor, ActorGraph, Leave, Meeting, Port, Program, Queue, Register
+from millrace.planner.actors.graph import (
+    Actor,
+    ActorGraph,
+    Leave,
+    Meeting,
+    Port,
+    Program,
+    Queue,
+    Register,
+)
 
 
 def register(name, *, slots=1, initial=0):

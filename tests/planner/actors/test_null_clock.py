@@ -2,10 +2,10 @@
 
 import pytest
 
-from planner.actors.graph import Leave
-from planner.actors.null_clock import run_to_completion
-from planner.actors.validate import validate
-from planner.errors import ProtocolError
+from millrace.planner.actors.graph import Leave
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.validate import validate
+from millrace.planner.errors import ProtocolError
 from tests.planner.actors.nets import actor, chain, end, graph, program, queue, register
 
 

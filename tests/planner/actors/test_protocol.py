@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.actors.graph import Leave
-from planner.actors.protocol import Fire, Protocol
-from planner.errors import ProtocolError
+from millrace.planner.actors.graph import Leave
+from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.errors import ProtocolError
 from tests.planner.actors.nets import actor, chain, program, queue, register
 
 

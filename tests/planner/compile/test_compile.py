@@ -4,18 +4,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from models.graph import to_json
-from models.spec import TrainingSpec
-from planner.actors.graph import ActorGraph, Leave
-from planner.actors.null_clock import run_to_completion
-from planner.actors.protocol import Fire
-from planner.clusters import local_cluster, parse_cluster
-from planner.compile import compile_plan
-from planner.errors import InfeasibleError, PlanError
-from planner.mesh import Axis, Mesh
-from planner.plan import Chunk, Plan
-from planner.recomputed import recomputed
-from planner.search import Pins, SearchRequest, search
+from millrace.models.graph import to_json
+from millrace.models.spec import TrainingSpec
+from millrace.planner.actors.graph import ActorGraph, Leave
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.protocol import Fire
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.plan import Chunk, Plan
+from millrace.planner.recomputed import recomputed
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
 from tests.small_models import small
 

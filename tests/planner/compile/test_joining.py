@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from planner.actors.graph import Meeting, Port
-from planner.actors.null_clock import run_to_completion
-from planner.actors.validate import validate
-from planner.cluster import Cluster, Software
-from planner.clusters import parse_cluster
-from planner.compile.collectives import bucketed
-from planner.compile.draft import UPDATE, DraftActor, DraftStage, Section
-from planner.compile.orders import first_step, joined, unordered, with_queues
-from planner.errors import ProtocolError
-from planner.mesh import Axis, Mesh
-from planner.schedules import Slot
+from millrace.planner.actors.graph import Meeting, Port
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.validate import validate
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.compile.collectives import bucketed
+from millrace.planner.compile.draft import UPDATE, DraftActor, DraftStage, Section
+from millrace.planner.compile.orders import first_step, joined, unordered, with_queues
+from millrace.planner.errors import ProtocolError
+from millrace.planner.mesh import Axis, Mesh
+from millrace.planner.schedules import Slot
 from tests.bucketed_plans import compiled
 
 MESH = Mesh(axes=(Axis(name="dp", size=4),))

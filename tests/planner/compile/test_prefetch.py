@@ -2,11 +2,11 @@
 
 from msgspec.structs import replace
 
-from models.spec import TrainingSpec
-from planner.actors.graph import ActorGraph
-from planner.clusters import local_cluster
-from planner.compile import compile_plan
-from planner.search import Pins, SearchRequest, search
+from millrace.models.spec import TrainingSpec
+from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.small_models import small
 
 

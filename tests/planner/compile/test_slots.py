@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compile.draft import Section
-from planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable, Turn
-from planner.errors import ProtocolError
-from planner.schedules import SCHEDULES, in_flight, kept_counts, stage_of
+from millrace.planner.compile.draft import Section
+from millrace.planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable, Turn
+from millrace.planner.errors import ProtocolError
+from millrace.planner.schedules import SCHEDULES, in_flight, kept_counts, stage_of
 
 ONE_CHUNK = ("1f1b", "zb-h1")
 

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.fusion import Node, Value, fused_groups, shares_of, shares_of_graph, written
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.fusion import Node, Value, fused_groups, shares_of, shares_of_graph, written
 from tests.small_models import small
 
 LARGE = (4, 8, 8, 16)

@@ -3,19 +3,19 @@
 import pytest
 from msgspec.structs import replace
 
-from executor.streams import command_buffer
-from executor.streams.races import find_races
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.clusters import framework, parse_cluster
-from planner.compile import compile_plan
-from planner.compile.fused.listing import fused_ops
-from planner.costs import durations
-from planner.fusion import Node, Value, fused_groups, shares_of, written
-from planner.memory import plan_memory
-from planner.plan import FUSED, UNFUSED, Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
-from simulator import predict
+from millrace.executor.streams import command_buffer
+from millrace.executor.streams.races import find_races
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import framework, parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.compile.fused.listing import fused_ops
+from millrace.planner.costs import durations
+from millrace.planner.fusion import Node, Value, fused_groups, shares_of, written
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import FUSED, UNFUSED, Plan, plan_graph
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.simulator import predict
 from tests.small_models import small
 
 SHAPE = (64, 32)
@@ -175,7 +175,7 @@ def test_fusion_saves_time_and_memory_and_leaves_no_race(model, devices, pins):
 
 @pytest.mark.parametrize("model", ["gpt2-small", "llama3-8b"])
 def test_the_search_and_the_simulator_charge_fused_plans_alike(model):
-    from models.zoo.catalogue import model_spec
+    from millrace.models.zoo.catalogue import model_spec
 
     spec = replace(model_spec(model), precision="bf16", seq_len=1024)
     plan = planned(spec, 4, dp=2, tp=2, pp=1)

@@ -7,19 +7,19 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import ITEMSIZE, Graph, Op, Phase, Rate
-from models.recompute import with_recompute
-from planner.boxing import boxing_path
-from planner.costs.buckets import state_tensors
-from planner.errors import InfeasibleError
-from planner.memory import UPDATES
-from planner.sbp import NdSbp, local_size
-from planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
-from planner.search.candidates import Candidate
-from planner.search.pins import AxisRules, filters, forced_ops
-from planner.search.request import SearchRequest
-from planner.search.stages import DEFERRING
-from planner.signatures import Signature, op_signatures, variable_values
+from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate
+from millrace.models.recompute import with_recompute
+from millrace.planner.boxing import boxing_path
+from millrace.planner.costs.buckets import state_tensors
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.memory import UPDATES
+from millrace.planner.sbp import NdSbp, local_size
+from millrace.planner.search.blocks.folding import Folded, FoldedNet, Reader, fold
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.pins import AxisRules, filters, forced_ops
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.stages import DEFERRING
+from millrace.planner.signatures import Signature, op_signatures, variable_values
 from tests.planner.search.plain import Plain, sized
 
 Ints = NDArray[np.int64]

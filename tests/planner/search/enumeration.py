@@ -1,9 +1,10 @@
 """Enumeration: the best plan of a small question by going through all of them.
 
-A plan of a candidate shape (`planner.search.candidates`) takes, for every block, a variant: one
-signature per op and a mode of recomputation, and divides the blocks over the chunks in their order.
-Blocks hand tensors over in one way throughout (`VariantFigures.handover`), and all blocks of a
-template take the figures that its variant has on average over them, as the planner prices it.
+A plan of a candidate shape (`millrace.planner.search.candidates`) takes, for every block, a
+variant: one signature per op and a mode of recomputation, and divides the blocks over the chunks in
+their order. Blocks hand tensors over in one way throughout (`VariantFigures.handover`), and all
+blocks of a template take the figures that its variant has on average over them, as the planner
+prices it.
 
 Variants are enumerated op by op. A partial assignment is dropped only where another, equal in
 everything that later ops still see, is no worse in every figure and in the bytes alive at every op;
@@ -17,14 +18,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from models.graph import Phase
-from models.zoo.catalogue import build_training
-from planner.costs import collective_duration_ns
-from planner.errors import InfeasibleError
-from planner.search.blocks.folding import fold
-from planner.search.candidates import Candidate, candidates
-from planner.search.request import SearchRequest
-from planner.search.stages import DEFERRING, inflight_counts
+from millrace.models.graph import Phase
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.blocks.folding import fold
+from millrace.planner.search.candidates import Candidate, candidates
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.stages import DEFERRING, inflight_counts
 from tests.planner.search.enumerated_blocks import (
     DEFERRABLE,
     FIGURES,

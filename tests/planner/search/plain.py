@@ -1,23 +1,24 @@
 """Plain prices: every figure of the search again, one signature and one boxing at a time.
 
-Nothing here is taken from the arrays of the search: shapes are cut by `planner.sbp`, durations come
-from the scalar functions of `planner.costs`, paths from `planner.boxing`.
+Nothing here is taken from the arrays of the search: shapes are cut by `millrace.planner.sbp`,
+durations come from the scalar functions of `millrace.planner.costs`, paths from
+`millrace.planner.boxing`.
 """
 
 from collections.abc import Mapping
 from math import ceil, prod
 
-from models.graph import ITEMSIZE, Graph, Op, Phase, Rate, Tensor, scaled
-from models.labels import parse
-from models.ops import state_of
-from planner.boxing import Step, boxing_path, message_bytes
-from planner.cluster import Cluster
-from planner.costs import collective_duration_ns, op_duration_ns
-from planner.memory import LOCAL, UPDATES
-from planner.rings import RING, RINGS
-from planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
-from planner.search.ranks import group_ranks
-from planner.signatures import EXPANSIONS, Signature, sub_signatures
+from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate, Tensor, scaled
+from millrace.models.labels import parse
+from millrace.models.ops import state_of
+from millrace.planner.boxing import Step, boxing_path, message_bytes
+from millrace.planner.cluster import Cluster
+from millrace.planner.costs import collective_duration_ns, op_duration_ns
+from millrace.planner.memory import LOCAL, UPDATES
+from millrace.planner.rings import RING, RINGS
+from millrace.planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
+from millrace.planner.search.ranks import group_ranks
+from millrace.planner.signatures import EXPANSIONS, Signature, sub_signatures
 
 Figures = tuple[int, int, int, int, int]  # in the order of tables.FIGURES
 Operand = tuple[tuple[int, ...], str]  # local shape and dtype
@@ -213,7 +214,7 @@ class Plain:
         return total + sums
 
     def figures(self, op: Op, signature: Signature, tensors: Mapping[str, Tensor]) -> Figures:
-        """What an op costs by itself, as `planner.search.blocks.tables` says."""
+        """What an op costs by itself, as `millrace.planner.search.blocks.tables` says."""
         microbatch = step = stays = deferrable = 0
         out = tensors[op.outputs[0]]
         time = self.duration_ns(op, signature, tensors)

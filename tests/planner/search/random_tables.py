@@ -5,10 +5,10 @@ from itertools import product
 
 import numpy as np
 
-from planner.search.blocks.program import MemoryRow
-from planner.search.blocks.space import Use
-from planner.search.blocks.states import Ints
-from planner.search.blocks.tables import Choice, Net, Tables
+from millrace.planner.search.blocks.program import MemoryRow
+from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.tables import Choice, Net, Tables
 
 
 def random_tables(seed: int, rows: int = 1, *, choices: int = 6, forward: bool = True) -> Tables:

@@ -1,7 +1,7 @@
 """Small models: two to four blocks of one product each, with dims that make choices matter."""
 
-from models.builder import GraphBuilder, dense
-from models.graph import Graph
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.graph import Graph
 
 
 def small_graph(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.search.blocks.ascent import Ascent
-from planner.search.blocks.space import Use
-from planner.search.blocks.tables import Choice, Net, Tables, take
+from millrace.planner.search.blocks.ascent import Ascent
+from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.tables import Choice, Net, Tables, take
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
 ROWS = 3

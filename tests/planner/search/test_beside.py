@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from models.graph import to_json
-from models.spec import TrainingSpec
-from models.zoo.catalogue import model_spec
-from planner.clusters import parse_cluster
-from planner.errors import InfeasibleError
-from planner.search import Pins, SearchRequest, search
-from planner.search.blocks import beside as module
-from planner.search.blocks.beside import beside
+from millrace.models.graph import to_json
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.blocks import beside as module
+from millrace.planner.search.blocks.beside import beside
 
 CORES = [True, False]
 

@@ -6,21 +6,21 @@ from functools import cache
 import numpy as np
 import pytest
 
-from models.builder import GraphBuilder, dense
-from models.graph import Graph
-from models.spec import ModelSpec, TrainingSpec
-from models.training import training_graph
-from models.zoo.catalogue import build_training
-from planner.boxing import boxing_path, step_bytes
-from planner.search.blocks.folding import fold
-from planner.search.blocks.pricing import Pricing
-from planner.search.blocks.program import MemoryRow, Prices, solve_program
-from planner.search.blocks.solver import BeyondCutoff, Solution, solve
-from planner.search.blocks.space import Space, build_space
-from planner.search.blocks.states import sbp_of
-from planner.search.blocks.tables import Tables, compact, single
-from planner.search.request import MemoryLimitError
-from planner.signatures import Allowed
+from millrace.models.builder import GraphBuilder, dense
+from millrace.models.graph import Graph
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.training import training_graph
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.boxing import boxing_path, step_bytes
+from millrace.planner.search.blocks.folding import fold
+from millrace.planner.search.blocks.pricing import Pricing
+from millrace.planner.search.blocks.program import MemoryRow, Prices, solve_program
+from millrace.planner.search.blocks.solver import BeyondCutoff, Solution, solve
+from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.states import sbp_of
+from millrace.planner.search.blocks.tables import Tables, compact, single
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.signatures import Allowed
 from tests.plain_links import without_library
 from tests.planner.search.plain import sized
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions

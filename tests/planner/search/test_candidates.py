@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.cluster import Cluster
-from planner.clusters import local_cluster, parse_cluster
-from planner.errors import InfeasibleError, PlanError
-from planner.search.candidates import Candidate, candidates, shape_of, wider
-from planner.search.pins import Pins
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.search.candidates import Candidate, candidates, shape_of, wider
+from millrace.planner.search.pins import Pins
 
 
 def cluster(devices: int) -> Cluster:

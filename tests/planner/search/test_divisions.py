@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import InfeasibleError
-from planner.search.request import MemoryLimitError
-from planner.search.stages import (
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.stages import (
     Pipeline,
     Run,
     VariantFigures,
@@ -16,9 +16,9 @@ from planner.search.stages import (
     inflight_counts,
     lower_bound_ns,
 )
-from planner.search.stages.division import by_program
-from planner.search.stages.layout import Model
-from planner.search.stages.relaxation import relaxed_bound_ns
+from millrace.planner.search.stages.division import by_program
+from millrace.planner.search.stages.layout import Model
+from millrace.planner.search.stages.relaxation import relaxed_bound_ns
 
 Blocks = list[tuple[str, Run]]
 

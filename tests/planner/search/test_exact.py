@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from models.spec import TrainingSpec, graph_spec
-from planner.cluster import Cluster, Software
-from planner.clusters import parse_cluster
-from planner.errors import InfeasibleError
-from planner.memory import plan_memory, reserved_bytes, slack_fraction
-from planner.plan import ON_DEVICES, Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
+from millrace.models.spec import TrainingSpec, graph_spec
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.memory import plan_memory, reserved_bytes, slack_fraction
+from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.plain_links import without_library
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph

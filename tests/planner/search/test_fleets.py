@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from models.spec import ModelSpec, TrainingSpec
-from planner.cluster import Cluster
-from planner.clusters import parse_cluster
-from planner.errors import ClusterError, InfeasibleError, PlanError
-from planner.plan import Plan
-from planner.search import Pins, SearchRequest
-from planner.search.report import Record
-from planner.search.report.fleets import fleets, search_for
-from planner.spending import (
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.plan import Plan
+from millrace.planner.search import Pins, SearchRequest
+from millrace.planner.search.report import Record
+from millrace.planner.search.report.fleets import fleets, search_for
+from millrace.planner.spending import (
     IDLE_SHARE,
     check_known,
     cost_usd_per_mtoken,

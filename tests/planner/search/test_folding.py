@@ -2,10 +2,10 @@
 
 import pytest
 
-from models.recompute import MODES, with_recompute
-from models.spec import TrainingSpec
-from models.zoo.catalogue import build_training, model_spec
-from planner.search.blocks.folding import fold, shortened
+from millrace.models.recompute import MODES, with_recompute
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training, model_spec
+from millrace.planner.search.blocks.folding import fold, shortened
 
 # With how many blocks are left; in T5 every block of the decoder reads the encoder.
 LEFT = {"gpt3-125m": 8, "bert-large": 8, "mixtral-8x7b": 8, "resnet-101": 19, "t5-small": 15}

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from models.graph import to_json
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster, Device, NodeGroup
-from planner.clusters import parse_cluster
-from planner.memory import beside, plan_memory
-from planner.plan import Plan, plan_graph
-from planner.search import Pins, SearchRequest, search
-from planner.search.asking import shared_prices
-from planner.search.candidates import candidates
-from planner.search.evaluation import Evaluator, Found, Solved
-from planner.search.programs import Ask
-from planner.search.sites import placed, placings, usable_bytes
+from millrace.models.graph import to_json
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster, Device, NodeGroup
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.memory import beside, plan_memory
+from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.asking import shared_prices
+from millrace.planner.search.candidates import candidates
+from millrace.planner.search.evaluation import Evaluator, Found, Solved
+from millrace.planner.search.programs import Ask
+from millrace.planner.search.sites import placed, placings, usable_bytes
 
 GPT = ModelSpec(
     name="narrow",

@@ -1,17 +1,17 @@
-"""Moving: paths take as few bytes as `planner.boxing`'s, durations are those of their steps."""
+"""Moving: paths take as few bytes as those of `boxing`, durations are those of their steps."""
 
 from itertools import product
 
 import numpy as np
 import pytest
 
-from planner.boxing import Step, boxing_bytes, boxing_path, moves, step_bytes
-from planner.cluster import Cluster
-from planner.clusters import local_cluster, parse_cluster
-from planner.errors import InfeasibleError
-from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
-from planner.search.blocks.moving import Boxed, Moving, edges, shortest
-from planner.search.blocks.states import divisible, number_of, sbp_of
+from millrace.planner.boxing import Step, boxing_bytes, boxing_path, moves, step_bytes
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_size, split
+from millrace.planner.search.blocks.moving import Boxed, Moving, edges, shortest
+from millrace.planner.search.blocks.states import divisible, number_of, sbp_of
 from tests.planner.search.plain import Plain
 
 CLUSTERS = {

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from models.graph import ITEMSIZE, Graph
-from models.recompute import with_recompute
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster, Software
-from planner.clusters import local_cluster, parse_cluster
-from planner.costs.buckets import state_tensors
-from planner.sbp import local_size
-from planner.search.blocks.blending import TIMES, cheapest, least_times
-from planner.search.blocks.folding import fold
-from planner.search.blocks.pricing import Pricing
-from planner.search.blocks.space import Space, build_space
-from planner.search.blocks.states import sbp_of
-from planner.search.blocks.tables import INFLIGHT
-from planner.signatures import op_signatures, variable_values
+from millrace.models.graph import ITEMSIZE, Graph
+from millrace.models.recompute import with_recompute
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.costs.buckets import state_tensors
+from millrace.planner.sbp import local_size
+from millrace.planner.search.blocks.blending import TIMES, cheapest, least_times
+from millrace.planner.search.blocks.folding import fold
+from millrace.planner.search.blocks.pricing import Pricing
+from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.states import sbp_of
+from millrace.planner.search.blocks.tables import INFLIGHT
+from millrace.planner.signatures import op_signatures, variable_values
 from tests.planner.search.plain import Plain, sized
 
 GPU = parse_cluster("a100-sxm-80gb:8x2")

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from planner.cluster import Cluster, Islands, Leaves, Link, NodeGroup, Torus
-from planner.clusters import device
-from planner.costs import collective_duration_ns
-from planner.costs.layout import frame_of
-from planner.search.blocks.moving import Moving
-from planner.search.ranks import group_ranks, unlike_groups
-from planner.search.sites import everywhere
+from millrace.planner.cluster import Cluster, Islands, Leaves, Link, NodeGroup, Torus
+from millrace.planner.clusters import device
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.costs.layout import frame_of
+from millrace.planner.search.blocks.moving import Moving
+from millrace.planner.search.ranks import group_ranks, unlike_groups
+from millrace.planner.search.sites import everywhere
 
 
 def link(latency_ns: int, bytes_per_ns: float) -> Link:

@@ -4,21 +4,21 @@ from itertools import count
 
 import pytest
 
-from models.graph import to_json
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training
-from planner.cluster import Cluster
-from planner.clusters import parse_cluster
-from planner.errors import InfeasibleError
-from planner.plan import Plan
-from planner.search import Pins, SearchRequest, search
-from planner.search.report import Record
-from planner.search.report.breakdown import breakdown, busy_ns
-from planner.search.report.explain import CHOICES, explain
-from planner.search.report.offload import resorted
-from planner.search.report.remedies import larger, roomiest, storage_bytes
-from planner.search.request import NoPlanError
-from planner.wording import limit_option, one_of, size
+from millrace.models.graph import to_json
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.report import Record
+from millrace.planner.search.report.breakdown import breakdown, busy_ns
+from millrace.planner.search.report.explain import CHOICES, explain
+from millrace.planner.search.report.offload import resorted
+from millrace.planner.search.report.remedies import larger, roomiest, storage_bytes
+from millrace.planner.search.request import NoPlanError
+from millrace.planner.wording import limit_option, one_of, size
 
 MODEL = ModelSpec(
     name="tiny",

@@ -2,16 +2,16 @@
 
 import pytest
 
-from models.graph import Graph, to_json
-from models.spec import ModelSpec, TrainingSpec
-from models.zoo.catalogue import build_training, model_spec
-from planner.clusters import local_cluster, parse_cluster
-from planner.compile import compile_plan
-from planner.errors import InfeasibleError, PlanError
-from planner.plan import Plan
-from planner.roles import roles
-from planner.search import Pins, Pure, SearchRequest, search
-from planner.search.outer import Fits
+from millrace.models.graph import Graph, to_json
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.zoo.catalogue import build_training, model_spec
+from millrace.planner.clusters import local_cluster, parse_cluster
+from millrace.planner.compile import compile_plan
+from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.plan import Plan
+from millrace.planner.roles import roles
+from millrace.planner.search import Pins, Pure, SearchRequest, search
+from millrace.planner.search.outer import Fits
 
 GPT = ModelSpec(
     name="tiny",

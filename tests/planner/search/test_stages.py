@@ -5,9 +5,9 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from planner.errors import InfeasibleError
-from planner.search.request import MemoryLimitError
-from planner.search.stages import (
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.stages import (
     Division,
     Pipeline,
     Run,

@@ -1,13 +1,21 @@
-"""States: the numbers of nd-SBPs say what `planner.sbp` says of the nd-SBPs themselves."""
+"""States: the numbers of nd-SBPs say what `millrace.planner.sbp` says of the nd-SBPs themselves."""
 
 from itertools import product
 
 import numpy as np
 import pytest
 
-from planner.errors import PlanError
-from planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, local_shape, local_size, split
-from planner.search.blocks.states import (
+from millrace.planner.errors import PlanError
+from millrace.planner.sbp import (
+    BROADCAST,
+    PARTIAL_MAX,
+    PARTIAL_SUM,
+    NdSbp,
+    local_shape,
+    local_size,
+    split,
+)
+from millrace.planner.search.blocks.states import (
     digits,
     divisible,
     is_partial,

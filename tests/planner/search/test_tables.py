@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.search.blocks.tables import compact, reachable_options, single, take, totals
+from millrace.planner.search.blocks.tables import compact, reachable_options, single, take, totals
 from tests.planner.search.random_tables import by_hand, everything, random_tables, solutions
 
 

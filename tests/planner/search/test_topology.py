@@ -4,11 +4,11 @@ from math import prod
 
 from msgspec.structs import replace
 
-from models.spec import ModelSpec, TrainingSpec
-from planner.cluster import Cluster, Islands, Leaves, Link, Torus
-from planner.clusters import parse_cluster
-from planner.plan import Plan
-from planner.search import Pins, SearchRequest, search
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.planner.cluster import Cluster, Islands, Leaves, Link, Torus
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.plan import Plan
+from millrace.planner.search import Pins, SearchRequest, search
 
 
 def link(latency_ns: int, bytes_per_ns: float) -> Link:

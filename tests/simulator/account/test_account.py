@@ -3,13 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from planner.cluster import Software
-from planner.compile import compile_plan
-from planner.plan import Plan
-from simulator import predict
-from simulator.account import Account, account_of
-from simulator.account.memory import between, peak_bytes
-from simulator.simulate import Simulated
+from millrace.planner.cluster import Software
+from millrace.planner.compile import compile_plan
+from millrace.planner.plan import Plan
+from millrace.simulator import predict
+from millrace.simulator.account import Account, account_of
+from millrace.simulator.account.memory import between, peak_bytes
+from millrace.simulator.simulate import Simulated
 from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.test_stages import planned
 

@@ -5,8 +5,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from simulator import SimulationError
-from simulator.failures import best_interval_s, expected_s, goodput, time_to_train
+from millrace.simulator import SimulationError
+from millrace.simulator.failures import best_interval_s, expected_s, goodput, time_to_train
 
 HOUR_S = 3600
 RUN = {"devices": 16384, "mtbf_hours": 50_000, "checkpoint_s": 30.0, "restart_s": 600.0}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from simulator.variation.noise import factors
+from millrace.simulator.variation.noise import factors
 
 
 def test_a_draw_depends_on_its_counter_and_not_on_how_many_are_drawn() -> None:

@@ -8,7 +8,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     TYPES,
     WARP_THREADS,
@@ -22,11 +22,11 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.attention.forward import function_of, typed
-from executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
-from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
-from executor.kernels.context import KernelContext
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.kernels.attention.forward import function_of, typed
+from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
+from millrace.executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
+from millrace.executor.kernels.context import KernelContext
+from millrace.models.graph import ITEMSIZE
 
 SOURCE = "attention_grad"
 

@@ -1,9 +1,9 @@
 """Calls of attention and of the later rounds of a ring; shapes as in `shape.py`."""
 
-from executor.cuda.calls import TYPES, Calls, Operand, always, read, table, write
-from executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
-from executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.calls import TYPES, Calls, Operand, always, read, table, write
+from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, taken
+from millrace.executor.cuda.kernels.attention.shape import BIAS, AttentionShape, attention_shape
+from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "attention"
 NONE = "none"

@@ -11,7 +11,7 @@ which turns it over in scratch memory.
 from dataclasses import replace
 from math import prod, sqrt
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Attention,
     AttentionGrad,
     Call,
@@ -23,13 +23,13 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.movement import Move, Place, move
-from executor.cuda.kernels.strides import contiguous
-from executor.kernels.attention.geometry import first_key, reach
-from executor.kernels.attention.scores import head_slopes
-from executor.kernels.context import Array, KernelContext
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.movement import Move, Place, move
+from millrace.executor.cuda.kernels.strides import contiguous
+from millrace.executor.kernels.attention.geometry import first_key, reach
+from millrace.executor.kernels.attention.scores import head_slopes
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.models.graph import ITEMSIZE
 
 DTYPES = ("bfloat16", "float16")
 STATISTICS = "float32"  # dtype of the logsumexp

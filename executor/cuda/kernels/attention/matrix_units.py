@@ -10,9 +10,9 @@ from math import ceil, e, log2
 
 import numpy as np
 
-from executor.cuda.calls import TYPES, Dim3, Launch, Operand, Scalar
-from executor.cuda.kernels.attention.shape import AttentionShape
-from executor.kernels.context import KernelContext, Shard
+from millrace.executor.cuda.calls import TYPES, Dim3, Launch, Operand, Scalar
+from millrace.executor.cuda.kernels.attention.shape import AttentionShape
+from millrace.executor.kernels.context import KernelContext, Shard
 
 WARPS = 4  # of a block: `MMA_WARPS` of the source
 BLOCK: Dim3 = (32 * WARPS, 1, 1)

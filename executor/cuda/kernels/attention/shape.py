@@ -9,13 +9,13 @@ from math import ceil, prod, sqrt
 
 import numpy as np
 
-from executor.cuda.calls import Dim3, Launch, Operand, Scalar
-from executor.errors import ExecutorError
-from executor.kernels.attention.geometry import first_key, reach
-from executor.kernels.attention.scores import head_slopes
-from executor.kernels.context import Array, KernelContext
-from executor.kernels.dims import layout
-from models.inference import widened
+from millrace.executor.cuda.calls import Dim3, Launch, Operand, Scalar
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.attention.geometry import first_key, reach
+from millrace.executor.kernels.attention.scores import head_slopes
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.executor.kernels.dims import layout
+from millrace.models.inference import widened
 
 ENDLESS = 2**62  # how far a query sees that no mask limits
 SIDE = 16  # threads along either side of a tile (`sources/attention.cuh`)

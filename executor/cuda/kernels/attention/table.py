@@ -1,8 +1,8 @@
 """The factories of attention, by op kind."""
 
-from executor.cuda.kernels.attention import backward, forward
-from executor.cuda.kernels.attention.library import by_library
-from executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.attention import backward, forward
+from millrace.executor.cuda.kernels.attention.library import by_library
+from millrace.executor.cuda.kernels.context import CallsFactory
 
 ATTENTION: dict[str, CallsFactory] = {
     "attention": by_library(forward.attention),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     TYPES,
     Call,
     Calls,
@@ -20,14 +20,14 @@ from executor.cuda.calls import (
     types,
     write,
 )
-from executor.cuda.kernels.elementwise.pointwise import function
-from executor.cuda.kernels.pieces import HostArray, further, in_pieces
-from executor.cuda.kernels.strides import Walk, contiguous, index_type, walk
-from executor.cuda.kernels.sums import Terms, sums
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext, Shard
-from executor.kernels.dims import Dims, layout
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.kernels.elementwise.pointwise import function
+from millrace.executor.cuda.kernels.pieces import HostArray, further, in_pieces
+from millrace.executor.cuda.kernels.strides import Walk, contiguous, index_type, walk
+from millrace.executor.cuda.kernels.sums import Terms, sums
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, KernelContext, Shard
+from millrace.executor.kernels.dims import Dims, layout
+from millrace.models.graph import ITEMSIZE
 
 SOURCE = "elementwise"
 READ, WRITE = read(0), write(0)

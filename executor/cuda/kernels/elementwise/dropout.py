@@ -1,4 +1,4 @@
-"""Calls of dropout: the bits of `executor.kernels.elementwise.dropout`, on a GPU.
+"""Calls of dropout: the bits of `millrace.executor.kernels.elementwise.dropout`, on a GPU.
 
 Element i of sample n of the run is kept by word i mod 4 of the Philox counter (i div 4, n) under a
 key of seed and op. The step comes from the rank's `Control`, so that a captured step draws anew
@@ -7,12 +7,12 @@ each time; all else is known when the calls are made.
 
 import numpy as np
 
-from executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_packs, read, table, write
-from executor.cuda.kernels.strides import Walk, contiguous, index_type, merged
-from executor.kernels.context import KernelContext
-from executor.kernels.elementwise.dropout import labels_of, rate_of
-from executor.kernels.random_bits import key_of
-from models.labels import BATCH
+from millrace.executor.cuda.calls import CONTROL, TYPES, Calls, Launch, by_packs, read, table, write
+from millrace.executor.cuda.kernels.strides import Walk, contiguous, index_type, merged
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.elementwise.dropout import labels_of, rate_of
+from millrace.executor.kernels.random_bits import key_of
+from millrace.models.labels import BATCH
 
 WORDS = 4  # that a counter gives
 

@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Calls,
     Launch,
     always,
@@ -14,13 +14,13 @@ from executor.cuda.calls import (
     types,
     write,
 )
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.strides import index_type
-from executor.cuda.kernels.sums import Terms, sums
-from executor.errors import ExecutorError
-from executor.kernels.context import KernelContext
-from executor.kernels.dims import Layout, layout
-from models.ops import FUNCTIONS
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.strides import index_type
+from millrace.executor.cuda.kernels.sums import Terms, sums
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.dims import Layout, layout
+from millrace.models.ops import FUNCTIONS
 
 SOURCE = "pointwise"
 

@@ -1,7 +1,7 @@
 """The factories of what is computed element by element, by op kind."""
 
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.elementwise import arithmetic, dropout, pointwise
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.elementwise import arithmetic, dropout, pointwise
 
 ELEMENTWISE: dict[str, CallsFactory] = pointwise.POINTWISE | {
     "accumulate": arithmetic.accumulate,

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     TYPES,
     Call,
     Calls,
@@ -26,8 +26,8 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.rows.packs import by_pack, pack_of, templated
-from executor.kernels.context import Array, KernelContext, Shard
+from millrace.executor.cuda.kernels.rows.packs import by_pack, pack_of, templated
+from millrace.executor.kernels.context import Array, KernelContext, Shard
 
 SOURCE = "dispatch"
 HOLDER_BYTES = 8  # an i64 for every row

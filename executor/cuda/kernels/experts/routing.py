@@ -10,7 +10,7 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     BLOCKS_MAX,
     CONTROL,
@@ -24,8 +24,8 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.errors import ExecutorError
-from executor.kernels.context import KernelContext
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "routing"
 WARPS = BLOCK_THREADS // WARP_THREADS

@@ -1,7 +1,7 @@
 """The factories of experts, by op kind."""
 
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.experts import dispatch, routing
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.experts import dispatch, routing
 
 EXPERTS: dict[str, CallsFactory] = {
     "combine": dispatch.combine,

@@ -1,10 +1,10 @@
 """Batch norms with what follows on every element: the sum with a shortcut's tensor, relu."""
 
-from executor.cuda.calls import Calls
-from executor.cuda.kernels.fused.operands import read_by, written_by
-from executor.cuda.kernels.images.batch_norm import After, normed
-from executor.cuda.kernels.in_turn import is_inner
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.calls import Calls
+from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
+from millrace.executor.cuda.kernels.images.batch_norm import After, normed
+from millrace.executor.cuda.kernels.in_turn import is_inner
+from millrace.executor.kernels.context import KernelContext
 
 AFTER = (["add"], ["relu"], ["add", "relu"])
 """Kinds that one pass over the elements does after the norm."""

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from executor.cuda.calls import Calls, Operand
-from executor.cuda.kernels.fused.operands import read_by, written_by
-from executor.cuda.kernels.in_turn import one_after_another, operand_at
-from executor.cuda.kernels.multi_tensor import moves, updates
-from executor.kernels.context import FusedPart, KernelContext
+from millrace.executor.cuda.calls import Calls, Operand
+from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
+from millrace.executor.cuda.kernels.in_turn import one_after_another, operand_at
+from millrace.executor.cuda.kernels.multi_tensor import moves, updates
+from millrace.executor.kernels.context import FusedPart, KernelContext
 
 Numbers = tuple[tuple[str, float], ...]
 NUMBERS = {

@@ -3,12 +3,12 @@
 Shape legend: R rows, D features of a row, which lie behind each other.
 """
 
-from executor.cuda.calls import Calls, always
-from executor.cuda.kernels.fused.operands import read_by, written_by
-from executor.cuda.kernels.fused.sums import added_sums
-from executor.cuda.kernels.in_turn import is_inner
-from executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
-from executor.kernels.context import FusedPart, KernelContext
+from millrace.executor.cuda.calls import Calls, always
+from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
+from millrace.executor.cuda.kernels.fused.sums import added_sums
+from millrace.executor.cuda.kernels.in_turn import is_inner
+from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
+from millrace.executor.kernels.context import FusedPart, KernelContext
 
 NORMS = ("layer_norm", "rms_norm")
 GRADIENTS = tuple(f"{kind}_grad_input" for kind in NORMS)

@@ -1,8 +1,8 @@
 """Operands of a fused actor's parts, as plain calls take them."""
 
-from executor.cuda.calls import Tensor
-from executor.cuda.kernels.in_turn import operand_at
-from executor.kernels.context import FusedPart, KernelContext
+from millrace.executor.cuda.calls import Tensor
+from millrace.executor.cuda.kernels.in_turn import operand_at
+from millrace.executor.kernels.context import FusedPart, KernelContext
 
 
 def read_by(context: KernelContext, part: FusedPart, at: int) -> Tensor:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Call, Calls, Choice, Matrices, Operand, Product, Vector
-from executor.cuda.kernels.in_turn import operand_at
-from executor.cuda.kernels.matmul import library_products, multiplied
-from executor.kernels.context import FusedPart, KernelContext
-from executor.kernels.dims import Dims, layout
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Call, Calls, Choice, Matrices, Operand, Product, Vector
+from millrace.executor.cuda.kernels.in_turn import operand_at
+from millrace.executor.cuda.kernels.matmul import library_products, multiplied
+from millrace.executor.kernels.context import FusedPart, KernelContext
+from millrace.executor.kernels.dims import Dims, layout
 
 PRODUCT = "matmul"
 

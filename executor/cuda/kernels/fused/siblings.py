@@ -7,11 +7,11 @@ bound (`stacked_calls`): at equal distances they are one product of a stack, and
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from executor.cuda.calls import Call, Calls, Choice, Product
-from executor.cuda.kernels.fused.products import PRODUCT, product_calls
-from executor.cuda.kernels.in_turn import one_after_another
-from executor.cuda.products import with_stacks
-from executor.kernels.context import FusedPart, KernelContext
+from millrace.executor.cuda.calls import Call, Calls, Choice, Product
+from millrace.executor.cuda.kernels.fused.products import PRODUCT, product_calls
+from millrace.executor.cuda.kernels.in_turn import one_after_another
+from millrace.executor.cuda.products import with_stacks
+from millrace.executor.kernels.context import FusedPart, KernelContext
 
 
 def sibling_calls(

@@ -3,12 +3,12 @@
 What a sum alone would have rounded before it is added is rounded so here, and values are the same.
 """
 
-from executor.cuda.calls import Calls
-from executor.cuda.kernels.columns import ColumnSums, column_sum
-from executor.cuda.kernels.fused.operands import read_by, written_by
-from executor.cuda.kernels.rows.norms import norm_grad_weight
-from executor.kernels.context import FusedPart, KernelContext
-from executor.kernels.dims import layout
+from millrace.executor.cuda.calls import Calls
+from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
+from millrace.executor.cuda.kernels.fused.operands import read_by, written_by
+from millrace.executor.cuda.kernels.rows.norms import norm_grad_weight
+from millrace.executor.kernels.context import FusedPart, KernelContext
+from millrace.executor.kernels.dims import layout
 
 WEIGHTS = ("layer_norm_grad_weight", "rms_norm_grad_weight")
 

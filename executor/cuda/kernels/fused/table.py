@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from executor.cuda.calls import Calls
-from executor.cuda.kernels.fused.images import batch_norm_calls
-from executor.cuda.kernels.fused.launches import many_tensors
-from executor.cuda.kernels.fused.norms import norm_calls
-from executor.cuda.kernels.fused.products import product_calls
-from executor.cuda.kernels.fused.siblings import sibling_calls
-from executor.cuda.kernels.fused.sums import sum_calls
-from executor.cuda.kernels.in_turn import in_turn
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.calls import Calls
+from millrace.executor.cuda.kernels.fused.images import batch_norm_calls
+from millrace.executor.cuda.kernels.fused.launches import many_tensors
+from millrace.executor.cuda.kernels.fused.norms import norm_calls
+from millrace.executor.cuda.kernels.fused.products import product_calls
+from millrace.executor.cuda.kernels.fused.siblings import sibling_calls
+from millrace.executor.cuda.kernels.fused.sums import sum_calls
+from millrace.executor.cuda.kernels.in_turn import in_turn
+from millrace.executor.kernels.context import KernelContext
 
 InTurn = Callable[[KernelContext], Calls]
 """`in_turn(context)`: the calls of the parts of a context, one after the other."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     TYPES,
     Calls,
@@ -25,9 +25,9 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.kernels.context import KernelContext
-from executor.kernels.dims import layout
-from models.graph import ITEMSIZE
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.dims import layout
+from millrace.models.graph import ITEMSIZE
 
 SOURCE = "batch_norm"
 NOTHING = "Nothing"

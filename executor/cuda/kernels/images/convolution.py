@@ -9,7 +9,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Calls,
     Launch,
     Matrices,
@@ -23,9 +23,14 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.images import units
-from executor.cuda.kernels.images.library import FORWARD, GRAD_INPUT, GRAD_WEIGHT, with_library
-from executor.cuda.kernels.images.windows import (
+from millrace.executor.cuda.kernels.images import units
+from millrace.executor.cuda.kernels.images.library import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    with_library,
+)
+from millrace.executor.cuda.kernels.images.windows import (
     Sizes,
     Windows,
     backward_windows,
@@ -33,8 +38,8 @@ from executor.cuda.kernels.images.windows import (
     sizes_of,
     windows_table,
 )
-from executor.cuda.kernels.matmul import arithmetic_of
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.kernels.matmul import arithmetic_of
+from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "convolution"
 FEW_CHANNELS = 8

@@ -4,10 +4,10 @@ Images lie in memory in the order b y x c and weights in the order n i j c, with
 innermost in an image and c of one group in a weight. Shape legend: see `windows.py`.
 """
 
-from executor.cuda.calls import Calls, Convolution, Operand, Strided, rather, read, write
-from executor.cuda.kernels.images.windows import Sizes
-from executor.cuda.kernels.matmul import arithmetic_of
-from executor.kernels.context import RunState
+from millrace.executor.cuda.calls import Calls, Convolution, Operand, Strided, rather, read, write
+from millrace.executor.cuda.kernels.images.windows import Sizes
+from millrace.executor.cuda.kernels.matmul import arithmetic_of
+from millrace.executor.kernels.context import RunState
 
 FORWARD, GRAD_INPUT, GRAD_WEIGHT = "forward", "grad_input", "grad_weight"
 LIBRARY_DTYPES = ("bfloat16", "float16")

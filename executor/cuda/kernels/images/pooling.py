@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     TYPES,
     Calls,
     Launch,
@@ -18,11 +18,11 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.images.windows import Dim, dim_of_windows
-from executor.cuda.kernels.strides import index_type
-from executor.kernels.context import Array, KernelContext, Shard
-from executor.kernels.images.order import rows_of_pooling
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.kernels.images.windows import Dim, dim_of_windows
+from millrace.executor.cuda.kernels.strides import index_type
+from millrace.executor.kernels.context import Array, KernelContext, Shard
+from millrace.executor.kernels.images.order import rows_of_pooling
+from millrace.models.graph import ITEMSIZE
 
 SOURCE = "pooling"
 PIECE_BYTES = 16

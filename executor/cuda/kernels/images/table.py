@@ -1,7 +1,7 @@
 """The factories of images, by op kind."""
 
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.images import batch_norm, convolution, pooling
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.images import batch_norm, convolution, pooling
 
 IMAGES: dict[str, CallsFactory] = {
     "avg_pool": pooling.avg_pool,

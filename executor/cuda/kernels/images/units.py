@@ -7,8 +7,8 @@ from math import ceil, prod
 
 import numpy as np
 
-from executor.cuda.calls import TYPES, Launch, Operand, read, table, write
-from executor.cuda.kernels.images.windows import Sizes, Windows
+from millrace.executor.cuda.calls import TYPES, Launch, Operand, read, table, write
+from millrace.executor.cuda.kernels.images.windows import Sizes, Windows
 
 SOURCE = "convolution_units"
 DTYPES = ("bfloat16", "float16")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.errors import ExecutorError
-from executor.kernels.context import Array, KernelContext
-from executor.kernels.images.order import convolved
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.executor.kernels.images.order import convolved
 
 
 class Windows(NamedTuple):

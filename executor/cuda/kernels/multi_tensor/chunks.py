@@ -11,7 +11,7 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     POINTERS_MAX,
     TYPES,
@@ -21,8 +21,8 @@ from executor.cuda.calls import (
     Pointers,
     Tensor,
 )
-from executor.errors import ExecutorError
-from executor.kernels.context import Array
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import Array
 
 SOURCE = "multi_tensor"
 CHUNK_MAX = 2**14  # elements: 16 packs of four for each of a block's 256 threads

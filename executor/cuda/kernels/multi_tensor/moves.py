@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor.cuda.calls import BLOCK_THREADS, Calls, Launch, Tensor, always, workspace
-from executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, groups, types_of
-from executor.errors import ExecutorError
+from millrace.executor.cuda.calls import BLOCK_THREADS, Calls, Launch, Tensor, always, workspace
+from millrace.executor.cuda.kernels.multi_tensor.chunks import SOURCE, Made, groups, types_of
+from millrace.executor.errors import ExecutorError
 
 Pair = tuple[Tensor, Tensor]
 """What is read, and what is written, of one size."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from executor.cuda.calls import CONTROL, Calls, Operand, Tensor, always
-from executor.cuda.kernels.multi_tensor.chunks import Made, groups, types_of
-from executor.errors import ExecutorError
+from millrace.executor.cuda.calls import CONTROL, Calls, Operand, Tensor, always
+from millrace.executor.cuda.kernels.multi_tensor.chunks import Made, groups, types_of
+from millrace.executor.errors import ExecutorError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

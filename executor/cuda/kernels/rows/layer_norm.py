@@ -1,10 +1,10 @@
 """Calls of layer norm and its gradients; R rows (all leading dims), D features (the last dim)."""
 
-from executor.cuda.calls import Calls, always, read, write
-from executor.cuda.kernels.columns import ColumnSums
-from executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
-from executor.cuda.kernels.rows.packs import read_at, require_one_dtype, rows_of, write_at
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.calls import Calls, always, read, write
+from millrace.executor.cuda.kernels.columns import ColumnSums
+from millrace.executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
+from millrace.executor.cuda.kernels.rows.packs import read_at, require_one_dtype, rows_of, write_at
+from millrace.executor.kernels.context import KernelContext
 
 
 def layer_norm(context: KernelContext) -> Calls:

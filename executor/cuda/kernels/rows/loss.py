@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     CONTROL,
     Calls,
     Launch,
@@ -19,8 +19,8 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
+from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "loss"
 COUNT_THREADS = 1024  # the largest block (CUDA programming guide, limits); in `loss.cu` too

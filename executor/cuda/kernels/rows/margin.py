@@ -7,11 +7,11 @@ from math import cos, sin
 
 import numpy as np
 
-from executor.cuda.calls import CONTROL, Calls, Scalar, always, elementwise, read, write
-from executor.cuda.kernels.rows.loss import loss_scaled
-from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
-from executor.kernels.context import KernelContext
-from executor.kernels.rows import margin
+from millrace.executor.cuda.calls import CONTROL, Calls, Scalar, always, elementwise, read, write
+from millrace.executor.cuda.kernels.rows.loss import loss_scaled
+from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.rows import margin
 
 SOURCE = "margin"
 

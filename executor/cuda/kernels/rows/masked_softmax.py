@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
-from executor.cuda.calls import Calls, always, read, table, write
-from executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
-from executor.cuda.kernels.rows.softmax import SOURCE, scaled_grad
-from executor.kernels.attention.scores import alibi_slopes
-from executor.kernels.context import Array, KernelContext
+from millrace.executor.cuda.calls import Calls, always, read, table, write
+from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dtype, templated
+from millrace.executor.cuda.kernels.rows.softmax import SOURCE, scaled_grad
+from millrace.executor.kernels.attention.scores import alibi_slopes
+from millrace.executor.kernels.context import Array, KernelContext
 
 
 def masked_softmax(context: KernelContext) -> Calls:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from executor.cuda.calls import TYPES, Calls, Launch, Operand, Tensor
-from executor.cuda.kernels.columns import (
+from millrace.executor.cuda.calls import TYPES, Calls, Launch, Operand, Tensor
+from millrace.executor.cuda.kernels.columns import (
     NOTHING,
     ColumnSums,
     added_up,
     packs_of,
     summed_in_slabs,
 )
-from executor.cuda.kernels.rows.teams import team_of
-from models.inference import widened
+from millrace.executor.cuda.kernels.rows.teams import team_of
+from millrace.models.inference import widened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

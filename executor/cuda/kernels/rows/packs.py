@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     PACK_BYTES,
     TYPES,
@@ -20,10 +20,10 @@ from executor.cuda.calls import (
     read,
     write,
 )
-from executor.cuda.kernels.columns import packs_of
-from executor.errors import ExecutorError
-from executor.kernels.context import KernelContext, Shard
-from models.graph import ITEMSIZE
+from millrace.executor.cuda.kernels.columns import packs_of
+from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.context import KernelContext, Shard
+from millrace.models.graph import ITEMSIZE
 
 INT_MAX = 2**31 - 1  # also the blocks of a grid's first dim (CUDA programming guide, limits)
 
@@ -56,7 +56,7 @@ def templated(function: str, shards: tuple[Shard, ...], *more: int | str) -> str
 
     Examples
     --------
-    >>> from executor.kernels.context import whole
+    >>> from millrace.executor.kernels.context import whole
     >>> templated("l2_normalize", (whole((4, 8), "bfloat16"), whole((4,), "float32")), 8)
     'l2_normalize<bf16, float, 8>'
     """

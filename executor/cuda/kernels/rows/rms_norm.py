@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from executor.cuda.calls import Calls, always, read, write
-from executor.cuda.kernels.columns import ColumnSums
-from executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
-from executor.cuda.kernels.rows.packs import (
+from millrace.executor.cuda.calls import Calls, always, read, write
+from millrace.executor.cuda.kernels.columns import ColumnSums
+from millrace.executor.cuda.kernels.rows.norms import norm, norm_grad_input, norm_grad_weight
+from millrace.executor.cuda.kernels.rows.packs import (
     pack_of,
     read_at,
     require_one_dtype,
@@ -13,8 +13,8 @@ from executor.cuda.kernels.rows.packs import (
     templated,
     write_at,
 )
-from executor.cuda.kernels.rows.teams import team_of
-from executor.kernels.context import KernelContext
+from millrace.executor.cuda.kernels.rows.teams import team_of
+from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "rms_norm"
 

@@ -4,16 +4,16 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import PACK_BYTES, Calls, always, read, write
-from executor.cuda.kernels.rows.packs import (
+from millrace.executor.cuda.calls import PACK_BYTES, Calls, always, read, write
+from millrace.executor.cuda.kernels.rows.packs import (
     over_rows,
     require_one_dtype,
     row_threads,
     rows_of,
     templated,
 )
-from executor.kernels.context import KernelContext, Shard
-from models.graph import ITEMSIZE
+from millrace.executor.kernels.context import KernelContext, Shard
+from millrace.models.graph import ITEMSIZE
 
 SOURCE = "softmax"
 KEPT = (1, 2, 4)  # packs of a thread

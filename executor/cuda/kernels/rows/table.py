@@ -1,7 +1,14 @@
 """The factories of rows, by op kind."""
 
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.rows import layer_norm, loss, margin, masked_softmax, rms_norm, softmax
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.rows import (
+    layer_norm,
+    loss,
+    margin,
+    masked_softmax,
+    rms_norm,
+    softmax,
+)
 
 ROWS: dict[str, CallsFactory] = {
     "arc_margin": margin.arc_margin,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from executor.cuda.calls import BLOCK_THREADS, WARP_THREADS, Argument, Launch
+from millrace.executor.cuda.calls import BLOCK_THREADS, WARP_THREADS, Argument, Launch
 
 WARPS_MAX = BLOCK_THREADS // WARP_THREADS  # of a block whose teams are warps
 WARP_PACKS_MAX = 4  # that a thread keeps of a row of a warp

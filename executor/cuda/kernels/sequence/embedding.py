@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     WARP_THREADS,
     Calls,
@@ -20,11 +20,11 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.cuda.kernels.columns import packs_of
-from executor.cuda.kernels.strides import index_type
-from executor.kernels.context import KernelContext
-from models.graph import ITEMSIZE
-from models.inference import widened
+from millrace.executor.cuda.kernels.columns import packs_of
+from millrace.executor.cuda.kernels.strides import index_type
+from millrace.executor.kernels.context import KernelContext
+from millrace.models.graph import ITEMSIZE
+from millrace.models.inference import widened
 
 SOURCE = "embedding"
 DIGIT_BITS = 8

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     Calls,
     always,
     by_row,
@@ -13,10 +13,10 @@ from executor.cuda.calls import (
     workspace,
     write,
 )
-from executor.kernels.context import KernelContext
-from executor.kernels.sequence.relative_bias import distances
-from models.graph import ITEMSIZE
-from models.inference import widened
+from millrace.executor.kernels.context import KernelContext
+from millrace.executor.kernels.sequence.relative_bias import distances
+from millrace.models.graph import ITEMSIZE
+from millrace.models.inference import widened
 
 SOURCE = "relative_bias"
 

@@ -6,7 +6,7 @@ from math import ceil, gcd
 
 import numpy as np
 
-from executor.cuda.calls import (
+from millrace.executor.cuda.calls import (
     BLOCK_THREADS,
     TYPES,
     WARP_THREADS,
@@ -17,10 +17,10 @@ from executor.cuda.calls import (
     table,
     write,
 )
-from executor.cuda.kernels.columns import packs_of
-from executor.kernels.context import Array, KernelContext
-from executor.kernels.sequence.rotary import Turning, shape_and_turning
-from models.inference import widened
+from millrace.executor.cuda.kernels.columns import packs_of
+from millrace.executor.kernels.context import Array, KernelContext
+from millrace.executor.kernels.sequence.rotary import Turning, shape_and_turning
+from millrace.models.inference import widened
 
 
 def rotary(context: KernelContext) -> Calls:

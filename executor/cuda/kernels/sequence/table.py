@@ -1,7 +1,7 @@
 """The factories of ids and positions, by op kind."""
 
-from executor.cuda.kernels.context import CallsFactory
-from executor.cuda.kernels.sequence import embedding, relative_bias, rotary
+from millrace.executor.cuda.kernels.context import CallsFactory
+from millrace.executor.cuda.kernels.sequence import embedding, relative_bias, rotary
 
 SEQUENCE: dict[str, CallsFactory] = {
     "embedding": embedding.embedding,

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.errors import ModelError
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.patterns import DEPTH_MAX, product_of
-from models.importers.onnx.values import (
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules.patterns import DEPTH_MAX, product_of
+from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
@@ -25,8 +25,8 @@ from models.importers.onnx.values import (
     unified,
     varying,
 )
-from models.importers.onnx.weights import MASK_BELOW
-from models.labels import BATCH, SEQUENCE
+from millrace.models.importers.onnx.weights import MASK_BELOW
+from millrace.models.labels import BATCH, SEQUENCE
 
 
 class Mask(NamedTuple):

@@ -9,11 +9,11 @@ tensor that turns out to be read whole as well is not cut: the import is made ag
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.products import product
-from models.importers.onnx.values import Dim, Traced, size_of
-from models.importers.onnx.weights import Parameter, Piece
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules.products import product
+from millrace.models.importers.onnx.values import Dim, Traced, size_of
+from millrace.models.importers.onnx.weights import Parameter, Piece
 
 
 class _Projection(NamedTuple):

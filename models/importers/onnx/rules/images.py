@@ -6,12 +6,12 @@ q p rows and columns of a window, g groups.
 
 from typing import NamedTuple
 
-from models.errors import ModelError
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.layout import one_factor, summed
-from models.importers.onnx.values import Dims, Factor, Traced, UnsupportedError
-from models.labels import BATCH
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules.layout import one_factor, summed
+from millrace.models.importers.onnx.values import Dims, Factor, Traced, UnsupportedError
+from millrace.models.labels import BATCH
 
 
 class Window(NamedTuple):

@@ -6,13 +6,13 @@ from math import prod
 
 import numpy as np
 
-from models.errors import ModelError
-from models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.fused import cut_piece
-from models.importers.onnx.rules.pointwise import scaled
-from models.importers.onnx.values import (
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.folding import axes_of, axis_of, new_shape, slices, split_sizes
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules.fused import cut_piece
+from millrace.models.importers.onnx.rules.pointwise import scaled
+from millrace.models.importers.onnx.values import (
     Array,
     Constant,
     Dim,
@@ -24,7 +24,7 @@ from models.importers.onnx.values import (
     unified,
     varying,
 )
-from models.labels import BATCH
+from millrace.models.labels import BATCH
 
 
 def _value(low: Lowering, node: Node, index: int = 0) -> Traced:

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from models.errors import ModelError
-from models.importers.onnx.folding import axis_of
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.values import Dim, Traced, UnsupportedError, unified
-from models.labels import BATCH
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.folding import axis_of
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.values import Dim, Traced, UnsupportedError, unified
+from millrace.models.labels import BATCH
 
 EPSILON = 1e-5  # the default of LayerNormalization and BatchNormalization
 

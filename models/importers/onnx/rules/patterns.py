@@ -11,8 +11,8 @@ GELU: Hendrycks and Gimpel, arXiv 1606.08415, section 2 (both forms).
 from math import isclose, pi, sqrt
 from typing import NamedTuple
 
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
 
 DEPTH_MAX = 6  # nodes of a product that is written out; the longest pattern has four
 _CUBIC = 0.044715  # Hendrycks and Gimpel 2016, section 2

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.norms import rms_norm
-from models.importers.onnx.rules.patterns import activation, root_mean_square
-from models.importers.onnx.values import Constant, Traced, UnsupportedError
-from models.ops import Attributes
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules.norms import rms_norm
+from millrace.models.importers.onnx.rules.patterns import activation, root_mean_square
+from millrace.models.importers.onnx.values import Constant, Traced, UnsupportedError
+from millrace.models.ops import Attributes
 
 Rule = Callable[[Lowering, Node], Traced]
 

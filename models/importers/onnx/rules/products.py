@@ -1,12 +1,12 @@
 """Rules of matrix products."""
 
-from models.errors import ModelError
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules.attention import attention_pattern
-from models.importers.onnx.rules.pointwise import scaled
-from models.importers.onnx.values import Dim, Dims, Factor, Traced, unified
-from models.labels import BATCH, SEQUENCE
+from millrace.models.errors import ModelError
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules.attention import attention_pattern
+from millrace.models.importers.onnx.rules.pointwise import scaled
+from millrace.models.importers.onnx.values import Dim, Dims, Factor, Traced, unified
+from millrace.models.labels import BATCH, SEQUENCE
 
 
 def matmul(low: Lowering, node: Node) -> Traced:

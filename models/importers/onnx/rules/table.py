@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 
-from models.importers.onnx.lowering import Lowering
-from models.importers.onnx.reading import Node
-from models.importers.onnx.rules import attention, images, layout, norms, pointwise, products
-from models.importers.onnx.values import Constant, Traced
+from millrace.models.importers.onnx.lowering import Lowering
+from millrace.models.importers.onnx.reading import Node
+from millrace.models.importers.onnx.rules import (
+    attention,
+    images,
+    layout,
+    norms,
+    pointwise,
+    products,
+)
+from millrace.models.importers.onnx.values import Constant, Traced
 
 Rule = Callable[[Lowering, Node], Traced | Constant | tuple[Traced, ...]]
 

@@ -3,18 +3,23 @@
 from math import sqrt
 from typing import Any
 
-from models.importers.torch_export.algebra import scaled, spread
-from models.importers.torch_export.calls.elementwise import added, floating
-from models.importers.torch_export.calls.products import matrices
-from models.importers.torch_export.draft import Array, Operand, Slot, Token, pointwise
-from models.importers.torch_export.extents import (
+from millrace.models.importers.torch_export.algebra import scaled, spread
+from millrace.models.importers.torch_export.calls.elementwise import added, floating
+from millrace.models.importers.torch_export.calls.products import matrices
+from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Token, pointwise
+from millrace.models.importers.torch_export.extents import (
     Axis,
     leaves,
     paired,
     sequence_axis,
     size_of,
 )
-from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
+from millrace.models.importers.torch_export.reading import (
+    Arguments,
+    Handler,
+    Reader,
+    UnsupportedError,
+)
 
 
 def _attention(reader: Reader, a: Arguments) -> Array:

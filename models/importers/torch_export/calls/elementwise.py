@@ -4,17 +4,17 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, reduced, scaled
-from models.importers.torch_export.draft import Array, Draft, Value, pointwise
-from models.importers.torch_export.reading import (
+from millrace.models.importers.torch_export.algebra import combined, reduced, scaled
+from millrace.models.importers.torch_export.draft import Array, Draft, Value, pointwise
+from millrace.models.importers.torch_export.reading import (
     Arguments,
     BatchNumber,
     Handler,
     Reader,
     UnsupportedError,
 )
-from models.importers.torch_export.views import viewed
-from models.labels import BATCH
+from millrace.models.importers.torch_export.views import viewed
+from millrace.models.labels import BATCH
 
 _LOWEST = -3.0e38  # stands for minus infinity where something is added to it
 
@@ -260,7 +260,7 @@ def _glu(reader: Reader, a: Arguments) -> Array:
     dim = a["dim"] % len(array.dims)
     size = array.shape[dim]
     shape = (*array.shape[:dim], 2, size // 2, *array.shape[dim + 1 :])
-    from models.importers.torch_export.views import selected
+    from millrace.models.importers.torch_export.views import selected
 
     apart = viewed(reader.draft, array, shape)
     value, gate = (selected(reader.draft, apart, dim, at) for at in (0, 1))

@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, summed_axes
-from models.importers.torch_export.calls.elementwise import added, floating, mean, multiplied
-from models.importers.torch_export.draft import (
+from millrace.models.importers.torch_export.algebra import combined, summed_axes
+from millrace.models.importers.torch_export.calls.elementwise import (
+    added,
+    floating,
+    mean,
+    multiplied,
+)
+from millrace.models.importers.torch_export.draft import (
     Array,
     Operand,
     Slot,
@@ -15,8 +20,13 @@ from models.importers.torch_export.draft import (
     fresh,
     pointwise,
 )
-from models.importers.torch_export.extents import Axis, leaves, paired
-from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
+from millrace.models.importers.torch_export.extents import Axis, leaves, paired
+from millrace.models.importers.torch_export.reading import (
+    Arguments,
+    Handler,
+    Reader,
+    UnsupportedError,
+)
 
 
 def _norm(reader: Reader, kind: str, a: Arguments, epsilon: float) -> Array:

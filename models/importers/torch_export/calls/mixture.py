@@ -11,8 +11,8 @@ The calls are those of transformers' `batched_mm` experts (version 5).
 
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, narrowed, product
-from models.importers.torch_export.draft import (
+from millrace.models.importers.torch_export.algebra import combined, narrowed, product
+from millrace.models.importers.torch_export.draft import (
     Array,
     Operand,
     Slot,
@@ -20,10 +20,15 @@ from models.importers.torch_export.draft import (
     Token,
     fresh,
 )
-from models.importers.torch_export.extents import Axis, leaves
-from models.importers.torch_export.patterns import Found, bare, is_call
-from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
-from models.labels import BATCH, EXPERT
+from millrace.models.importers.torch_export.extents import Axis, leaves
+from millrace.models.importers.torch_export.patterns import Found, bare, is_call
+from millrace.models.importers.torch_export.reading import (
+    Arguments,
+    Handler,
+    Reader,
+    UnsupportedError,
+)
+from millrace.models.labels import BATCH, EXPERT
 
 
 def mixture(node: Any) -> Found | None:

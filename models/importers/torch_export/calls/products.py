@@ -2,16 +2,21 @@
 
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, narrowed, product, scaled
-from models.importers.torch_export.calls.elementwise import added, floating
-from models.importers.torch_export.draft import Array, Operand, Slot, Tensor, Token
-from models.importers.torch_export.extents import (
+from millrace.models.importers.torch_export.algebra import combined, narrowed, product, scaled
+from millrace.models.importers.torch_export.calls.elementwise import added, floating
+from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Tensor, Token
+from millrace.models.importers.torch_export.extents import (
     Axis,
     leaves,
     size_of,
 )
-from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
-from models.importers.torch_export.views import squeezed, viewed
+from millrace.models.importers.torch_export.reading import (
+    Arguments,
+    Handler,
+    Reader,
+    UnsupportedError,
+)
+from millrace.models.importers.torch_export.views import squeezed, viewed
 
 _LETTERS = "abcdefghijklmnopqrstuvw"
 

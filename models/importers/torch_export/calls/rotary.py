@@ -6,14 +6,14 @@ stretched model, say) the products with the tables stay, which are constants.
 
 from typing import Any
 
-from models.importers.torch_export.algebra import combined, narrowed, scaled, spread
-from models.importers.torch_export.calls.elementwise import floating
-from models.importers.torch_export.draft import Array, Operand, Slot, Token
-from models.importers.torch_export.extents import leaves, sequence_axis
-from models.importers.torch_export.patterns import Found, bare, either, is_call
-from models.importers.torch_export.reading import Arguments, Handler, Reader
-from models.importers.torch_export.views import joined, selected, viewed
-from models.labels import SEQUENCE
+from millrace.models.importers.torch_export.algebra import combined, narrowed, scaled, spread
+from millrace.models.importers.torch_export.calls.elementwise import floating
+from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Token
+from millrace.models.importers.torch_export.extents import leaves, sequence_axis
+from millrace.models.importers.torch_export.patterns import Found, bare, either, is_call
+from millrace.models.importers.torch_export.reading import Arguments, Handler, Reader
+from millrace.models.importers.torch_export.views import joined, selected, viewed
+from millrace.models.labels import SEQUENCE
 
 
 def rotary(node: Any) -> Found | None:

@@ -2,10 +2,15 @@
 
 from typing import Any
 
-from models.importers.torch_export import views
-from models.importers.torch_export.algebra import narrowed
-from models.importers.torch_export.draft import Array
-from models.importers.torch_export.reading import Arguments, Handler, Reader, UnsupportedError
+from millrace.models.importers.torch_export import views
+from millrace.models.importers.torch_export.algebra import narrowed
+from millrace.models.importers.torch_export.draft import Array
+from millrace.models.importers.torch_export.reading import (
+    Arguments,
+    Handler,
+    Reader,
+    UnsupportedError,
+)
 
 _END = 2**62  # a slice's end beyond any dim
 

@@ -2,5 +2,6 @@
 
 In come tables and prices; out come what options and pairs cost (`terms`), with the choices that
 can be decided beside their neighbours taken out (`elimination`), and the moves of cost between
-choices and pairs (`pairs`) that an ascent is made of. Read `planner.search.blocks.ascent` first.
+choices and pairs (`pairs`) that an ascent is made of. Read `millrace.planner.search.blocks.ascent`
+first.
 """

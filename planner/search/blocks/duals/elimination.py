@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.duals.pairs import Pair
-from planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.duals.pairs import Pair
+from millrace.planner.search.blocks.states import Ints
 
 Floats = NDArray[np.float64]
 

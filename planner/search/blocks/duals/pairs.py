@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.states import Ints
+from millrace.planner.search.blocks.states import Ints
 
 Floats = NDArray[np.float64]
 

@@ -13,10 +13,18 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.blocks.duals.pairs import Pair
-from planner.search.blocks.space import Use
-from planner.search.blocks.states import Bools, Ints
-from planner.search.blocks.tables import INFLIGHT, MICROBATCH, PERSISTENT, STEP, Choice, Net, Tables
+from millrace.planner.search.blocks.duals.pairs import Pair
+from millrace.planner.search.blocks.space import Use
+from millrace.planner.search.blocks.states import Bools, Ints
+from millrace.planner.search.blocks.tables import (
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+    Choice,
+    Net,
+    Tables,
+)
 
 Floats = NDArray[np.float64]
 

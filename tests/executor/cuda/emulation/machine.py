@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from executor.cuda.binding import leaves
-from executor.cuda.calls import (
+from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.calls import (
     Argument,
     Attention,
     AttentionGrad,
@@ -38,7 +38,7 @@ from executor.cuda.calls import (
     Product,
     Vector,
 )
-from executor.cuda.source_text import source_text
+from millrace.executor.cuda.source_text import source_text
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 
 COMPILER = which("g++")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Strided
+from millrace.executor.cuda.calls import Attention, AttentionGrad, Convolution, LibraryCall, Strided
 
 Array = np.ndarray
 STORED = {

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.cuda.calls import Matrices, Product, read, write
-from executor.errors import ExecutorError
-from executor.gpu.products.binding import (
+from millrace.executor.cuda.calls import Matrices, Product, read, write
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.products.binding import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
     COMPUTE_64F,
@@ -16,9 +16,9 @@ from executor.gpu.products.binding import (
     check,
     open_library,
 )
-from executor.gpu.products.column_major import ColumnMajor, layout_of
-from executor.gpu.products.cublaslt import alignment_bytes, compute_type, describe
-from executor.kernels.context import Array
+from millrace.executor.gpu.products.column_major import ColumnMajor, layout_of
+from millrace.executor.gpu.products.cublaslt import alignment_bytes, compute_type, describe
+from millrace.executor.kernels.context import Array
 
 
 @st.composite

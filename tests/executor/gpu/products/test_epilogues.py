@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Matrices, Operand, Product, Vector, read, write
-from executor.errors import ExecutorError
-from executor.gpu.products import binding, cublaslt
-from executor.gpu.products.binding import Algorithm, HeuristicResult
-from executor.gpu.products.cublaslt import ProductLibrary, key_of
-from executor.gpu.products.epilogues import refusal
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Matrices, Operand, Product, Vector, read, write
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu.products import binding, cublaslt
+from millrace.executor.gpu.products.binding import Algorithm, HeuristicResult
+from millrace.executor.gpu.products.cublaslt import ProductLibrary, key_of
+from millrace.executor.gpu.products.epilogues import refusal
 from tests.executor.cuda.calling import FLOATS, loaded, stored
 from tests.executor.cuda.emulation.machine import Emulator
 from tests.executor.gpu.products.cublaslt_in_memory import Library

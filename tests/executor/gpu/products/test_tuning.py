@@ -8,17 +8,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.cuda.binding import bound
-from executor.cuda.calls import Choice, Clear, Operand, Product
-from executor.errors import ExecutorError
-from executor.gpu import cupy_device
-from executor.gpu.choices import key_of_choice
-from executor.gpu.cupy_device import CupyDevice
-from executor.gpu.products import cublaslt, tuning
-from executor.gpu.products.binding import DESC_EPILOGUE, EPILOGUE_DEFAULT
-from executor.gpu.products.cublaslt import ProductLibrary, key_of
-from executor.gpu.products.picks import Pick, Picks, agreed, load_picks, picks_path, save_picks
-from executor.gpu.products.tuning import Tuner, copy_of, fastest
+from millrace.executor.cuda.binding import bound
+from millrace.executor.cuda.calls import Choice, Clear, Operand, Product
+from millrace.executor.errors import ExecutorError
+from millrace.executor.gpu import cupy_device
+from millrace.executor.gpu.choices import key_of_choice
+from millrace.executor.gpu.cupy_device import CupyDevice
+from millrace.executor.gpu.products import cublaslt, tuning
+from millrace.executor.gpu.products.binding import DESC_EPILOGUE, EPILOGUE_DEFAULT
+from millrace.executor.gpu.products.cublaslt import ProductLibrary, key_of
+from millrace.executor.gpu.products.picks import (
+    Pick,
+    Picks,
+    agreed,
+    load_picks,
+    picks_path,
+    save_picks,
+)
+from millrace.executor.gpu.products.tuning import Tuner, copy_of, fastest
 from tests.executor.gpu.cupy_in_memory import Cupy, install
 from tests.executor.gpu.products.cublaslt_in_memory import ALGORITHMS, Library
 from tests.executor.gpu.products.test_epilogues import EPILOGUES, product_of

@@ -10,10 +10,10 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import NamedTuple
 
-from models.graph import GLOBAL_BLOCK, Graph, Op
-from planner.mesh import Mesh
-from planner.plan import Chunk, Plan
-from planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.planner.mesh import Mesh
+from millrace.planner.plan import Chunk, Plan
+from millrace.planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
 
 
 class Reading(NamedTuple):

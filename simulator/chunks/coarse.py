@@ -4,7 +4,7 @@ Per chunk and step there are one actor per part of the schedule (F, B and W, or 
 gathers parameters before the first microbatch and one that reduces gradients after the last; per
 stage one begins, one joins the gradients' norms, one meets the world and one updates. Tensors that
 cross stages between the same two parts travel together. Slots, orders and the proof are those of
-`planner.compile.orders`, as for the graph of ops.
+`millrace.planner.compile.orders`, as for the graph of ops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,29 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import attrgetter
 
-from models.graph import ITEMSIZE, Phase, Rate
-from models.training import STEP_TOTALS
-from planner.actors.graph import ActorGraph, Meeting, Port, Register
-from planner.actors.null_clock import run_to_completion
-from planner.actors.pacing import ONE, Pace, Pacing, merged, paced
-from planner.actors.validate import validate
-from planner.boxing import crossing
-from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, DraftActor, DraftStage, Section
-from planner.compile.lowering import PARTS
-from planner.compile.orders import first_step, joined, unordered, with_queues, with_slots
-from planner.compile.part_times import PartTimes
-from planner.compile.slots import Timetable
-from planner.compile.wiring import Reading, Wiring
-from planner.costs import collective_duration_ns
-from planner.plan import Plan
-from planner.sbp import local_size
+from millrace.models.graph import ITEMSIZE, Phase, Rate
+from millrace.models.training import STEP_TOTALS
+from millrace.planner.actors.graph import ActorGraph, Meeting, Port, Register
+from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.pacing import ONE, Pace, Pacing, merged, paced
+from millrace.planner.actors.validate import validate
+from millrace.planner.boxing import crossing
+from millrace.planner.compile.draft import (
+    BEGIN,
+    PARTS,
+    SLOT_PARTS,
+    UPDATE,
+    DraftActor,
+    DraftStage,
+    Section,
+)
+from millrace.planner.compile.orders import first_step, joined, unordered, with_queues, with_slots
+from millrace.planner.compile.slots import Timetable
+from millrace.planner.costs import collective_duration_ns
+from millrace.planner.plan import Plan
+from millrace.planner.sbp import local_size
+from millrace.simulator.chunks.part_times import PartTimes
+from millrace.simulator.chunks.wiring import Reading, Wiring
 
 SAMPLED_PAIRS = 16  # of the pairs of devices that join two stages, spread evenly
 

@@ -1,9 +1,9 @@
 """Pieces: one chunk on its own with few of its equal blocks, compiled op by op.
 
-What a chunk costs is measured on pieces (`simulator.parts`) and then counted: blocks of one run
-are alike, so a few of them and one more tell what any number costs. What comes from other chunks
-*arrives* as often as the piece can take it and in no time, so that nothing in the piece ever waits
-for another stage; what leaves is boxed as the receiver wants it.
+What a chunk costs is measured on pieces (`millrace.simulator.chunks.parts`) and then counted:
+blocks of one run are alike, so a few of them and one more tell what any number costs. What comes
+from other chunks *arrives* as often as the piece can take it and in no time, so that nothing in the
+piece ever waits for another stage; what leaves is boxed as the receiver wants it.
 """
 
 from collections import defaultdict
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from models.graph import GLOBAL_BLOCK, Graph, Op, Rate
-from planner.actors.graph import ActorGraph, Meeting, Port
-from planner.actors.pacing import Pacing, pacing_of
-from planner.compile.collectives import hold_back
-from planner.compile.draft import UPDATE, DraftActor, Section
-from planner.compile.fused import fused_stages
-from planner.compile.lowering import PARTS, Lowering, Value
-from planner.compile.orders import (
+from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Rate
+from millrace.planner.actors.graph import ActorGraph, Meeting, Port
+from millrace.planner.actors.pacing import Pacing, pacing_of
+from millrace.planner.compile.collectives import hold_back
+from millrace.planner.compile.draft import PARTS, UPDATE, DraftActor, Section
+from millrace.planner.compile.fused import fused_stages
+from millrace.planner.compile.lowering import Lowering, Value
+from millrace.planner.compile.orders import (
     FirstStep,
     first_step,
     joined,
@@ -27,15 +27,15 @@ from planner.compile.orders import (
     with_queues,
     with_slots,
 )
-from planner.compile.placement import place
-from planner.compile.slots import Timetable
-from planner.compile.wiring import Reading, Wiring
-from planner.costs import durations
-from planner.costs.buckets import State, Totals, state_bytes_of, with_own_buckets
-from planner.mesh import Mesh
-from planner.plan import FUSED, BlockChoice, Chunk, Plan
-from planner.sbp import NdSbp
-from planner.schedules import Slot
+from millrace.planner.compile.placement import place
+from millrace.planner.compile.slots import Timetable
+from millrace.planner.costs import durations
+from millrace.planner.costs.buckets import State, Totals, state_bytes_of, with_own_buckets
+from millrace.planner.mesh import Mesh
+from millrace.planner.plan import FUSED, BlockChoice, Chunk, Plan
+from millrace.planner.sbp import NdSbp
+from millrace.planner.schedules import Slot
+from millrace.simulator.chunks.wiring import Reading, Wiring
 
 MICROBATCHES = 4  # of a piece's step: the second last sees nothing of the step's begin or end
 

@@ -14,12 +14,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
-from planner.compile.part_times import PartPace, PartTimes
-from planner.compile.pieces import Piece
-from simulator.account.inside import inside_parts
-from simulator.figures import covered_ns
-from simulator.following import Following, Times, followed
+from millrace.planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
+from millrace.simulator.account.inside import inside_parts
+from millrace.simulator.chunks.part_times import PartPace, PartTimes
+from millrace.simulator.chunks.pieces import Piece
+from millrace.simulator.figures import covered_ns
+from millrace.simulator.following import Following, Times, followed
 
 
 def part_times(piece: Piece, detailed: bool = False) -> PartTimes:
