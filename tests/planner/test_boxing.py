@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.in_process import KernelWork, execute_lockstep
 from millrace.executor.kernels.context import RunState
 from millrace.executor.rank import RankState
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port
@@ -35,6 +34,7 @@ from millrace.planner.sbp import (
     shard_offsets,
     split,
 )
+from tests.in_process import KernelWork, execute_lockstep
 
 NAMES = ("outer", "middle", "inner")
 
