@@ -19,7 +19,7 @@ from millrace.simulator.errors import SimulationError
 from millrace.simulator.figures import split, step_ends_ns, window_ns
 from millrace.simulator.instances import Instance, Noise, instances_of
 from millrace.simulator.kernel import Kernel
-from millrace.simulator.variation.lateness import Lateness
+from millrace.simulator.lateness import Lateness
 from millrace.simulator.variation.representatives import SAMPLED, representatives
 
 
