@@ -15,8 +15,6 @@ import msgspec
 from millrace.planner.actors.graph import Actor, ActorGraph, Program, Queue
 from millrace.planner.costs.pacing import Pace, Pacing
 
-PART = "chunk"  # the kind of an actor that is a part of a chunk
-
 Row = Sequence[tuple[str, int]]  # the blocks of a part as they follow one another, and their ns
 
 

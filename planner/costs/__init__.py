@@ -8,10 +8,9 @@ else by its `traffic`; and a collective an α-β formula (`collectives`). More w
 back. Shapes are one device's own (local) shapes throughout.
 """
 
-from millrace.planner.costs.actors import actor_duration_ns, durations
+from millrace.planner.costs.actors import durations
 from millrace.planner.costs.collectives import (
     collective_duration_ns,
-    collective_durations_ns,
     collective_pieces,
 )
 from millrace.planner.costs.firings import Firings
@@ -21,9 +20,7 @@ from millrace.planner.costs.ops import ATTENTION, op_duration_ns, op_durations_n
 __all__ = [
     "ATTENTION",
     "Firings",
-    "actor_duration_ns",
     "collective_duration_ns",
-    "collective_durations_ns",
     "collective_pieces",
     "durations",
     "interpolate_ns",

@@ -24,10 +24,10 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
-from millrace.planner.recomputed import recomputed
 from tests.executor.sources import ROOT
 from tests.in_process import KernelWork, execute_lockstep
 from tests.millrace.plans import data_parallel_pipeline
+from tests.recomputed import recomputed
 
 
 @pytest.fixture(autouse=True)

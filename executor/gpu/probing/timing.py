@@ -65,51 +65,6 @@ class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
     missed: tuple[str, ...] = ()  # tables of the cases that the limit left out, one each
 
 
-def profile_gpu(
-    device: Device,
-    *,
-    source: str,
-    multiprocessors: int = 0,
-    seconds: float = 60.0,
-    scales: Scales = GPU_SCALES,
-    precisions: Sequence[str] = tuple(DTYPES),
-    limit_s: float | None = None,
-    clock: Callable[[], float] = monotonic,
-) -> MeasuredDevice:
-    """Measure one GPU, without collectives.
-
-    Parameters
-    ----------
-    device
-        The GPU.
-    source
-        What is measured, with versions: the profile's own `source`.
-    multiprocessors
-        How many the GPU has; 0: not known.
-    seconds
-        About how long kernels may be timed; compiling them the first time comes on top.
-    scales
-        Sizes of the kernels.
-    precisions
-        fp32, tf32, bf16, fp16.
-    limit_s
-        When no further kernel is begun, seconds from the first; None: all are timed. What matters
-        most comes first (`by_weight`), and what was not reached is priced by rates.
-    clock
-        What the limit is read from, in seconds.
-    """
-    found = time_gpu(
-        device,
-        multiprocessors=multiprocessors,
-        seconds=seconds,
-        scales=scales,
-        precisions=precisions,
-        limit_s=limit_s,
-        clock=clock,
-    )
-    return measured_device([found], source)
-
-
 def time_gpu(
     device: Device,
     *,
@@ -123,7 +78,25 @@ def time_gpu(
 ) -> GpuTimings:
     """Time the kernels of every precision, copies, and collectives where there are `meetings`.
 
-    The other parameters are those of `profile_gpu`.
+    Parameters
+    ----------
+    device
+        The GPU.
+    multiprocessors
+        How many the GPU has; 0: not known.
+    seconds
+        About how long kernels may be timed; compiling them the first time comes on top.
+    scales
+        Sizes of the kernels.
+    precisions
+        fp32, tf32, bf16, fp16.
+    meetings
+        What collectives are timed with; None: they are not.
+    limit_s
+        When no further kernel is begun, seconds from the first; None: all are timed. What matters
+        most comes first (`by_weight`), and what was not reached is priced by rates.
+    clock
+        What the limit is read from, in seconds.
 
     Raises
     ------
