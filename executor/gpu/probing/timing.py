@@ -19,7 +19,7 @@ from millrace.executor.cuda.calls import Call, Launch
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import Device
 from millrace.executor.gpu.nccl import Communicator, Group
-from millrace.executor.gpu.probing.arena import CaseArena, arena_bytes, made
+from millrace.executor.gpu.probing.arena import CaseArena, Made, arena_bytes, made
 from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
 from millrace.executor.gpu.probing.transfers import (
     MESSAGE_BYTES,
@@ -80,39 +80,27 @@ def time_gpu(
 
     Parameters
     ----------
-    device
-        The GPU.
-    multiprocessors
-        How many the GPU has; 0: not known.
+    device, multiprocessors
+        The GPU, and how many it has; 0: not known.
     seconds
         About how long kernels may be timed; compiling them the first time comes on top.
-    scales
-        Sizes of the kernels.
-    precisions
-        fp32, tf32, bf16, fp16.
+    scales, precisions
+        Sizes of the kernels, and in which of fp32, tf32, bf16 and fp16.
     meetings
         What collectives are timed with; None: they are not.
-    limit_s
-        When no further kernel is begun, seconds from the first; None: all are timed. What matters
-        most comes first (`by_weight`), and what was not reached is priced by rates.
-    clock
-        What the limit is read from, in seconds.
+    limit_s, clock
+        When no further kernel is begun, in seconds of the clock from the first; None: all are
+        timed. What matters most comes first (`by_weight`), what was not reached is priced by rates.
 
     Raises
     ------
     ExecutorError
         A kernel does not compile or fails, or the GPU has not enough free memory for any.
     """
-    several = [[made(case) for case in cases(scales, precision)] for precision in precisions]
-    everything = [one for each in several for one in each]
+    everything = [made(case) for precision in precisions for case in cases(scales, precision)]
     device.load(_functions(call for one in everything for call in one.calls.of(0)))
     room = round(device.free_bytes() * FREE_SHARE)
-    fitting = [one for one in everything if one.shared_bytes + one.copy_bytes <= room]
-    if not fitting:
-        raise ExecutorError(
-            f"{device.name} has {device.free_bytes() / 2**30:.2f} GiB free, which no kernel fits "
-            f"that is to be timed: end what else runs on it"
-        )
+    fitting = _fitting(everything, room, device)
     least = ARENA_BYTES_MIN if meetings is None else 2 * MESSAGE_BYTES[-1]
     arena = CaseArena(device, min(room, max(least, arena_bytes(fitting))))
     watch = Stopwatch(device, arena.base)
@@ -144,6 +132,17 @@ def time_gpu(
         collectives=collectives,
         missed=tuple(one.case.table for one in waiting),
     )
+
+
+def _fitting(everything: Sequence[Made], room: int, device: Device) -> list[Made]:
+    """Those of the cases for which there is room; raises an ExecutorError where it is for none."""
+    found = [one for one in everything if one.shared_bytes + one.copy_bytes <= room]
+    if not found:
+        raise ExecutorError(
+            f"{device.name} has {device.free_bytes() / 2**30:.2f} GiB free, which no kernel fits "
+            f"that is to be timed: end what else runs on it"
+        )
+    return found
 
 
 def by_weight(case: Case) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ blocks is the mean over the blocks of a template; only rounding to whole numbers
                 Σ_{k' ≤ k} y[i + 1, k'] ≤ Σ_{k' ≤ k} y[i, k']   in the order of the model
                 Σ_i y[i, k] ≥ 1                          no chunk is empty
                 Σ_o x[i, k, q, c, o] = y[i, k, q]
-                Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `block_program`; between
+                Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `blocks/program.py`; between
                 Σ_a w[u, a, b] = Σ_{o wants b} x         blocks it leaves from h instead of x
                 Σ_{o makes a} x[i, ...] = h[tensor, a]   one way to hand over
                 T ≥ its terms in `stages.shape`,  U ≥ step[s]
