@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_models import DEVICE, benchmark_model, launches_of, planned
+from benchmarks.kernel_resources import occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.calls import Launch
 from millrace.executor.cuda.compiling import Cubin, offline_cubin
-from millrace.executor.cuda.resources import occupancy, resources_of, shared_bytes
 from millrace.executor.errors import ExecutorError
 from millrace.models.errors import ModelError
 from millrace.planner.errors import InfeasibleError

@@ -16,6 +16,8 @@ from millrace.planner.actors.trace import Span, Trace
 Totals = tuple[float, float, float]
 StepDone = Callable[[int], None]
 
+_NOTHING = np.zeros(0, np.int64)
+
 
 class Recorder:
     """Times of one rank's firings, in arrays that are made before the run.
@@ -66,9 +68,6 @@ class Recorder:
             starts_ns=starts - origin_ns,
             ends_ns=ends - origin_ns,
         )
-
-
-_NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,25 +8,21 @@ back through `done`. One lock serialises the protocol; no lock is held while wor
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol as Interface
 
 from millrace.executor.recording import Recorder
-from millrace.executor.transport.communicator import Communicator
+from millrace.executor.transport.communicator import Communicator, Failed
 from millrace.planner.actors.graph import Program
 from millrace.planner.actors.protocol import Fire, Protocol
 
 
 class Work(Interface):
-    """What firings do. `millrace.executor.in_process.KernelWork` computes."""
+    """What the firings of a rank do. `millrace.executor.rank.RankState` computes."""
 
-    def run(self, rank: int, fire: Fire) -> None:
+    def run(self, fire: Fire) -> None:
         """Carry out one firing of a local actor; calls of different actors may overlap."""
         ...
-
-
-Failed = Callable[[int, Fire | None, BaseException], None]
 
 
 class RankDriver:
@@ -110,7 +106,7 @@ class RankDriver:
 
     def _serve(self, lane: int) -> None:
         """Body of a lane's thread."""
-        run, rank, lock = self._work.run, self.rank, self._lock
+        run, lock = self._work.run, self._lock
         fire: Fire | None = None
         start_ns = end_ns = 0
         try:
@@ -122,11 +118,11 @@ class RankDriver:
                 if fire is None:
                     return
                 start_ns = perf_counter_ns()
-                run(rank, fire)
+                run(fire)
                 end_ns = perf_counter_ns()
         except BaseException as error:
             self.stop()
-            self._failed(rank, fire, error)
+            self._failed(self.rank, fire, error)
 
     def _next(self, lane: int) -> Fire | None:
         """Wait for the lane's next command; None when there is no more; holds the lock."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import sleep
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.in_process import KernelWork
 from millrace.executor.job import Job, read_job
 from millrace.executor.processes import open_line, report_failure
 from millrace.executor.rank import RankMemory, RankState
@@ -133,7 +132,7 @@ def _run(job: Job, folder: Path, world: World) -> None:
 
         recording = run_rank(
             state,
-            KernelWork([state]),
+            state,
             world,
             folder,
             shared=shared,

@@ -186,7 +186,7 @@ def search(
         A pin, the model or a size cannot be understood.
     """
     from millrace.planner.search import Pins, Pure, SearchRequest
-    from millrace.planner.search.report.fleets import search_for
+    from millrace.planner.search.fleets import search_for
 
     plan = search_for(
         SearchRequest(

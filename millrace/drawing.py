@@ -21,7 +21,7 @@ BESIDE = ("context", "slack", "workspace")
 
 
 Fused = Mapping[str, Sequence[Sequence[str]]]
-"""Ops that are one actor, by template of block (`planner/compile/fused/listing.py`)."""
+"""Ops that are one actor, by template of block (`planner/compile/listing.py`)."""
 
 
 def draw_plan(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -14,8 +14,6 @@ from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
 from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan, read_plan
-
-Document = TypeVar("Document")
 
 
 class FileError(ValueError):

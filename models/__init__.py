@@ -4,7 +4,7 @@ In comes a name of the zoo (`gpt2-small`), or ops put together with a GraphBuild
 Graph: ops with index labels, tensors with a shape and a rate. `training_graph` adds the gradients
 and the optimizer, so that planning sees one graph of a whole step.
 
-Read first: `graph.py` (the document), then `labels.py` (index labels) and `ops.py` (the table of
-op kinds). `builder.py` puts graphs together, `gradients.py` and `training.py` differentiate them,
-`zoo/` holds the models.
+Read first: `graph.py` (the document), then `labels.py` (index labels) and `ops/` (the table of op
+kinds). `builder.py` puts graphs together, `gradients/` and `training.py` differentiate them, `zoo/`
+holds the models.
 """

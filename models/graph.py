@@ -16,6 +16,7 @@ import msgspec
 from millrace.models.errors import ModelError
 
 SCHEMA_VERSION = 1
+GLOBAL_BLOCK = "global"
 
 
 class Rate(StrEnum):
@@ -140,9 +141,6 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if unused := sorted(set(known) - seen):
             raise ModelError(f"graph `{self.name}` declares `{unused[0]}`, which no op produces")
         return self
-
-
-GLOBAL_BLOCK = "global"
 
 
 def scaled(tensor: Tensor, before: int, batch: int) -> Tensor:

@@ -4,8 +4,6 @@ import msgspec
 
 from millrace.models.graph import Graph
 
-SCHEMA_VERSION = 1
-
 GRAPH = "graph"  # the family of an imported model, whose specification holds its forward graph
 
 Config = dict[str, int | float | str | bool | tuple[int, ...]]

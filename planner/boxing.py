@@ -12,8 +12,9 @@ On one placement a boxing is a path of steps, each one collective or local move 
 | B → S(i)      | slice          | 0                             |
 | B, S(i) → P   | pad            | 0                             |
 
-Between placements every device of the target receives what it lacks (`transfers`). Bytes are those
-of a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+Between placements a tensor is boxed, sent straight across by each device to its counterpart, and
+boxed on from there (`crossing`). Bytes are those of a ring (Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms", 2009).
 
 An axis may only take up or drop S(i) while no inner axis splits dim i: the pieces of an outer axis
 are then contiguous, and gathering them in group order gives the tensor in order.
@@ -34,7 +35,6 @@ from millrace.planner.sbp import (
     format_nd_sbp,
     local_shape,
     local_size,
-    shard_offsets,
     split,
 )
 
@@ -256,81 +256,6 @@ def _held_bytes(
         except PlanError:
             held[sbp] = None
     return held[sbp]
-
-
-def boxing_bytes(
-    source: NdSbp, target: NdSbp, sizes: tuple[int, ...], shape: tuple[int, ...], itemsize: int
-) -> int:
-    """Bytes that each device receives over the whole path on one placement."""
-    path = boxing_path(source, target, sizes, shape)
-    return sum(step_bytes(step, shape, itemsize, sizes) for step in path)
-
-
-class Transfer(NamedTuple):
-    """A box of the whole tensor that device `source` sends to device `target` of two placements."""
-
-    source: int
-    target: int
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """Number of elements sent."""
-        return prod(e - b for b, e in zip(self.begin, self.end, strict=True))
-
-
-def transfers(
-    shape: tuple[int, ...],
-    source: NdSbp,
-    source_sizes: tuple[int, ...],
-    target: NdSbp,
-    target_sizes: tuple[int, ...],
-) -> tuple[Transfer, ...]:
-    """Return what must be sent so that another placement holds the tensor as `target`.
-
-    Each device of the target gets every element of its shard exactly once. Where the source holds
-    copies, the senders take turns, so that no one copy serves all; equal meshes with equal SBPs
-    send straight across.
-
-    Raises
-    ------
-    PlanError
-        The source or the target is partial: reduce on the source placement first.
-    """
-    if any(one.is_partial for one in (*source, *target)):
-        raise PlanError(
-            f"transfer from {format_nd_sbp(source)} to {format_nd_sbp(target)}: partial values do "
-            f"not cross placements; reduce them on the source first"
-        )
-    copies: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for device, coordinate in enumerate(_coordinates(source_sizes)):
-        copies.setdefault(_box(shape, source, source_sizes, coordinate), []).append(device)
-    found = []
-    for device, coordinate in enumerate(_coordinates(target_sizes)):
-        begin, end = _box(shape, target, target_sizes, coordinate)
-        for (low, high), holders in copies.items():
-            first = tuple(map(max, begin, low))
-            last = tuple(map(min, end, high))
-            if all(a < b for a, b in zip(first, last, strict=True)):
-                sender = device if device in holders else holders[device % len(holders)]
-                found.append(Transfer(sender, device, first, last))
-    return tuple(found)
-
-
-def _coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for size in sizes:
-        found = [(*head, at) for head in found for at in range(size)]
-    return found
-
-
-def _box(
-    shape: tuple[int, ...], sbp: NdSbp, sizes: tuple[int, ...], coordinate: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    begin = shard_offsets(shape, sbp, sizes, coordinate)
-    local = local_shape(shape, sbp, sizes)
-    return begin, tuple(b + n for b, n in zip(begin, local, strict=True))
 
 
 class Crossing(NamedTuple):

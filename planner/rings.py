@@ -26,13 +26,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.models.graph import ITEMSIZE
 from millrace.models.ops import op_kind
 from millrace.planner.sbp import NdSbp, split
-
-Ints = NDArray[np.int64]
 
 RING = "ring"
 ROTATE = "rotate"  # the meeting in which every member gets what the one before it has

@@ -13,9 +13,7 @@ from itertools import chain, pairwise
 import msgspec
 
 from millrace.planner.actors.graph import Actor, ActorGraph, Program, Queue
-from millrace.planner.actors.pacing import Pace, Pacing
-
-PART = "chunk"  # the kind of an actor that is a part of a chunk
+from millrace.planner.costs.pacing import Pace, Pacing
 
 Row = Sequence[tuple[str, int]]  # the blocks of a part as they follow one another, and their ns
 

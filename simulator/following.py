@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millrace.planner.actors.graph import ActorGraph, Leave
-from millrace.planner.actors.pacing import Pacing, launch_offsets
 from millrace.planner.actors.protocol import Protocol
 from millrace.planner.compile.orders import FirstStep
+from millrace.planner.costs.pacing import Pacing, launch_offsets
 from millrace.simulator.instances import Instance
 from millrace.simulator.kernel import Kernel
 

@@ -6,7 +6,7 @@ how often it is counted; a firing ends at the first whole nanosecond at which it
 """
 
 from millrace.planner.actors.graph import Leave, Program
-from millrace.planner.actors.pacing import Pacing, launch_offsets
+from millrace.planner.costs.pacing import Pacing, launch_offsets
 from millrace.simulator.instances import Completion
 
 SCALE = 10_000  # parts of a nanosecond; speeds are multiples of one ten-thousandth

@@ -9,17 +9,17 @@ import numpy as np
 
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.lanes import lane_of
-from millrace.planner.actors.pacing import Pacing, pacing_of
 from millrace.planner.actors.trace import Span, Trace
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
+from millrace.planner.costs.pacing import Pacing, pacing_of
 from millrace.planner.memory import beside
 from millrace.simulator.chunks.part_times import PartTimes
 from millrace.simulator.errors import SimulationError
 from millrace.simulator.figures import split, step_ends_ns, window_ns
 from millrace.simulator.instances import Instance, Noise, instances_of
 from millrace.simulator.kernel import Kernel
-from millrace.simulator.variation.lateness import Lateness
+from millrace.simulator.lateness import Lateness
 from millrace.simulator.variation.representatives import SAMPLED, representatives
 
 

@@ -6,7 +6,6 @@ Ranks go through the same compiler, protocol, kernels and boxing as a run over M
 import numpy as np
 
 from millrace.executor.data import open_dataset
-from millrace.executor.in_process import KernelWork, execute_lockstep
 from millrace.executor.kernels.context import RunState
 from millrace.executor.rank import RankState
 from millrace.executor.reference import ReferenceResult
@@ -15,6 +14,7 @@ from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
+from tests.in_process import KernelWork, execute_lockstep
 
 
 def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:

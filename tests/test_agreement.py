@@ -14,13 +14,13 @@ from zlib import crc32
 
 import pytest
 
-from millrace.executor.in_process import execute_in_process
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
 from millrace.planner.clusters import parse_cluster
 from millrace.simulator.instances import instances_of
 from millrace.simulator.kernel import Kernel
 from tests.actor_graphs import random_actor_graph
+from tests.in_process import execute_in_process
 
 GRAPHS = 240
 STEPS = 2

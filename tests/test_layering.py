@@ -1,12 +1,15 @@
 """The layout's own rules: imports follow the arrows, heavy libraries stay behind their doors."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from os.path import commonpath
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +107,51 @@ def test_imports_follow_the_arrows_and_keep_to_the_doors(path: Path) -> None:
                 assert name in ALLOWED[package], f"{where}: against the arrows"
             if name in DOORS:
                 assert place.startswith(DOORS[name] or ("no file",)), f"{where}: not its door"
+
+
+def home(dotted: str) -> tuple[Path, list[str]]:
+    """The file or folder in which a dotted name of ours lies, and what it is called there."""
+    place, rest = ROOT / "millrace", dotted.split(".")[1:]
+    if rest and rest[0] in ALLOWED:
+        place = ROOT / rest.pop(0)
+    while rest and place.is_dir():
+        inner = [one for one in (place / rest[0], place / f"{rest[0]}.py") if one.exists()]
+        if not inner:
+            break
+        place = inner[0]
+        rest.pop(0)
+    return place, rest
+
+
+def test_neighbours_in_a_folder_import_each_other_one_way() -> None:
+    graphs: dict[Path, nx.DiGraph] = {}
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith(
+                "millrace."
+            ):
+                continue
+            for target in (home(f"{node.module}.{alias.name}")[0] for alias in node.names):
+                above = Path(commonpath((path, target)))
+                ends = [one.relative_to(above).parts[:1] for one in (path, target)]
+                if ("__init__.py",) not in ends and () not in ends:  # a door is no neighbour
+                    graphs.setdefault(above, nx.DiGraph()).add_edge(*(one for (one,) in ends))
+    for above, graph in graphs.items():
+        if not nx.is_directed_acyclic_graph(graph):
+            raise AssertionError(f"in {above.relative_to(ROOT)}: {nx.find_cycle(graph)}")
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_files_and_names_of_ours_that_words_mention_are_there(path: Path) -> None:
+    above = [one for one in path.parents if one.is_relative_to(ROOT)]
+    for name in re.findall(r"`([\w./]+)`", path.read_text()):
+        if name.startswith("millrace."):
+            place, rest = home(name)
+            text = (place / "__init__.py" if place.is_dir() else place).read_text()
+            assert all(re.search(rf"\b{one}\b", text) for one in rest), f"no `{name}`"
+        elif re.fullmatch(r"\w[\w/]*(\.(py|cu|cuh)|/)", name) or name.split("/")[0] in ALLOWED:
+            known = ((one / name, one / f"{name}.py") for one in above)
+            assert any(one.exists() for pair in known for one in pair), f"no `{name}`"
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)

@@ -16,9 +16,9 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan, plan_graph, recompute_modes
-from millrace.planner.recomputed import recomputed
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.parallel_runs import run, whole
+from tests.recomputed import recomputed
 from tests.small_models import small
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 16, 4, 3

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.executor.data import open_dataset
-from millrace.executor.in_process import KernelWork, execute_in_process
 from millrace.executor.reference import run_reference
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
@@ -20,6 +19,7 @@ from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan, plan_graph
 from millrace.planner.search import Pins, SearchRequest, search
+from tests.in_process import KernelWork, execute_in_process
 from tests.parallel_runs import assert_gradients_and_parameters_equal, begun, run
 from tests.small_models import small
 

@@ -18,9 +18,9 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.signatures import op_signatures
 from millrace.simulator import predict
 from tests.parallel_runs import assert_gradients_and_parameters_equal
+from tests.planner.op_signatures import op_signatures
 from tests.test_same_mathematics import GLOBAL_BATCH, MICROBATCHES, TRAINING, model, reference
 
 STAGES = 2

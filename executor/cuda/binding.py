@@ -75,47 +75,11 @@ def _bound_argument(argument: Argument, place: Place) -> Argument:
     return place(argument) if isinstance(argument, Operand) else argument
 
 
-def operands_of(call: Call) -> Iterator[Operand]:
-    """Yield the operands of a call; of a choice those of every option."""
-    match call:
-        case Launch():
-            for argument in call.args:
-                if isinstance(argument, Pointers):
-                    yield from argument.operands
-                elif isinstance(argument, Operand):
-                    yield argument
-        case Product():
-            yield from (part.operand for part in call.parts.values())
-        case Clear():
-            yield call.target
-        case Copy():
-            yield from (call.source, call.target)
-        case Collective():
-            yield from (call.send, call.recv)
-        case Bucket():
-            for collective in call.collectives:
-                yield from (collective.send, collective.recv)
-        case Attention() | AttentionGrad() | Convolution():
-            yield from (tensor.operand for tensor in call.tensors)
-        case Choice():
-            for one in leaves(call):
-                yield from operands_of(one)
-
-
 def leaves(*calls: Call) -> Iterator[Call]:
     """Yield every call that may be carried out: for a choice those of all its options."""
     for call in calls:
         if isinstance(call, Choice):
             for option in call.options:
                 yield from leaves(*option)
-        else:
-            yield call
-
-
-def last_options(*calls: Call) -> Iterator[Call]:
-    """Yield what a device carries out that has no library: for a choice its last option."""
-    for call in calls:
-        if isinstance(call, Choice):
-            yield from last_options(*call.options[-1])
         else:
             yield call

@@ -21,6 +21,7 @@ BLOCK_THREADS = 256  # of kernels that go element by element
 PACK_BYTES = 16  # the widest load and store of a thread (CUDA programming guide, vector types)
 PACKS_TOGETHER = 2  # that a thread has on their way at once, `TOGETHER` of sources/packs.cuh
 BLOCKS_MAX = 4096  # of such kernels, whose threads stride over what is left
+EPILOGUE_PARTS = ("c", "bias", "aux")
 
 
 class Operand(NamedTuple):
@@ -211,9 +212,6 @@ class Product(NamedTuple):
     def plain(self) -> "Product":
         """The product without an epilogue, but for `accumulate`."""
         return Product(*self[:9])
-
-
-EPILOGUE_PARTS = ("c", "bias", "aux")
 
 
 class Clear(NamedTuple):

@@ -29,8 +29,8 @@ HISTORY_FIELDS = ("loss", "tokens", "squares", "loss_scale", "updated")
 """
 
 # Scaling follows Micikevicius et al., "Mixed precision training" (ICLR 2018), section 3.2; the
-# values are what torch.amp.GradScaler documents as its defaults (growth_factor,
-# growth_interval, and in `optimizer.cu` backoff_factor; stable documentation, read 2026-11).
+# values are what torch.amp.GradScaler documents as its defaults (growth_factor, growth_interval,
+# and in `sources/optimizer.cu` backoff_factor; stable documentation, read 2026-11).
 SCALE_GROWTH = 2.0
 GROWTH_INTERVAL = 2000
 

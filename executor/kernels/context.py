@@ -54,11 +54,6 @@ class Shard:
         """Bytes of one element."""
         return ITEMSIZE[self.dtype]  # bfloat16 is none of NumPy's own
 
-    @property
-    def is_whole(self) -> bool:
-        """True when the shard is the whole tensor."""
-        return self.shape == self.global_shape
-
 
 def whole(shape: tuple[int, ...], dtype: str) -> Shard:
     """Return the shard that is the whole tensor."""

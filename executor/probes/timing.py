@@ -20,7 +20,7 @@ from time import perf_counter_ns
 import msgspec
 import numpy as np
 
-from millrace.executor.in_process import InProcessCommunicator
+from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import make_kernel
 from millrace.executor.kernels.context import Array
 from millrace.executor.probes.cases import Case, cases
@@ -29,6 +29,7 @@ from millrace.executor.processes import open_line
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
 from millrace.executor.threaded import RankDriver
+from millrace.executor.transport.communicator import Done, Failed
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.transport.shared import share_memory
 from millrace.executor.worker import give_up, run_rank, watch_parent
@@ -166,7 +167,7 @@ def time_launch() -> int:
         0,
         IDLE_STEPS,
         work=_Nothing(),
-        communicator=InProcessCommunicator(graph, lambda arrivals: None),
+        communicator=_Nobody(),
         recorder=recorder,
         failed=failed,
     )
@@ -179,7 +180,21 @@ def time_launch() -> int:
 class _Nothing:
     """Work that does nothing."""
 
-    def run(self, rank: int, fire: Fire) -> None:
+    def run(self, fire: Fire) -> None:
+        """Do nothing."""
+
+
+class _Nobody:
+    """The communicator of a rank that meets nobody."""
+
+    def start(self, failed: Failed) -> None:
+        """Do nothing."""
+
+    def post(self, rank: int, fire: Fire, done: Done) -> None:
+        """Refuse: there is nobody to meet."""
+        raise ExecutorError("met without a communicator", rank=rank)
+
+    def close(self) -> None:
         """Do nothing."""
 
 

@@ -6,7 +6,7 @@ group. Each part of a bucket is such an exchange by itself, so that what it give
 it would give alone; a transport moves them together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,24 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """End the communicator's threads; calls still under way are dropped."""
+        ...
+
+
+class RankArrays(Protocol):
+    """What a transport asks of the rank that it serves (`millrace.executor.rank.RankMemory`)."""
+
+    @property
+    def rank(self) -> int:
+        """Its number in the actor graph."""
+        ...
+
+    @property
+    def exchanges(self) -> Mapping[int, tuple["Exchange", ...]]:
+        """The exchange of every part of every meeting actor, by actor index."""
+        ...
+
+    def arrays(self, fire: Fire) -> tuple[list[Array], list[Array]]:
+        """Return the arrays that a firing reads and writes."""
         ...
 
 

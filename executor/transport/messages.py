@@ -17,8 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.rank import RankMemory
-from millrace.executor.transport.communicator import Done, Exchange, Failed, meeting_keys
+from millrace.executor.transport.communicator import (
+    Done,
+    Exchange,
+    Failed,
+    RankArrays,
+    meeting_keys,
+)
 from millrace.executor.transport.mpi import World
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
@@ -108,7 +113,7 @@ class MessageCommunicator:
         The ranks of this run; MPI rank r is rank r of the graph.
     """
 
-    def __init__(self, graph: ActorGraph, memory: RankMemory, world: World) -> None:
+    def __init__(self, graph: ActorGraph, memory: RankArrays, world: World) -> None:
         self._memory = memory
         self._groups = _make_groups(graph, world)
         self._transfers = world.communicator.Dup()

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.rank import RankMemory
 from millrace.executor.transport.communicator import (
     Done,
     Exchange,
     Failed,
+    RankArrays,
     meeting_keys,
     receive,
     reduce_into,
@@ -151,7 +151,7 @@ class SharedCommunicator:
     """
 
     def __init__(
-        self, graph: ActorGraph, memory: RankMemory, world: World, shared: SharedMemory
+        self, graph: ActorGraph, memory: RankArrays, world: World, shared: SharedMemory
     ) -> None:
         self._memory, self._shared = memory, shared
         self._base = shared.blocks[memory.rank].ctypes.data

@@ -4,7 +4,7 @@ In come published rows (`millrace.published`), out go shares of peaks, launch ti
 one value per device or framework and never per row. The simulator itself is what is fitted: how its
 prediction of every row answers to every figure is found by simulating, and a least-squares step
 with beliefs follows. Read `parameters.py` (what is fitted), `answers.py` (what predictions answer
-to) and `fitting.py` (the step).
+to) and `fitting.py` (the step); `leaving.py` fits again without each source.
 """
 
 from millrace.calibration.answers import Answers, answers_of

@@ -171,7 +171,7 @@ def show(
     from millrace import drawing
     from millrace.figures import plan_summary
     from millrace.files import load_plan
-    from millrace.planner.compile.fused.listing import fused_ops
+    from millrace.planner.compile.listing import fused_ops
     from millrace.planner.plan import UNFUSED
 
     if commands is not None and other is not None:

@@ -44,9 +44,9 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Predict published configurations and report the error of each."""
+    from millrace.calibration.leaving import left_out
     from millrace.files import check_writable
     from millrace.plot import check_drawable
-    from millrace.published.leaving import left_out
     from millrace.published.reading import read_table
     from millrace.published.summary import document
     from millrace.published.validation import validate as validated

@@ -23,8 +23,8 @@ from millrace.models.graph import Graph
 from millrace.models.ops import OPS, op_kind
 from millrace.planner.actors.graph import Actor, ActorGraph, Program
 from millrace.planner.cluster import Cluster, Link, NodeGroup
-from millrace.planner.compile.fused import lowered
 from millrace.planner.compile.orders import joined, unordered
+from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.layout import frame_of, nodes_of
 from millrace.planner.memory import plan_memory

@@ -137,6 +137,16 @@ class DraftStage:
             self.producer[port.register] = len(self.actors) - 1
         return len(self.actors) - 1
 
+    def block_of(self, register: int) -> str:
+        """The block of the actor that makes what a register holds; empty where none does."""
+        index = self.producer.get(register)
+        return self.actors[index].block if index is not None else ""
+
+    def made_forward(self, register: int) -> bool:
+        """Whether an actor of the forward pass makes what a register holds."""
+        index = self.producer.get(register)
+        return index is not None and self.actors[index].section[0] == "F"
+
     def needed_in(self, register: int, section: Section) -> None:
         """Let the local boxing behind `register` run early enough for `section`."""
         index = self.producer.get(register)

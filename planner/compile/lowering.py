@@ -60,7 +60,14 @@ class Lowering:
     """Builds every stage's draft from the placed ops of one plan."""
 
     def __init__(
-        self, graph: Graph, mesh: Mesh, stages: int, microbatches: int, offload: str = ON_DEVICES
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        stages: int,
+        microbatches: int,
+        offload: str = ON_DEVICES,
+        *,
+        gathers_again: bool = False,
     ) -> None:
         self.tensors = graph.tensors_by_name
         self._in_buckets, self._copies = state_tensors(graph), copies_of_tokens(graph)
@@ -77,7 +84,7 @@ class Lowering:
         self._arrived: dict[tuple[int, str], tuple[NdSbp, Value]] = {}
         self._variables: dict[tuple[int, str], int] = {}
         self._host = HostState(graph, offload)
-        self.gathers_again = False
+        self._gathers_again = gathers_again
 
     def lower(self, placed: PlacedOp) -> None:
         """Add the actors of one op."""
@@ -350,9 +357,10 @@ class Lowering:
         section: Section,
     ) -> Value:
         """Take a value on one stage from one SBP to another."""
-        repeated, kept = value.repeated, self.gathers_again and self._is_forward(stage, value)
+        draft, repeated = self.stages[stage], value.repeated
+        kept = self._gathers_again and draft.made_forward(value.register)
         # Every step, for it may be new, and what it boxes on planned for later.
-        self.stages[stage].needed_in(value.register, section)
+        draft.needed_in(value.register, section)
         for step in boxing_path(source, target, self.sizes, what.shape):
             anew = repeated or (kept and step.kind == "all_gather")
             side = " again" if anew and section[0] in ("R", "B", "W") else ""
@@ -360,7 +368,7 @@ class Lowering:
             if key not in self._boxed:
                 self._boxed[key] = self._step(stage, what, step, value, section, side)
             value = self._boxed[key]
-            self.stages[stage].needed_in(value.register, section)
+            draft.needed_in(value.register, section)
         return value
 
     def _step(
@@ -400,7 +408,7 @@ class Lowering:
                 firings=self.microbatches if rate is Rate.MICROBATCH else 1,
                 inputs=(Port(register=value.register, hold=self._hold(value, rate)),),
                 outputs=(Port(register=register),),
-                block=self._block(stage, value.register),
+                block=draft.block_of(value.register),
                 meeting=meeting,
                 lane="compute" if meeting is None else "+".join(axes),
             )
@@ -417,7 +425,7 @@ class Lowering:
         key = f"{tensor}: stage {home} -> stage {stage}"
         kind = self.stages[home].registers[value.register].memory_kind
         register = self._register(stage, tensor, f"{tensor} from stage {home}", sbp, kind)
-        block = self._block(home, value.register)
+        block = self.stages[home].block_of(value.register)
         self.stages[home].add_actor(
             DraftActor(
                 name=f"{key}: send",
@@ -455,15 +463,6 @@ class Lowering:
             return BEGIN
         section = draft.actors[made].section
         return UPDATE if value.rate is Rate.STEP and section != BEGIN else section
-
-    def _is_forward(self, stage: int, value: Value) -> bool:
-        made = self.stages[stage].producer.get(value.register)
-        return made is not None and self.stages[stage].actors[made].section[0] == "F"
-
-    def _block(self, stage: int, register: int) -> str:
-        draft = self.stages[stage]
-        index = draft.producer.get(register)
-        return draft.actors[index].block if index is not None else ""
 
     def _made(self, stage: int, tensor: str, sbp: NdSbp, value: Value) -> None:
         self._homes.setdefault(tensor, {})[stage] = (sbp, value)

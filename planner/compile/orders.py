@@ -16,11 +16,11 @@ from math import prod
 from msgspec.structs import replace
 
 from millrace.planner.actors.graph import ActorGraph, Leave, Program, Queue
-from millrace.planner.actors.pacing import Pacing, launch_offsets
 from millrace.planner.actors.protocol import Fire, Protocol
 from millrace.planner.actors.rendezvous import Arrival, Rendezvous
 from millrace.planner.compile.draft import SLOT_PARTS, DraftStage
 from millrace.planner.compile.slots import Timetable, lifetimes
+from millrace.planner.costs.pacing import Pacing, launch_offsets
 from millrace.planner.mesh import Axis
 from millrace.planner.schedules import Slot
 

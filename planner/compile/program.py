@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.null_clock import run_to_completion
-from millrace.planner.actors.pacing import Pacing, pacing_of
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile.arena import lay_out
 from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.draft import DraftStage
-from millrace.planner.compile.fused import lowered
 from millrace.planner.compile.orders import (
     FirstStep,
     first_step,
@@ -21,7 +19,9 @@ from millrace.planner.compile.orders import (
 )
 from millrace.planner.compile.placement import check_plan
 from millrace.planner.compile.slots import Timetable
+from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
+from millrace.planner.costs.pacing import Pacing, pacing_of
 from millrace.planner.plan import FUSED, Plan, plan_graph
 
 

@@ -4,14 +4,13 @@ In come shapes and documents (a Device, a Cluster), out come durations: pure fun
 device was measured (`millrace profile`) its tables count, see `measured`. Elsewhere an op (`ops`)
 costs what its kind does: `products` by tiles and waves, `attention` as a flash kernel, anything
 else by its `traffic`; and a collective an α-β formula (`collectives`). More work never costs less.
-`firings` says what of an op counts, `actors` prices what was compiled. Shapes are one device's own
-(local) shapes throughout.
+`firings` says what of an op counts, `actors` prices what was compiled, `pacing` says what holds it
+back. Shapes are one device's own (local) shapes throughout.
 """
 
-from millrace.planner.costs.actors import actor_duration_ns, durations
+from millrace.planner.costs.actors import durations
 from millrace.planner.costs.collectives import (
     collective_duration_ns,
-    collective_durations_ns,
     collective_pieces,
 )
 from millrace.planner.costs.firings import Firings
@@ -21,9 +20,7 @@ from millrace.planner.costs.ops import ATTENTION, op_duration_ns, op_durations_n
 __all__ = [
     "ATTENTION",
     "Firings",
-    "actor_duration_ns",
     "collective_duration_ns",
-    "collective_durations_ns",
     "collective_pieces",
     "durations",
     "interpolate_ns",

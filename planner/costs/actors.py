@@ -175,15 +175,6 @@ class _Costs:
         return tuple(found.values())
 
 
-def actor_duration_ns(actor: Actor, program: Program, graph: ActorGraph, cluster: Cluster) -> int:
-    """Duration of one firing of a compiled actor (its meeting's, once all members have come).
-
-    Where groups of one meeting lie differently on the cluster, or a program's ranks on several
-    kinds of device, the slowest of them counts.
-    """
-    return _Costs(graph, cluster).actor_ns(actor, program)
-
-
 def durations(
     graph: ActorGraph, cluster: Cluster, chosen: Collection[int] | None = None
 ) -> tuple[tuple[int, ...], ...]:

@@ -11,8 +11,6 @@ from functools import lru_cache
 from itertools import combinations, pairwise, product
 from math import ceil, log2, prod
 
-import numpy as np
-
 from millrace.planner.cluster import Cluster, Device, Software
 from millrace.planner.costs.buckets import UNKNOWN, State, bucket_bytes
 from millrace.planner.costs.grids import (
@@ -23,7 +21,7 @@ from millrace.planner.costs.grids import (
     spread_pieces,
 )
 from millrace.planner.costs.layout import Frame, Layout, frame_of, layout_of, nodes_of
-from millrace.planner.costs.measured import Ints, interpolate_ns, interpolated_ns, whole_ns
+from millrace.planner.costs.measured import interpolate_ns
 from millrace.planner.costs.protocols import LIBRARIES, Protocol, rounds, switched, transfers, trees
 from millrace.planner.costs.routing import share_beyond
 from millrace.planner.rings import ROTATE
@@ -461,26 +459,3 @@ def collective_duration_ns(
         device = cluster.device_of(ranks[0] if ranks else 0)
         return interpolate_ns(device.collectives[_table(kind, group_size)], message_bytes)
     return min((fixed + ceil(slope * message_bytes) for fixed, slope in pieces), default=0)
-
-
-def collective_durations_ns(
-    kind: str, message_bytes: Ints, ranks: tuple[int, ...], cluster: Cluster
-) -> Ints:
-    """Durations of collectives of one group, for an array of messages (`collective_duration_ns`).
-
-    Examples
-    --------
-    >>> from millrace.planner.clusters import parse_cluster
-    >>> sizes = np.array([0, 10**9])
-    >>> collective_durations_ns("all_gather", sizes, (0, 1), parse_cluster("a100-sxm-80gb:8x1"))
-    array([   8100, 2096034])
-    """
-    sizes = np.asarray(message_bytes, float)
-    pieces = collective_pieces(kind, ranks, cluster)
-    if pieces is None:
-        table = cluster.device_of(ranks[0]).collectives[_table(kind, len(ranks))]
-        return interpolated_ns(table, sizes)
-    if not pieces:
-        return np.zeros(len(sizes), np.int64)
-    lines = [fixed + whole_ns(slope * sizes) for fixed, slope in pieces]
-    return np.asarray(np.min(lines, axis=0), np.int64)

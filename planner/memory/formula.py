@@ -136,8 +136,14 @@ def _lowered(
     small: Regular, joint_backward: bool, gathers_again: bool, grown: Mapping[str, float]
 ) -> list[DraftStage]:
     plan = small.plan
-    lowering = Lowering(small.graph, plan.mesh, plan.stages, plan.microbatches, plan.offload)
-    lowering.gathers_again = gathers_again
+    lowering = Lowering(
+        small.graph,
+        plan.mesh,
+        plan.stages,
+        plan.microbatches,
+        plan.offload,
+        gathers_again=gathers_again,
+    )
     for placed in place(plan, small.graph):
         lowering.lower(placed)
     drafts = fused_stages(lowering.stages, plan.fusion, joint=joint_backward, across_blocks=False)

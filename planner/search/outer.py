@@ -22,9 +22,9 @@ from millrace.planner.search.evaluation import Evaluator, Found, Limits, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
 from millrace.planner.search.report.record import SIMULATION, Answer, Record, layers
-from millrace.planner.search.report.remedies import check_storage, shapes, unfit, with_remedies
+from millrace.planner.search.report.remedies import check_storage, unfit, with_remedies
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
-from millrace.planner.search.sites import usable_bytes
+from millrace.planner.search.sites import candidates_of, usable_bytes
 from millrace.planner.search.writing import disobeyed, write_plan
 
 Figures = dict[str, Any]
@@ -122,7 +122,7 @@ def _search(
     tell: Progress,
     record: Record,
 ) -> Plan:
-    everything = shapes(request, graph)
+    everything = candidates_of(request, graph)
     check_storage(request, graph)
     record.count("candidates", len(everything))
     evaluator = Evaluator(request, graph, dividing=record.dividing)
@@ -133,7 +133,7 @@ def _search(
     wide: set[Candidate] = set()
 
     def widened(best: list[PipelineShape]) -> list[Candidate]:
-        found = shapes(request, graph, best)
+        found = candidates_of(request, graph, best)
         record.count("candidates", len(set(found) - wide))
         wide.update(found)
         return [one for one in found if one not in barred]

@@ -158,7 +158,7 @@ class RoledAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRules:
-    """Filters for `op_signatures`: what an op may do on each axis of a candidate.
+    """Filters of signatures: what an op may do on each axis of a candidate.
 
     `must` narrows it further to what a pin asks for; an op that this leaves with nothing (a bias
     that does not divide) falls back to `may`.

@@ -6,22 +6,41 @@ of several kinds of device the order of the groups is part of the search: the pl
 them in the order that was chosen. Where stages lie says what they take to send.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, permutations
+from itertools import accumulate, groupby, permutations
 from math import prod
 
 import msgspec
 
+from millrace.models.counting import splits
+from millrace.models.graph import Graph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.layout import frame_of
-from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
 from millrace.planner.search.ranks import Placing, Site, alike
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import Pipeline
 
 ORDERED = 3  # so many groups are put in every order; more of them as listed and in reverse
+
+
+def candidates_of(
+    request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
+) -> tuple[Candidate, ...]:
+    """Return the candidates of a request; with `widened` those of three axes for such pipelines."""
+    can = splits(graph)
+    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
+    pins, cluster, samples = request.pins, request.cluster, request.global_batch
+    blocks = len(graph.blocks)
+    repeated = max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get))
+    asked = pins, cluster, samples, blocks
+    if widened is None:
+        found = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
+    else:
+        found = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
+    return placed(found, cluster)
 
 
 def everywhere(cluster: Cluster, devices: int) -> Site:

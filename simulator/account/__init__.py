@@ -4,8 +4,8 @@ Comes in: a plan and what `predict(…, detailed=True)` found. Goes out: an `Acc
 up to the step's figures: compute by kind of op, communication by collective, stages, and memory
 over time.
 
-Read first `rows.py` (what is said), then `taking.py` (how it is found), `inside.py` (large plans)
-and `memory.py`.
+Read first `rows.py` (what is said), then `taking.py` (how it is found; of large plans by what
+`millrace.simulator.chunks.inside` counted) and `memory.py`.
 """
 
 from millrace.simulator.account.rows import (

@@ -16,7 +16,6 @@ from millrace.models.graph import ITEMSIZE, Phase, Rate
 from millrace.models.training import STEP_TOTALS
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port, Register
 from millrace.planner.actors.null_clock import run_to_completion
-from millrace.planner.actors.pacing import ONE, Pace, Pacing, merged, paced
 from millrace.planner.actors.validate import validate
 from millrace.planner.boxing import crossing
 from millrace.planner.compile.draft import (
@@ -31,6 +30,7 @@ from millrace.planner.compile.draft import (
 from millrace.planner.compile.orders import first_step, joined, unordered, with_queues, with_slots
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.costs import collective_duration_ns
+from millrace.planner.costs.pacing import ONE, Pace, Pacing, merged, paced
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_size
 from millrace.simulator.chunks.part_times import PartTimes

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from millrace.planner.actors.pacing import Pace
+from millrace.planner.costs.pacing import Pace
 
 
 class PartPace(NamedTuple):
-    """How the ops of a part are launched and slowed (`millrace.planner.actors.pacing`).
+    """How the ops of a part are launched and slowed (`millrace.planner.costs.pacing`).
 
     `lag_ns`: how much later than the first launch the part has to begin for no later one to hold it
     back; `alone_ns`: how long it computes while no meeting of its own moves data.

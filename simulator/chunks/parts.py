@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 
 from millrace.planner.compile.draft import BEGIN, SLOT_PARTS, UPDATE, Section
-from millrace.simulator.account.inside import inside_parts
+from millrace.simulator.chunks.inside import inside_parts
 from millrace.simulator.chunks.part_times import PartPace, PartTimes
 from millrace.simulator.chunks.pieces import Piece
 from millrace.simulator.figures import covered_ns

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Rate
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port
-from millrace.planner.actors.pacing import Pacing, pacing_of
 from millrace.planner.compile.collectives import hold_back
 from millrace.planner.compile.draft import PARTS, UPDATE, DraftActor, Section
 from millrace.planner.compile.fused import fused_stages
@@ -31,6 +30,7 @@ from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.costs import durations
 from millrace.planner.costs.buckets import State, Totals, state_bytes_of, with_own_buckets
+from millrace.planner.costs.pacing import Pacing, pacing_of
 from millrace.planner.mesh import Mesh
 from millrace.planner.plan import FUSED, BlockChoice, Chunk, Plan
 from millrace.planner.sbp import NdSbp

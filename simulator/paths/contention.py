@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.actors.pacing import Pacing
+from millrace.planner.costs.pacing import Pacing
 from millrace.simulator.pacer import SCALE, kept
 from millrace.simulator.paths.firings import Firings, Nodes
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.planner.actors.graph import Program
-from millrace.planner.actors.pacing import Pacing, launch_offsets
 from millrace.planner.compile.draft import BEGIN
 from millrace.planner.compile.slots import Timetable
+from millrace.planner.costs.pacing import Pacing, launch_offsets
 from millrace.simulator.chunks.coarse import CoarseGraph
 
 Nodes = NDArray[np.int64]

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.planner.actors.graph import Program
-from millrace.planner.actors.pacing import Pacing
 from millrace.planner.compile.program import Ordered
 from millrace.planner.compile.slots import Timetable
+from millrace.planner.costs.pacing import Pacing
 from millrace.simulator.chunks.coarse import CoarseGraph
 from millrace.simulator.figures import Split, covered_ns, split, step_ends_ns
 from millrace.simulator.following import Following, Times, followed

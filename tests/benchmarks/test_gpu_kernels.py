@@ -9,7 +9,7 @@ from rich.console import Console
 from benchmarks import gpu_kernels
 from benchmarks.gpu_kernels import KernelRow, kernel_rows, launched, print_table
 from benchmarks.gpu_models import benchmark_model, launches_of, planned
-from millrace.executor.cuda.resources import REGISTERS_OF_THREAD_MAX
+from benchmarks.kernel_resources import REGISTERS_OF_THREAD_MAX
 from millrace.executor.errors import ExecutorError
 from tests.extras import optional
 

@@ -5,7 +5,6 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.executor.data import open_dataset
-from millrace.executor.in_process import KernelWork, execute_lockstep
 from millrace.executor.kernels import RunState
 from millrace.executor.rank import RankState
 from millrace.executor.values.initial import initial_value
@@ -15,6 +14,7 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import FUSED, UNFUSED
 from millrace.planner.search import Pins, SearchRequest, search
+from tests.in_process import KernelWork, execute_lockstep
 from tests.small_models import small
 
 STEPS = 3

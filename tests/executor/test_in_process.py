@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.in_process import KernelWork, execute_in_process, execute_lockstep
 from millrace.executor.kernels import RunState
 from millrace.executor.rank import RankState
 from millrace.executor.recording import trace_of
@@ -17,6 +16,7 @@ from millrace.planner.mesh import Axis
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 from tests.executor.actor_graphs import boxed, handed_on, split_matmul
 from tests.executor.sources import WaveData, whole
+from tests.in_process import KernelWork, execute_in_process, execute_lockstep
 
 Array = np.ndarray
 

@@ -15,7 +15,6 @@ import pytest
 
 from millrace.executor.data import open_dataset
 from millrace.executor.errors import CheckpointError, DataError, ExecutorError
-from millrace.executor.in_process import KernelWork, execute_lockstep
 from millrace.executor.kernels import RunState
 from millrace.executor.launch import execute
 from millrace.executor.processes import TOKEN, check_capacity, run_ranks
@@ -25,9 +24,10 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
-from millrace.planner.recomputed import recomputed
 from tests.executor.sources import ROOT
+from tests.in_process import KernelWork, execute_lockstep
 from tests.millrace.plans import data_parallel_pipeline
+from tests.recomputed import recomputed
 
 
 @pytest.fixture(autouse=True)
@@ -209,8 +209,8 @@ from millrace.executor.worker import run_rank
 from tests.executor.actor_graphs import split_matmul
 
 class Fails:
-    def run(self, rank, fire):
-        if rank == 1 and fire.firing == 7:
+    def run(self, fire):
+        if world.rank == 1 and fire.firing == 7:
             raise FloatingPointError("overflow")
 
 graph = split_matmul(3, size=6)

@@ -20,7 +20,6 @@ import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 import msgspec
-from millrace.executor.in_process import KernelWork
 from millrace.executor.kernels import RunState
 from millrace.executor.transport.mpi import join_world
 from millrace.executor.rank import RankState
@@ -42,8 +41,7 @@ try:
             run = RunState(seed=0, dataset=WaveData(), global_batch=8, microbatches=2, batch=4)
             block = shared.blocks[rank] if shared else None
             state = RankState(graph, rank, run, block)
-            work = KernelWork([state])
-            run_rank(state, work, world, folder, shared=shared, steps=3, spans=False)
+            run_rank(state, state, world, folder, shared=shared, steps=3, spans=False)
             names = [register.name for register in state.program.registers]
             for name in names:
                 if name.startswith("y"):

@@ -6,8 +6,8 @@ import msgspec
 from rich.console import Console
 
 from millrace.drawing import changes, draw_changes, draw_plan, headline, stage_blocks
-from millrace.planner.recomputed import recomputed
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
+from tests.recomputed import recomputed
 
 
 def drawn(draw, *arguments):

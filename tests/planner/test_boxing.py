@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.in_process import KernelWork, execute_lockstep
 from millrace.executor.kernels.context import RunState
 from millrace.executor.rank import RankState
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port
@@ -18,7 +17,6 @@ from millrace.planner.boxing import (
     crossing,
     message_bytes,
     step_bytes,
-    transfers,
 )
 from millrace.planner.compile.draft import BEGIN, DraftActor, DraftStage
 from millrace.planner.compile.orders import unordered
@@ -35,6 +33,7 @@ from millrace.planner.sbp import (
     shard_offsets,
     split,
 )
+from tests.in_process import KernelWork, execute_lockstep
 
 NAMES = ("outer", "middle", "inner")
 
@@ -206,40 +205,6 @@ def elements(shape, sbp, sizes, at):
     return frozenset(grid[region].ravel().tolist())
 
 
-@given(cases(), st.lists(st.sampled_from((1, 2, 3)), min_size=1, max_size=2).map(tuple))
-@settings(max_examples=150, deadline=None)
-def test_transfers_between_placements_give_every_device_its_shard_once(case, target_sizes):
-    sizes, shape, source, _, seed = case
-    rng = np.random.default_rng(seed)
-    target = tuple(
-        [BROADCAST, *(split(d) for d in range(len(shape)))][rng.integers(len(shape) + 1)]
-        for _ in target_sizes
-    )
-    try:
-        moves = transfers(shape, source, sizes, target, target_sizes)
-    except PlanError:
-        return
-    whole = rng.standard_normal(shape)
-    held = shards_of(whole, source, sizes, rng)
-    received = [np.full(local_shape(shape, target, target_sizes), np.nan)
-                for _ in coordinates(target_sizes)]  # fmt: skip
-    for move in moves:
-        here = shard_offsets(shape, source, sizes, coordinates(sizes)[move.source])
-        there = shard_offsets(shape, target, target_sizes, coordinates(target_sizes)[move.target])
-        take = tuple(
-            slice(b - o, e - o) for b, e, o in zip(move.begin, move.end, here, strict=True)
-        )
-        put = tuple(
-            slice(b - o, e - o) for b, e, o in zip(move.begin, move.end, there, strict=True)
-        )
-        assert np.isnan(received[move.target][put]).all()
-        received[move.target][put] = held[move.source][take]
-    for found, expected in zip(received, shards_of(whole, target, target_sizes, rng), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    total = sum(move.elements for move in moves)
-    assert total == prod(target_sizes) * prod(local_shape(shape, target, target_sizes))
-
-
 @pytest.mark.parametrize(
     ("source", "target", "kinds"),
     [
@@ -275,5 +240,3 @@ def test_a_partial_value_is_reduced_before_it_crosses_stages():
     assert [step.kind for step in way.before] == ["reduce_scatter"]
     assert format_nd_sbp(way.carried) == "S(0)"
     assert way.after == ()
-    with pytest.raises(PlanError, match="partial values do not cross"):
-        transfers((8,), (PARTIAL_SUM,), (2,), (BROADCAST,), (2,))

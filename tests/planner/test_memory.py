@@ -11,9 +11,9 @@ from millrace.planner.compile.program import ordered_plan
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.memory.regular import regular
 from millrace.planner.plan import Chunk, Plan, plan_graph
-from millrace.planner.recomputed import recomputed
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
+from tests.recomputed import recomputed
 from tests.small_models import small
 
 GPT = ModelSpec(

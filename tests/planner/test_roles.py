@@ -9,9 +9,9 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
-from millrace.planner.recomputed import recomputed
 from millrace.planner.roles import axis_roles, roles
 from millrace.planner.search import Pins, SearchRequest, search
+from tests.recomputed import recomputed
 from tests.small_models import small
 
 GPT = ModelSpec(

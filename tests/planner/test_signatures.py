@@ -15,10 +15,10 @@ from millrace.planner.signatures import (
     EXPANSIONS,
     EXTRA,
     axis_signatures,
-    op_signatures,
     split_labels,
     sub_signatures,
 )
+from tests.planner.op_signatures import op_signatures
 
 VOCABULARY = "vocabulary_parallel"
 

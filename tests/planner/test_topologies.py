@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from millrace.planner.cluster import Cluster, Device, Islands, Leaves, Link, Nod
 from millrace.planner.clusters import device, parse_cluster, validate
 from millrace.planner.costs import (
     collective_duration_ns,
-    collective_durations_ns,
     collective_pieces,
 )
 from millrace.planner.costs.layout import frame_of, layout_of
@@ -246,26 +244,6 @@ def test_the_slower_kind_sets_the_pace_of_a_group_over_both() -> None:
     assert cost("all_gather", GIB, new, MIXED) < cost("all_gather", GIB, old, MIXED)
     assert cost("all_gather", GIB, both, MIXED) == cost("all_gather", GIB, old, MIXED)
     assert cost("all_gather", GIB, (0, 1), MIXED) < cost("all_gather", GIB, (32, 33), MIXED)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    sizes=st.lists(st.integers(0, GIB), min_size=1, max_size=6),
-    kind=st.sampled_from((*KINDS, "send")),
-    on=st.sampled_from(CLUSTERS),
-    group=st.sampled_from(((0,), (0, 1), (0, 8), (1, 2))),
-    points=st.sampled_from(({}, {"send/2": ((10, 20), (1_000, 500), (10**6, 90_000))})),
-)
-def test_many_messages_cost_what_each_costs_alone(
-    sizes: list[int],
-    kind: str,
-    on: Cluster,
-    group: tuple[int, ...],
-    points: dict[str, tuple[tuple[int, int], ...]],
-) -> None:
-    measured = replace(on, device=replace(on.device, collectives=points))
-    found = collective_durations_ns(kind, np.array(sizes), group, measured)
-    assert found.tolist() == [cost(kind, size, group, measured) for size in sizes]
 
 
 @pytest.mark.parametrize("on", CLUSTERS, ids=IDS)

@@ -6,11 +6,11 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import plan_graph
-from millrace.planner.recomputed import recomputed
 from millrace.simulator import predict, simulate
 from millrace.simulator.blocks import by_block, shared
 from millrace.simulator.stages import stage_graph
 from tests.millrace.plans import data_parallel_pipeline
+from tests.recomputed import recomputed
 from tests.simulator.graphs import GPU
 
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.actors.pacing import pacing_of
 from millrace.planner.cluster import Cluster, Software
 from millrace.planner.compile import compile_plan
+from millrace.planner.costs.pacing import pacing_of
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan, plan_graph
 from millrace.simulator import forecast, predict, simulate

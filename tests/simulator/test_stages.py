@@ -13,7 +13,6 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
-from millrace.planner.recomputed import recomputed
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.simulator import SimulationError, forecast, predict, simulate
@@ -23,6 +22,7 @@ from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from millrace.simulator.stages import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plain_links import without_library
+from tests.recomputed import recomputed
 from tests.simulator.graphs import GPU
 
 GPT: Config = {

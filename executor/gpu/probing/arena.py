@@ -5,26 +5,23 @@ a cache; they share tables, scratch, staged samples and the rank's control block
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.executor.cuda.binding import bound
 from millrace.executor.cuda.calls import Call, Calls, Operand
 from millrace.executor.cuda.control import control_bytes
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.gpu.device import ADDRESS, Device
+from millrace.executor.gpu.operand_noise import CACHE_BYTES, NOISE_ELEMENTS, noise
 from millrace.executor.kernels.context import Shard
 from millrace.executor.probes.cases import Case
 from millrace.models.ops import state_of
 from millrace.planner.costs.firings import LOCAL_BOXING
 
 ALIGNMENT_BYTES = 256
-# Copies take more room than any L2: 50 MB on H100, 126 MB on B200 (NVIDIA's data sheets, 2022-25).
-CACHE_BYTES = 256 * 2**20
 COPIES_MAX = 32  # what is so small that these fit into a cache lies there in training too
-NOISE_ELEMENTS = 2**20
 STAGED_BYTES = 4  # of a staged sample: float32 or int32
 
 
@@ -136,7 +133,7 @@ class CaseArena:
         }
 
     def _spread(self, address: int, size_bytes: int, dtype: str) -> None:
-        """Fill with numbers from 0 to 1, of which products of zeros would draw less power."""
+        """Fill with numbers from 0 to 1."""
         if not size_bytes:
             return
         source, most = self._noise_of(dtype)
@@ -168,20 +165,6 @@ def arena_bytes(cases: Sequence[Made]) -> int:
         + one.copy_bytes * max(1, min(COPIES_MAX, CACHE_BYTES // max(one.copy_bytes, 1)))
         for one in cases
     )
-
-
-def noise(dtype: str, elements: int) -> NDArray[Any]:
-    """Return numbers from 0 to 1 as a device stores them; zeros of an integer dtype.
-
-    Examples
-    --------
-    >>> noise("bfloat16", 4).dtype, noise("int32", 4).tolist()
-    (dtype('uint16'), [0, 0, 0, 0])
-    """
-    values = np.random.default_rng(0).random(elements, dtype=np.float32)
-    if dtype == "bfloat16":  # the upper half of a float32, cut
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(dtype)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -19,7 +19,7 @@ from millrace.executor.cuda.calls import Call, Launch
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import Device
 from millrace.executor.gpu.nccl import Communicator, Group
-from millrace.executor.gpu.probing.arena import CaseArena, arena_bytes, made
+from millrace.executor.gpu.probing.arena import CaseArena, Made, arena_bytes, made
 from millrace.executor.gpu.probing.stopwatch import IDLE_FUNCTION, Stopwatch
 from millrace.executor.gpu.probing.transfers import (
     MESSAGE_BYTES,
@@ -65,51 +65,6 @@ class GpuTimings(msgspec.Struct, frozen=True, kw_only=True):
     missed: tuple[str, ...] = ()  # tables of the cases that the limit left out, one each
 
 
-def profile_gpu(
-    device: Device,
-    *,
-    source: str,
-    multiprocessors: int = 0,
-    seconds: float = 60.0,
-    scales: Scales = GPU_SCALES,
-    precisions: Sequence[str] = tuple(DTYPES),
-    limit_s: float | None = None,
-    clock: Callable[[], float] = monotonic,
-) -> MeasuredDevice:
-    """Measure one GPU, without collectives.
-
-    Parameters
-    ----------
-    device
-        The GPU.
-    source
-        What is measured, with versions: the profile's own `source`.
-    multiprocessors
-        How many the GPU has; 0: not known.
-    seconds
-        About how long kernels may be timed; compiling them the first time comes on top.
-    scales
-        Sizes of the kernels.
-    precisions
-        fp32, tf32, bf16, fp16.
-    limit_s
-        When no further kernel is begun, seconds from the first; None: all are timed. What matters
-        most comes first (`by_weight`), and what was not reached is priced by rates.
-    clock
-        What the limit is read from, in seconds.
-    """
-    found = time_gpu(
-        device,
-        multiprocessors=multiprocessors,
-        seconds=seconds,
-        scales=scales,
-        precisions=precisions,
-        limit_s=limit_s,
-        clock=clock,
-    )
-    return measured_device([found], source)
-
-
 def time_gpu(
     device: Device,
     *,
@@ -123,23 +78,29 @@ def time_gpu(
 ) -> GpuTimings:
     """Time the kernels of every precision, copies, and collectives where there are `meetings`.
 
-    The other parameters are those of `profile_gpu`.
+    Parameters
+    ----------
+    device, multiprocessors
+        The GPU, and how many it has; 0: not known.
+    seconds
+        About how long kernels may be timed; compiling them the first time comes on top.
+    scales, precisions
+        Sizes of the kernels, and in which of fp32, tf32, bf16 and fp16.
+    meetings
+        What collectives are timed with; None: they are not.
+    limit_s, clock
+        When no further kernel is begun, in seconds of the clock from the first; None: all are
+        timed. What matters most comes first (`by_weight`), what was not reached is priced by rates.
 
     Raises
     ------
     ExecutorError
         A kernel does not compile or fails, or the GPU has not enough free memory for any.
     """
-    several = [[made(case) for case in cases(scales, precision)] for precision in precisions]
-    everything = [one for each in several for one in each]
+    everything = [made(case) for precision in precisions for case in cases(scales, precision)]
     device.load(_functions(call for one in everything for call in one.calls.of(0)))
     room = round(device.free_bytes() * FREE_SHARE)
-    fitting = [one for one in everything if one.shared_bytes + one.copy_bytes <= room]
-    if not fitting:
-        raise ExecutorError(
-            f"{device.name} has {device.free_bytes() / 2**30:.2f} GiB free, which no kernel fits "
-            f"that is to be timed: end what else runs on it"
-        )
+    fitting = _fitting(everything, room, device)
     least = ARENA_BYTES_MIN if meetings is None else 2 * MESSAGE_BYTES[-1]
     arena = CaseArena(device, min(room, max(least, arena_bytes(fitting))))
     watch = Stopwatch(device, arena.base)
@@ -171,6 +132,17 @@ def time_gpu(
         collectives=collectives,
         missed=tuple(one.case.table for one in waiting),
     )
+
+
+def _fitting(everything: Sequence[Made], room: int, device: Device) -> list[Made]:
+    """Those of the cases for which there is room; raises an ExecutorError where it is for none."""
+    found = [one for one in everything if one.shared_bytes + one.copy_bytes <= room]
+    if not found:
+        raise ExecutorError(
+            f"{device.name} has {device.free_bytes() / 2**30:.2f} GiB free, which no kernel fits "
+            f"that is to be timed: end what else runs on it"
+        )
+    return found
 
 
 def by_weight(case: Case) -> tuple[int, bool]:

@@ -30,7 +30,7 @@ from millrace.executor.cuda.products import spans
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, first_supported, key_of_choice
 from millrace.executor.gpu.device import ADDRESS, address_of
-from millrace.executor.gpu.probing.arena import CACHE_BYTES, NOISE_ELEMENTS, noise
+from millrace.executor.gpu.operand_noise import CACHE_BYTES, NOISE_ELEMENTS, noise
 from millrace.executor.gpu.products.cublaslt import PlannedProduct
 from millrace.executor.gpu.products.picks import Pick, Picks, load_picks, save_picks
 

@@ -14,6 +14,9 @@ from millrace.models.importers.torch_export.sources import Source
 
 Value = int | float | str | bool
 
+# Ops whose outputs are ids where their inputs are.
+_MOVES = ("narrow", "widen", "concat", "merge", "broadcast", "sum")
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Tensor:
@@ -161,10 +164,6 @@ class Draft:
             trained=True,
         )
         return Array(tensor, groups)
-
-
-# Ops whose outputs are ids where their inputs are.
-_MOVES = ("narrow", "widen", "concat", "merge", "broadcast", "sum")
 
 
 def alike(array: Array) -> tuple[Operand, list[Slot]]:

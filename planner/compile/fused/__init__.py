@@ -5,6 +5,6 @@ Comes in: drafts with one actor per op. Goes out: the same with fewer actors and
 updates).
 """
 
-from millrace.planner.compile.fused.stages import fused_stages, lowered
+from millrace.planner.compile.fused.stages import fused_stages
 
-__all__ = ["fused_stages", "lowered"]
+__all__ = ["fused_stages"]

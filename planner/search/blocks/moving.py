@@ -43,6 +43,8 @@ from millrace.planner.search.ranks import unlike_groups
 Floats = NDArray[np.float64]
 Key = tuple[int, ...]
 Pieces = tuple[tuple[int, float], ...]
+STEP = 1e-9  # what a step counts beside its share of the tensor: fewest steps among equal bytes
+TIE = 1e-13
 
 
 class Boxed(NamedTuple):
@@ -458,7 +460,3 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
                 following[state] = np.where(better, then[through.argmin(axis=0)], following[state])
                 bettered[state], changed = turn, True
     return following
-
-
-STEP = 1e-9  # what a step counts beside its share of the tensor: fewest steps among equal bytes
-TIE = 1e-13

@@ -107,14 +107,20 @@ def solve_jointly(
             for tensor, one in folded.graph.tensors_by_name.items()
         }
         offered.append(
-            Mode(name=name, space=programs.space(shape, name), tables=tables, tensors=tensors)
+            Mode(
+                name=name,
+                space=programs.space(shape, name),
+                tables=tables,
+                tensors=tensors,
+                sizes=shape.sizes,
+            )
         )
     rounding_ns = len(templates) * (2.0 * (pipeline.microbatches + 1) + 1)
     if not offered:
         return JointAnswer(solutions=(), bound_ns=float("inf"), rounding_ns=rounding_ns)
     if len(templates) < pipeline.positions or not JointProgram.fits(offered, templates, pipeline):
         return None
-    program = JointProgram(offered, templates, pipeline, shape.sizes, limit_bytes, cutoff_ns)
+    program = JointProgram(offered, templates, pipeline, limit_bytes, cutoff_ns)
     found = program.solve()
     solutions = () if found.taken is None else _whole(offered, found.taken)
     return JointAnswer(

@@ -1,9 +1,6 @@
 """Cells: the rows and columns of one block on one chunk in one mode of recomputation."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import (
@@ -15,27 +12,34 @@ from millrace.planner.search.blocks.tables import (
     STEP,
     Net,
 )
-from millrace.planner.search.joint.parts import Cell
-from millrace.planner.search.joint.sections import Flow, Sections
+from millrace.planner.search.joint.parts import Cell, Parts
+from millrace.planner.search.joint.sections import Flow, SectionRows
+from millrace.planner.search.joint.stage_rows import Floats, StageRows
 from millrace.planner.search.stages import DEFERRING
-
-if TYPE_CHECKING:
-    from millrace.planner.search.joint.program import JointProgram
-
-Floats = NDArray[np.float64]
 
 
 class CellRows:
-    """What one block on one chunk in one mode adds to the program."""
+    """What one block on one chunk in one mode adds to the program.
 
-    def __init__(self, joint: "JointProgram", cell: Cell) -> None:
-        self.joint = joint
+    Parameters
+    ----------
+    stages : StageRows
+    parts : Parts
+        Of the cell's mode.
+    handed : dict
+        Columns `h` by tensor and source.
+    cell : Cell
+    """
+
+    def __init__(
+        self, stages: StageRows, parts: Parts, handed: dict[tuple[str, int], int], cell: Cell
+    ) -> None:
+        self.stages = stages
+        self.program = stages.program
+        self.parts = parts
+        self.mode = parts.mode
+        self.handed = handed
         self.cell = cell
-        self.program = joint.program
-        self.parts = joint.parts[cell.mode]
-        self.mode = joint.modes[cell.mode]
-        self.template = joint.templates[cell.block]
-        self.stage = joint.pipeline.stage_of(cell.position)
         self.flows: dict[tuple[str, int, bytes], Flow] = {}
         self.deferred: list[tuple[Ints, Floats]] = []
         self.spent: list[tuple[Ints, Floats]] = []
@@ -46,34 +50,24 @@ class CellRows:
         for choice, first in self.cell.first.items():
             figures = self.mode.tables.choices[choice].figures[:, :, 0].T.astype(np.float64)
             self._charge(first + np.arange(len(figures)), figures)
-        for net in self.parts.nets[self.template]:
+        for net in self.parts.nets[self.cell.template]:
             self._add_net(net)
         self._add_deferred()
-        if self.joint.limit is not None:
-            Sections(self.joint, self.cell, self.stage, self.flows).add()
+        if self.stages.limit is not None:
+            SectionRows(self.stages, self.mode, self.cell, self.flows).add()
 
     def _charge(self, columns: Ints, figures: Floats) -> None:
         """Let columns cost these figures [columns, F]."""
-        joint, program = self.joint, self.program
-        time = (figures[:, MICROBATCH] + figures[:, DEFERRABLE]) / joint.unit
-        place = joint.pipeline.place_of(self.cell.position)
-        program.enter(joint.time_rows + place, columns, time)
-        program.enter(joint.update_rows + self.stage, columns, figures[:, STEP] / joint.unit)
+        time = self.stages.charge(self.cell.position, columns, figures)
         self.spent.append((columns, time))
-        self.deferred.append((columns, figures[:, DEFERRABLE] / joint.unit))
-        if joint.limit is not None:
-            kept = joint.kept[self.cell.position]
-            size = figures[:, PERSISTENT] + kept * figures[:, INFLIGHT]
-            program.enter(joint.memory_rows + self.stage, columns, size / joint.limit)
+        self.deferred.append((columns, figures[:, DEFERRABLE] / self.stages.unit))
 
     def _add_deferred(self) -> None:
         """What fills the ramp: at most so much of the weight gradients, and of all time."""
-        pipeline = self.joint.pipeline
+        pipeline = self.stages.pipeline
         if pipeline.schedule not in DEFERRING:
             return
-        fills = self.program.add_columns([-pipeline.ramp * self.joint.unit])
-        if np.isfinite(self.joint.cutoff):
-            self.program.enter(self.joint.whole, fills, -pipeline.ramp)
+        fills = self.stages.add_filling()
         share = 2 * (1 - 1 / pipeline.stages)
         for factor, terms in ((share, self.deferred), (1.0, self.spent)):
             row = self.program.add_rows(1, lower=0.0)
@@ -86,12 +80,12 @@ class CellRows:
     def _add_net(self, net: Net) -> None:
         program = self.program
         reachable = net.reachable[:, :, 0]
-        share = net.count / self.parts.counts[self.template]
+        share = net.count / self.parts.counts[self.cell.template]
         figures = np.zeros((*reachable.shape, len(FIGURES)))
         figures[:, :, STEP if net.step else MICROBATCH] = share * net.duration_ns[:, :, 0]
         figures[:, :, PERSISTENT] = share * net.buffer_bytes[:, :, 0]
         self._add_held(net, share)
-        if self.joint.limit is None and not figures.any() and reachable.all():
+        if self.stages.limit is None and not figures.any() and reachable.all():
             return
         source = self.parts.sources(net)
         shared = len(net.uses) > 1
@@ -146,7 +140,7 @@ class CellRows:
             program.enter(row, self.cell.here, -1.0)
             rows = program.add_rows(len(source), upper=0.0) + np.arange(len(source))
             program.enter(rows, columns, 1.0)
-            handed = [self.joint.handed[tensor, state] for state in source.tolist()]
+            handed = [self.handed[tensor, state] for state in source.tolist()]
             program.enter(rows, handed, -1.0)
             self._leaving[tensor] = source, columns
         known, columns = self._leaving[tensor]
@@ -158,10 +152,10 @@ class CellRows:
 
     def _add_held(self, net: Net, share: float) -> None:
         """What backward readers want is kept once per target; with what gradients deferred read."""
-        defers = self.joint.pipeline.schedule in DEFERRING
+        defers = self.stages.pipeline.schedule in DEFERRING
         deferred = defers and self.mode.space.nets[net.number].deferred
         holders = [use for use in net.uses if use.holds or deferred]
-        if not holders or self.joint.limit is None:
+        if not holders or self.stages.limit is None:
             return
         targets = np.arange(len(net.held_bytes))
         figures = np.zeros((len(targets), len(FIGURES)))

@@ -14,12 +14,13 @@ from millrace.planner.search.blocks.tables import DEFERRABLE, MICROBATCH, Net, T
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Mode:
-    """One mode of recomputation: what there is to choose, priced, and its tensors' sizes."""
+    """One mode of recomputation: what there is to choose, priced on a mesh, and its tensors."""
 
     name: str
     space: Space
     tables: Tables  # one row, only options that are legal
     tensors: dict[str, Tensor]
+    sizes: tuple[int, ...]  # of the mesh axes
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -27,6 +28,7 @@ class Cell:
     """One block on one chunk in one mode: its columns."""
 
     block: int
+    template: str
     position: int
     mode: int
     here: int  # y

@@ -12,7 +12,7 @@ blocks is the mean over the blocks of a template; only rounding to whole numbers
                 Σ_{k' ≤ k} y[i + 1, k'] ≤ Σ_{k' ≤ k} y[i, k']   in the order of the model
                 Σ_i y[i, k] ≥ 1                          no chunk is empty
                 Σ_o x[i, k, q, c, o] = y[i, k, q]
-                Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `block_program`; between
+                Σ_b w[u, a, b] = Σ_{o makes a} x         boxing, as in `blocks/program.py`; between
                 Σ_a w[u, a, b] = Σ_{o wants b} x         blocks it leaves from h instead of x
                 Σ_{o makes a} x[i, ...] = h[tensor, a]   one way to hand over
                 T ≥ its terms in `stages.shape`,  U ≥ step[s]
@@ -23,7 +23,7 @@ Variables x, y and h are 0 or 1; all others follow.
 
 Notes
 -----
-The rows of `section` say what `millrace.planner.memory.transient_bytes` computes: a place that
+The rows of `section` say what `millrace.planner.memory.Sections` computes: a place that
 boxing passes through is alive until the last reader that is reached through it.
 """
 
@@ -32,14 +32,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.integer_program import IntegerProgram
 from millrace.planner.search.joint.cells import CellRows
 from millrace.planner.search.joint.parts import Cell, Mode, Parts
-from millrace.planner.search.stages import Pipeline, inflight_counts
+from millrace.planner.search.joint.stage_rows import StageRows
+from millrace.planner.search.stages import Pipeline
 
 OPTIONS_MAX = 1_500  # options of all blocks, chunks and modes together: above, nothing is asked
-TOLERANCE = 1e-6  # of the solver, as a share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +69,6 @@ class JointProgram:
     templates : sequence of str
         Template of every block, in the order of the model.
     pipeline : Pipeline
-    sizes : tuple of int
-        Mesh axes.
     limit_bytes : int, optional
         Memory of one stage; None: memory is left out.
     cutoff_ns : float
@@ -83,22 +80,18 @@ class JointProgram:
         modes: Sequence[Mode],
         templates: Sequence[str],
         pipeline: Pipeline,
-        sizes: tuple[int, ...],
         limit_bytes: int | None = None,
         cutoff_ns: float = np.inf,
     ) -> None:
         self.modes = modes
         self.templates = templates
         self.pipeline = pipeline
-        self.sizes = sizes
-        self.limit = limit_bytes
-        self.cutoff = cutoff_ns
         self.program = IntegerProgram()
         self.parts = [Parts(mode, templates) for mode in modes]
         self.handed: dict[tuple[str, int], int] = {}  # tensor, source → h
         self.cells: list[Cell] = []
-        self.kept = inflight_counts(pipeline)
-        self.unit = max(sum(part.typical_ns for part in self.parts) / len(modes), 1.0)
+        unit_ns = max(sum(part.typical_ns for part in self.parts) / len(modes), 1.0)
+        self.stages = StageRows(self.program, pipeline, unit_ns, limit_bytes, cutoff_ns)
 
     @classmethod
     def fits(cls, modes: Sequence[Mode], templates: Sequence[str], pipeline: Pipeline) -> bool:
@@ -118,11 +111,10 @@ class JointProgram:
 
     def solve(self, max_gap: float = 0.0) -> Joint:
         """Return the best plan and the bound of every plan."""
-        self._add_stages()
         self._add_blocks()
         self._add_handovers()
         for cell in self.cells:
-            CellRows(self, cell).add()
+            CellRows(self.stages, self.parts[cell.mode], self.handed, cell).add()
         answer = self.program.solve(max_gap)
         if answer is None:
             return Joint(taken=None, bound_ns=float("inf"))
@@ -139,62 +131,6 @@ class JointProgram:
                 options[choice] = int(kept[int(np.argmax(values))])
             taken.append(Taken(mode=cell.mode, options=options))
         return Joint(taken=tuple(taken), bound_ns=answer.bound + self.pipeline.sent_ns)
-
-    # -- what all blocks share ---------------------------------------------------------------
-
-    def _add_stages(self) -> None:
-        """Times are counted in `unit`, bytes in shares of the limit."""
-        pipeline, program, unit = self.pipeline, self.program, self.unit
-        stages, rows = pipeline.stages, pipeline.rows
-        paces = pipeline.microbatches - pipeline.ramp
-        self.time = program.add_columns(np.full(stages * rows, pipeline.ramp * unit))
-        pace = program.add_columns([paces * unit])
-        self.update = program.add_columns(np.zeros(stages))
-        longest = program.add_columns([unit])
-        at, place = np.arange(stages), np.arange(stages * rows)
-        if np.isfinite(self.cutoff):
-            self.whole = program.add_rows(1, upper=(self.cutoff - pipeline.sent_ns) / unit)
-            program.enter(self.whole, self.time + place, pipeline.ramp)
-            program.enter(self.whole, [pace, longest], [paces, 1.0])
-        self._add_pace(pace)
-        last = program.add_rows(stages, lower=0.0) + at
-        program.enter(last, longest, 1.0)
-        program.enter(last, self.update + at, -1.0)
-        self.time_rows = program.add_rows(stages * rows, 0.0, 0.0)
-        program.enter(self.time_rows + place, self.time + place, -1.0)
-        self.update_rows = program.add_rows(stages, 0.0, 0.0)
-        program.enter(self.update_rows + at, self.update + at, -1.0)
-        if self.limit is not None:
-            self.section = program.add_columns(np.zeros(stages))
-            self.memory_rows = program.add_rows(stages, upper=1.0)
-            program.enter(self.memory_rows + at, self.section + at, 1.0)
-
-    def _add_pace(self, pace: int) -> None:
-        """The pace is no less than its terms, each a column of its own."""
-        pipeline, program = self.pipeline, self.program
-        stages, share, lag = pipeline.stages, pipeline.row_share, pipeline.lag
-        times = self.time + np.arange(stages * pipeline.rows).reshape(-1, stages)
-        slowest, most = program.add_columns([0.0]), program.add_columns([0.0])
-        whole = program.add_rows(1, lower=0.0)
-        program.enter(whole, [pace, slowest, most], [1.0, share - 1, -lag * pipeline.rows])
-        for column in times.T:
-            self._at_least(slowest, column, 1.0)
-        for row in times if share else ():
-            level = program.add_columns([0.0])
-            program.enter(whole, level, -share)
-            program.enter(whole, row, lag / stages)
-            for one in row:
-                self._at_least(level, one, 1.0)
-            self._at_least(most, row, 1 / stages)
-        if pipeline.in_turn:
-            mean = program.add_rows(1, lower=pipeline.sent_ns / self.unit)
-            program.enter(mean, pace, stages)
-            program.enter(mean, times, -1.0)
-
-    def _at_least(self, column: int, others: Ints, share: float) -> None:
-        row = self.program.add_rows(1, lower=0.0)
-        self.program.enter(row, column, 1.0)
-        self.program.enter(row, others, -share)
 
     def _add_blocks(self) -> None:
         program, blocks = self.program, len(self.templates)
@@ -229,7 +165,14 @@ class JointProgram:
                         program.enter(row, first[choice] + np.arange(size), 1.0)
                         program.enter(row, here, -1.0)
                     self.cells.append(
-                        Cell(block=block, position=position, mode=mode, here=here, first=first)
+                        Cell(
+                            block=block,
+                            template=template,
+                            position=position,
+                            mode=mode,
+                            here=here,
+                            first=first,
+                        )
                     )
 
     def _add_handovers(self) -> None:

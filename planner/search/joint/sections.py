@@ -1,14 +1,13 @@
 """Sections: how much of a microbatch is alive at once within one block, as rows of the program.
 
 A tensor is alive from the op that makes it to its last reader in the section, and so is every place
-that boxing takes it through: `millrace.planner.memory.transient_bytes`, whose rules these are.
+that boxing takes it through: `millrace.planner.memory.Sections`, whose rules these are.
 Whether a place is alive up to some reader is a column, at least one where boxing for that reader,
 or a later one, passes through it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from millrace.planner.boxing import boxing_path
 from millrace.planner.memory.kinds import LATER
 from millrace.planner.sbp import local_size
 from millrace.planner.search.blocks.states import Ints, number_of, sbp_of
-from millrace.planner.search.joint.parts import Cell
-
-if TYPE_CHECKING:
-    from millrace.planner.search.joint.program import JointProgram
+from millrace.planner.search.joint.parts import Cell, Mode
+from millrace.planner.search.joint.stage_rows import StageRows
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -42,31 +39,31 @@ class Reading:
     later: bool
 
 
-class Sections:
+class SectionRows:
     """The rows of one cell.
 
     Parameters
     ----------
-    joint : JointProgram
+    stages : StageRows
+    mode : Mode
+        The cell's.
     cell : Cell
-    stage : int
     flows : dict
         Boxing by (tensor, choice that reads it, the states that its options want).
     """
 
     def __init__(
         self,
-        joint: "JointProgram",
+        stages: StageRows,
+        mode: Mode,
         cell: Cell,
-        stage: int,
         flows: dict[tuple[str, int, bytes], Flow],
     ) -> None:
-        self.joint = joint
+        self.stages = stages
+        self.mode = mode
         self.cell = cell
-        self.stage = stage
         self.flows = flows
-        self.mode = joint.modes[cell.mode]
-        space = self.mode.space
+        space = mode.space
         self.choice_of = {
             one.op.name: (number, one) for number in cell.first for one in space.choices[number].ops
         }
@@ -77,17 +74,16 @@ class Sections:
 
     def add(self) -> None:
         """Add all rows."""
-        joint, program = self.joint, self.joint.program
-        assert joint.limit is not None, "asked only where memory counts"
+        program, limit = self.stages.program, self.stages.limit
+        assert limit is not None, "asked only where memory counts"
         for at, op in enumerate(self.ops):
             for number, name in enumerate(op.outputs):
                 if self.mode.tensors[name].rate is Rate.MICROBATCH:
                     self._add_tensor(at, op, number)
         for terms in self.alive:
-            row = program.add_rows(1, lower=0.0)
-            program.enter(row, joint.section + self.stage, 1.0)
+            row = self.stages.add_alive(self.cell.position)
             for columns, sizes in terms:
-                program.enter(row, columns, -sizes / joint.limit)
+                program.enter(row, columns, -sizes / limit)
 
     def _states(self, op: str, operand: int) -> tuple[int, Ints]:
         """The choice of an op and the state that each of its options gives an operand."""
@@ -100,7 +96,7 @@ class Sections:
         axes = self.mode.space.axes
         return np.array(
             [
-                item * local_size(tensor.shape, sbp_of(state, axes), self.joint.sizes)
+                item * local_size(tensor.shape, sbp_of(state, axes), self.mode.sizes)
                 for state in states.tolist()
             ],
             np.int64,
@@ -143,7 +139,7 @@ class Sections:
         self, name: str, here: list[Reading], others: list[Reading]
     ) -> Iterator[tuple[int, list[int], list[int]]]:
         """Places that boxing may pass through, with a column per reader up to which each lives."""
-        program = self.joint.program
+        program = self.stages.program
         through: dict[int, dict[int, list[tuple[int, Ints]]]] = {}
         for one in here:
             flow = self.flows[name, one.choice, one.wants.tobytes()]
@@ -175,7 +171,7 @@ class Sections:
         for source, target, column in zip(
             flow.source.tolist(), flow.target.tolist(), flow.columns.tolist(), strict=True
         ):
-            path = boxing_path(sbp_of(source, axes), sbp_of(target, axes), self.joint.sizes, shape)
+            path = boxing_path(sbp_of(source, axes), sbp_of(target, axes), self.mode.sizes, shape)
             for step in path:
                 found.setdefault((number_of(step.after), target), []).append(column)
         return {key: np.array(columns) for key, columns in found.items()}

@@ -24,8 +24,8 @@ from millrace.planner.search.report.neighbours import (
     storage,
 )
 from millrace.planner.search.report.record import Answer
-from millrace.planner.search.report.remedies import shapes
 from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.sites import candidates_of
 from millrace.planner.wording import percent, size
 
 CHOICES = (
@@ -134,7 +134,7 @@ def _roled(
     """The chosen candidate with roles on its axes."""
     experts = int(splits(evaluator.graph)["experts"])
     asked = replace(pins, pp=known["pp"], ep=int(str(ep)) if experts and ep else pins.ep)
-    for one in shapes(replace(evaluator.request, pins=asked), evaluator.graph):
+    for one in candidates_of(replace(evaluator.request, pins=asked), evaluator.graph):
         if one.batch == chosen.batch and one.pipeline == chosen.pipeline:
             return one
     return None

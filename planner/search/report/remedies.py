@@ -4,13 +4,11 @@ Every remedy that is named was tried: shapes are enumerated for it, and where me
 is divided and laid out. They are few, so that the answer comes quickly.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import msgspec
 
-from millrace.models.counting import splits
 from millrace.models.graph import Graph
 from millrace.models.ops import state_of
 from millrace.planner.cluster import Cluster
@@ -18,7 +16,7 @@ from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.memory import UPDATES, beside, plan_memory, reserved_bytes
 from millrace.planner.plan import ON_DEVICES, OPTIMIZER, plan_graph
-from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
+from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.pins import DEGREES
@@ -29,7 +27,7 @@ from millrace.planner.search.request import (
     NoPlanError,
     SearchRequest,
 )
-from millrace.planner.search.sites import placed, usable_bytes
+from millrace.planner.search.sites import candidates_of, usable_bytes
 from millrace.planner.search.writing import write_plan
 from millrace.planner.wording import limit_option, one_of
 
@@ -39,23 +37,6 @@ DEPTHS = 4  # numbers of stages that are tried on each
 # What to try of a pin: more of it, else without it.
 STRONGER = {"recompute": "full", "zero": 3, "offload": OPTIMIZER}
 ORDER = ("offload", "recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
-
-
-def shapes(
-    request: SearchRequest, graph: Graph, widened: Collection[PipelineShape] | None = None
-) -> tuple[Candidate, ...]:
-    """Return the candidates of a request; with `widened` those of three axes for such pipelines."""
-    can = splits(graph)
-    sequence, experts = bool(can["sequence"] or can["sequence_parallel"]), int(can["experts"])
-    pins, cluster, samples = request.pins, request.cluster, request.global_batch
-    blocks = len(graph.blocks)
-    repeated = max(len(list(run)) for _, run in groupby(graph.blocks, graph.templates.get))
-    asked = pins, cluster, samples, blocks
-    if widened is None:
-        found = candidates(*asked, sequence=sequence, experts=experts, repeated=repeated)
-    else:
-        found = wider(*asked, widened, sequence=sequence, experts=experts, repeated=repeated)
-    return placed(found, cluster)
 
 
 # -- what shapes allow -------------------------------------------------------------------------
@@ -102,7 +83,7 @@ def _nearby(value: int, request: SearchRequest) -> list[int]:
 
 def _has_shapes(request: SearchRequest, graph: Graph) -> bool:
     try:
-        return bool(shapes(request, graph))
+        return bool(candidates_of(request, graph))
     except InfeasibleError:
         return False
 
@@ -258,7 +239,7 @@ def roomiest(request: SearchRequest, graph: Graph) -> Room | None:
     None where the pins leave no candidate, or the signatures none.
     """
     try:
-        few = _frugal(shapes(request, graph))
+        few = _frugal(candidates_of(request, graph))
     except InfeasibleError:
         return None
     evaluator = Evaluator(request, graph)

@@ -15,7 +15,6 @@ from millrace.planner.search.stages.shape import (
     Run,
     VariantFigures,
     inflight_counts,
-    stage_bytes_max,
 )
 
 __all__ = [
@@ -28,5 +27,4 @@ __all__ = [
     "divide",
     "inflight_counts",
     "lower_bound_ns",
-    "stage_bytes_max",
 ]

@@ -242,10 +242,3 @@ def stage_bytes(
             used[stage] += figures.persistent_bytes + kept * figures.inflight_bytes
             transient[stage] = max(transient[stage], figures.transient_bytes)
     return tuple(a + b for a, b in zip(used, transient, strict=True))
-
-
-def stage_bytes_max(
-    chunks: tuple[tuple[tuple[str, int], ...], ...], runs: tuple[Run, ...], pipeline: Pipeline
-) -> int:
-    """Bytes of the fullest stage of a division."""
-    return max(stage_bytes(chunks, runs, pipeline))

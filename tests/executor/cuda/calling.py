@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from millrace.executor.cuda.binding import operands_of
 from millrace.executor.cuda.calls import Call, Calls, Operand
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
 from millrace.planner.compile.draft import ALIGNMENT
+from tests.executor.cuda.call_trees import operands_of
 from tests.executor.cuda.emulation.machine import (
     Emulator,
     Ranges,

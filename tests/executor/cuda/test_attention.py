@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import last_options
 from millrace.executor.cuda.calls import Launch
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
 from millrace.planner.sbp import split
+from tests.executor.cuda.call_trees import last_options
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.cuda.example_cases import TOLERANCE, Case, cases_of

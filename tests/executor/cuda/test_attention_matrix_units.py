@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import last_options
+from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.compiling import offline_cubin
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.cuda.resources import resources_of
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
 from millrace.planner.sbp import split
+from tests.executor.cuda.call_trees import last_options
 from tests.executor.cuda.calling import call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
 from tests.executor.examples.attention import Attributes, Form

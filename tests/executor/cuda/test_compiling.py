@@ -4,9 +4,9 @@ from math import prod
 
 import pytest
 
+from benchmarks.kernel_resources import occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.calls import WARP_THREADS
 from millrace.executor.cuda.compiling import OPTIONS, Cubin, offline_cubin, program_options
-from millrace.executor.cuda.resources import occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.source_text import source_stems, source_text
 from millrace.executor.errors import ExecutorError
 from tests.executor.cuda.launched import functions_in_bf16, launched_functions, launches

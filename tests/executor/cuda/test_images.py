@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.calls import Launch, Product
 from millrace.executor.cuda.compiling import offline_cubin
 from millrace.executor.cuda.kernels.images import units
 from millrace.executor.cuda.kernels.table import make_calls
-from millrace.executor.cuda.resources import resources_of
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import call, context_of

@@ -9,7 +9,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.resources import resources_of
+from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.source_text import FOLDER
 from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import aligned, loaded, stored

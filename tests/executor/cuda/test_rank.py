@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from millrace.executor.cuda.binding import leaves, operands_of
+from millrace.executor.cuda.binding import leaves
 from millrace.executor.cuda.calls import (
     Attention,
     AttentionGrad,
@@ -28,6 +28,7 @@ from millrace.executor.streams import CommandBuffer, command_buffer
 from millrace.models.graph import ITEMSIZE
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.plan import Plan
+from tests.executor.cuda.call_trees import operands_of
 from tests.executor.cuda.emulation.networks import reach_bytes
 from tests.executor.gpu.plans import planned
 from tests.small_models import NAMES

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import operands_of
 from millrace.executor.cuda.calls import Calls, Tensor, always, read, workspace, write
 from millrace.executor.cuda.kernels.columns import ColumnSums, column_sum
 from millrace.executor.cuda.kernels.multi_tensor.moves import accumulate, cast, squared_sum
@@ -17,6 +16,7 @@ from millrace.executor.cuda.kernels.multi_tensor.updates import Variable, adamw
 from millrace.executor.cuda.kernels.rows.norms import Residual, norm, norm_grad_input
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, Shard, whole
+from tests.executor.cuda.call_trees import operands_of
 from tests.executor.cuda.calling import Operands, context_of, empty, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of, traffic
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from millrace.executor.cuda.binding import bound, last_options, leaves, operands_of
+from millrace.executor.cuda.binding import bound, leaves
 from millrace.executor.cuda.calls import Call, Choice, Clear, Copy, Operand
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
@@ -18,6 +18,7 @@ from millrace.executor.gpu.cupy_device import CupyDevice
 from millrace.executor.gpu.products import tuning
 from millrace.executor.gpu.products.tuning import Tuner
 from millrace.executor.kernels.context import Array, whole
+from tests.executor.cuda.call_trees import last_options, operands_of
 from tests.executor.cuda.calling import context_of, loaded, stored
 from tests.executor.examples.attention import Form
 from tests.executor.gpu.cudnn_in_memory import Cudnn

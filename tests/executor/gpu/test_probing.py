@@ -18,7 +18,6 @@ from millrace.executor.gpu.probing.timing import (
     by_weight,
     measured_device,
     not_reached,
-    profile_gpu,
     time_gpu,
 )
 from millrace.executor.gpu.probing.transfers import (
@@ -66,9 +65,8 @@ def measured() -> Iterator[Device]:
     with pytest.MonkeyPatch.context() as few:
         few.setattr(arena, "COPIES_MAX", 2)
         few.setattr(stopwatch, "CALLS_MAX", 4)
-        yield profile_gpu(
-            EmulatedDevice(), source="emulated", multiprocessors=8, seconds=0.0, scales=SCALES
-        )
+        timings = time_gpu(EmulatedDevice(), multiprocessors=8, seconds=0.0, scales=SCALES)
+        yield measured_device([timings], "emulated")
 
 
 def test_every_kind_has_a_table_of_every_precision_that_it_computes_in(measured: Device) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.in_process import KernelWork, execute_lockstep
 from millrace.executor.rank import RankState
 from millrace.executor.streams import Command, CommandBuffer, command_buffer, interpret
 from millrace.planner.actors.graph import ActorGraph
@@ -23,6 +22,7 @@ from tests.executor.streams.buffers import (
     waits_of,
     without,
 )
+from tests.in_process import KernelWork, execute_lockstep
 from tests.parallel_runs import begun, run
 from tests.test_agreement import Memory
 

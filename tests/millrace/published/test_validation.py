@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from millrace import cli
+from millrace.calibration.leaving import left_out
 from millrace.planner.clusters import framework
 from millrace.planner.search import Pins
 from millrace.published import dlperf, language
-from millrace.published.leaving import left_out
 from millrace.published.pairs import differences, pairs
 from millrace.published.prediction import Predicted, planned, predicted
 from millrace.published.reading import read_table

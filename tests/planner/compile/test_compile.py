@@ -14,9 +14,9 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import Chunk, Plan
-from millrace.planner.recomputed import recomputed
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
+from tests.recomputed import recomputed
 from tests.small_models import small
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")

@@ -9,7 +9,7 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.compile import compile_plan
-from millrace.planner.compile.fused.listing import fused_ops
+from millrace.planner.compile.listing import fused_ops
 from millrace.planner.costs import durations
 from millrace.planner.fusion import Node, Value, fused_groups, shares_of, written
 from millrace.planner.memory import plan_memory

@@ -19,7 +19,8 @@ from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.pins import AxisRules, filters, forced_ops
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import DEFERRING
-from millrace.planner.signatures import Signature, op_signatures, variable_values
+from millrace.planner.signatures import Signature, variable_values
+from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import Plain, sized
 
 Ints = NDArray[np.int64]

@@ -9,8 +9,8 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest
+from millrace.planner.search.fleets import fleets, search_for
 from millrace.planner.search.report import Record
-from millrace.planner.search.report.fleets import fleets, search_for
 from millrace.planner.spending import (
     IDLE_SHARE,
     check_known,

@@ -20,7 +20,8 @@ from millrace.planner.search.blocks.pricing import Pricing
 from millrace.planner.search.blocks.space import Space, build_space
 from millrace.planner.search.blocks.states import sbp_of
 from millrace.planner.search.blocks.tables import INFLIGHT
-from millrace.planner.signatures import op_signatures, variable_values
+from millrace.planner.signatures import variable_values
+from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import Plain, sized
 
 GPU = parse_cluster("a100-sxm-80gb:8x2")

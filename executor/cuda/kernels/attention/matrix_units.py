@@ -1,8 +1,8 @@
 """Which attention the matrix units take, and in tiles of which sizes (`sources/attention_mma.cuh`).
 
 They take bf16 and fp16 with heads of whole groups of 8 features, up to 128, causal or windowed or
-neither, in rounds of a ring too. All else stays with the kernels of `attention.cuh`: other dtypes
-and widths, a bias and slopes by distance.
+neither, in rounds of a ring too. All else stays with the kernels of `sources/attention.cuh`: other
+dtypes and widths, a bias and slopes by distance.
 """
 
 from dataclasses import dataclass

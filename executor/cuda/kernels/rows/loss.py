@@ -23,7 +23,7 @@ from millrace.executor.cuda.kernels.rows.packs import over_rows, require_one_dty
 from millrace.executor.kernels.context import KernelContext
 
 SOURCE = "loss"
-COUNT_THREADS = 1024  # the largest block (CUDA programming guide, limits); in `loss.cu` too
+COUNT_THREADS = 1024  # the largest block (CUDA programming guide, limits); in `sources/loss.cu` too
 COUNTS_OF_A_BLOCK = 16 * COUNT_THREADS  # few enough to hide how long one read takes
 COUNT_BLOCKS_MAX = 1024  # whose counts one block then adds up
 

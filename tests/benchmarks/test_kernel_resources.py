@@ -5,8 +5,8 @@ from math import prod
 
 import pytest
 
+from benchmarks.kernel_resources import Resources, occupancy, resources_of, shared_bytes
 from millrace.executor.cuda.compiling import Cubin, cubin_of, offline_cubin
-from millrace.executor.cuda.resources import Resources, occupancy, resources_of, shared_bytes
 from millrace.executor.errors import ExecutorError
 from tests.executor.cuda.launched import functions_in_bf16
 from tests.extras import optional

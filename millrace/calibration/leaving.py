@@ -11,7 +11,9 @@ from math import exp
 import numpy as np
 from msgspec.structs import replace
 
-from millrace.calibration import Answers, Parameter, answers_of, fitted, scaled
+from millrace.calibration.answers import Answers, answers_of
+from millrace.calibration.fitting import fitted
+from millrace.calibration.parameters import Parameter, scaled
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import framework
 from millrace.planner.clusters.software import DEFAULT

@@ -1,6 +1,6 @@
-"""Several ranks in one process: meetings by copying between their arenas.
+"""All ranks of an actor graph in one process: meetings by copying between their arenas.
 
-Used by tests and wherever one process is enough.
+The protocol, the kernels and, on threads, the driver are those of a run; only the transport is not.
 """
 
 import threading
@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Any
+from typing import Protocol as Interface
 
 from numpy.typing import NDArray
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.rank import RankState
 from millrace.executor.recording import Recorder, Recording
-from millrace.executor.threaded import RankDriver, Work
+from millrace.executor.threaded import RankDriver
 from millrace.executor.transport.communicator import Done, Exchange, Failed, receive
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire, Protocol
@@ -26,16 +27,27 @@ Meet = Callable[[Sequence[tuple[int, Fire]]], None]
 Posted = tuple[int, Fire, Done]
 
 
+class WorkOfAll(Interface):
+    """What the firings of all ranks do."""
+
+    def run(self, rank: int, fire: Fire) -> None: ...
+
+
+class WorkOfOne:
+    """What the firings of one rank do, of the work of all."""
+
+    def __init__(self, work: WorkOfAll, rank: int) -> None:
+        self._work, self._rank = work, rank
+
+    def run(self, fire: Fire) -> None:
+        self._work.run(self._rank, fire)
+
+
 class InProcessCommunicator:
     """Meetings of ranks that live in one process.
 
-    Parameters
-    ----------
-    graph
-        The actor graph.
-    meet
-        Called as `meet(arrivals)` with `(rank, fire)` of every member, in the order of the group,
-        once all have arrived; it moves the data.
+    `meet(arrivals)` is called with `(rank, fire)` of every member, in the order of the group, once
+    all have arrived; it moves the data.
     """
 
     def __init__(self, graph: ActorGraph, meet: Meet) -> None:
@@ -98,7 +110,7 @@ class InProcessCommunicator:
 
 
 class KernelWork:
-    """Kernels and arrays behind the drivers: the ranks that live in this process."""
+    """Kernels and arrays behind the drivers: work of all ranks, and the data of their meetings."""
 
     def __init__(self, states: Sequence[RankState]) -> None:
         self._states = {state.rank: state for state in states}
@@ -123,30 +135,12 @@ class KernelWork:
 
 
 def execute_in_process(
-    graph: ActorGraph, steps: int, work: Work, meet: Meet, *, spans: bool = True
+    graph: ActorGraph, steps: int, work: WorkOfAll, meet: Meet, *, spans: bool = True
 ) -> list[Recording]:
-    """Run every rank of `graph` on threads of this process.
+    """Run every rank of `graph` on threads of this process; one recording each, without totals.
 
-    Parameters
-    ----------
-    graph, steps
-        What is run, and for how many steps.
-    work
-        Carries out local actors.
-    meet
-        Moves the data of a meeting, see `InProcessCommunicator`.
-    spans
-        Keep every firing's times.
-
-    Returns
-    -------
-    list of Recording
-        One per rank, without totals (a `RunState` holds its own).
-
-    Raises
-    ------
-    ExecutorError
-        Work or a meeting failed; names the rank, the actor and the cause of the first failure.
+    Raises an ExecutorError where work or a meeting failed: names the rank, the actor and the cause
+    of the first failure.
     """
     failures: list[ExecutorError] = []
     drivers: list[RankDriver] = []
@@ -168,7 +162,7 @@ def execute_in_process(
                 program,
                 rank,
                 steps,
-                work=work,
+                work=WorkOfOne(work, rank),
                 communicator=communicator,
                 recorder=recorders[rank],
                 failed=failed,
@@ -190,16 +184,11 @@ def execute_in_process(
     return [recorder.recording(rank, origin_ns) for rank, recorder in enumerate(recorders)]
 
 
-def execute_lockstep(graph: ActorGraph, steps: int, work: Work, meet: Meet) -> None:
+def execute_lockstep(graph: ActorGraph, steps: int, work: WorkOfAll, meet: Meet) -> None:
     """Run every rank of `graph` in the caller's thread, in one fixed order.
 
     The mathematics of `execute_in_process` without threads or times; errors of `work` come
-    through as they are.
-
-    Raises
-    ------
-    ExecutorError
-        The actor graph cannot go on; says what every rank waits for.
+    through as they are. Raises an ExecutorError where the actor graph cannot go on.
     """
     protocols = [
         Protocol(graph.programs[graph.program_of(rank)], steps) for rank in range(graph.ranks)

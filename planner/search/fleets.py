@@ -20,8 +20,9 @@ from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.outer import Progress, Simulate, search
 from millrace.planner.search.report.record import LAYERS, Record
-from millrace.planner.search.report.remedies import check_storage, shapes
+from millrace.planner.search.report.remedies import check_storage
 from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.sites import candidates_of
 from millrace.planner.spending import check_known, check_objective, power_watts, price_usd_per_s
 from millrace.planner.wording import percent
 
@@ -127,7 +128,7 @@ def _least(request: SearchRequest, optimize_for: str) -> float | None:
     """What a step costs at least, by the bounds on its time; None where nothing can be."""
     graph = build_training(request.model, request.training, request.global_batch)
     try:
-        everything = shapes(request, graph)
+        everything = candidates_of(request, graph)
         check_storage(request, graph)
     except InfeasibleError:
         return None

@@ -1,0 +1,56 @@
+"""What calls hold: their operands, and of choices the options that need no library."""
+
+from collections.abc import Iterator
+
+from millrace.executor.cuda.binding import leaves
+from millrace.executor.cuda.calls import (
+    Attention,
+    AttentionGrad,
+    Bucket,
+    Call,
+    Choice,
+    Clear,
+    Collective,
+    Convolution,
+    Copy,
+    Launch,
+    Operand,
+    Pointers,
+    Product,
+)
+
+
+def operands_of(call: Call) -> Iterator[Operand]:
+    """Yield the operands of a call; of a choice those of every option."""
+    match call:
+        case Launch():
+            for argument in call.args:
+                if isinstance(argument, Pointers):
+                    yield from argument.operands
+                elif isinstance(argument, Operand):
+                    yield argument
+        case Product():
+            yield from (part.operand for part in call.parts.values())
+        case Clear():
+            yield call.target
+        case Copy():
+            yield from (call.source, call.target)
+        case Collective():
+            yield from (call.send, call.recv)
+        case Bucket():
+            for collective in call.collectives:
+                yield from (collective.send, collective.recv)
+        case Attention() | AttentionGrad() | Convolution():
+            yield from (tensor.operand for tensor in call.tensors)
+        case Choice():
+            for one in leaves(call):
+                yield from operands_of(one)
+
+
+def last_options(*calls: Call) -> Iterator[Call]:
+    """Yield what a device carries out that has no library: for a choice its last option."""
+    for call in calls:
+        if isinstance(call, Choice):
+            yield from last_options(*call.options[-1])
+        else:
+            yield call
