@@ -230,6 +230,28 @@ def test_partial_over_two_axes_is_reduced_at_once():
     assert step.axes == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "kind"),
+    [
+        ("(S(0), S(0))", "(B, B)", "all_gather"),
+        ("(S(1), S(1))", "(B, B)", "all_gather"),
+        ("(P(sum), P(sum))", "(S(0), S(0))", "reduce_scatter"),
+        ("(P(sum), P(sum))", "(S(1), S(1))", "reduce_scatter"),
+    ],
+)
+def test_axes_that_lie_alike_take_one_step_together(source, target, kind):
+    (step,) = boxing_path(parse_nd_sbp(source), parse_nd_sbp(target), (2, 4), (16, 16))
+    assert (step.kind, step.axes) == (kind, (0, 1))
+
+
+def test_sums_are_not_scattered_at_once_around_an_axis_that_splits_the_same_dim():
+    # The outer axis cuts what the middle one cut already: shards would lie in another order.
+    source, target = parse_nd_sbp("(P(sum), S(0), P(sum))"), parse_nd_sbp("(S(0), S(0), S(0))")
+    path = boxing_path(source, target, (2, 2, 2), (8,))
+    assert all(step.axes != (0, 2) for step in path)
+    assert path[-1].after == target
+
+
 def test_a_maximum_cannot_become_a_sum():
     with pytest.raises(InfeasibleError, match=r"no boxing from B to P\(max\)"):
         boxing_path((BROADCAST,), (PARTIAL_MAX,), (2,), (4,))

@@ -178,3 +178,14 @@ def assert_a_fullest_moment(name, stages, chunks, microbatches):
             seen |= live == mine
         assert seen
         assert sum(mine) == in_flight(order)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("microbatches", [1, 2, 3])
+def test_few_microbatches_of_zb_v_run_in_the_order_of_a_full_pipeline(stages, microbatches):
+    for stage in range(stages):
+        few, full = (
+            schedule_order("zb-v", stage=stage, stages=stages, chunks=2, microbatches=count)
+            for count in (microbatches, 2 * stages - 1)
+        )
+        assert few == tuple(slot for slot in full if slot.microbatch < microbatches)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.streams import Command, command_buffer, validate
@@ -51,6 +52,15 @@ def test_a_command_that_is_missing_is_named() -> None:
     buffer = dataclasses.replace(BUFFER, steps=(BUFFER.steps[0][:-1],))
     with pytest.raises(ExecutorError, match="records is True, but another stream does not wait"):
         validate(FOUND, buffer)
+
+
+def test_a_queue_is_kept_to_from_its_first_place_to_its_last() -> None:
+    program = FOUND.programs[0]
+    queue = program.queues[0]
+    longer = replace(queue, order=(*queue.order, queue.order[0]))
+    other = replace(program, queues=(longer, *program.queues[1:]))
+    with pytest.raises(ExecutorError, match=f"`{queue.name}` is not issued in its order"):
+        validate(replace(FOUND, programs=(other,)), BUFFER)
 
 
 def test_members_that_meet_others_are_named() -> None:

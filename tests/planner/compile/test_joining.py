@@ -125,9 +125,9 @@ def test_a_framework_has_buckets_of_its_own() -> None:
     )
 
 
-def row(kind: str, count: int, size: int) -> list[int]:
+def row(kind: str, count: int, size: int, section: Section = UPDATE, firings: int = 1) -> list[int]:
     """Bytes of buckets of equal messages, as they are begun."""
-    writer = Writer(UPDATE, 1)
+    writer = Writer(section, firings)
     sources = [writer.op(f"x{at}") for at in range(count)]
     made = [
         writer.meeting(f"y{at}", one, kind, message_bytes=size) for at, one in enumerate(sources)
@@ -146,6 +146,14 @@ def test_buckets_grow_from_the_end_that_shows() -> None:
         assert sum(sizes) == 400 * MIB
         assert min(sizes[0], sizes[-1]) * 4 <= max(sizes)
         assert 4 <= len(sizes) <= 20
+
+
+def test_weights_that_nothing_before_them_hides_begin_with_a_small_bucket_every_microbatch() -> (
+    None
+):
+    weights = row("all_gather", 400, MIB, FORWARD, 2)
+    assert sum(weights) == 400 * MIB
+    assert weights[0] * 4 <= max(weights)
 
 
 @st.composite
