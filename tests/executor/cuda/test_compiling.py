@@ -76,7 +76,7 @@ def require_launchable(source: str, architecture: str, made: Cubin) -> None:
 def require_the_assemblers_words(architecture: str, made: Cubin) -> None:
     """What a cubin says of its functions is what the assembler said."""
     taken, told = resources_of(made.code), as_reported(made)
-    assert set(taken) == set(told) == set(made.symbols.values())
+    assert set(taken) == set(told) >= set(made.symbols.values())
     for symbol, one in taken.items():
         assert one._replace(shared_bytes=shared_bytes(one, architecture)) == told[symbol]
 

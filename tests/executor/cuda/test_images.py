@@ -17,6 +17,7 @@ from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
 from tests.executor.cuda.kept_code import kept_cubin
+from tests.executor.cuda.usual import NARROW, numbered
 from tests.executor.examples.example import Example
 from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
 from tests.extras import optional
@@ -153,7 +154,11 @@ UNITS = tuple(
     for example in convolutions(attributes, sizes)
 )  # fmt: skip
 UNIT_CASES = [
-    *(Case(example=example, dtype=dtype) for example in UNITS for dtype in ("bfloat16", "float16")),
+    *(
+        Case(example=example, dtype=dtype, usual=dtype == NARROW[number % 2])
+        for number, example in numbered(UNITS)
+        for dtype in NARROW
+    ),
     *(
         Case(example=example, dtype="bfloat16", splits=splits)
         for example in UNITS[:3]
@@ -171,8 +176,13 @@ CASES = [
     ),
     *UNIT_CASES,
     *(
-        Case(example=example, dtype=dtype, wide=STATISTICS.get(example.kind, ()))
-        for example in LARGER
+        Case(
+            example=example,
+            dtype=dtype,
+            wide=STATISTICS.get(example.kind, ()),
+            usual=dtype == ("float32", "bfloat16")[number % 2],
+        )
+        for number, example in numbered(LARGER)
         for dtype in ("float32", "bfloat16")
     ),
 ]
