@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
+import pytest
 
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, Shard
@@ -13,6 +14,7 @@ from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
+from tests.executor.cuda.usual import NARROW, all_asked_for, numbered, params
 from tests.executor.examples.example import Example
 from tests.executor.kernel_calls import shard_of
 
@@ -31,12 +33,17 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An example in one dtype, its labels cut into parts; `wide` inputs have at least 32 bits."""
+    """An example in one dtype, its labels cut into parts; `wide` inputs have at least 32 bits.
+
+    One that is not `usual` is run where all are (`tests/executor/cuda/usual.py`).
+    """
 
     example: Example
     dtype: str
     splits: dict[str, int] = field(default_factory=dict)
     wide: tuple[int, ...] = ()
+    usual: bool = True
+    firings: int = 1
 
     def __str__(self) -> str:
         attributes = ",".join(f"{value}" for value in self.example.attributes.values())
@@ -107,7 +114,7 @@ class Case:
                 example.kind, example.labels,
                 [np.ascontiguousarray(a[at]) for a, at in zip(given, part.read, strict=True)],
                 part.outputs, input_shards=part.inputs, attributes=example.attributes,
-                emulator=emulator,
+                emulator=emulator, firings=self.firings,
             )  # fmt: skip
             for total, one, region in zip(totals, made, part.written, strict=True):
                 total[region] += one
@@ -122,6 +129,17 @@ class Case:
             np.testing.assert_allclose(one, other, rtol=near, atol=near * scale)
 
 
+def every(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Give a test every case."""
+    return pytest.mark.parametrize("case", params(cases, lambda case: case.usual), ids=str)
+
+
+def wanted(cases: Sequence[Case], request: pytest.FixtureRequest) -> list[Case]:
+    """Those that tests of the module are run on."""
+    everything = all_asked_for(request)
+    return [case for case in cases if case.usual or everything]
+
+
 def emulator_of(cases: Sequence[Case]) -> Emulator:
     """One emulator with all that the cases launch."""
     found: dict[str, set[str]] = {}
@@ -132,17 +150,36 @@ def emulator_of(cases: Sequence[Case]) -> Emulator:
 
 
 def cases_of(examples: Sequence[Example], wide: dict[str, tuple[int, ...]]) -> list[Case]:
-    """All examples in every dtype, and in float64 cut in two along every label and along all."""
+    """All examples in every dtype, and in float64 cut in two along every label and along all.
+
+    In float32 calls are carried out twice. Usual are those in float32 and in 16 bits of one kind or
+    the other, and those with all labels cut (nothing, where none can be) and with one; of the first
+    example of a kind, all.
+    """
     found = []
-    for example in examples:
+    for number, example in numbered(examples):
         kept = wide.get(example.kind, ())
-        found += [Case(example=example, dtype=dtype, wide=kept) for dtype in FLOATS]
         labels = [
             label for label in splittable(example) if example.label_sizes[label] % 2 == 0
         ]  # fmt: skip
         cuts = [{label: 2} for label in labels]
         cuts += [dict.fromkeys(labels, 2)] if len(labels) > 1 else []
-        found += [Case(example=example, dtype="float64", splits=cut, wide=kept) for cut in cuts]
+        usual = {"float32", NARROW[number % 2]} | (set() if cuts else {"float64"})
+        found += [
+            Case(
+                example=example, dtype=dtype, wide=kept, usual=number == 0 or dtype in usual,
+                firings=2 if dtype == "float32" else 1,
+            )
+            for dtype in FLOATS
+        ]  # fmt: skip
+        turn = number % max(1, len(labels))
+        found += [
+            Case(
+                example=example, dtype="float64", splits=cut, wide=kept,
+                usual=number == 0 or at in (turn, len(cuts) - 1),
+            )
+            for at, cut in enumerate(cuts)
+        ]  # fmt: skip
     return found
 
 

@@ -14,7 +14,8 @@ from millrace.planner.sbp import split
 from tests.executor.cuda.call_trees import last_options
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
-from tests.executor.cuda.example_cases import TOLERANCE, Case, cases_of
+from tests.executor.cuda.example_cases import TOLERANCE, Case, cases_of, every, wanted
+from tests.executor.cuda.usual import numbered
 from tests.executor.examples.attention import EXAMPLES, Attributes, Form
 from tests.executor.examples.example import Example
 
@@ -78,9 +79,12 @@ def cases() -> Iterator[Case]:
     small = [e for e in EXAMPLES if e.kind in kinds and e.label_sizes["t"] <= SHORT]
     for case in cases_of(small, WIDE):
         yield rounded(case) if case.dtype in FLOATS[2:] else case
-    for example in tiled():
+    for number, example in numbered(tiled()):
         for dtype in ("float64", "float32"):
-            yield Case(example=example, dtype=dtype, wide=WIDE.get(example.kind, ()))
+            usual = dtype == ("float64", "float32")[number % 2]
+            yield Case(
+                example=example, dtype=dtype, wide=WIDE.get(example.kind, ()), usual=usual
+            )  # fmt: skip
 
 
 CASES = list(cases())
@@ -142,7 +146,7 @@ def ring_rounds(dtype: str, attributes: Attributes, *, backward: bool) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
+def emulator(request: pytest.FixtureRequest) -> Emulator:
     """All that the tests of this module launch."""
     found: dict[str, set[str]] = {}
     contexts = [
@@ -152,13 +156,13 @@ def emulator() -> Emulator:
         for one in ring_rounds(dtype, CAUSAL, backward=backward)
     ]
     launched = [functions_of(make_calls(context).of(0)) for context in contexts]
-    for functions in [*launched, *(case.functions() for case in CASES)]:
+    for functions in [*launched, *(case.functions() for case in wanted(CASES, request))]:
         for source, names in functions.items():
             found.setdefault(source, set()).update(names)
     return Emulator(found)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every(CASES)
 def test_attention_computes_what_its_formula_says(case: Case, emulator: Emulator):
     case.check(emulator)
 
@@ -195,8 +199,15 @@ def carried_round_a_ring(
     return [*joined, *keys] if backward else joined
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize(
+    ("dtype", "window"),
+    [
+        ("float64", 6),
+        ("bfloat16", 0),
+        pytest.param("float64", 0, marks=pytest.mark.exhaustive),
+        pytest.param("bfloat16", 6, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_rounds_of_a_ring_give_what_all_keys_at_once_give(
     dtype: str, window: int, emulator: Emulator
 ):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from benchmarks.kernel_resources import resources_of
-from millrace.executor.cuda.compiling import offline_cubin
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.kernels.context import Array, KernelContext, Shard, whole
 from millrace.planner.sbp import split
 from tests.executor.cuda.call_trees import last_options
 from tests.executor.cuda.calling import call, context_of, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.kept_code import kept_cubin
 from tests.executor.examples.attention import Attributes, Form
 from tests.extras import optional
 
@@ -316,6 +316,6 @@ def test_what_large_models_launch_stays_in_registers(architecture: str):
                 found.setdefault(source, set()).update(names)
     assert set(found) == {"attention_mma", "attention_mma_grad"}
     for source, names in found.items():
-        made = offline_cubin(source, names, architecture)
+        made = kept_cubin(source, names, architecture)
         for name, one in resources_of(made.code).items():
             assert one.stack_bytes == 0, (name, one)

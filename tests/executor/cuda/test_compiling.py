@@ -1,5 +1,7 @@
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from math import prod
 
 import pytest
@@ -9,6 +11,7 @@ from millrace.executor.cuda.calls import WARP_THREADS
 from millrace.executor.cuda.compiling import OPTIONS, Cubin, offline_cubin, program_options
 from millrace.executor.cuda.source_text import source_stems, source_text
 from millrace.executor.errors import ExecutorError
+from tests.executor.cuda.kept_code import as_reported, kept_cubin
 from tests.executor.cuda.launched import functions_in_bf16, launched_functions, launches
 from tests.executor.cuda.ptx import ptx_of
 from tests.extras import optional
@@ -25,20 +28,34 @@ ASKED_BYTES_MAX = 99 * 1024
 SPILLING = ("attention", "attention_grad")
 
 
+def in_turn(functions: Iterable[str], turn: int, turns: int) -> frozenset[str]:
+    """Every so many of the functions, and one at least of each template."""
+    found = []
+    for _, alike in groupby(sorted(functions), key=lambda name: name.partition("<")[0]):
+        ordered = list(alike)
+        found += ordered[turn::turns] or ordered[:1]
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("source", source_stems())
-def test_every_function_that_is_launched_compiles(source: str):
-    """All for one architecture; for the others what training in bf16 launches."""
+def test_every_function_that_is_launched_compiles(source: str, every: bool):
+    """All for one architecture; of what training in bf16 launches each for one of the others."""
     optional("cuda.core", extra="test")
-    functions, in_bf16 = launched_functions().get(source), functions_in_bf16().get(source)
+    functions, in_bf16 = launched_functions().get(source), functions_in_bf16().get(source, ())
     assert functions, f"no example, small model or stored plan launches a function of `{source}`"
-    wanted = [(FIRST, functions), *((one, in_bf16) for one in OTHERS if in_bf16)]
+    wanted = [(FIRST, functions)]
+    for turn, one in enumerate(OTHERS):
+        names = frozenset(in_bf16) if every else in_turn(in_bf16, turn, len(OTHERS))
+        wanted += [(one, names)] if names else []
     with ThreadPoolExecutor() as pool:  # the compiler works outside Python's lock
-        compiled = pool.map(lambda one: offline_cubin(source, one[1], one[0]), wanted)
+        compiled = pool.map(lambda one: kept_cubin(source, one[1], one[0]), wanted)
         for made, (architecture, names) in zip(compiled, wanted, strict=True):
             assert made.code[:4] == b"\x7fELF"
             assert set(made.symbols) == names
             assert len(set(made.symbols.values())) == len(names)
             require_launchable(source, architecture, made)
+            require_the_assemblers_words(architecture, made)
 
 
 def require_launchable(source: str, architecture: str, made: Cubin) -> None:
@@ -54,6 +71,14 @@ def require_launchable(source: str, architecture: str, made: Cubin) -> None:
             assert static_bytes <= STATIC_BYTES_MAX, launch.function
             assert static_bytes + dynamic_bytes <= ASKED_BYTES_MAX, launch.function
             assert not spilled[symbol] or source in SPILLING, (launch.function, spilled[symbol])
+
+
+def require_the_assemblers_words(architecture: str, made: Cubin) -> None:
+    """What a cubin says of its functions is what the assembler said."""
+    taken, told = resources_of(made.code), as_reported(made)
+    assert set(taken) == set(told) >= set(made.symbols.values())
+    for symbol, one in taken.items():
+        assert one._replace(shared_bytes=shared_bytes(one, architecture)) == told[symbol]
 
 
 def test_every_launch_is_one_that_a_device_takes():

@@ -71,6 +71,7 @@ __global__ void one_too_far(const int* x, int* y) { y[threadIdx.x] = x[threadIdx
 __global__ void blocks_that_meet(const int* x, int* y) { y[threadIdx.x] = x[blockIdx.x]; }
 __global__ void all_blocks_read(const int* x, int* y) {
   int found = x[threadIdx.x];
+  if (found < 0) *y = found;
   if (blockIdx.x == 1) ((int*)x)[threadIdx.x] = found + 1;
 }
 struct alignas(16) Quad { int of[4]; };

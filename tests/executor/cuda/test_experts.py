@@ -8,7 +8,7 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import Attributes, Operands, call, context_of, empty
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
+from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
 from tests.executor.examples.example import Example
 from tests.executor.examples.experts import EXAMPLES
 from tests.executor.examples.experts import top_k as top_k_formula
@@ -37,11 +37,11 @@ CASES = cases_of((*EXAMPLES, *MANY), {})
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
-    return emulator_of(CASES)
+def emulator(request: pytest.FixtureRequest) -> Emulator:
+    return emulator_of(wanted(CASES, request))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every(CASES)
 def test_kernels_compute_what_their_formulas_say(case: Case, emulator: Emulator):
     case.check(emulator)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.executor.cuda.calls import Calls
+from millrace.executor.cuda.calls import Call, Calls
 from millrace.executor.cuda.kernels.in_turn import in_turn
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.cuda.rank import RankCalls
@@ -25,6 +25,7 @@ IMAGES = {  # channels last that fill pieces, that do not, and channels first
     "last": ("b y x c", (3, 5, 7, 19)),
     "first": ("b c y x", (3, 6, 5, 7)),
 }
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 FOLLOWING = (("add",), ("relu",), ("add", "relu"))
 SUMS = {"float64": "float64"}  # else float32
 
@@ -88,8 +89,21 @@ def cases() -> list[tuple[str, tuple[str, ...], bool, bool]]:
     return [*found, ("pieces", ("add", "relu"), False, True)]
 
 
+@pytest.fixture(scope="module")
+def compiled() -> Emulator:
+    """All that is launched, compiled at once."""
+    calls: list[Call] = []
+    for dtype, (image, after, kept, swapped) in product(DTYPES, cases()):
+        context = fused_norm(image, dtype, after, kept=kept, swapped=swapped)
+        calls += make_calls(context).of(0)
+        for part in context.parts:
+            calls += make_calls(part.context).of(0)
+    return Emulator(functions_of(calls))
+
+
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("image", "after", "kept", "swapped"), cases())
 def test_one_pass_gives_the_bits_of_the_parts(
     image: str, after: tuple[str, ...], kept: bool, swapped: bool, dtype: str

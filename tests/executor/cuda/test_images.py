@@ -9,14 +9,15 @@ import pytest
 
 from benchmarks.kernel_resources import resources_of
 from millrace.executor.cuda.calls import Launch, Product
-from millrace.executor.cuda.compiling import offline_cubin
 from millrace.executor.cuda.kernels.images import units
 from millrace.executor.cuda.kernels.table import make_calls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, whole
 from tests.executor.cuda.calling import call, context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
+from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
+from tests.executor.cuda.kept_code import kept_cubin
+from tests.executor.cuda.usual import NARROW, numbered
 from tests.executor.examples.example import Example
 from tests.executor.examples.images import EXAMPLES, channels_last, convolution, pooling, window
 from tests.extras import optional
@@ -153,7 +154,11 @@ UNITS = tuple(
     for example in convolutions(attributes, sizes)
 )  # fmt: skip
 UNIT_CASES = [
-    *(Case(example=example, dtype=dtype) for example in UNITS for dtype in ("bfloat16", "float16")),
+    *(
+        Case(example=example, dtype=dtype, usual=dtype == NARROW[number % 2])
+        for number, example in numbered(UNITS)
+        for dtype in NARROW
+    ),
     *(
         Case(example=example, dtype="bfloat16", splits=splits)
         for example in UNITS[:3]
@@ -171,19 +176,24 @@ CASES = [
     ),
     *UNIT_CASES,
     *(
-        Case(example=example, dtype=dtype, wide=STATISTICS.get(example.kind, ()))
-        for example in LARGER
+        Case(
+            example=example,
+            dtype=dtype,
+            wide=STATISTICS.get(example.kind, ()),
+            usual=dtype == ("float32", "bfloat16")[number % 2],
+        )
+        for number, example in numbered(LARGER)
         for dtype in ("float32", "bfloat16")
     ),
 ]
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
-    return emulator_of(CASES)
+def emulator(request: pytest.FixtureRequest) -> Emulator:
+    return emulator_of(wanted(CASES, request))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every(CASES)
 def test_kernels_compute_what_their_formulas_say(case: Case, emulator: Emulator):
     case.check(emulator)
 
@@ -210,7 +220,7 @@ def test_convolutions_on_matrix_units_keep_their_sums_in_registers(architecture:
             for each in product(flags, repeat=2)
         ),
     ]
-    made = offline_cubin("convolution_units", functions, architecture)
+    made = kept_cubin("convolution_units", functions, architecture)
     taken = resources_of(made.code)
     for name, symbol in made.symbols.items():
         assert taken[symbol].stack_bytes == 0, (name, taken[symbol])

@@ -14,6 +14,7 @@ from millrace.executor.cuda.source_text import FOLDER
 from millrace.executor.kernels.context import Array
 from tests.executor.cuda.calling import aligned, loaded, stored
 from tests.executor.cuda.emulation.machine import COMPILER, Kernel, compiled, reseed
+from tests.executor.cuda.kept_code import kept_cubin_of
 from tests.extras import optional
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++")
@@ -243,9 +244,7 @@ def test_a_fault_of_a_copy_is_reported(name: str, kernels: dict[str, Kernel]):
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_the_header_compiles_for_every_architecture(architecture: str):
-    core = optional("cuda.core", extra="test")
-    options = core.ProgramOptions(arch=architecture, std="c++17")
+    optional("cuda.core", extra="test")
     names = (*PRODUCTS, *CHAINS, "copied", "turned")
-    made = core.Program(TEXT + KERNELS, "c++", options).compile("cubin", name_expressions=names)
-    taken = resources_of(bytes(made.code))
-    assert {made.symbol_mapping[name].decode() for name in names} <= set(taken)
+    made = kept_cubin_of(TEXT + KERNELS, "matrix_units", names, architecture)
+    assert set(made.symbols.values()) <= set(resources_of(made.code))

@@ -1,6 +1,7 @@
 """Norms with what stands beside them: by warps, by blocks, in rows that registers do not hold."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,8 +28,22 @@ SIZES = [
     ("bfloat16", 300, 264), ("float32", 3, 1032), ("bfloat16", 2, 4096), ("float64", 2, 2056),
     ("float32", 2, 8192), ("bfloat16", 2, 16392), ("float32", 1, 8200),
 ]  # fmt: skip
+KINDS = ("layer_norm", "rms_norm")
 every_size = pytest.mark.parametrize(("dtype", "rows", "columns"), SIZES)
-both = pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def either_way(name: str) -> pytest.MarkDecorator:
+    """A test of every size and kind, with something and without: every pair of these three."""
+    found = []
+    for number, (size, kind, with_it) in enumerate(product(SIZES, KINDS, (False, True))):
+        size_number, of_size = divmod(number, 4)
+        usual = of_size in ((0, 3), (1, 2))[size_number % 2]
+        marks = () if usual else pytest.mark.exhaustive
+        found.append(pytest.param(*size, kind, with_it, marks=marks))
+    return pytest.mark.parametrize(("dtype", "rows", "columns", "kind", name), found)
+
+
 EPSILON = 1e-5
 
 
@@ -88,9 +103,7 @@ def carried_out(
     return done
 
 
-@every_size
-@both
-@pytest.mark.parametrize("added", [False, True])
+@either_way("added")
 def test_a_norm_and_what_is_added_before_it(
     kind: str, dtype: str, rows: int, columns: int, added: bool
 ) -> None:
@@ -151,9 +164,7 @@ def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
     np.testing.assert_array_equal(found[1], both_added)
 
 
-@every_size
-@both
-@pytest.mark.parametrize("fused", [False, True])
+@either_way("fused")
 def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
     kind: str, fused: bool, dtype: str, rows: int, columns: int
 ) -> None:

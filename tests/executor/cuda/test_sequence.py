@@ -11,7 +11,7 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Shard, whole
 from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import Case, cases_of, emulator_of
+from tests.executor.cuda.example_cases import Case, cases_of, emulator_of, every, wanted
 from tests.executor.examples.embeddings import EXAMPLES, rotary_example
 from tests.executor.examples.example import Example
 
@@ -63,12 +63,12 @@ CASES = list(cases())
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
+def emulator(request: pytest.FixtureRequest) -> Emulator:
     """All that the tests of this module launch."""
-    return emulator_of(CASES)
+    return emulator_of(wanted(CASES, request))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every(CASES)
 def test_a_sequence_kernel_computes_what_its_formula_says(case: Case, emulator: Emulator):
     case.check(emulator)
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 
 from millrace.executor.cuda.source_text import source_text
+from tests.executor.cuda.kept_code import kept_ptx
 from tests.executor.cuda.launched import functions_in_bf16
-from tests.executor.cuda.ptx import ptx_of
 from tests.extras import optional
 
 PAIRED = "cvt.rn.bf16x2.f32"
@@ -37,7 +37,7 @@ def test_a_pack_that_is_stored_piece_by_piece_is_seen() -> None:
 @pytest.mark.parametrize("source", sorted(set(functions_in_bf16()) - set(LEFT_OUT)))
 def test_a_pack_is_stored_at_once(source: str) -> None:
     optional("cuda.core", extra="test")
-    ptx = ptx_of(source_text(source), sorted(functions_in_bf16()[source]), "compute_90")
+    ptx = kept_ptx(source_text(source), functions_in_bf16()[source], "compute_90")
     assert not split_stores(ptx)
 
 
@@ -55,7 +55,7 @@ def test_neighbours_are_rounded_two_by_one_instruction(
     source: str, function: str, packs: int, alone: int, architecture: str
 ) -> None:
     optional("cuda.core", extra="test")
-    ptx = ptx_of(source_text(source), [function], architecture)
+    ptx = kept_ptx(source_text(source), [function], architecture)
     assert ptx.count(PAIRED) == 4 * packs
     assert ptx.count("cvt.rn.bf16.f32") == alone
     assert ptx.count("st.global.v4") == packs

@@ -60,9 +60,13 @@ Ranges = Sequence[tuple[int, int]]
 LANGUAGE = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing"]
 # Static memory of a library is its own (not one of all libraries), and is what kernels share.
 STATIC = ["-fvisibility=hidden", "-fno-gnu-unique"]
+FAST = ["-fno-plt", "-fno-semantic-interposition"]  # calls between the libraries
 # The calls that `device.cpp` answers: of every access, and of what the language leaves undefined.
+# A barrier of the source stays one place of the code: nothing behind a branch is copied into it.
 UNDEFINED = "alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero"
 CHECKED = [
+    *FAST,
+    "-fno-thread-jumps",
     "-fsanitize=thread",
     f"-fsanitize={UNDEFINED}",
     "--param=tsan-instrument-func-entry-exit=0",
@@ -232,8 +236,8 @@ def compiled(
         f"{seen} int kinds_{at}(char* k) {{ return Emulated<&{name}>::kinds(k); }}\n"
         for at, name in enumerate(names)
     )
-    flags = [*(["-Og", *CHECKED] if checked else ["-O1"]), f"-DON_CPU_CHECKED={int(checked)}"]
-    library = _built(stem, f'#include "{HEADER}"\n{text}\n{wrappers}', [*flags, *STATIC])
+    flags = ["-O1", *(CHECKED if checked else ()), f"-DON_CPU_CHECKED={int(checked)}"]
+    library = _built(stem, f'#include "{HEADER.name}"\n{text}\n{wrappers}', [*flags, *STATIC])
     found = {}
     for at, name in enumerate(names):
         function, letters = getattr(library, f"run_{at}"), ctypes.create_string_buffer(256)
@@ -246,11 +250,14 @@ def compiled(
 @cache
 def _device() -> ctypes.PyDLL:
     """The device that all kernels of this process run on."""
-    return _built("device", (HERE / "device.cpp").read_text(), ["-O2", f"-I{HERE}"])
+    return _built("device", (HERE / "device.cpp").read_text(), ["-O3", *FAST])
 
 
 def _built(stem: str, text: str, flags: list[str]) -> ctypes.PyDLL:
-    """A library of a text, built where it is not yet; one call at a time goes into it."""
+    """A library of a text, built where it is not yet; one call at a time goes into it.
+
+    Its digest knows no path, so that all checkouts share what they have in common.
+    """
     headers = HEADER.read_text() + (HERE / "device.h").read_text()
     digest = sha256("\0".join([text, headers, *flags, *LANGUAGE]).encode()).hexdigest()[:24]
     FOLDER.mkdir(exist_ok=True)
@@ -261,7 +268,7 @@ def _built(stem: str, text: str, flags: list[str]) -> ctypes.PyDLL:
             code.write_text(text)
             # linked in a step of its own, without the sanitizers' libraries
             for step in (
-                [*LANGUAGE, *flags, "-c", "-o", str(made), str(code)],
+                [*LANGUAGE, *flags, f"-I{HERE}", "-c", "-o", str(made), str(code)],
                 ["-shared", "-o", str(draft), str(made)],
             ):
                 done = subprocess.run(["g++", *step], capture_output=True, text=True)

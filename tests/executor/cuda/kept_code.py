@@ -1,0 +1,82 @@
+"""Code of our sources for devices, kept between runs, for tests that look into it.
+
+Compiling takes seconds and follows from the text, the options, the compiler and our way of asking
+it alone. `FileStreamProgramCache` lets several processes read and write at once.
+"""
+
+import inspect
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.kernel_resources import Resources
+from millrace.executor.cuda import compiling
+from millrace.executor.cuda.compiling import Cubin, cubin_of, program_options
+from millrace.executor.cuda.source_text import source_text
+from tests.executor.cuda import ptx
+
+FOLDER = Path(tempfile.gettempdir()) / "millrace-compiled"
+FUNCTION = re.compile(
+    r"Compiling entry function '(\S+)' for .*?"
+    r"(\d+) bytes stack frame.*?Used (\d+) registers([^\n]*)",
+    flags=re.DOTALL,
+)
+
+
+def kept_cubin(source: str, functions: Iterable[str], architecture: str) -> Cubin:
+    """What `offline_cubin` makes of functions of a source."""
+    return kept_cubin_of(source_text(source), source, functions, architecture)
+
+
+def kept_cubin_of(text: str, source: str, functions: Iterable[str], architecture: str) -> Cubin:
+    """What `cubin_of` makes of functions of a translation unit."""
+    names = sorted(set(functions))
+
+    def made() -> bytes:
+        return msgspec.msgpack.encode(cubin_of(text, source, names, architecture))
+
+    return msgspec.msgpack.decode(
+        _kept(text, source, names, architecture, "cubin", made), type=Cubin
+    )
+
+
+def kept_ptx(text: str, functions: Iterable[str], architecture: str) -> str:
+    """What `ptx_of` makes of functions of a translation unit."""
+    names = sorted(set(functions))
+
+    def made() -> bytes:
+        return ptx.ptx_of(text, names, architecture).encode()
+
+    return _kept(text, "text", names, architecture, "ptx", made).decode()
+
+
+def _kept(
+    text: str, source: str, names: list[str], architecture: str, form: str,
+    make: Callable[[], bytes],
+) -> bytes:  # fmt: skip
+    from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+
+    askers = inspect.getsource(compiling) + inspect.getsource(ptx)
+    key = make_program_cache_key(
+        code=text, code_type="c++", options=program_options(source, architecture),
+        target_type=form, name_expressions=names, extra_digest=sha256(askers.encode()).digest(),
+    )  # fmt: skip
+    with FileStreamProgramCache(FOLDER) as cache:
+        found = cache.get(key)
+        if found is None:
+            found = make()
+            cache[key] = found
+    return found
+
+
+def as_reported(made: Cubin) -> dict[str, Resources]:
+    """What every function takes, by the words of the assembler and by symbol."""
+    found = {}
+    for symbol, stack, registers, rest in FUNCTION.findall(made.report):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[symbol] = Resources(int(registers), int(shared[1]) if shared else 0, int(stack))
+    return found
