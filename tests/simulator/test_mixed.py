@@ -1,5 +1,7 @@
 """Two kinds of device, simulated: uneven stages gain, and stage fidelity says what ops say."""
 
+from functools import cache
+
 import pytest
 from msgspec.structs import replace
 
@@ -56,13 +58,14 @@ MIXED = replace(
 )
 
 
+@cache
 def planned(pins: Pins) -> Plan:
     return search(
         SearchRequest(
             model=GPT,
             training=TrainingSpec(),
             cluster=MIXED,
-            global_batch=64,
+            global_batch=32,
             pins=pins,
             max_gap=0.2,
         )

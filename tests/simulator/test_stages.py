@@ -15,7 +15,7 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
 from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.simulator import SimulationError, forecast, predict, simulate
+from millrace.simulator import Simulated, SimulationError, forecast, predict, simulate
 from millrace.simulator.chunks.coarse import CoarseGraph
 from millrace.simulator.paths import steady_step
 from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
@@ -127,6 +127,12 @@ def planned(name: str) -> Plan:
     return recomputed(plan, dict.fromkeys(plan_graph(plan).blocks, case.recompute))
 
 
+@cache
+def by_op(name: str) -> Simulated:
+    """What events show op by op."""
+    return predict(planned(name), fidelity="op", spans=False)
+
+
 def cut(plan: Plan, schedule: str, stages: int, rows: int, microbatches: int) -> Plan:
     """The plan's blocks in other chunks under another schedule, as many as may be in each."""
     blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
@@ -179,8 +185,7 @@ CUTS = [
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
-    plan = planned(name)
-    fine = predict(plan, fidelity="op", spans=False)
+    plan, fine = planned(name), by_op(name)
     coarse = predict(plan, fidelity="stage", spans=False)
     blocks = predict(plan, fidelity="block", spans=False)
     found = [one.fidelity for one in (fine, blocks, coarse)]
@@ -216,7 +221,7 @@ def test_the_steady_step_is_what_events_show(name: str) -> None:
 def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
     plan, graph = planned(name), plan_graph(planned(name))
     quick = forecast(plan, graph, plan_memory(plan, graph))
-    found = predict(plan, spans=False, fidelity="op")
+    found = by_op(name)
     assert quick.fidelity == "op"
     assert quick.step_time_ns == found.step_time_ns
     assert quick.bubble_fraction == pytest.approx(found.bubble_fraction, rel=1e-12)

@@ -8,20 +8,19 @@ functional = torch.nn.functional
 
 
 class Gpt(nn.Module):
-    """Two layers with one product for queries, keys and values; the head tied or not."""
+    """A layer with one product for queries, keys and values; the head tied or not."""
 
     def __init__(self, *, tied, vocab=50, width=16, heads=4, length=8):
         super().__init__()
         self.head = None if tied else nn.Linear(width, vocab, bias=False)
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Parameter(torch.randn(length, width))
-        self.layers = nn.ModuleList(GptLayer(width, heads) for _ in range(2))
+        self.layer = GptLayer(width, heads)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids):
         x = self.tokens(ids) + self.positions[: ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
+        x = self.layer(x)
         table = self.tokens.weight if self.head is None else self.head.weight
         return functional.linear(self.norm(x), table)
 

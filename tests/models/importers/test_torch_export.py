@@ -85,7 +85,7 @@ def torch_loss(module: Any, inputs: Any, targets: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND, *ROTARY])
-def test_loss_and_every_gradient_equal_those_of_pytorch(name: str) -> None:
+def test_loss_every_gradient_and_flops_equal_those_of_pytorch(name: str) -> None:
     module, inputs = example(name)
     found = imported(name)
     given, targets = data_of(found.graph, inputs)
@@ -94,8 +94,17 @@ def test_loss_and_every_gradient_equal_those_of_pytorch(name: str) -> None:
     for variable, value in found.values.items():
         np.copyto(reference.values[variable], value)
     reference.step()
-    loss = torch_loss(module, inputs, targets)
-    loss.backward()
+    counter = optional("torch.utils.flop_counter").FlopCounterMode
+    math = torch.nn.attention.SDPBackend.MATH
+    with torch.nn.attention.sdpa_kernel(math), counter(display=False) as counted:
+        loss = torch_loss(module, inputs, targets)
+        forward = counted.get_total_flops()
+        loss.backward()
+    # Every expert of ours computes all its places, 4 / 2 as many as are taken.
+    extra = 2 * 2 * (16 * 2) * 3 * 32 * 48 if name == "mixtral" else 0
+    assert model_flops(found.graph) == forward + extra
+    if name != "convolutions in groups":  # counted there as if every channel met every other
+        assert model_flops(trained(name)) == counted.get_total_flops() + 3 * extra
     assert reference.run.totals[0][0] == pytest.approx(loss.item(), rel=TOLERANCE)
     parameters = dict(module.named_parameters())
     gradients = reference.gradients()
@@ -105,23 +114,6 @@ def test_loss_and_every_gradient_equal_those_of_pytorch(name: str) -> None:
         # Some gradients are zero but for rounding (the bias of keys): these against the largest.
         allowed = TOLERANCE * np.abs(want).max() + 1e-7 * largest
         assert np.abs(gradients[variable] - want).max() <= allowed, variable
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND])
-def test_flops_equal_those_that_pytorch_counts(name: str) -> None:
-    counter = optional("torch.utils.flop_counter").FlopCounterMode
-    module, inputs = example(name)
-    _, targets = data_of(imported(name).graph, inputs)
-    math = torch.nn.attention.SDPBackend.MATH
-    with torch.nn.attention.sdpa_kernel(math), counter(display=False) as counted:
-        loss = torch_loss(module, inputs, targets)
-        forward = counted.get_total_flops()
-        loss.backward()
-    # Every expert of ours computes all its places, 4 / 2 as many as are taken.
-    extra = 2 * 2 * (16 * 2) * 3 * 32 * 48 if name == "mixtral" else 0
-    assert model_flops(imported(name).graph) == forward + extra
-    if name != "convolutions in groups":  # counted there as if every channel met every other
-        assert model_flops(trained(name)) == counted.get_total_flops() + 3 * extra
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *BY_HAND])

@@ -148,9 +148,9 @@ def configuration(case: str) -> Any:
     return transformers.AutoConfig.for_model(model_type, **values)
 
 
-def lively(config: Any, attention: str = "eager") -> Any:
+def lively(config: Any) -> Any:
     """A module of random values, norms and biases too, so that no parameter is idle."""
-    config._attn_implementation = attention
+    config._attn_implementation = "eager"  # whose products PyTorch counts once
     torch.manual_seed(1)
     module = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

@@ -1,5 +1,8 @@
 """Compiling: what the actor graph of a plan must be, whatever the plan."""
 
+from collections.abc import Callable
+from functools import cache, partial
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -19,6 +22,7 @@ from tests.millrace.plans import data_parallel_pipeline
 from tests.recomputed import recomputed
 from tests.small_models import small
 
+ANY = 5.0  # a gap with which a search is over soon: any plan serves
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
 
@@ -47,6 +51,7 @@ def on_a_ring(**pins) -> Plan:
         training=TrainingSpec(),
         cluster=local_cluster(8, cores=2, memory_bytes=2**33),
         global_batch=8,
+        max_gap=ANY,
         pins=Pins(**{"dp": 1, "tp": 1, "cp": 4, "pp": 2, "micro_batch": 2, "ring": True} | pins),
     )
     return search(request)
@@ -59,35 +64,49 @@ def sharing_out(**pins) -> Plan:
         training=TrainingSpec(),
         cluster=parse_cluster(f"a100-sxm-80gb:{4 * pins.get('pp', 1)}x1"),
         global_batch=8,
+        max_gap=ANY,
         pins=Pins(**{"dp": 2, "tp": 1, "cp": 2, "pp": 1, "micro_batch": 1, "zero": 1} | pins),
     )
     return search(request)
 
 
-KEEPING = [*(plan_with(schedule=name) for name in SCHEDULES), interleaved()]
-PLANS = [
-    *KEEPING,
-    *(recomputing(plan, "full") for plan in KEEPING),
-    recomputing(KEEPING[1], "selective"),
-    recomputed(KEEPING[2], {"embedding": "full", "h.1": "selective", "h.3": "full"}),
-    on_a_ring(schedule="zb-h1"),
-    on_a_ring(schedule="1f1b", recompute="full"),
-    on_a_ring(cp=8, pp=1),
-    sharing_out(),
-    sharing_out(pp=2, schedule="interleaved-1f1b", interleave=2),
-    sharing_out(pp=2, schedule="zb-h1"),
-]
+KEEPING: dict[str, Callable[[], Plan]] = {
+    **{name: partial(plan_with, schedule=name) for name in SCHEDULES},
+    "interleaved": interleaved,
+}
+RECOMPUTING: dict[str, Callable[[], Plan]] = {
+    f"{name}, {mode}": partial(lambda made, mode: recomputing(made(), mode), made, mode)
+    for name, made in KEEPING.items()
+    for mode in ("selective", "full")
+}
+PLANS: dict[str, Callable[[], Plan]] = {
+    **KEEPING,
+    **RECOMPUTING,
+    "zb-h1, some": lambda: recomputed(
+        plan_with(schedule="zb-h1"), {"embedding": "full", "h.1": "selective", "h.3": "full"}
+    ),
+    "ring, zb-h1": partial(on_a_ring, schedule="zb-h1"),
+    "ring, full": partial(on_a_ring, schedule="1f1b", recompute="full"),
+    "ring of eight": partial(on_a_ring, cp=8, pp=1),
+    "storage": sharing_out,
+    "storage, interleaved": partial(sharing_out, pp=2, schedule="interleaved-1f1b", interleave=2),
+    "storage, zb-h1": partial(sharing_out, pp=2, schedule="zb-h1"),
+}
 
 
-def named(plan: Plan) -> str:
-    """The schedule, and what its blocks recompute."""
-    modes = sorted({variant.recompute for variant in plan.variants})
-    return f"{plan.schedule} {'+'.join(modes)}"
+@cache
+def plan_of(name: str) -> Plan:
+    return PLANS[name]()
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=named)
-def test_slots_that_are_in_use_at_once_never_share_memory(plan):
-    graph = compile_plan(plan)
+@cache
+def compiled(name: str) -> ActorGraph:
+    return compile_plan(plan_of(name))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_slots_that_are_in_use_at_once_never_share_memory(name):
+    graph = compiled(name)
     live: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in graph.programs]
     readers: dict[tuple[int, int, int], int] = {}
     consumers = [
@@ -130,7 +149,7 @@ def test_slots_that_are_in_use_at_once_never_share_memory(plan):
 
 
 def test_weights_and_their_gradients_lend_each_other_their_places():
-    (program,) = compile_plan(sharing_out()).programs
+    (program,) = compiled("storage").programs
     lent = {r.name for r in program.registers if r.memory_kind == "lent"}
     assert "h.0.mlp.down.weight.cast" in lent
     assert any(name.startswith("h.0.mlp.down.weight.repeat.accumulate (") for name in lent)
@@ -142,16 +161,16 @@ def span(register, slot):
     return start, start + register.slot_bytes
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=named)
-def test_the_same_plan_compiles_to_the_same_bytes_and_back(plan):
-    first, second = compile_plan(plan), compile_plan(plan)
+@pytest.mark.parametrize("name", PLANS)
+def test_the_same_plan_compiles_to_the_same_bytes_and_back(name):
+    first, second = compiled(name), compile_plan(plan_of(name))
     assert to_json(first) == to_json(second)
     assert msgspec.json.decode(to_json(first), type=ActorGraph) == first
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=named)
-def test_every_meeting_is_in_a_lane_and_in_the_one_launch_order(plan):
-    for program in compile_plan(plan).programs:
+@pytest.mark.parametrize("name", PLANS)
+def test_every_meeting_is_in_a_lane_and_in_the_one_launch_order(name):
+    for program in compiled(name).programs:
         launch = next(q for q in program.queues if q.name == "launch")
         assert launch.leave is Leave.ISSUED
         meetings = [i for i, actor in enumerate(program.actors) if actor.meeting is not None]
@@ -163,7 +182,7 @@ def test_every_meeting_is_in_a_lane_and_in_the_one_launch_order(plan):
 
 
 def test_stages_agree_on_the_order_of_what_passes_between_them():
-    first, second = compile_plan(interleaved()).programs
+    first, second = compiled("interleaved").programs
     orders = []
     for program, peer in ((first, 1), (second, 0)):
         launch = next(q for q in program.queues if q.name == "launch")
@@ -181,10 +200,9 @@ def test_deeper_schedules_hold_more_activations():
     assert peaks["1f1b"][1] < peaks["gpipe"][1]
 
 
-@pytest.mark.parametrize("plan", KEEPING, ids=named)
-@pytest.mark.parametrize("mode", ["selective", "full"])
-def test_clones_run_with_the_input_gradients_of_their_block_right_before_them(plan, mode):
-    for program in compile_plan(recomputing(plan, mode)).programs:
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_clones_run_with_the_input_gradients_of_their_block_right_before_them(name):
+    for program in compiled(name).programs:
         order = program.queues[0].order
         actors = [program.actors[index] for index in order if not program.actors[index].in_place]
         for at, actor in enumerate(actors):
@@ -222,9 +240,9 @@ def test_what_a_late_weight_gradient_reads_is_held_recomputed_or_not():
     assert slots["h.2.mlp.gelu"] == again["h.2.mlp.gelu.recompute"] == 2
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=named)
-def test_memory_by_kind_adds_up_to_the_arena(plan):
-    for program in compile_plan(plan).programs:
+@pytest.mark.parametrize("name", PLANS)
+def test_memory_by_kind_adds_up_to_the_arena(name):
+    for program in compiled(name).programs:
         kinds = program.memory_bytes_by_kind
         assert sum(kinds.values()) == program.memory_bytes
         assert set(kinds) >= {"activation", "gradient", "optimizer", "parameter", "temporary"}

@@ -23,8 +23,8 @@ ROW = Value(shape=SHAPE, dtype="bfloat16")
 WEIGHT = Value(shape=(32, 32), dtype="bfloat16")
 
 
-def planned(model: ModelSpec, devices: int = 1, **pins: object) -> Plan:
-    """A plan for GPUs that our own executor drives."""
+def planned(model: ModelSpec, devices: int = 1, *, max_gap: float = 5.0, **pins: object) -> Plan:
+    """A plan for GPUs that our own executor drives; by default the first that there is."""
     cluster = parse_cluster(f"h100-sxm-80gb:{devices}x1")
     return search(
         SearchRequest(
@@ -33,6 +33,7 @@ def planned(model: ModelSpec, devices: int = 1, **pins: object) -> Plan:
             cluster=replace(cluster, software=framework("millrace")),
             global_batch=16,
             pins=Pins(**pins),  # type: ignore[arg-type]
+            max_gap=max_gap,
         )
     )
 
@@ -178,7 +179,7 @@ def test_the_search_and_the_simulator_charge_fused_plans_alike(model):
     from millrace.models.zoo.catalogue import model_spec
 
     spec = replace(model_spec(model), precision="bf16", seq_len=1024)
-    plan = planned(spec, 4, dp=2, tp=2, pp=1)
+    plan = planned(spec, 4, dp=2, tp=2, pp=1, micro_batch=4, max_gap=0.05)
     assert plan.evidence is not None
     graph = build_training(plan.model, plan.training, plan.batch)
     assert predict(plan, graph=graph).step_time_ns / 1e9 == pytest.approx(

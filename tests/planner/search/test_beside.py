@@ -5,13 +5,11 @@ import os
 import pytest
 
 from millrace.models.graph import to_json
-from millrace.models.spec import TrainingSpec
-from millrace.models.zoo.catalogue import model_spec
-from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search import search
 from millrace.planner.search.blocks import beside as module
 from millrace.planner.search.blocks.beside import beside
+from tests.planner.search.test_exact import question
 
 CORES = [True, False]
 
@@ -58,20 +56,19 @@ def test_a_process_that_dies_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert beside(lambda: 1, dies_elsewhere) == (1, "done")
 
 
-def test_a_plan_is_the_same_on_one_core_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = SearchRequest(
-        model=model_spec("gpt3-1.3b", seq_len=2048, precision="fp16"),
-        training=TrainingSpec(),
-        cluster=parse_cluster("v100-sxm-16gb:8x1"),
-        global_batch=64,
-        pins=Pins(pp=2),
-    )
+@pytest.mark.parametrize("seed", [10, 63])
+def test_a_plan_is_the_same_on_one_core_and_on_two(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages or blocks that recompute: memory is tight, so that modes are solved at once."""
+    asked = question(seed)
+    assert asked.memory_limit_bytes is not None
     forked = []
     fork = os.fork
     monkeypatch.setattr(os, "fork", lambda: forked.append(1) or fork())
-    found = []
+    plans = []
     for cores in CORES:
         monkeypatch.setattr(module, "_can_fork", lambda cores=cores: cores)
-        found.append(to_json(search(request, remedies=False)))
-    assert forked, "memory is tight, so that modes of recomputation are solved beside each other"
-    assert found[0] == found[1]
+        plans.append(search(asked, remedies=False))
+    assert forked
+    assert to_json(plans[0]) == to_json(plans[1])

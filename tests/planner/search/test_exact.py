@@ -1,7 +1,6 @@
 """The whole search against exhaustive enumeration, on small graphs, meshes and memory limits."""
 
 from dataclasses import replace
-from functools import cache
 from random import Random
 
 import pytest
@@ -18,8 +17,24 @@ from tests.plain_links import without_library
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 
-QUESTIONS = 50
 MIXED = 46  # questions from here on are about recomputation
+QUESTIONS = (*range(MIXED), 47, 56, 61, 63)
+# Long, and of a kind of which others are asked: only with -m exhaustive.
+LONG = (8, 16, 26, 41, 46, 48, 49, 59)
+# What the answers to some are, which is why these are asked.
+SHOWN = {
+    0: {"2 stages", "0 axes", "free"},
+    2: {"2 devices", "limited", "refused"},
+    4: {"1 stage", "1 axis", "limited"},
+    13: {"limited", "refused"},
+    18: {"4 devices", "2 axes", "limited"},
+    27: {"4 devices", "2 stages", "1 axis", "zb-h1"},
+    36: {"2 stages", "full", "limited"},
+    38: {"2 axes", "selective", "limited"},
+    42: {"limited", "refused"},
+    47: {"2 axes", "none", "selective", "limited"},
+    61: {"1 axis", "none", "full", "limited"},
+}
 LIMITED = 0.45  # share of questions with a memory limit
 # Figures of a block are rounded up to whole nanoseconds, of steps of 0.1 ms and more; within that,
 # and ten times its solver's tolerance of 1e-6, the joint program takes any plan.
@@ -63,7 +78,6 @@ def drawn_cluster(devices: int, seed: int) -> Cluster:
     return structs.replace(found, device=device, intra_node=link, software=software)
 
 
-@cache
 def question(seed: int) -> SearchRequest:
     """A request drawn from the seed; its memory is a share of what the free plan takes."""
     rng = Random(seed)
@@ -108,12 +122,6 @@ def question(seed: int) -> SearchRequest:
     return replace(asked, memory_limit_bytes=limit)
 
 
-@cache
-def answer(seed: int) -> Plan | None:
-    """The plan at default settings."""
-    return found(question(seed))
-
-
 def found(request: SearchRequest) -> Plan | None:
     """The plan by the planner's own cost and estimate of memory; None where none fits."""
     try:
@@ -128,11 +136,30 @@ def optimum_ns(request: SearchRequest, cutoff_ns: float) -> float:
     return Enumerator(request, limited=limited, cutoff_ns=cutoff_ns).optimum()
 
 
-@pytest.mark.parametrize("seed", range(QUESTIONS))
+def shown(asked: SearchRequest, plan: Plan | None) -> set[str]:
+    """The sides of a question and of its answer."""
+    limited = "free" if asked.memory_limit_bytes is None else "limited"
+    found = {f"{asked.cluster.devices} devices", limited}
+    if plan is None:
+        return found | {"refused"}
+    axes = len(plan.mesh.axes)
+    found |= {"1 stage" if plan.stages == 1 else f"{plan.stages} stages", plan.schedule}
+    found |= {"1 axis" if axes == 1 else f"{axes} axes"}
+    return found | {variant.recompute for variant in plan.variants}
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(seed for seed in QUESTIONS if seed not in LONG),
+        *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in LONG),
+    ],
+)
 def test_the_search_is_exact(seed: int) -> None:
     """The optimum lies within the printed gap, and where none is allowed it is found."""
     asked = question(seed)
-    exact, usual = found(replace(asked, max_gap=0.0)), answer(seed)
+    exact, usual = found(replace(asked, max_gap=0.0)), found(asked)
+    assert shown(asked, usual) >= SHOWN.get(seed, set())
     if exact is None or usual is None:
         assert exact is usual is None
         assert optimum_ns(asked, float("inf")) == float("inf")
@@ -205,18 +232,3 @@ def test_room_is_made_for_what_deferred_gradients_of_weights_read() -> None:
     assert plan.evidence.gap < SAME
     objective_ns = plan.evidence.objective_s * 1e9
     assert objective_ns == pytest.approx(optimum_ns(asked, objective_ns * (1 + SAME)), rel=SAME)
-
-
-def test_questions_cover_what_a_plan_may_be() -> None:
-    """Among the answers: stages, recomputation of some blocks, split storage, and refusals."""
-    asked = [question(seed) for seed in range(QUESTIONS)]
-    limited = [one for one in asked if one.memory_limit_bytes is not None]
-    assert QUESTIONS // 3 < len(limited) < QUESTIONS
-    assert {one.cluster.devices for one in asked} == {2, 4}
-    plans = [answer(seed) for seed in range(QUESTIONS)]
-    assert sum(plan is None for plan in plans) > 3
-    made = [plan for plan in plans if plan is not None]
-    assert {plan.stages for plan in made} == {1, 2}
-    assert {len(plan.mesh.axes) for plan in made} >= {0, 1, 2}
-    assert {v.recompute for plan in made for v in plan.variants} >= {"none", "full"}
-    assert any(len({v.recompute for v in plan.variants}) > 1 for plan in made)

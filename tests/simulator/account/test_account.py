@@ -1,5 +1,7 @@
 """The account of a step: its rows add up to the figures, however coarse what fires is."""
 
+from functools import cache
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +17,12 @@ from tests.simulator.test_stages import planned
 
 NAMES = ("ZeRO 3 on stages", "experts", "zb-h1", "recompute", "interleaved")
 FIDELITIES = ("op", "block", "stage")
+
+
+@cache
+def calm(name: str, fidelity: str) -> tuple[Simulated, Account]:
+    """A plan's step with nothing that varies, and its account."""
+    return taken(planned(name), fidelity)
 
 
 def taken(plan: Plan, fidelity: str, **options: float) -> tuple[Simulated, Account]:
@@ -44,7 +52,7 @@ def check_sums(found: Simulated, account: Account) -> None:
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_add_up_to_the_figures(name: str, fidelity: str) -> None:
-    check_sums(*taken(planned(name), fidelity))
+    check_sums(*calm(name, fidelity))
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
@@ -61,7 +69,7 @@ def test_rows_add_up_where_ranks_share_cores() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_of_chunks_are_made_of_what_fires_op_by_op(name: str) -> None:
-    (_, fine), (_, coarse) = (taken(planned(name), one) for one in ("op", "stage"))
+    (_, fine), (_, coarse) = (calm(name, one) for one in ("op", "stage"))
     ops = {(row.kind, row.phase): row.busy_ns for row in fine.compute}
     parts = {(row.kind, row.phase): row.busy_ns for row in coarse.compute}
     assert parts.keys() == ops.keys()
@@ -93,7 +101,7 @@ def test_a_slow_host_is_what_is_waited_for(fidelity: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_stays_within_the_arena_and_nearly_fills_it(name: str) -> None:
     plan = planned(name)
-    found, account = taken(plan, "op")
+    found, account = calm(name, "op")
     programs = compile_plan(plan).programs
     for program, course, row in zip(programs, account.memory, account.stages, strict=True):
         beside = sum(row.memory_by_kind.values()) - program.memory_bytes
@@ -107,7 +115,7 @@ def test_memory_stays_within_the_arena_and_nearly_fills_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_of_whole_parts_peaks_at_the_plans(name: str) -> None:
-    found, account = taken(planned(name), "stage")
+    found, account = calm(name, "stage")
     for course, row in zip(account.memory, account.stages, strict=True):
         assert peak_bytes(course) == sum(row.memory_by_kind.values())
         assert row.memory_by_kind == found.memory_by_kind[row.stage]
