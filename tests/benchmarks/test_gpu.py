@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,8 +23,11 @@ from benchmarks.starting_point import RandomSamples, sources_of, starting_values
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Source
 from millrace.executor.reference import run_reference
+from millrace.files import write_document
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build, build_training
+from millrace.planner.clusters import device, parse_cluster
+from millrace.planner.memory.device import reserved_bytes
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 from tests.extras import optional
@@ -38,11 +42,17 @@ def of_one_layer(precision: str = "fp32") -> ModelSpec:
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[str, Any]:
-    """Figures of a small model on the emulated device, and what was handed over meanwhile."""
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Figures of a small model on the emulated device, and what was handed over meanwhile.
+
+    By its profile the device has room for the second batch alone.
+    """
+    profile = tmp_path_factory.mktemp("gpu") / "profile.json"
+    room = reserved_bytes(parse_cluster("h100-sxm-80gb:1x1")) + 2**20
+    write_document(profile, msgspec.structs.replace(device("h100-sxm-80gb"), memory_bytes=room))
     handed: list[dict[str, Any]] = []
     found = gpu_training.trained(
-        of_one_layer("bf16"), (2**22, BATCH), hand_over=handed.append, effort=BRIEF
+        of_one_layer("bf16"), (16 * BATCH, BATCH), profile, handed.append, BRIEF
     )
     return found | {"handed": handed}
 
