@@ -31,6 +31,7 @@ from millrace.planner.memory.device import reserved_bytes
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 from tests.extras import optional
+from tests.parallel_runs import STRAYING
 from tests.small_models import small
 
 BATCH, LOSSES = 4, 4
@@ -93,7 +94,10 @@ def reference(spec: ModelSpec, steps: int) -> list[float]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt", "llama", "mixtral", "resnet"])
 def test_pytorch_trains_as_the_reference_does(name: str) -> None:
-    """The same weights, samples, decay, clipping and updates, for several steps."""
+    """The same weights, samples, decay, clipping and updates, for several steps.
+
+    In float32 it strays from the truth as our own float32 does.
+    """
     optional("torch")
     from benchmarks.torch_models.settings import Setting
     from benchmarks.torch_models.training import tried
@@ -101,8 +105,11 @@ def test_pytorch_trains_as_the_reference_does(name: str) -> None:
     spec = small(name)
     graph = build(spec, BATCH)
     values = dict(starting_values(graph))
-    expected = reference(spec, LOSSES)
-    for numerics, apart in (("float32", 1e-4), ("autocast", 2e-2), ("masters", 2e-2)):
+    expected = np.array(reference(small(name, "fp64"), LOSSES))
+    spread = np.abs(np.array(reference(spec, LOSSES)) - expected).max()
+    strays = STRAYING * spread + 1e-5  # losses are told in five digits
+    assert strays < 1e-3
+    for numerics, apart in (("float32", strays), ("autocast", 2e-2), ("masters", 2e-2)):
         setting = Setting(numerics=numerics, vocab_multiple=64)
         found = tried(spec, graph, setting, values, BATCH, 3, LOSSES, "cpu")
         np.testing.assert_allclose(found["losses"], expected, atol=apart, err_msg=numerics)
