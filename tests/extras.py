@@ -16,10 +16,16 @@ def optional(name: str, extra: str = "torch") -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
         except ImportError:
             if os.environ.get("MILLRACE_ALL_EXTRAS"):
                 raise
+        else:
+            if name.partition(".")[0] == "torch":
+                # Threads of its pool spin while they wait for each other: on shared cores a step
+                # of a small model takes a hundred times as long with two of them as with one.
+                importlib.import_module("torch").set_num_threads(1)
+            return module
     pytest.skip(
         f"{name} is not installed: pip install 'millrace[{extra}]'", allow_module_level=True
     )

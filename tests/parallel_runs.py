@@ -3,12 +3,14 @@
 Ranks go through the same compiler, protocol, kernels and boxing as a run over MPI.
 """
 
+from functools import partial
+
 import numpy as np
 
 from millrace.executor.data import open_dataset
 from millrace.executor.kernels.context import RunState
 from millrace.executor.rank import RankState
-from millrace.executor.reference import ReferenceResult
+from millrace.executor.reference import OPTIMIZERS, ReferenceResult
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
@@ -16,10 +18,16 @@ from millrace.planner.plan import Plan
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 from tests.in_process import KernelWork, execute_lockstep
 
+STRAYING = 10  # sums in another order err as much, a wrong number errs by far more
+
 
 def run(plan: Plan, graph: Graph, actors: ActorGraph, steps: int) -> list[RankState]:
     """The states of all ranks after so many steps."""
-    states = begun(plan, graph, actors)
+    return advanced(begun(plan, graph, actors), actors, steps)
+
+
+def advanced(states: list[RankState], actors: ActorGraph, steps: int) -> list[RankState]:
+    """The same states after so many steps."""
     work = KernelWork(states)
     execute_lockstep(actors, steps, work, work.meet)
     return states
@@ -64,47 +72,79 @@ def whole(states: list[RankState], name: str) -> np.ndarray:
     return found
 
 
-def assert_gradients_and_parameters_equal(
+def assert_trains_as_one_device(
     plan: Plan, graph: Graph, actors: ActorGraph, expected: ReferenceResult, steps: int
 ) -> None:
-    """Every gradient of the first step and every parameter after `steps`, in float64."""
-    optimizers = ("adamw", "sgd")
-    updates = {op.inputs[1]: op.inputs[0] for op in graph.ops if op.kind in optimizers}
-    states = run(plan, graph, actors, 1)
+    """One run in float64 shows it all, on every rank.
+
+    Loss, count and norm of every step, every gradient of the first and every parameter after the
+    last.
+    """
+    updates = {op.inputs[0]: op.inputs[1] for op in graph.ops if op.kind in OPTIMIZERS}
+    states = begun(plan, graph, actors)
+    gradients = watched_gradients(states, updates)
+    advanced(states, actors, steps)
+    for state in states:
+        np.testing.assert_allclose(state.run_state.totals, expected.totals, rtol=1e-9)
     # Some gradients are zero but for rounding (a bias on keys shifts every score of a row alike).
     scale = max(np.abs(gradient).max() for gradient in expected.gradients.values())
-    for gradient, variable in updates.items():
-        close(gradient_of(states, gradient, variable), expected.gradients[variable], scale)
-    states = run(plan, graph, actors, steps)
+    assert gradients.keys() == expected.gradients.keys()
+    for variable, gradient in gradients.items():
+        close(gradient, expected.gradients[variable], scale, variable)
     for name, value in expected.parameters[steps].items():
-        close(whole(states, name), value, 1.0)
+        close(whole(states, name), value, 1.0, name)
 
 
-def close(found: np.ndarray, expected: np.ndarray, scale: float) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale)
+def close(found: np.ndarray, expected: np.ndarray, scale: float, name: str) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale, err_msg=name)
 
 
-def gradient_of(states: list[RankState], gradient: str, variable: str) -> np.ndarray:
-    """The gradient as the optimizer reads it: found at the input port of its actor."""
-    found = None
+def watched_gradients(states: list[RankState], updates: dict[str, str]) -> dict[str, np.ndarray]:
+    """Gradients of the first step by variable, filled in as every rank's optimizers read them."""
+    found: dict[str, np.ndarray] = {}
     for state in states:
-        program = state.program
-        for actor in program.actors:
-            if actor.in_place and program.operands(actor)[0][0].tensor == variable:
-                index = actor.inputs[0].register
-                register = program.registers[index]
-                assert register.tensor == gradient
-                if found is None:
-                    found = np.full(register.global_shape, np.nan)
-                offsets = shard_offsets(
-                    register.global_shape,
-                    parse_nd_sbp(register.sbp),
-                    state.graph.axis_sizes,
-                    state.coordinate,
-                )
-                region = tuple(
-                    slice(o, o + n) for o, n in zip(offsets, register.shape, strict=True)
-                )
-                found[region] = state.arena.views[index][0]
-    assert found is not None, variable
+        state.fired = partial(_keep_gradient, found, updates, state)
     return found
+
+
+def _keep_gradient(
+    found: dict[str, np.ndarray],
+    updates: dict[str, str],
+    state: RankState,
+    index: int,
+    firing: int,
+) -> None:
+    program = state.program
+    actor = program.actors[index]
+    if firing or not actor.in_place:
+        return
+    variable = program.operands(actor)[0][0].tensor
+    if variable not in updates:
+        return
+    at = actor.inputs[0].register
+    register = program.registers[at]
+    assert register.tensor == updates[variable]
+    gradient = found.setdefault(variable, np.full(register.global_shape, np.nan))
+    sbps = parse_nd_sbp(register.sbp)
+    offsets = shard_offsets(register.global_shape, sbps, state.graph.axis_sizes, state.coordinate)
+    region = tuple(slice(o, o + n) for o, n in zip(offsets, register.shape, strict=True))
+    gradient[region] = state.arena.views[at][0]
+
+
+def losses_of(states: list[RankState]) -> np.ndarray:
+    """The mean loss of every step, by rank."""
+    return np.array([[loss / n for loss, n, _ in state.run_state.totals] for state in states])
+
+
+def assert_strays_no_further(
+    losses: np.ndarray, single: ReferenceResult, exact: ReferenceResult
+) -> None:
+    """Losses in fp32 are as near to those in float64 as one device's in fp32, times `STRAYING`.
+
+    Every step counts as much as the step in which the one device strays furthest: a difference of
+    two roundings may be nothing by chance.
+    """
+    truth = np.array(exact.losses)
+    spread = np.abs(np.array(single.losses) - truth).max()
+    assert 0 < spread < 1e-4 * truth.max()
+    assert np.abs(losses - truth).max() <= STRAYING * spread

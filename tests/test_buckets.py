@@ -12,7 +12,7 @@ from tests.bucketed_plans import CASES, compiled, searched
 from tests.parallel_runs import run
 from tests.test_agreement import executed, simulated
 
-STEPS = 3
+STEPS = 2
 
 
 def parameters(name: str, actors: ActorGraph) -> dict[tuple[int, str], np.ndarray]:

@@ -7,7 +7,6 @@ the search; the data is what a run would read (text, digits, synthetic clicks an
 from dataclasses import dataclass, field
 from functools import cache
 
-import numpy as np
 import pytest
 
 from millrace.executor.data import open_dataset
@@ -21,10 +20,15 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from millrace.planner.roles import roles
 from millrace.planner.search import Pins, SearchRequest, search
-from tests.parallel_runs import assert_gradients_and_parameters_equal, run
+from tests.parallel_runs import (
+    assert_strays_no_further,
+    assert_trains_as_one_device,
+    losses_of,
+    run,
+)
 from tests.small_models import NAMES, small
 
-GLOBAL_BATCH, MICROBATCHES, STEPS = 8, 2, 20
+GLOBAL_BATCH, MICROBATCHES, STEPS = 8, 2, 3
 TRAINING = TrainingSpec(learning_rate=2e-3, warmup_steps=3, decay_steps=30, clip_norm=0.5)
 
 
@@ -81,6 +85,7 @@ CASES = [
     Case("face", 4, degrees(dp=2, tp=2), {"all_reduce"}, {"head.cosine": "s"}),
 ]
 INDEXES = range(len(CASES))
+IN_FP32 = [at for at in INDEXES if CASES[at].model in ("bert", "resnet") and CASES[at].ranks == 4]
 
 
 def title(index: int) -> str:
@@ -107,14 +112,14 @@ def planned(index: int, precision: str) -> tuple[Plan, Graph, ActorGraph]:
 
 
 @cache
-def reference(model: str, precision: str, steps: int) -> ReferenceResult:
+def reference(model: str, precision: str) -> ReferenceResult:
     spec = small(model, precision)
     return run_reference(
         build_training(spec, TRAINING, GLOBAL_BATCH // MICROBATCHES),
         microbatches=MICROBATCHES,
-        steps=steps,
+        steps=STEPS,
         dataset=open_dataset(None, spec, 0),
-        keep_parameters=(steps,),
+        keep_parameters=(STEPS,),
     )
 
 
@@ -125,26 +130,9 @@ def test_every_family_that_can_be_trained_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=title)
-def test_losses_of_twenty_steps_equal_a_single_device(index: int) -> None:
-    plan, graph, actors = planned(index, "fp32")
-    expected = reference(CASES[index].model, "fp32", STEPS).losses
-    for state in run(plan, graph, actors, STEPS):
-        found = [loss / count for loss, count, _ in state.run_state.totals]
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert min(expected[-3:]) < expected[0]
-
-
-@pytest.mark.parametrize("index", INDEXES, ids=title)
-def test_gradients_and_parameters_in_float64_equal_a_single_device(index: int) -> None:
+def test_a_plan_of_the_kind_asked_for_trains_as_a_single_device(index: int) -> None:
     plan, graph, actors = planned(index, "fp64")
-    expected = reference(CASES[index].model, "fp64", 3)
-    assert_gradients_and_parameters_equal(plan, graph, actors, expected, 3)
-
-
-@pytest.mark.parametrize("index", INDEXES, ids=title)
-def test_the_plan_is_of_the_kind_that_was_asked_for(index: int) -> None:
     case = CASES[index]
-    plan, graph, actors = planned(index, "fp32")
     found = roles(plan, graph)
     assert {name: found[name] for name in case.pins} == case.pins
     kinds = {
@@ -154,3 +142,12 @@ def test_the_plan_is_of_the_kind_that_was_asked_for(index: int) -> None:
         if actor.meeting is not None
     }
     assert case.meetings <= kinds
+    assert_trains_as_one_device(plan, graph, actors, reference(case.model, "fp64"), STEPS)
+
+
+@pytest.mark.parametrize("index", IN_FP32, ids=title)
+def test_losses_in_fp32_stray_from_the_truth_as_those_of_a_single_device(index: int) -> None:
+    plan, graph, actors = planned(index, "fp32")
+    losses = losses_of(run(plan, graph, actors, STEPS))
+    model = CASES[index].model
+    assert_strays_no_further(losses, reference(model, "fp32"), reference(model, "fp64"))

@@ -12,7 +12,7 @@ from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.plan import Plan
 from tests.models.importers.onnx_files import attention_text, parsed, saved, with_weights
-from tests.parallel_runs import assert_gradients_and_parameters_equal
+from tests.parallel_runs import assert_trains_as_one_device
 
 STEPS = 2
 
@@ -35,4 +35,4 @@ def test_an_onnx_model_trains_on_two_ranks_as_on_one(tmp_path, pins):
         dataset=open_dataset(None, spec, 0),
         keep_parameters=(STEPS,),
     )
-    assert_gradients_and_parameters_equal(plan, graph, api.compile(plan), expected, STEPS)
+    assert_trains_as_one_device(plan, graph, api.compile(plan), expected, STEPS)

@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,11 +23,15 @@ from benchmarks.starting_point import RandomSamples, sources_of, starting_values
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Source
 from millrace.executor.reference import run_reference
+from millrace.files import write_document
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build, build_training
+from millrace.planner.clusters import device, parse_cluster
+from millrace.planner.memory.device import reserved_bytes
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 from tests.extras import optional
+from tests.parallel_runs import STRAYING
 from tests.small_models import small
 
 BATCH, LOSSES = 4, 4
@@ -38,11 +43,17 @@ def of_one_layer(precision: str = "fp32") -> ModelSpec:
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[str, Any]:
-    """Figures of a small model on the emulated device, and what was handed over meanwhile."""
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Figures of a small model on the emulated device, and what was handed over meanwhile.
+
+    By its profile the device has room for the second batch alone.
+    """
+    profile = tmp_path_factory.mktemp("gpu") / "profile.json"
+    room = reserved_bytes(parse_cluster("h100-sxm-80gb:1x1")) + 2**20
+    write_document(profile, msgspec.structs.replace(device("h100-sxm-80gb"), memory_bytes=room))
     handed: list[dict[str, Any]] = []
     found = gpu_training.trained(
-        of_one_layer("bf16"), (2**22, BATCH), hand_over=handed.append, effort=BRIEF
+        of_one_layer("bf16"), (16 * BATCH, BATCH), profile, handed.append, BRIEF
     )
     return found | {"handed": handed}
 
@@ -83,7 +94,10 @@ def reference(spec: ModelSpec, steps: int) -> list[float]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt", "llama", "mixtral", "resnet"])
 def test_pytorch_trains_as_the_reference_does(name: str) -> None:
-    """The same weights, samples, decay, clipping and updates, for several steps."""
+    """The same weights, samples, decay, clipping and updates, for several steps.
+
+    In float32 it strays from the truth as our own float32 does.
+    """
     optional("torch")
     from benchmarks.torch_models.settings import Setting
     from benchmarks.torch_models.training import tried
@@ -91,8 +105,11 @@ def test_pytorch_trains_as_the_reference_does(name: str) -> None:
     spec = small(name)
     graph = build(spec, BATCH)
     values = dict(starting_values(graph))
-    expected = reference(spec, LOSSES)
-    for numerics, apart in (("float32", 1e-4), ("autocast", 2e-2), ("masters", 2e-2)):
+    expected = np.array(reference(small(name, "fp64"), LOSSES))
+    spread = np.abs(np.array(reference(spec, LOSSES)) - expected).max()
+    strays = STRAYING * spread + 1e-5  # losses are told in five digits
+    assert strays < 1e-3
+    for numerics, apart in (("float32", strays), ("autocast", 2e-2), ("masters", 2e-2)):
         setting = Setting(numerics=numerics, vocab_multiple=64)
         found = tried(spec, graph, setting, values, BATCH, 3, LOSSES, "cpu")
         np.testing.assert_allclose(found["losses"], expected, atol=apart, err_msg=numerics)

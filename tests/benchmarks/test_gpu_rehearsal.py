@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from benchmarks.gpu_results import EMULATED, by_device
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.sources import ROOT
 
-GONE_S = 10  # until all processes have ended whose starter was killed
-TRIALS = 20
+HANGS_S = 120  # deadlines that only end a hang: nothing here is waited for so long
+TRIALS = 8
 
 # What a CUDA error does: every call that follows in its context fails too.
 CUPY = """
@@ -41,7 +41,7 @@ def synchronize():
 cuda = SimpleNamespace(runtime=SimpleNamespace(deviceSynchronize=synchronize))
 """
 CULPRITS = {
-    "hangs": ("time.sleep(60)", "not done after 2 s"),
+    "hangs": ("time.sleep(600)", "not done after 8 s"),
     "aborts": ("os.abort()", "the process ended: SIGABRT"),
     "faults": ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended: SIGSEGV"),
     "breaks": ("cupy.broken = True", "it broke the device's context: cudaErrorIllegalAddress"),
@@ -75,7 +75,7 @@ def found(name):
         append(f"{name}.{at}", True, figures={"much": "x" * 5000})
         with open(os.environ["LEDGER"], "a") as ledger:
             ledger.write(f"{name}.{at}\\n")
-        time.sleep(60 if name == "endless" and at == 10 else 0.02)
+        time.sleep(600 if name == "endless" and at == 10 else 0.02)
     return {}
 
 if sys.argv[1] == "--item":
@@ -134,49 +134,45 @@ def lines_of_tests(folder: Path, *arguments: str) -> tuple[int, dict[str, Line]]
     return done.returncode, folded(read(folder / "tests.jsonl"))
 
 
-@pytest.fixture(scope="module")
-def after_culprits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, Line]]:
+def test_a_culprit_is_named_and_those_behind_it_run(tmp_path: Path) -> None:
     """A file of tests for every culprit, and one that cannot be imported, in one run."""
-    folder = tmp_path_factory.mktemp("culprits")
-    plant(folder)
-    for name, (code, _) in CULPRITS.items():
-        (folder / f"test_{name}.py").write_text(TESTS.replace("CULPRIT", code))
-    (folder / "test_imports.py").write_text("import no_such_module")
-    return folder, *lines_of_tests(folder, "--test-seconds", "2")
-
-
-@pytest.mark.parametrize("name", CULPRITS)
-def test_a_culprit_is_named_and_those_behind_it_run(
-    name: str, after_culprits: tuple[Path, int, dict[str, Line]]
-) -> None:
-    folder, code, lines = after_culprits
+    plant(tmp_path)
+    for name, (text, _) in CULPRITS.items():
+        (tmp_path / f"test_{name}.py").write_text(TESTS.replace("CULPRIT", text))
+    (tmp_path / "test_imports.py").write_text("import no_such_module")
+    code, lines = lines_of_tests(tmp_path, "--test-seconds", "8")
     assert code == 1
-    culprit = lines[f"test_{name}.py::test_culprit"]
-    assert culprit["ok"] is False
-    assert culprit["error"].startswith(CULPRITS[name][1])
-    before, behind = (f"test_{name}.py::test_{one}" for one in ("before", "behind"))
-    assert lines[before]["ok"]
-    assert lines[behind]["ok"]
-    ran = (folder / "processes").read_text().splitlines()
+    ran = (tmp_path / "processes").read_text().splitlines()
     processes = dict(line.rsplit(" ", 1) for line in ran)
-    assert (processes[before] == processes[behind]) is (name == "fails")
-    if name in ("hangs", "aborts", "faults"):
-        assert "test_culprit" in culprit["details"], "where it was"
+    for name, (_, said) in CULPRITS.items():
+        culprit = lines[f"test_{name}.py::test_culprit"]
+        assert culprit["ok"] is False, name
+        assert culprit["error"].startswith(said), name
+        before, behind = (f"test_{name}.py::test_{one}" for one in ("before", "behind"))
+        assert lines[before]["ok"], name
+        assert lines[behind]["ok"], name
+        assert (processes[before] == processes[behind]) is (name == "fails"), name
+        if name in ("hangs", "aborts", "faults"):
+            assert "test_culprit" in culprit["details"], f"{name}: where it was"
+    missing = lines["test_imports.py::collection"]
+    assert missing["ok"] is False
+    assert missing["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
-def test_a_file_that_cannot_be_imported_is_named(
-    after_culprits: tuple[Path, int, dict[str, Line]],
-) -> None:
-    line = after_culprits[2]["test_imports.py::collection"]
-    assert line["ok"] is False
-    assert line["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
+def budgets_s() -> Iterator[int]:
+    """Seconds, twice as many in every turn: to a busy machine it takes more to come to the test."""
+    return iter((4, 8, 16, 32, 64))
 
 
 def test_the_test_under_way_when_time_runs_out_is_named(tmp_path: Path) -> None:
-    plant(tmp_path)
-    (tmp_path / "test_late.py").write_text(TESTS.replace("CULPRIT", "time.sleep(60)"))
-    code, lines = lines_of_tests(tmp_path, "--budget", "4")
-    assert code == 1
+    for seconds in budgets_s():
+        folder = tmp_path / str(seconds)
+        plant(folder)
+        (folder / "test_late.py").write_text(TESTS.replace("CULPRIT", "time.sleep(600)"))
+        code, lines = lines_of_tests(folder, "--budget", str(seconds))
+        assert code == 1
+        if "test_late.py::test_culprit" in lines:
+            break
     assert lines["test_late.py::test_before"]["ok"]
     late = lines["test_late.py::test_culprit"]
     assert (late["ok"], late["late"], late["error"]) == (None, True, "no time was left")
@@ -233,11 +229,11 @@ def by_name(found: Mapping[str, Any], field: str) -> dict[str, Any]:
 def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
     process = started_slice(tmp_path, ENDLESS + ITEMS)
     lines = tmp_path / "slice-1.jsonl"
-    assert until(lambda: "endless.10" in folded(read(lines)), 60)
+    assert until(lambda: "endless.10" in folded(read(lines)), HANGS_S)
     process.terminate()
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, said
-    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
+    assert until(lambda: not processes_of(tmp_path), HANGS_S), processes_of(tmp_path)
     found = folded(read(lines))
     for name in ("endless", "part.endless", "slice"):
         assert (found[name]["ok"], found[name]["error"]) == (False, "stopped by SIGTERM")
@@ -251,80 +247,84 @@ def test_a_slice_that_is_asked_to_end_says_so_and_leaves_nothing_behind(tmp_path
 def test_a_slice_that_is_killed_takes_its_processes_with_it(tmp_path: Path) -> None:
     process = started_slice(tmp_path, ENDLESS)
     lines = tmp_path / "slice-1.jsonl"
-    assert until(lambda: "endless.10" in folded(read(lines)), 60)
+    assert until(lambda: "endless.10" in folded(read(lines)), HANGS_S)
     process.kill()
-    process.communicate(timeout=30)
-    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
+    process.communicate(timeout=HANGS_S)
+    assert until(lambda: not processes_of(tmp_path), HANGS_S), processes_of(tmp_path)
     assert folded(read(lines))["endless"]["error"] == "stopped by SIGTERM"
     (document,) = by_device(tmp_path)
     assert by_name(document, "parts") == {"endless": {"name": "endless", "run": ANY}}
 
 
 def test_a_slice_whose_time_runs_out_says_so_of_every_part(tmp_path: Path) -> None:
-    process = started_slice(tmp_path, ENDLESS + ITEMS, "--seconds", "8")
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, said
-    assert until(lambda: not processes_of(tmp_path), GONE_S), processes_of(tmp_path)
-    parts = by_name(summary(tmp_path), "parts")
+    for seconds in budgets_s():
+        folder = tmp_path / str(seconds)
+        process = started_slice(folder, ENDLESS + ITEMS, "--seconds", str(2 * seconds))
+        said, _ = process.communicate(timeout=2 * HANGS_S)
+        assert process.returncode == 1, said
+        assert until(lambda at=folder: not processes_of(at), HANGS_S), processes_of(folder)
+        found = folded(read(folder / "slice-1.jsonl"))
+        if "endless.10" in found:
+            break
+    assert found["swift"]["ok"]
+    parts = by_name(summary(folder), "parts")
     assert parts["endless"]["error"].startswith("not done after ")
     assert parts["items"]["error"] == "no time was left"
-    assert folded(read(tmp_path / "slice-1.jsonl"))["swift"]["ok"]
 
 
 def test_a_part_past_its_limit_is_ended_before_the_next_begins(tmp_path: Path) -> None:
     process = started_slice(tmp_path, SHORT + PASSING)
-    assert until(lambda: "part.tests" in folded(read(tmp_path / "slice-1.jsonl")), 60)
+    assert until(lambda: "part.tests" in folded(read(tmp_path / "slice-1.jsonl")), HANGS_S)
     assert not [one for one in processes_of(tmp_path) if "planted_part" in one]
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, said
     parts = by_name(summary(tmp_path), "parts")
     assert parts["short"]["error"] == "not done after 3 s"
     assert parts["tests"]["ok"]
 
 
-@pytest.fixture(scope="module")
-def trials(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, int]]:
-    """Folders of slices that were killed at some moment, by SIGTERM and SIGKILL in turn."""
-    folder, seeded = tmp_path_factory.mktemp("trials"), random.Random(TRIALS)
+def test_a_slice_killed_at_any_moment_keeps_every_line(tmp_path: Path) -> None:
+    """By SIGTERM and SIGKILL in turn, some milliseconds after so many lines."""
+    whole = tmp_path / "whole"
+    said, _ = (process := started_slice(whole, ITEMS + PASSING)).communicate(timeout=HANGS_S)
+    assert process.returncode == 0, said
+    assert_nothing_is_lost(whole, 0)
+    lines, seeded = lines_of(whole), random.Random(TRIALS)
+    moments = [(lines * at // TRIALS, seeded.uniform(0, 0.05)) for at in range(TRIALS)]
 
-    def begun(name: str) -> tuple[Path, subprocess.Popen[str]]:
-        process = started_slice(folder / name, ITEMS + PASSING)
-        assert until((folder / name / "slice-1.jsonl").exists, 60)
-        return folder / name, process
-
-    def killed(at: int, moment_s: float) -> tuple[Path, int]:
-        work, process = begun(str(at))
-        time.sleep(moment_s)
+    def killed(at: int) -> tuple[Path, int]:
+        folder, (count, later_s) = tmp_path / str(at), moments[at]
+        process = started_slice(folder, ITEMS + PASSING)
+        assert until(lambda: lines_of(folder) > count, HANGS_S)
+        time.sleep(later_s)  # any time will do
         process.send_signal((signal.SIGTERM, signal.SIGKILL)[at % 2])
-        process.communicate(timeout=30)
-        until(lambda: not processes_of(work), GONE_S)
-        return work, process.returncode
+        process.communicate(timeout=HANGS_S)
+        until(lambda: not processes_of(folder), HANGS_S)
+        return folder, process.returncode
 
-    _, whole = begun("whole")
-    began = time.monotonic()
-    said, _ = whole.communicate(timeout=60)
-    assert whole.returncode == 0, said
-    moments = [seeded.uniform(0, time.monotonic() - began) for _ in range(TRIALS)]
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(killed, range(TRIALS), moments))
+        for folder, code in pool.map(killed, range(TRIALS)):
+            assert_nothing_is_lost(folder, code)
 
 
-@pytest.mark.parametrize("at", range(TRIALS))
-def test_a_slice_killed_at_any_moment_keeps_every_line(
-    at: int, trials: list[tuple[Path, int]]
-) -> None:
-    folder, code = trials[at]
+def lines_of(folder: Path) -> int:
+    path = folder / "slice-1.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def assert_nothing_is_lost(folder: Path, code: int) -> None:
+    """Whatever an item had written is among the lines; the summary says how the slice ended."""
     assert not processes_of(folder)
     ledger = folder / "ledger"
     written = set(ledger.read_text().split()) if ledger.exists() else set()
     found = folded(read(folder / "slice-1.jsonl"))
-    assert written <= set(found)
+    assert written <= set(found), folder
     (document,) = by_device(folder)
     assert document["device"] == EMULATED
     if code == 1:
-        assert "slice" in by_name(summary(folder), "failures")
+        assert "slice" in by_name(summary(folder), "failures"), folder
     else:
-        assert code in (0, -signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), folder
 
 
 def commanded(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -375,7 +375,7 @@ def test_facts_tests_and_a_model_run_emulated(tmp_path: Path) -> None:
         'tests("libraries", 90, "products"), trained("gpt2-small", 450, "", "--ours"),'
     )
     process = started_slice(tmp_path, parts)
-    said, _ = process.communicate(timeout=400)
+    said, _ = process.communicate(timeout=5 * HANGS_S)
     assert process.returncode == 0, said
     found = summary(tmp_path)
     assert {one["name"]: one["ok"] for one in found["parts"]} == dict.fromkeys(

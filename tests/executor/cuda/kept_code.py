@@ -6,10 +6,8 @@ it alone. `FileStreamProgramCache` lets several processes read and write at once
 
 import inspect
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from hashlib import sha256
-from pathlib import Path
 
 import msgspec
 
@@ -17,9 +15,10 @@ from benchmarks.kernel_resources import Resources
 from millrace.executor.cuda import compiling
 from millrace.executor.cuda.compiling import Cubin, cubin_of, program_options
 from millrace.executor.cuda.source_text import source_text
+from millrace.executor.measure import cache_folder
 from tests.executor.cuda import ptx
 
-FOLDER = Path(tempfile.gettempdir()) / "millrace-compiled"
+FOLDER = cache_folder() / "tests"
 FUNCTION = re.compile(
     r"Compiling entry function '(\S+)' for .*?"
     r"(\d+) bytes stack frame.*?Used (\d+) registers([^\n]*)",
