@@ -1,6 +1,6 @@
 """Attention on a ring: the numbers of one device, and two blocks of others at most.
 
-`tests/test_same_mathematics.py` trains a plan with a ring for longer.
+`tests/test_same_mathematics.py` trains a plan with a ring beside those of other kinds.
 """
 
 from functools import cache
