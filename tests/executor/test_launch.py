@@ -29,6 +29,8 @@ from tests.in_process import KernelWork, execute_lockstep
 from tests.millrace.plans import data_parallel_pipeline
 from tests.recomputed import recomputed
 
+DEADLINE_S = 120.0
+
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -40,12 +42,13 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     before = segments()
     yield
     assert is_soon(lambda: not ranks_of(os.getpid()))
-    assert is_soon(lambda: not segments() - before)
+    assert is_soon(lambda: not unused(segments() - before))
     assert is_soon(lambda: not list(folder.iterdir()))
 
 
 def is_soon(condition: Callable[[], bool]) -> bool:
-    deadline = monotonic() + 10
+    """Whether it comes true; the deadline only ends what never does."""
+    deadline = monotonic() + DEADLINE_S
     while not (found := condition()) and monotonic() < deadline:
         sleep(0.02)
     return found
@@ -53,6 +56,17 @@ def is_soon(condition: Callable[[], bool]) -> bool:
 
 def segments() -> set[Path]:
     return set(Path("/dev/shm").glob("*mpich*"))
+
+
+def unused(found: set[Path]) -> set[Path]:
+    """Segments that no process maps: those of other runs, which go on meanwhile, are not ours."""
+    for path in Path("/proc").glob("[0-9]*/maps") if found else ():
+        try:
+            mapped = path.read_text()
+        except OSError:
+            continue
+        found = {one for one in found if str(one) not in mapped}
+    return found
 
 
 def ranks_of(parent: int) -> list[int]:
@@ -93,10 +107,13 @@ def losses_in_one_process(plan: Plan, steps: int) -> list[float]:
 
 
 def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path: Path) -> None:
+    """So do those that recompute, to the bit; a checkpoint that lacks a file names it."""
     plan = data_parallel_pipeline()
-    expected = losses_in_one_process(plan, 6)
+    expected = losses_in_one_process(plan, 5)
     told: list[tuple[int, float]] = []
     kept = tmp_path / "kept"
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        execute(plan, steps=1, checkpoint=kept, resume=True)
     first = execute(
         plan,
         steps=4,
@@ -114,29 +131,18 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     firings = sum(sum(lane.firings) for lane in first.trace.lanes)
     assert len(first.trace.spans) == 4 * firings
     assert sorted(path.name for path in kept.iterdir()) == ["step-00000002", "step-00000004"]
-    second = execute(plan, steps=2, checkpoint=kept, resume=True)
+    second = execute(plan, steps=1, checkpoint=kept, resume=True)
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
-
-
-def test_processes_that_recompute_give_the_losses_of_those_that_keep_everything() -> None:
-    plan = data_parallel_pipeline()
     again = recomputed(plan, {"h.0": "full", "h.2": "selective", "h.3": "full", "head": "full"})
-    first, second = (execute(one, steps=3, trace=True) for one in (plan, again))
-    assert first.losses == second.losses
-    assert first.gradient_norms == second.gradient_norms
-    assert {phase for lane in second.trace.lanes for phase in lane.phases} >= {"recompute"}
-
-
-def test_a_checkpoint_that_is_not_there_or_lacks_a_file_is_named(tmp_path: Path) -> None:
-    plan = data_parallel_pipeline()
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
-        execute(plan, steps=1, checkpoint=tmp_path, resume=True)
-    execute(plan, steps=1, checkpoint=tmp_path)
-    file = next((tmp_path / "step-00000001").glob("head*.npy"))
+    third = execute(again, steps=3, trace=True)
+    assert third.losses == first.losses[:3]
+    assert third.gradient_norms == first.gradient_norms[:3]
+    assert {phase for lane in third.trace.lanes for phase in lane.phases} >= {"recompute"}
+    file = next((kept / "step-00000005").glob("head*.npy"))
     file.unlink()
     with pytest.raises(CheckpointError, match=file.name):
-        execute(plan, steps=1, checkpoint=tmp_path, resume=True)
+        execute(plan, steps=1, checkpoint=kept, resume=True)
 
 
 def test_data_that_is_not_there_is_refused_before_any_process_starts() -> None:
@@ -182,20 +188,6 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks
     (tmp_path / "rank_script.py").write_text(RANK + body)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run_ranks("rank_script", ranks, folder)
-
-
-def test_the_cause_of_a_rank_that_raises_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = """
-if world.rank == 1:
-    give_up(folder, 1, "h.0.mm", FloatingPointError("overflow"))
-world.barrier()
-"""
-    with pytest.raises(
-        ExecutorError, match=r"rank 1, actor `h.0.mm`: FloatingPointError: overflow"
-    ):
-        run_script(tmp_path, monkeypatch, body)
 
 
 def test_work_that_raises_in_the_middle_of_a_run_names_its_actor(
@@ -268,7 +260,7 @@ def test_no_rank_outlives_the_command(number: signal.Signals) -> None:
         assert len(ranks_of(parent.pid)) >= 4
         parent.send_signal(number)
         parent.stdout.read()
-        assert parent.wait(20) != 0
+        assert parent.wait(DEADLINE_S) != 0
     assert is_soon(lambda: not ranks_of(parent.pid))
 
 
@@ -281,8 +273,8 @@ def test_more_ranks_than_the_machine_holds_are_refused() -> None:
 
 def test_a_learning_rate_of_its_own_keeps_the_digest_of_the_plan() -> None:
     plan = data_parallel_pipeline()
-    still = execute(plan, steps=3, learning_rate=0.0)
+    still = execute(plan, steps=2, learning_rate=0.0)
     assert still.trace.plan_digest == plan.digest()
     training = msgspec.structs.replace(plan.training, learning_rate=0.0)
-    expected = losses_in_one_process(msgspec.structs.replace(plan, training=training), 3)
+    expected = losses_in_one_process(msgspec.structs.replace(plan, training=training), 2)
     np.testing.assert_allclose(still.losses, expected, rtol=1e-5)

@@ -21,7 +21,7 @@ class Meeting:
     """What the members of one communicator share."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=120)
         self.sent: list[np.ndarray | None] = [None] * size
         self.mail: dict[tuple[int, int], SimpleQueue[np.ndarray]] = defaultdict(SimpleQueue)
 
@@ -117,14 +117,14 @@ class Member:
     def recv(self, recv, count, dtype, peer, stream):
         mail = self.meeting.mail[peer, self.rank]
         target = array(recv, count, dtype)
-        self.library.do(1, lambda: np.copyto(target, mail.get(timeout=20)))
+        self.library.do(1, lambda: np.copyto(target, mail.get(timeout=120)))
 
     def check_async_error(self) -> None:
         if self.library.broken is not None:
             raise self.library.broken
 
     def abort(self) -> None:
-        assert self.library.answers.wait(20)
+        assert self.library.answers.wait(120)
         self.library.aborted += 1
 
     def destroy(self) -> None:

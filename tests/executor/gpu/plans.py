@@ -37,7 +37,8 @@ def batch_of(model: str, precision: str) -> int:
     every activation and gradient is rounded to bfloat16; in tf32 on an H100 they moved by 0.018
     (2026-11).
     """
-    return 64 if model == "resnet" and precision != "fp32" else GLOBAL_BATCH
+    wide = precision in ("fp32", "fp64")
+    return GLOBAL_BATCH if wide or model != "resnet" else 64
 
 
 @cache
@@ -106,9 +107,11 @@ def loading(graph: Graph) -> Callable[[Sequence[RankValues]], None]:
 
 
 @cache
-def reference(model: str, steps: int, batch: int = GLOBAL_BATCH) -> ReferenceResult:
-    """The model trained in float32 on a single device with NumPy, `batch` samples a step."""
-    spec = small(model, "fp32")
+def reference(
+    model: str, steps: int, batch: int = GLOBAL_BATCH, precision: str = "fp32"
+) -> ReferenceResult:
+    """The model trained on a single device with NumPy, `batch` samples a step."""
+    spec = small(model, precision)
     return run_reference(
         build_training(spec, TRAINING, batch // MICROBATCHES),
         microbatches=MICROBATCHES,

@@ -1,19 +1,16 @@
 """Choices: one question is answered once, and what was picked can be told in words."""
 
-import numpy as np
 import pytest
 
-from millrace.executor.cuda.calls import Call, Choice, Clear, Copy, Operand
+from millrace.executor.cuda.calls import Choice, Clear, Copy, Operand
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.choices import Can, Choices, key_of_choice
 from millrace.executor.gpu.running import DeviceRun
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
-from tests.executor.gpu.plans import execute_on_device, loading, planned, runs_of
-from tests.executor.gpu.test_training import ALONE
+from tests.executor.gpu.plans import planned, runs_of
 
 STREAM = 3
-STEPS = 2
 
 
 def at(address: int) -> Operand:
@@ -92,40 +89,3 @@ def test_a_prepared_device_says_which_way_every_choice_took(option: int) -> None
         "product m 64 n 32 k 32 batch 3 in bf16 with bias",
     )
     assert [found[one] for one in subjects] == [{way: 4} for way in WAYS[option]]
-
-
-class TryingDevice(EmulatedDevice):
-    """Carries out all ways of every choice before it is picked, as one does that times them."""
-
-    def __init__(self) -> None:
-        super().__init__(1, option=0)
-        self.tried = 0
-
-    def prepare(self, call: Call, stream: int) -> None:
-        if isinstance(call, Choice):
-            for option in call.options:
-                for one in option:
-                    self.issue(one, stream)
-                    self.tried += 1
-        super().prepare(call, stream)
-
-
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize("model", ALONE)
-def test_ways_that_were_tried_in_place_before_values_are_loaded_change_no_bit(model: str) -> None:
-    plan, graph, actors = planned(model, "bf16")
-    left = []
-    for device in (EmulatedDevice(1, option=0), TryingDevice()):
-        runs = runs_of(plan, actors)
-        run, _ = execute_on_device(device, actors, runs, loading(graph), STEPS)
-        values = run.values[0]
-        left.append(
-            [np.array(runs[0].totals).tobytes()]
-            + [
-                values.value(index, STEPS % register.slots).tobytes()
-                for index, register in enumerate(values.program.registers)
-                if register.initial
-            ]
-        )
-    assert left[0] == left[1]
-    assert device.tried > 0

@@ -37,7 +37,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 
 def on_ranks(count: int, run: Callable[[SimpleNamespace], object]) -> list:
     """Run a function on threads that see each other as the ranks of a world."""
-    barrier, told = threading.Barrier(count, timeout=20), [None] * count
+    barrier, told = threading.Barrier(count, timeout=120), [None] * count
 
     def rank(index: int) -> object:
         def allgather(value: object) -> list:
@@ -233,7 +233,7 @@ def test_an_asynchronous_error_aborts_everything_and_names_the_actor(library: Li
     assert not heard.wait(0.1)
     communicator.check()
     library.broken = NcclError("NCCL_ERROR_REMOTE_ERROR: remote error")
-    assert heard.wait(10)
+    assert heard.wait(120)
     assert library.aborted == 1
     assert str(errors[0]).startswith("rank 0, actor `block.0.grad all_reduce`: NCCL of ranks (0,)")
     with pytest.raises(ExecutorError, match="REMOTE_ERROR"):

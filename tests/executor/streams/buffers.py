@@ -1,7 +1,8 @@
 """Command buffers for the tests: graphs written by hand, plans, and buffers that lack something."""
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from millrace.executor.streams import Command, CommandBuffer
@@ -16,6 +17,7 @@ from millrace.planner.actors.graph import (
     Register,
 )
 from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.actors.protocol import Fire
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
 from millrace.planner.mesh import Axis
@@ -23,6 +25,8 @@ from millrace.planner.plan import Plan, plan_graph
 from tests import test_families as families
 from tests import test_recomputed_plans as recomputed_plans
 from tests import test_same_mathematics as same_mathematics
+from tests.in_process import KernelWork
+from tests.test_agreement import Memory
 from tests.test_offload import on_host
 
 LINE_BYTES = 64
@@ -149,6 +153,26 @@ def without(buffer: CommandBuffer, number: int, wait: int) -> CommandBuffer:
     """The buffer in which a command no longer waits for another."""
     left = tuple(one for one in buffer.steps[0][number].waits if one != wait)
     return changed(buffer, number, lambda one: one._replace(waits=left))
+
+
+class FiredBy:
+    """Commands as the work of an actor graph: firings are counted over all steps."""
+
+    def __init__(self, work: Memory | KernelWork) -> None:
+        self.work = work
+        self.done: Counter[tuple[int, int]] = Counter()
+
+    def __call__(self, commands: Sequence[Command]) -> None:
+        arrivals = [(one.rank, self.fire(one)) for one in commands]
+        if commands[0].meets:
+            self.work.meet(arrivals)
+        else:
+            self.work.run(*arrivals[0])
+
+    def fire(self, command: Command) -> Fire:
+        firing = self.done[command.rank, command.actor]
+        self.done[command.rank, command.actor] += 1
+        return Fire(command.actor, firing, command.reads, command.writes)
 
 
 @cache

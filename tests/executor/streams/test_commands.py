@@ -5,14 +5,13 @@ from math import gcd
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.streams import Command, CommandBuffer, command_buffer, validate
-from millrace.planner.actors.graph import ActorGraph, Leave
+from millrace.executor.streams import Command, command_buffer, validate
+from millrace.planner.actors.graph import ActorGraph
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import actor as an_actor
-from tests.executor.streams.buffers import graph, one_producer, plans, program, register, two_sends
+from tests.executor.streams.buffers import graph, one_producer, program, register, two_sends
 
 SEEDS = range(120)
-PLANS = ("llama dp2 tp2", "t5 tp2 pp2", "gpt: zero bubble", "gpt: ZeRO 3")
 
 
 def every_rank(found: ActorGraph) -> range:
@@ -25,45 +24,6 @@ def test_buffers_of_random_graphs_are_valid_for_one_rank_and_for_all(seed: int) 
     for rank in every_rank(found):
         validate(found, command_buffer(found, (rank,)))
     validate(found, command_buffer(found, every_rank(found)))
-
-
-@pytest.mark.parametrize("name", plans())
-def test_buffers_of_plans_are_valid(name: str) -> None:
-    _, found = plans()[name]()
-    validate(found, command_buffer(found, every_rank(found)))
-
-
-def alone(buffer: CommandBuffer, rank: int) -> list[tuple[object, ...]]:
-    """A rank's commands, with waits by actor and firing instead of numbers."""
-    commands = buffer.steps[0]
-    return sorted(
-        (
-            *one[:6],
-            one.records,
-            sorted((commands[other].actor, commands[other].firing) for other in one.waits),
-        )
-        for one in commands
-        if one.rank == rank
-    )
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_a_rank_has_the_same_commands_alone_as_among_others(name: str) -> None:
-    _, found = plans()[name]()
-    joint = command_buffer(found, every_rank(found))
-    assert alone(joint, 0) == alone(command_buffer(found, every_rank(found), folded=True), 0)
-    assert alone(joint, 1) == alone(command_buffer(found, (1,), folded=False), 1)
-    for rank in every_rank(found):
-        assert alone(joint, rank) == alone(command_buffer(found, (rank,)), rank)
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_every_queue_that_waits_for_completion_is_a_stream(name: str) -> None:
-    _, found = plans()[name]()
-    buffer = command_buffer(found, (0,))
-    queues = found.programs[0].queues
-    assert buffer.streams[0] == tuple(q.name for q in queues if q.leave is Leave.COMPLETED)
-    assert "launch" not in buffer.streams[0]
 
 
 def test_a_filled_input_and_a_free_slot_are_waits_and_stream_order_is_none() -> None:

@@ -1,58 +1,23 @@
 """In whatever order streams and waits leave, a step computes the same bits."""
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
 
-import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.rank import RankState
 from millrace.executor.streams import Command, CommandBuffer, command_buffer, interpret
 from millrace.planner.actors.graph import ActorGraph
-from millrace.planner.actors.protocol import Fire
-from millrace.planner.plan import plan_graph
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import (
+    FiredBy,
     changed,
     one_producer,
-    plans,
     two_sends,
     waits_of,
     without,
 )
-from tests.in_process import KernelWork, execute_lockstep
-from tests.parallel_runs import begun, run
+from tests.in_process import execute_lockstep
 from tests.test_agreement import Memory
-
-STEPS = 3
-TRAINED = [
-    *("gpt: dp x tp", "gpt: pp", "gpt: interleaved pp", "gpt: ZeRO 3"),
-    *("mixtral dp4 ep2", "deepseek dp2 pp2 ep2", "resnet pp2", "resnet dp4", "wide-deep tp2"),
-    *("recomputed: 1f1b", "recomputed: sequence-parallel tp"),
-    *("offloaded: interleaved", "offloaded: ZeRO 3"),
-]
-
-
-class FiredBy:
-    """Commands as the work of an actor graph: firings are counted over all steps."""
-
-    def __init__(self, work: Memory | KernelWork) -> None:
-        self.work = work
-        self.done: Counter[tuple[int, int]] = Counter()
-
-    def __call__(self, commands: Sequence[Command]) -> None:
-        arrivals = [(one.rank, self.fire(one)) for one in commands]
-        if commands[0].meets:
-            self.work.meet(arrivals)
-        else:
-            self.work.run(*arrivals[0])
-
-    def fire(self, command: Command) -> Fire:
-        firing = self.done[command.rank, command.actor]
-        self.done[command.rank, command.actor] += 1
-        return Fire(command.actor, firing, command.reads, command.writes)
 
 
 def remembered(graph: ActorGraph, buffer: CommandBuffer, seed: int, steps: int = 1) -> Memory:
@@ -104,38 +69,6 @@ def shows(graph: ActorGraph, buffer: CommandBuffer) -> bool:
         except AssertionError:
             return True
     return False
-
-
-@cache
-def in_lockstep(name: str) -> list[RankState]:
-    plan, graph = plans()[name]()
-    return run(plan, plan_graph(plan), graph, STEPS)
-
-
-@pytest.mark.parametrize(("seed", "name"), list(enumerate(TRAINED)))
-def test_losses_and_variables_are_equal_bit_for_bit(seed: int, name: str) -> None:
-    plan, graph = plans()[name]()
-    states = begun(plan, plan_graph(plan), graph)
-    buffer = command_buffer(graph, range(graph.ranks))
-    interpret(buffer, FiredBy(KernelWork(states)), seed=seed, steps=STEPS)
-    for found, expected in zip(states, in_lockstep(name), strict=True):
-        assert len(found.run_state.totals) == STEPS
-        assert found.run_state.totals == expected.run_state.totals
-        for index, register in enumerate(found.program.registers):
-            if register.initial:
-                views = (one.arena.views[index][0] for one in (found, expected))
-                np.testing.assert_array_equal(*views, err_msg=register.name)
-
-
-def test_plans_that_are_trained_have_slots_that_begin_anew_every_step() -> None:
-    """Where slots do not divide microbatches, the protocol's go on and the buffer's do not."""
-    _, graph = plans()["gpt: pp"]()
-    assert any(
-        actor.firings // port.hold % program.registers[port.register].slots
-        for program in graph.programs
-        for actor in program.actors
-        for port in actor.outputs
-    )
 
 
 def test_the_same_seed_gives_the_same_order_and_another_another() -> None:

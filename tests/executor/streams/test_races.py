@@ -1,12 +1,9 @@
 """No two commands of a plan get in each other's way, and every wait is there for a reason."""
 
-from random import Random
-
 import pytest
 from msgspec.structs import replace
 
-from millrace.executor.errors import ExecutorError
-from millrace.executor.streams import Race, command_buffer, find_races, validate
+from millrace.executor.streams import Race, command_buffer, find_races
 from millrace.planner.actors.graph import HOST, ActorGraph, Program
 from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import (
@@ -15,7 +12,6 @@ from tests.executor.streams.buffers import (
     changed,
     graph,
     one_producer,
-    plans,
     program,
     register,
     waits_of,
@@ -23,21 +19,12 @@ from tests.executor.streams.buffers import (
 )
 
 SEEDS = range(120)
-FEW, SAMPLED = 6, 3  # waits of a program
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_graphs_have_no_races(seed: int) -> None:
     found = random_actor_graph(seed)
     assert find_races(found, command_buffer(found, range(found.ranks))) == []
-
-
-@pytest.mark.parametrize("name", plans())
-def test_plans_have_no_races(name: str) -> None:
-    _, found = plans()[name]()
-    for one in found.programs:
-        races = find_races(found, command_buffer(found, one.ranks[:1]))
-        assert [race.message for race in races] == []
 
 
 @pytest.mark.parametrize(("slots", "firings", "initial"), [(2, 1, 1), (3, 2, 1), (4, 2, 3)])
@@ -54,26 +41,6 @@ def test_without_any_one_wait_a_random_graph_has_a_race(seed: int) -> None:
         for number, wait in waits_of(buffer):
             races = find_races(found, without(buffer, number, wait))
             assert any(number in race.commands for race in races)
-
-
-@pytest.mark.parametrize("name", plans())
-def test_without_any_one_wait_a_plan_has_a_race_or_breaks_the_order(name: str) -> None:
-    """Every wait protects bytes, but for what a collective only waits for.
-
-    All waits of a short program are tried, and a few of a long one.
-    """
-    _, found = plans()[name]()
-    random = Random(name)
-    for one in found.programs:
-        buffer = command_buffer(found, one.ranks[:1])
-        waits = waits_of(buffer)
-        tried = waits if len(waits) <= FEW else random.sample(waits, SAMPLED)
-        for number, wait in tried:
-            less = without(buffer, number, wait)
-            if not find_races(found, less):
-                assert len(one.actors[buffer.steps[0][number].actor].inputs) > 1
-                with pytest.raises(ExecutorError, match="may begin before"):
-                    validate(found, less)
 
 
 def shared(kind: str = "activation") -> ActorGraph:
