@@ -17,6 +17,18 @@ def test_a_producer_runs_ahead_by_its_slots_and_no_further():
     assert sorted(protocol.completed(1)) == [Fire(0, 2, (), (0,)), Fire(1, 1, (1,), ())]
 
 
+def test_a_producer_writes_beside_the_version_that_is_there_before_the_first_step():
+    net = program(
+        [register("w", slots=2, initial=1)],
+        [actor("read", (0,), (0,), firings=2), actor("write", (1,), (), (0,), firings=2)],
+        [queue("a", [0, 0]), queue("b", [1, 1])],
+    )
+    protocol = Protocol(net)
+    assert sorted(protocol.start()) == [Fire(0, 0, (0,), ()), Fire(1, 0, (), (1,))]
+    assert protocol.completed(1) == []
+    assert sorted(protocol.completed(0)) == [Fire(0, 1, (1,), ()), Fire(1, 1, (), (0,))]
+
+
 def test_a_slot_comes_back_only_when_every_consumer_has_read_it():
     net = program(
         [register("x")],
