@@ -42,7 +42,7 @@ from millrace.executor.cuda.source_text import source_text
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 
 COMPILER = which("g++")
-FOLDER = Path(tempfile.gettempdir()) / "millrace-emulation"
+FOLDER = cache_folder() / "emulation"
 HERE = Path(__file__).parent
 HEADER = HERE / "on_cpu.h"
 LETTERS = {np.int32: "i", np.uint32: "u", np.int64: "l", np.float32: "f", np.float64: "d"}

@@ -1,0 +1,58 @@
+"""Waiting for other ranks: a bell is heard once, and nobody sleeps longer than a millisecond."""
+
+import threading
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from millrace.executor.transport import messages, mpi
+from millrace.executor.transport.doorbell import Doorbell
+
+DEADLINE_S = 120
+
+
+@pytest.fixture
+def bells() -> Iterator[tuple[Doorbell, Doorbell]]:
+    name = token_hex(8)
+    pair = Doorbell(name, 0, [1]), Doorbell(name, 1, [0])
+    yield pair
+    for bell in pair:
+        bell.close()
+
+
+def test_a_ring_wakes_who_waits(bells: tuple[Doorbell, Doorbell]) -> None:
+    mine, other = bells
+    woken = threading.Event()
+
+    def wait() -> None:
+        mine.wait(DEADLINE_S)
+        woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    other.ring([0])
+    assert woken.wait(DEADLINE_S / 2)
+    thread.join()
+
+
+def test_all_rings_before_a_wait_count_as_one(bells: tuple[Doorbell, Doorbell]) -> None:
+    mine, other = bells
+    for _ in range(3):
+        other.ring([0])
+    mine.ring([0])
+    mine.wait(DEADLINE_S)
+    with pytest.raises(BlockingIOError):
+        mine._socket.recv(1)
+
+
+def test_a_ring_for_a_rank_that_has_gone_is_lost(bells: tuple[Doorbell, Doorbell]) -> None:
+    mine, other = bells
+    other.close()
+    mine.ring([1, 0])
+    mine.wait(DEADLINE_S)
+
+
+def test_who_waits_looks_again_within_a_millisecond() -> None:
+    for module in (messages, mpi):
+        assert 0 < module.SLEEP_S_MIN <= module.SLEEP_S_MAX <= 1e-3
