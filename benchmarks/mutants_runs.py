@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.gpu_processes import ended
 from benchmarks.mutants_places import Mutant, mutated
 
 FACTOR, SPARE_S = 3.0, 30.0  # a file may take so many times its own time, and so much more
@@ -35,6 +36,7 @@ PYTEST = (
 )
 MARK = "MILLRACE_MUTANT"  # in the environment of all that a run starts, whatever its session
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # exit codes of pytest; 2 where a file cannot be imported
+ASKED_S = 5.0  # from being asked to end to being killed
 TAIL = 2000
 
 
@@ -200,10 +202,11 @@ def _limit_memory() -> None:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a run and all that it started: ranks are in sessions of their own, but keep the mark."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a run and all that it started: ranks are in sessions of their own, but keep the mark.
+
+    Asked first, what waits for ranks ends them and removes their shared memory.
+    """
+    ended(process, ASKED_S)
     wanted = f"{MARK}={mark}".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
