@@ -141,13 +141,6 @@ def test_a_mutant_that_a_test_notices_is_killed_and_the_others_survive(tmp_path:
         mutants.measured(tmp_path, [package], shown, output)
 
 
-def test_tests_that_fail_without_a_mutant_stop_everything(tmp_path: Path):
-    package, named = toy(tmp_path)
-    (tmp_path / "test_toy.py").write_text("def test_nothing():\n    assert False\n")
-    with pytest.raises(RunError, match=r"test_toy\.py does not pass without a mutant"):
-        mutants.measured(tmp_path, [package], list(named.values()), tmp_path / "results.jsonl")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
