@@ -191,8 +191,8 @@ class Copy:
     def stop(self) -> None:
         """End the run under way, if any, and the thread that waits for it."""
         self._stopped = True
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+        if self._process is not None:
+            ended(self._process, ASKED_S)
 
     def _tail(self) -> str:
         return (self._folder / "output").read_text(errors="replace")[-TAIL:]
