@@ -125,10 +125,24 @@ TABLE = (
             "tests/test_buckets.py",
         ),
     ),
+    Package(
+        source="planner/costs/pacing.py",
+        near=("tests/planner/test_pacing.py", "tests/simulator/test_pacing.py"),
+        wide=("tests/simulator/test_blocks.py", "tests/simulator/test_stages.py"),
+    ),
+    Package(
+        source="simulator/chunks",
+        near=("tests/simulator/test_stages.py",),
+        wide=("tests/simulator/test_blocks.py", "tests/simulator/account"),
+    ),
     Package(source="executor/streams", near=("tests/executor/streams",)),
     Package(
         source="executor/transport",
-        near=("tests/executor/test_in_process.py", "tests/executor/cuda/test_meetings.py"),
+        near=(
+            "tests/executor/test_waiting.py",
+            "tests/executor/test_in_process.py",
+            "tests/executor/cuda/test_meetings.py",
+        ),
         apart=("tests/executor/test_transports.py", "tests/executor/test_launch.py"),
     ),
 )
