@@ -39,6 +39,7 @@ from millrace.executor.cuda.calls import (
     Vector,
 )
 from millrace.executor.cuda.source_text import source_text
+from millrace.executor.measure import cache_folder
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 
 COMPILER = which("g++")
@@ -260,7 +261,7 @@ def _built(stem: str, text: str, flags: list[str]) -> ctypes.PyDLL:
     """
     headers = HEADER.read_text() + (HERE / "device.h").read_text()
     digest = sha256("\0".join([text, headers, *flags, *LANGUAGE]).encode()).hexdigest()[:24]
-    FOLDER.mkdir(exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{stem}-{digest}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
