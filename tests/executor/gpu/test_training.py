@@ -95,10 +95,11 @@ PARALLEL = [
     ("t5", {"pp": 2}),
     ("deepseek", {"dp": 2, "pp": 2, "ep": 2}),
 ]
+OFFLOADED = ("wide-deep", {"dp": 2, "offload": "optimizer"})
 
 
 @pytest.mark.parametrize(
-    ("model", "pins"), PARALLEL, ids=lambda x: x if isinstance(x, str) else str(x)
+    ("model", "pins"), [*PARALLEL, OFFLOADED], ids=lambda x: x if isinstance(x, str) else str(x)
 )
 def test_ranks_on_one_device_equal_a_single_device(model, pins):
     device = EmulatedDevice(len(pins), option=LIBRARY)

@@ -9,7 +9,7 @@ from millrace.executor.launch import execute
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK_EAGER, emulate_gpus, on_gpu
-from tests.executor.gpu.plans import loading, planned, reference, runs_of
+from tests.executor.gpu.plans import planned, reference, runs_of
 from tests.executor.gpu.rounding import assert_off_by_rounding_alone
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -66,32 +66,36 @@ def test_weights_begin_a_run_on_a_gpu_as_on_cpus(tmp_path, monkeypatch):
         on_gpu(plan, 1, weights=file)
 
 
-@pytest.fixture(scope="module")
-def split_run():
-    """A plan of four ranks, its variables loaded."""
-    plan, graph, actors = planned("gpt", "fp32", (("dp", 2), ("tp", 2)))
+@pytest.mark.parametrize(
+    ("model", "pins"),
+    [("gpt", {"dp": 2, "tp": 2}), ("wide-deep", {"dp": 2, "offload": "optimizer"})],
+    ids=str,
+)
+def test_every_rank_holds_its_part_of_all_that_was_loaded(model, pins):
+    """Moments of an offloaded plan in the memory of the node, all else on the device."""
+    plan, _, actors = planned(model, "fp32", tuple(pins.items()))
     run = DeviceRun(EmulatedDevice(), actors, runs_of(plan, actors))
-    loading(graph)(tuple(run.values.values()))
-    return run
+    registers = [
+        (values, index, register, np.arange(np.prod(register.global_shape)) + 1000 * index)
+        for values in run.values.values()
+        for index, register in enumerate(values.program.registers)
+        if register.initial
+    ]
+    for values, index, register, numbers in registers:
+        values.load(index, numbers.reshape(register.global_shape).astype(register.dtype))
+    for values, index, register, numbers in registers:
+        shard = values.shard(register)
+        part = tuple(
+            slice(start, start + size)
+            for start, size in zip(shard.offsets, shard.shape, strict=True)
+        )
+        whole = numbers.reshape(register.global_shape)
+        np.testing.assert_array_equal(values.value(index, 0), whole[part], err_msg=register.name)
 
 
-def test_every_rank_holds_its_part_of_what_was_loaded(split_run):
-    for values in split_run.values.values():
-        for index, register in enumerate(values.program.registers):
-            if not register.initial:
-                continue
-            shard = values.shard(register)
-            whole = np.arange(np.prod(register.global_shape)).reshape(register.global_shape)
-            values.load(index, whole.astype(register.dtype))
-            part = tuple(
-                slice(start, start + size)
-                for start, size in zip(shard.offsets, shard.shape, strict=True)
-            )
-            np.testing.assert_array_equal(values.value(index, 0), whole[part])
-
-
-def test_a_value_of_a_wrong_shape_names_its_tensor(split_run):
-    values = split_run.values[3]
+def test_a_value_of_a_wrong_shape_names_its_tensor():
+    plan, _, actors = planned("gpt", "fp32", (("dp", 2), ("tp", 2)))
+    values = DeviceRun(EmulatedDevice(), actors, runs_of(plan, actors)).values[3]
     index, register = next(
         (i, one) for i, one in enumerate(values.program.registers) if one.initial
     )
