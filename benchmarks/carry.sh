@@ -19,7 +19,7 @@ rm -f .carry/*.whl
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
   --python-version "$version" "${platforms[@]}" --platform manylinux2014_x86_64 --dest .carry \
   'ortools==9.15.*' 'mpich>=4.2' 'nvidia-cudnn-frontend>=1.22,<1.23' 'msgspec>=0.19' 'simpy>=4.1' \
-  immutabledict 'protobuf>=6.33.1,<6.34' allpairspy
+  immutabledict 'protobuf>=6.33.1,<6.34'
 "$python" -m benchmarks.gpu_plans .carry/plans
 
 carried=$(du -sb --apparent-size .carry | cut -f1)

@@ -17,7 +17,7 @@ lacks() { # NAME...: whether a package of these is not installed
   ! "$python" -c 'import sys; from importlib.metadata import version as v; [*map(v, sys.argv[1:])]' \
     "$@" 2>/dev/null
 }
-if compgen -G '.carry/*.whl' >/dev/null && lacks msgspec simpy mpich nvidia-cudnn-frontend allpairspy; then
+if compgen -G '.carry/*.whl' >/dev/null && lacks msgspec simpy mpich nvidia-cudnn-frontend; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile .carry/*.whl 2>/dev/null ||
     echo "benchmarks/gpu.sh: $python cannot have the wheels in .carry" >&2 # what lacks then, says so
 fi
