@@ -1,10 +1,26 @@
-"""Before all tests: a process has one thread for its matrix products, as it has one core.
+"""Before all tests: one thread for matrix products, and one name for all that is ours.
 
 Libraries take as many threads as there are cores, which wait for one another by turning round; so
 two test processes on two cores spend most of their time waiting. This comes before NumPy's import.
+
+The folders at the top of the repository are importable by their own names where it is the current
+directory, as it is here and nowhere else: who asks for one of them is told.
 """
 
 import os
+import sys
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+
+class OneName:
+    """A finder that knows which names are none of ours."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name in ("models", "planner", "simulator", "executor"):
+            raise ModuleNotFoundError(f"`{name}` is `millrace.{name}` where it is installed")
+
+
+sys.meta_path.insert(0, OneName)

@@ -66,7 +66,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def names() -> tuple[str, ...]:
     """Names of the catalogue's devices, sorted."""
-    folder = resources.files("planner") / "catalogue"
+    folder = resources.files("millrace.planner") / "catalogue"
     found = [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return tuple(sorted(name.removesuffix(".toml") for name in found))
 
@@ -84,7 +84,7 @@ def reference_node(name: str) -> Cluster:
         close = get_close_matches(name, names(), n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
         raise ClusterError(f"no device `{name}` in the catalogue; {hint}")
-    text = (resources.files("planner") / "catalogue" / f"{name}.toml").read_text("utf-8")
+    text = (resources.files("millrace.planner") / "catalogue" / f"{name}.toml").read_text("utf-8")
     return _decode(text, f"catalogue entry `{name}`")
 
 

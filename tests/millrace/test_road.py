@@ -197,16 +197,25 @@ def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_p
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('not this one')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     environment.pop("PYTHONSAFEPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace", "run", str(plan), "--steps", "2", "--json"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["loss"]) == 2
+
+    def told(*arguments: object) -> dict:
+        done = subprocess.run(
+            [sys.executable, "-m", "millrace", *map(str, arguments), "--json"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert told("models", "gpt2-small")["rows"]
+    assert told("clusters", "a100-sxm-80gb:8x1")["rows"]
+    sought = ("resnet-demo", "--cluster", "a100-sxm-80gb:1x1", "--global-batch", 8)
+    assert told("plan", *sought)["step_time_s"] > 0
+    assert told("simulate", plan)["step_time_s"] > 0
+    assert len(told("run", plan, "--steps", 2)["loss"]) == 2
 
 
 def test_one_name_holds_the_four_folders():
