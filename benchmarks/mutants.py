@@ -1,6 +1,6 @@
 """The power of the tests: of small mistakes in the source, the share that they notice.
 
-Run `python -m benchmarks.mutants -o FILE [PACKAGE...] [--per-package N] [--seed S] [--workers W]
+Run `python -m benchmarks.mutants [-o FILE] [PACKAGE...] [--per-package N] [--seed S] [--workers W]
 [--save FILE] [--only FILE]` from the root of the repository.
 
 A mutant is the source with one small mistake in it: `<` for `<=`, 2 for 1, a loop that is left
@@ -15,9 +15,9 @@ and booleans in turn: a share of killed ones is one of this mixture. `--save` wr
 that were drawn, and `--only` takes those of such a file, wherever their lines and files have moved
 to; what is no longer there is `gone`.
 
-Results go to FILE as they come, a line of JSON each; a run that was cut off goes on where it was,
-as long as neither the source nor the tests have changed. At the end there is a table, and every
-survivor.
+Results go to FILE (mutants.jsonl) as they come, a line of JSON each; a run that was cut off goes
+on where it was, as long as neither the source nor the tests have changed. At the end there is a
+table, and every survivor.
 """
 
 import argparse
@@ -147,6 +147,7 @@ TABLE = (
     ),
 )
 
+RESULTS = Path("mutants.jsonl")
 INSTALL = "pip install cosmic-ray==8.7.0 coverage==7.17.3"
 SOURCES = ("models", "planner", "simulator", "executor", "millrace")
 KILLED, SURVIVED, GONE = "killed", "survived", "gone"
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="benchmarks.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("packages", nargs="*", metavar="PACKAGE")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS, metavar="FILE")
     parser.add_argument("--per-package", type=int, default=12, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--workers", type=int, default=1, choices=(1, 2), metavar="1|2")

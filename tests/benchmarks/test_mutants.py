@@ -148,7 +148,7 @@ def test_a_mutant_that_a_test_notices_is_killed_and_the_others_survive(tmp_path:
         (["-o", "x", "--per-package", "0"], "--per-package 0"),
         (["-o", "x", "--only", "none.json"], "no file `none.json`"),
         (["-o", "none/x"], "no folder `none`"),
-        ([], "-o/--output"),
+        (["--seed", "x"], "--seed"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, message, capsys, monkeypatch):
