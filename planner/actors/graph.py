@@ -258,14 +258,22 @@ class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def program_of(self, rank: int) -> int:
         """Index of the program that `rank` runs."""
+        return self._place(rank)[0]
+
+    def _place(self, rank: int) -> tuple[int, int]:
+        """Index of the program that `rank` runs, and its position among those that do."""
+        for index, program in enumerate(self.programs):
+            guess = rank - program.ranks[0]  # ranks follow one another, as a rule
+            if 0 <= guess < len(program.ranks) and program.ranks[guess] == rank:
+                return index, guess
         for index, program in enumerate(self.programs):
             if rank in program.ranks:
-                return index
+                return index, program.ranks.index(rank)
         raise ValueError(f"rank {rank} of {self.ranks}: no program lists it")
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Mesh coordinate of `rank` inside its stage."""
-        position = self.programs[self.program_of(rank)].ranks.index(rank)
+        _, position = self._place(rank)
         found = []
         for size in reversed(self.axis_sizes):
             position, at = divmod(position, size)
@@ -279,8 +287,7 @@ class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         if meeting.world:
             return tuple(sorted(r for program in self.programs for r in program.ranks))
-        index = self.program_of(rank)
-        position = self.programs[index].ranks.index(rank)
+        index, position = self._place(rank)
         if meeting.peer is not None:
             other = self.programs[meeting.peer].ranks[position]
             return (rank, other) if meeting.kind == "send" else (other, rank)

@@ -9,6 +9,8 @@ from millrace.planner.costs.products import ITEM_BYTES
 from millrace.planner.costs.protocols import LIBRARIES
 from millrace.planner.errors import ClusterError
 
+# Devices up to which a search answers within half a minute on two cores (2026-11).
+DEVICES_MAX = 2**18
 # Collectives of activations that products can be overlapped with piece by piece.
 PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -35,6 +37,9 @@ def _faults(cluster: Cluster) -> Iterator[str]:
     if cluster.leaves is not None:
         yield from _leaf_faults(cluster.leaves)
     yield from _software_faults(cluster.software)
+    if cluster.devices > DEVICES_MAX:
+        most = f"name at most {DEVICES_MAX:,}"
+        yield f"{cluster.devices:,} devices are more than are planned for; {most}"
     devices: dict[str, Device] = {}
     for group in cluster.groups:
         known = devices.setdefault(group.device.name, group.device)

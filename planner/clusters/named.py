@@ -84,7 +84,7 @@ def parse_cluster(
     for value, field in ((per_node, "GPUS_PER_NODE"), (nodes, "NODES")):
         if value < 1:
             raise ClusterError(f"`{text}`: {field} is {value}, expected at least 1")
-    return msgspec.structs.replace(resized(node, per_node), name=text, nodes=nodes)
+    return validate(msgspec.structs.replace(resized(node, per_node), name=text, nodes=nodes))
 
 
 def local_cluster(

@@ -129,6 +129,7 @@ class Evaluator:
         self._loose = request.max_gap / 2  # of programs whose solutions are mixed
         self.asker = Asker(request, self.programs, self.modes[0])
         self._dearer: dict[Candidate, float] = {}
+        self.wanted_ns = 0.0  # plans below it are wanted, however fast the best one seems
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
@@ -139,8 +140,6 @@ class Evaluator:
     def shape(self, candidate: Candidate) -> Shape:
         """What the tables of a candidate depend on."""
         return self.asker.shape(candidate)
-
-    # -- bounds ------------------------------------------------------------------------------
 
     def lower_bounds_ns(
         self, candidates: Sequence[Candidate], cutoff_ns: float = float("inf")
@@ -248,7 +247,7 @@ class Evaluator:
                 found.append(Refused(candidate, error))
             else:
                 found.append(one)
-                best_ns = _lowered(best_ns, one)
+                best_ns = self._lowered(best_ns, one)
         return found
 
     def _unsolved(self, candidate: Candidate, bound: float) -> Refused:
@@ -308,7 +307,7 @@ class Evaluator:
                 found.append(Refused(candidate, error, bound))
             else:
                 found.append(one)
-                best_ns = _lowered(best_ns, one)
+                best_ns = self._lowered(best_ns, one)
         return found
 
     def polish(self, found: Sequence[Found], limits: Sequence[Limits]) -> list[Found]:
@@ -423,7 +422,10 @@ class Evaluator:
         )
         return answer and ([solved(*one) for one in answer[0]], answer[1])
 
-    # -- reading -----------------------------------------------------------------------------
+    def _lowered(self, best_ns: float, one: Found | Pruned) -> float:
+        """The cutoff once a plan is known; others that are near it are wanted too."""
+        found_ns = one.division.step_ns * NEAR if isinstance(one, Found) else best_ns
+        return min(best_ns, max(found_ns, self.wanted_ns))
 
     def unit(self, candidate: Candidate) -> float:
         """Step time per unit of a block program's cost.
@@ -488,11 +490,6 @@ class Evaluator:
                 runs.append(run)
             runs[-1] = replace(runs[-1], blocks=(*runs[-1].blocks, block))
         return tuple(runs)
-
-
-def _lowered(best_ns: float, one: Found | Pruned) -> float:
-    """The cutoff once a plan is known; others somewhat slower are wanted for the simulator."""
-    return min(best_ns, one.division.step_ns * NEAR) if isinstance(one, Found) else best_ns
 
 
 def _distinct(group: list[Solved]) -> list[Solved]:

@@ -8,7 +8,7 @@ it two axes that split what a replica has, the inner one within a node.
 
 from collections.abc import Iterator
 from itertools import product
-from math import gcd
+from math import gcd, isqrt
 
 from millrace.planner.cluster import Cluster
 from millrace.planner.search.pins import Pins, RoledAxis
@@ -26,7 +26,8 @@ WIDE_FROM, INNER_CHOICES, MIDDLE_MAX = 16, 2, 16
 
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def meshes(

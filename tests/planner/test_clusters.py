@@ -161,6 +161,7 @@ def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Pa
         ("toaster:8x2", "known: a100-pcie-40gb"),
         ("h100-sxm-80gb:8x0", "NODES is 0"),
         ("h100-sxm-80gb:0x8", "GPUS_PER_NODE is 0"),
+        ("h100-sxm-80gb:8x100000", "800,000 devices are more than are planned for"),
         ("h100-sxm-80gb:16x2", "write h100-sxm-80gb:8x2"),
         ("h100-sxm-80gb:8", "expected DEVICE:GPUS_PER_NODExNODES"),
         ("h100-sxm-80gb:8x-1", "expected DEVICE:GPUS_PER_NODExNODES"),

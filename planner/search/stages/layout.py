@@ -364,8 +364,9 @@ class Counts:
 
     def _holdings(self, stage: int, counts: tuple[int, ...], due: int, room: Room) -> Holdings:
         kind = self.model.pipeline.kinds[stage]
-        if not counts:
-            return NOTHING
+        if not counts:  # no layout has this stage's ends here: no rows, of the same columns
+            width = len(self._parts(stage, 0)) + due
+            return replace(NOTHING, keeps=np.zeros((0, width), np.int64))
         held = joined([rows_of(self._parts(stage, n), kind, self.window, n, room) for n in counts])
         return replace(held, keeps=np.column_stack([held.keeps, self._lightest(held, kind, due)]))
 

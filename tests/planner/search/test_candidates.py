@@ -6,6 +6,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.search.candidates import Candidate, candidates, shape_of, wider
+from millrace.planner.search.meshes import divisors
 from millrace.planner.search.pins import Pins
 
 
@@ -224,3 +225,14 @@ def test_pinned_experts_lie_on_few_axes_where_they_can() -> None:
     assert {one.sizes for one in found} == {(8, 2, 4)}
     alone = Pins(dp=2, tp=2, cp=2, pp=1, ep=4)
     assert candidates(alone, cluster(8), 8, 6, sequence=True, experts=4)[0].sizes == (2, 2, 2)
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 36, 96, 97, 10**9])
+def test_divisors_are_all_there_in_order_however_large_the_number(number: int) -> None:
+    found = divisors(number)
+    assert list(found) == sorted(set(found))
+    assert all(number % one == 0 for one in found)
+    if number < 1000:
+        assert found == tuple(one for one in range(1, number + 1) if number % one == 0)
+    else:
+        assert len(found) == 100  # 2^9 · 5^9

@@ -138,6 +138,18 @@ def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
     assert plan.digest() == seen[-1].digest()
 
 
+def test_plans_that_seemed_slower_are_simulated_where_the_best_are_late() -> None:
+    """The cost leaves out what holds computation back: a free plan is no slower than a pinned."""
+    cheapest = search(request(4)).stages
+    other = 2 if cheapest == 1 else 1
+
+    def late(plan: Plan, fits: Fits) -> dict[str, object]:
+        return {"step_time_s": 2.0 if plan.stages == cheapest else 1.0, "memory_bytes_max": 1}
+
+    free, pinned = search(request(4), late), search(request(4, pins=Pins(pp=other)), late)
+    assert free.figures["step_time_s"] == pinned.figures["step_time_s"] == 1.0
+
+
 def test_two_plans_simulated_at_once_are_ranked_as_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -104,6 +104,24 @@ def test_divisions_equal_brute_force(seed: int, shape: tuple[int, int]) -> None:
         assert divide(runs, pipe, tight).step_ns == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("chunks", [(2, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_unlike_blocks_divide_over_several_chunks_a_stage(
+    seed: int, chunks: tuple[int, int]
+) -> None:
+    """Few of any kind: chunks whose ends take all there is leave stages without the longest run."""
+    stages, interleave = chunks
+    rng = np.random.default_rng(seed)
+    names = ["stem", *(f"stage.{at}" for at in range(stages * interleave - 1)), "head"]
+    runs = tuple(run(name, 1, variant(*(int(x) for x in rng.integers(1, 30, 4)))) for name in names)
+    pipe = pipeline(stages, 4, interleave)
+    if chunks != (2, 2):  # the formula above is that of two rows and few stages
+        assert all(divide(runs, pipe, PLENTY).chunks)
+    else:
+        expected = brute_force(runs, pipe, PLENTY)
+        assert divide(runs, pipe, PLENTY).step_ns == pytest.approx(expected, rel=1e-6)
+
+
 def counts(found: Division) -> list[int]:
     return [len(chunk) for chunk in found.chunks]
 
