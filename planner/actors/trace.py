@@ -1,6 +1,7 @@
 """Trace: what each actor did and when, from the simulator or from a real run alike."""
 
 from statistics import median
+from typing import Annotated
 
 import msgspec
 
@@ -38,7 +39,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `measured`; `plan_digest` ties the trace to its plan.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     source: str
     plan_digest: str
     device: str
