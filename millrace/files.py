@@ -11,6 +11,7 @@ import msgspec
 from millrace.chrome import chrome_trace
 from millrace.models.documents import FileError, decode_json, read_document, read_text
 from millrace.models.graph import to_json
+from millrace.models.zoo.catalogue import FUNCTION
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
 from millrace.planner.errors import PlanError
@@ -22,19 +23,44 @@ TRACE_BYTES_MAX = 2**29
 """Fifteen million firings: a day's work to look at, and some gigabytes once they are read."""
 
 
-def load_plan(path: Path) -> Plan:
-    """Read a Plan file; raises PlanError with the path and the offending key."""
-    return read_document(path, Plan, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
+def load_plan(path: Path, *, trust: bool = False) -> Plan:
+    """Read a Plan file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    trust : bool
+        Take a plan of a model that is a function (`package.module:function`), which is called
+        wherever the plan is used: whoever wrote the file says what runs.
+
+    Raises
+    ------
+    PlanError
+        It cannot be read or is no plan, by the path and the offending key; or its model is a
+        function, and the file is not trusted.
+    """
+    plan = read_document(path, Plan, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
+    if plan.model.family == FUNCTION and not trust:
+        raise PlanError(
+            f"the plan `{path}` calls the function `{plan.model.name}` for its model: give --trust "
+            f"(trust=True) where you trust its author"
+        )
+    return plan
 
 
 def load_trace(path: Path) -> Trace:
-    """Read a Trace file; raises FileError with the path and the offending key."""
+    """Read a Trace file and check it; raises FileError with the path and the offending place."""
     text = read_text(path, "trace", bytes_max=TRACE_BYTES_MAX)
     if b'{"traceEvents"' in text[:200] or b'"displayTimeUnit"' in text[:20]:
         raise FileError(
             f"`{path}` is a trace in Chrome's form; write it to a name that ends in .json instead"
         )
-    return decode_json(text, Trace, f"`{path}` is not a trace")
+    where = f"`{path}` is not a trace"
+    try:
+        return decode_json(text, Trace, where).validate()
+    except PlanError as error:
+        raise FileError(f"{where}: {error}") from None
 
 
 def load_profile(path: Path) -> Device:

@@ -3,6 +3,7 @@
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from millrace.files import load_plan, load_trace, write_bytes, write_document
@@ -64,3 +65,12 @@ def test_a_document_of_another_version_is_refused_with_the_one_that_is_known(tmp
 def test_a_device_without_an_end_is_no_plan(tmp_path):
     with pytest.raises(PlanError, match="not UTF-8 text"):
         load_plan(Path("/dev/zero"))
+
+
+def test_a_trace_whose_parts_do_not_fit_is_refused_by_path_and_place(tmp_path):
+    path = tmp_path / "run.json"
+    write_document(path, msgspec.structs.replace(two_rank_trace("measured", steps=3), steps=30))
+    with pytest.raises(
+        FileError, match=r"run.json` is not a trace: of 30 steps .* at `\$.step_end"
+    ):
+        load_trace(path)
