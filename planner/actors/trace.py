@@ -38,9 +38,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Raise PlanError unless every actor has all its columns."""
         columns = (self.kinds, self.phases, self.blocks, self.queues, self.firings)
         if any(len(column) != len(self.actors) for column in columns):
-            raise PlanError(
-                f"its columns are not all {len(self.actors)} actors long - at `{place}`"
-            )
+            raise PlanError(f"not all its columns have {len(self.actors)} entries - at `{place}`")
         if self.represents < 1 or min(self.firings, default=1) < 1:
             raise PlanError(f"`represents` and `firings` are at least 1 - at `{place}`")
 

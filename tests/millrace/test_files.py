@@ -70,7 +70,5 @@ def test_a_device_without_an_end_is_no_plan(tmp_path):
 def test_a_trace_whose_parts_do_not_fit_is_refused_by_path_and_place(tmp_path):
     path = tmp_path / "run.json"
     write_document(path, msgspec.structs.replace(two_rank_trace("measured", steps=3), steps=30))
-    with pytest.raises(
-        FileError, match=r"run.json` is not a trace: of 30 steps .* at `\$.step_end"
-    ):
+    with pytest.raises(FileError, match=r"run.json` is not a trace: of 30 .* at `\$.step_end"):
         load_trace(path)
