@@ -68,7 +68,7 @@ def _register_commands() -> None:
 def exit_code_of(error: BaseException) -> int | None:
     """Return the contract's exit code for an error, None where it is a bug of ours."""
     from millrace.executor.errors import CheckpointError, DataError, ExecutorError
-    from millrace.files import FileError
+    from millrace.models.documents import FileError
     from millrace.models.errors import ModelError
     from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
     from millrace.simulator.errors import SimulationError

@@ -72,7 +72,8 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
     Raises
     ------
     PlanError
-        The traces are of different plans, or one of them holds no finished step.
+        The traces are of different plans, or one of them holds no finished step, or a rank that
+        the plan has not.
     """
     if predicted.plan_digest != measured.plan_digest:
         raise PlanError(
@@ -84,6 +85,9 @@ def join(predicted: Trace, measured: Trace) -> Comparison:
             raise PlanError(f"the {trace.source} trace holds no finished step")
         if not trace.spans:
             raise PlanError(f"the {trace.source} trace holds no spans: write it with --trace")
+    ranks = sum(lane.represents for lane in predicted.lanes)
+    if strange := [lane.rank for lane in measured.lanes if not 0 <= lane.rank < ranks]:
+        raise PlanError(f"the trace has rank {strange[0]}, the plan has ranks 0 to {ranks - 1}")
     before, after = _sums(predicted), _sums(measured)
     expected_s, found_s = step_time_ns(predicted) / 1e9, step_time_ns(measured) / 1e9
     return Comparison(

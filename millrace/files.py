@@ -9,60 +9,63 @@ from typing import Any
 import msgspec
 
 from millrace.chrome import chrome_trace
+from millrace.models.documents import FileError, decode_json, read_document, read_text
 from millrace.models.graph import to_json
+from millrace.models.zoo.catalogue import FUNCTION
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
 from millrace.planner.errors import PlanError
-from millrace.planner.plan import Plan, read_plan
+from millrace.planner.plan import Plan
+
+PLAN_BYTES_MAX = 2**27
+"""A plan of 126 layers has 50 kB; one with an imported graph, constants and all, megabytes."""
+TRACE_BYTES_MAX = 2**29
+"""Fifteen million firings: a day's work to look at, and some gigabytes once they are read."""
 
 
-class FileError(ValueError):
-    """A file cannot be read or is not what was asked for; names the path (exit code 2)."""
+def load_plan(path: Path, *, trust: bool = False) -> Plan:
+    """Read a Plan file.
 
-
-def read_bytes(path: Path, what: str) -> bytes:
-    """Return the content of a file.
+    Parameters
+    ----------
+    path : Path
+        The file.
+    trust : bool
+        Take a plan of a model that is a function (`package.module:function`), which is called
+        wherever the plan is used: whoever wrote the file says what runs.
 
     Raises
     ------
-    FileError
-        The file is not there, is a folder or may not be read.
+    PlanError
+        It cannot be read or is no plan, by the path and the offending key; or its model is a
+        function, and the file is not trusted.
     """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise FileError(f"cannot read the {what} `{path}`: {reason}") from None
-
-
-def load_plan(path: Path) -> Plan:
-    """Read a Plan file; raises FileError or PlanError with the path and the offending key."""
-    try:
-        return read_plan(read_bytes(path, "plan"))
-    except PlanError as error:
-        raise PlanError(f"`{path}`: {error}") from None
+    plan = read_document(path, Plan, "plan", bytes_max=PLAN_BYTES_MAX, error=PlanError)
+    if plan.model.family == FUNCTION and not trust:
+        raise PlanError(
+            f"the plan `{path}` calls the function `{plan.model.name}` for its model: give --trust "
+            f"(trust=True) where you trust its author"
+        )
+    return plan
 
 
 def load_trace(path: Path) -> Trace:
-    """Read a Trace file; raises FileError with the path and the offending key."""
-    text = read_bytes(path, "trace")
+    """Read a Trace file and check it; raises FileError with the path and the offending place."""
+    text = read_text(path, "trace", bytes_max=TRACE_BYTES_MAX)
+    if b'{"traceEvents"' in text[:200] or b'"displayTimeUnit"' in text[:20]:
+        raise FileError(
+            f"`{path}` is a trace in Chrome's form; write it to a name that ends in .json instead"
+        )
+    where = f"`{path}` is not a trace"
     try:
-        return msgspec.json.decode(text, type=Trace)
-    except msgspec.DecodeError as error:
-        hint = ""
-        if b'"traceEvents"' in text[:200]:
-            hint = ": this is Chrome's form; write the trace to a name that ends in .json instead"
-        raise FileError(f"`{path}` is not a trace: {error}{hint}") from None
+        return decode_json(text, Trace, where).validate()
+    except PlanError as error:
+        raise FileError(f"{where}: {error}") from None
 
 
 def load_profile(path: Path) -> Device:
-    """Read a device profile; raises FileError with the path and the offending key."""
-    try:
-        return msgspec.json.decode(read_bytes(path, "device profile"), type=Device)
-    except msgspec.DecodeError as error:
-        raise FileError(
-            f"`{path}` is not a device profile: {error}; `millrace profile -o FILE` writes one"
-        ) from None
+    """Read a device profile, as `millrace profile -o` writes it; raises FileError."""
+    return read_document(path, Device, "device profile")
 
 
 def is_chrome(path: Path) -> bool:

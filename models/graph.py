@@ -9,7 +9,7 @@ join the two. `batch_dim` says which dim of a tensor grows with the number of sa
 from enum import StrEnum
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -82,7 +82,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     in structure (op and tensor names differ in the block's prefix only).
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     name: str
     batch: int
     tokens_per_sample: int

@@ -11,6 +11,7 @@ a switch. A mixed cluster appends `others`, groups of nodes of another kind.
 
 from functools import cached_property
 from math import prod
+from typing import Annotated
 
 import msgspec
 
@@ -281,7 +282,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `cores_per_node` is set where ranks are processes on a CPU and share that many cores.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     name: str
     device: Device
     devices_per_node: int

@@ -5,10 +5,11 @@ as it was, and every decision. It holds no wall-clock figure.
 """
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from millrace.models.documents import decode_json
 from millrace.models.graph import Graph, to_json
 from millrace.models.recompute import NONE, with_recompute
 from millrace.models.spec import ModelSpec, TrainingSpec
@@ -92,7 +93,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     one kernel can compute are one actor.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     model: ModelSpec
     training: TrainingSpec
     cluster: Cluster
@@ -154,8 +157,5 @@ def recompute_modes(plan: Plan) -> dict[str, str]:
 
 
 def read_plan(text: bytes) -> Plan:
-    """Decode a plan file; raises PlanError with the path of the offending key."""
-    try:
-        return msgspec.json.decode(text, type=Plan)
-    except msgspec.DecodeError as error:
-        raise PlanError(f"not a plan: {error}") from None
+    """Decode a plan; raises PlanError with the path of the offending key."""
+    return decode_json(text, Plan, "not a plan", PlanError)

@@ -45,6 +45,13 @@ Commands = Annotated[
         "their grids and operands, matrix products, collectives. No GPU is needed.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Call the function that is the plan's model; only if you trust the file's author.",
+    ),
+]
 # Pins: what is left out, the search decides.
 Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
 SequenceParallel = Annotated[
@@ -165,6 +172,7 @@ def show(
     plan: Annotated[Path, typer.Argument(metavar="PLAN")],
     other: Annotated[Path | None, typer.Argument(metavar="[PLAN]")] = None,
     commands: Commands = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Draw a plan, or what differs between two; or list what one of its ranks runs on a GPU."""
@@ -176,7 +184,7 @@ def show(
 
     if commands is not None and other is not None:
         raise typer.BadParameter("--commands lists a rank of one plan: give one PLAN")
-    before = load_plan(plan)
+    before = load_plan(plan, trust=trust)
     if commands is not None:
         _list_commands(before, commands, as_json)
         return
@@ -186,7 +194,7 @@ def show(
         fused = document["fused"]
         answer(document, as_json, lambda console: drawing.draw_plan(before, console, fused=fused))
         return
-    found = drawing.changes(before, load_plan(other))
+    found = drawing.changes(before, load_plan(other, trust=trust))
     answer({"changes": found}, as_json, lambda console: drawing.draw_changes(found, console))
 
 

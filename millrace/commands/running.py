@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from millrace.commands.planning import Trust
 from millrace.compare import ActorRow, CauseRow, Comparison
 from millrace.output import Json, answer, say, training, working
 from millrace.planner.errors import PlanError
@@ -50,6 +51,7 @@ def simulate(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page: where the step goes.")] = None,
     trace: TraceOutput = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Predict how fast a plan runs on the cluster it was made for."""
@@ -61,7 +63,7 @@ def simulate(
 
     check_writable(trace, html)
     detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
-    planned = load_plan(plan)
+    planned = load_plan(plan, trust=trust)
     began = perf_counter()
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         found = api.simulate(
@@ -128,6 +130,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
     ] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Train a plan for real, one process per rank on this machine."""
@@ -143,7 +146,7 @@ def run(
     if resume and weights is not None:
         raise PlanError("--resume goes on with the values it saved: leave --weights out")
     check_writable(trace)
-    planned = load_plan(plan)
+    planned = load_plan(plan, trust=trust)
     with training(steps) as told:
         found = api.execute(
             planned,
@@ -192,6 +195,7 @@ def compare(
         float | None, typer.Option(min=0.0, help="0.2: exit with 1 when off by more than 20 %.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with both timelines.")] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Join the prediction with what was measured, actor by actor."""
@@ -201,7 +205,7 @@ def compare(
     from millrace.page import write_page
 
     check_writable(html)
-    planned, measured = load_plan(plan), load_trace(trace)
+    planned, measured = load_plan(plan, trust=trust), load_trace(trace)
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         predicted = api.simulate(planned).trace
     found = join(predicted, measured)

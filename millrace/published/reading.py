@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from millrace.files import FileError, read_bytes
+from millrace.models.documents import FileError, read_text
 from millrace.published.question import InexpressibleError
 
 Row = dict[str, str]
 
+BYTES_MAX = 2**24
+ROWS_MAX = 10_000
+"""Every row is planned and simulated: so many take hours. Published tables have hundreds."""
 LINE = "line"  # the key under which a row holds its line in the file
 MALFORMED = "malformed"  # and under which one of another length than the header says so
 
@@ -62,17 +65,15 @@ def read_table(path: Path) -> Table:
     FileError
         The file cannot be read, or its header is of neither layout; names the columns it lacks.
     """
-    content = read_bytes(path, "table")
-    try:
-        lines = content.decode("utf-8-sig").splitlines(keepends=True)
-    except UnicodeDecodeError:
-        raise FileError(f"`{path}` is not a CSV file: it is not UTF-8 text") from None
-    reader = csv.reader(lines)
+    content = read_text(path, "CSV file", bytes_max=BYTES_MAX)
+    reader = csv.reader(content.decode("utf-8-sig").splitlines(keepends=True))
     try:
         header = tuple(next(reader, ()))
         layout = _layout(path, header)
-        rows = []
+        rows: list[Row] = []
         for values in reader:
+            if len(rows) == ROWS_MAX:
+                raise FileError(f"`{path}` has more than {ROWS_MAX:,} rows: give it in parts")
             if values:
                 rows.append(_row(layout, header, values, reader.line_num))
     except csv.Error as error:

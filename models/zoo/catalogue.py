@@ -172,13 +172,18 @@ def _called(name: str) -> Graph:
         raise ModelError(
             f"model `{name}` cannot be imported ({error}); expected `package.module:function`"
         ) from None
+    except (Exception, SystemExit) as error:  # the module is the user's, and so are its errors
+        raise ModelError(
+            f"model `{name}` cannot be imported: `{module_name}` fails with "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not callable(function):
         raise ModelError(f"model `{name}` is not a function; expected one that returns a Graph")
     try:
         graph = function()
     except ModelError:
         raise
-    except Exception as error:  # the function is the user's, and so are its errors
+    except (Exception, SystemExit) as error:  # the function is the user's as well
         raise ModelError(
             f"model `{name}` fails with {type(error).__name__}: {error}; expected a function that "
             f"takes no arguments and returns a Graph"

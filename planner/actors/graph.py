@@ -13,6 +13,7 @@ at the first of four firings and publishes it at the last.
 from collections.abc import Iterable
 from enum import StrEnum
 from math import prod
+from typing import Annotated
 
 import msgspec
 
@@ -241,7 +242,9 @@ def _end(registers: Iterable[Register]) -> int:
 class ActorGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One program per device class over the mesh `axes` that every stage shares."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     name: str
     axes: tuple[Axis, ...]
     programs: tuple[Program, ...]

@@ -1,8 +1,12 @@
 """Trace: what each actor did and when, from the simulator or from a real run alike."""
 
+from itertools import pairwise
 from statistics import median
+from typing import Annotated
 
 import msgspec
+
+from millrace.planner.errors import PlanError
 
 SCHEMA_VERSION = 1
 
@@ -30,6 +34,14 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     firings: tuple[int, ...]  # per step
     represents: int = 1
 
+    def check(self, place: str) -> None:
+        """Raise PlanError unless every actor has all its columns."""
+        columns = (self.kinds, self.phases, self.blocks, self.queues, self.firings)
+        if any(len(column) != len(self.actors) for column in columns):
+            raise PlanError(f"not all its columns have {len(self.actors)} entries - at `{place}`")
+        if self.represents < 1 or min(self.firings, default=1) < 1:
+            raise PlanError(f"`represents` and `firings` are at least 1 - at `{place}`")
+
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Spans of `steps` steps on every traced rank, in nanoseconds from a common origin.
@@ -38,7 +50,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `measured`; `plan_digest` ties the trace to its plan.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     source: str
     plan_digest: str
     device: str
@@ -46,6 +60,41 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lanes: tuple[Lane, ...]
     step_end_ns: tuple[tuple[int, ...], ...]
     spans: tuple[Span, ...] = ()
+
+    def validate(self) -> "Trace":
+        """Return the trace itself once every span has its lane, its actor and its step.
+
+        Raises
+        ------
+        PlanError
+            Something has no counterpart; names its place.
+        """
+        if len(self.step_end_ns) != len(self.lanes):
+            raise PlanError(
+                f"it has {len(self.lanes)} lanes - at `$.lanes` - and ends of steps of "
+                f"{len(self.step_end_ns)} - at `$.step_end_ns`"
+            )
+        for at, (lane, ends) in enumerate(zip(self.lanes, self.step_end_ns, strict=True)):
+            lane.check(f"$.lanes[{at}]")
+            if len(ends) != self.steps:
+                raise PlanError(
+                    f"of {self.steps} steps {len(ends)} have an end - at `$.step_end_ns[{at}]`"
+                )
+            if not all(before < after for before, after in pairwise((0, *ends))):
+                raise PlanError(f"a step ends before it begins - at `$.step_end_ns[{at}]`")
+        firings = {lane.rank: [self.steps * one for one in lane.firings] for lane in self.lanes}
+        if len(firings) != len(self.lanes):
+            raise PlanError("two lanes are of one rank - at `$.lanes`")
+        for at, span in enumerate(self.spans):
+            known = firings.get(span.rank, ())
+            if not 0 <= span.actor < len(known) or not 0 <= span.firing < known[span.actor]:
+                raise PlanError(
+                    f"there is no firing {span.firing} of actor {span.actor} on rank {span.rank} "
+                    f"- at `$.spans[{at}]`"
+                )
+            if span.end_ns < span.start_ns:
+                raise PlanError(f"it ends before it begins - at `$.spans[{at}]`")
+        return self
 
     def step_times_ns(self) -> tuple[int, ...]:
         """Duration of each step: from the slowest rank's end of one step to its end of the next."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.models.documents import decode_toml, read_text
 from millrace.planner.cluster import (
     Cluster,
     Device,
@@ -27,6 +28,9 @@ from millrace.planner.clusters.checks import validate
 from millrace.planner.clusters.fabrics import network
 from millrace.planner.clusters.software import framework
 from millrace.planner.errors import ClusterError
+
+BYTES_MAX = 2**20
+"""A file of a cluster has a hundred lines; this many bytes are read in some seconds."""
 
 
 class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,20 +121,12 @@ def read_cluster(path: Path) -> Cluster:
     ClusterError
         The file cannot be read, or a field is unknown, missing or out of its range.
     """
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise ClusterError(f"cannot read cluster file `{path}`: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ClusterError(f"cluster file `{path}` is not UTF-8 text") from None
-    return _decode(text, f"cluster file `{path}`", path.stem)
+    text = read_text(path, "cluster file", bytes_max=BYTES_MAX, error=ClusterError)
+    return _decode(text.decode(), f"cluster file `{path}`", path.stem)
 
 
 def _decode(text: str, where: str, name: str = "") -> Cluster:
-    try:
-        entry = msgspec.toml.decode(text, type=_Entry)
-    except msgspec.DecodeError as error:
-        raise ClusterError(f"{where}: {error}") from None
+    entry = decode_toml(text, _Entry, where, ClusterError)
     kinds = [_nodes(nodes, f"{where}, groups[{i}]") for i, nodes in enumerate(entry.groups)]
     if entry.device is not None:
         if kinds:

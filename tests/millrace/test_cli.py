@@ -112,7 +112,7 @@ def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(cal
         (("clusters", "a100-sxm-80g:8x1"), "did you mean a100-sxm-80gb"),
         (("clusters", "local:none"), "expected local:N"),
         (("clusters", "a100-sxm-80gb:8x0"), "NODES is 0, expected at least 1"),
-        (("show", "nowhere.json"), "cannot read the plan `nowhere.json`"),
+        (("show", "nowhere.json"), "the plan `nowhere.json` cannot be read: no such file"),
         (("plan", "gpt2", "--cluster", "local:2"), "--global-batch"),
         (("no-such-command",), "no-such-command"),
     ],

@@ -100,3 +100,10 @@ def test_each_unit_that_no_compute_covers_goes_to_one_meeting_or_to_none(compute
 def test_communication_that_compute_hides_is_no_cause():
     found = exposed_ns([(0, 10)], [(2, 8, "all_reduce")], (0, 12))
     assert found == {"": 2}
+
+
+def test_a_rank_that_the_plan_has_not_is_refused():
+    measured = two_rank_trace("measured")
+    lanes = tuple(msgspec.structs.replace(lane, rank=lane.rank + 1) for lane in measured.lanes)
+    with pytest.raises(PlanError, match="the trace has rank 2, the plan has ranks 0 to 1"):
+        join(two_rank_trace("simulated"), msgspec.structs.replace(measured, lanes=lanes))

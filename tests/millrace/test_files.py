@@ -3,9 +3,11 @@
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from millrace.files import FileError, load_plan, load_trace, write_bytes, write_document
+from millrace.files import load_plan, load_trace, write_bytes, write_document
+from millrace.models.documents import FileError
 from millrace.planner.errors import PlanError
 from tests.millrace.traces import two_rank_trace
 
@@ -19,16 +21,16 @@ def test_a_trace_comes_back_as_it_was_written(tmp_path):
 
 
 def test_what_is_not_there_or_not_a_plan_is_named(tmp_path):
-    with pytest.raises(FileError, match=r"the plan `.*none.json`: no such file"):
+    with pytest.raises(PlanError, match=r"the plan `.*none.json` cannot be read: no such file"):
         load_plan(tmp_path / "none.json")
-    with pytest.raises(FileError, match="is a directory"):
+    with pytest.raises(PlanError, match="is a directory"):
         load_plan(tmp_path)
     wrong = tmp_path / "wrong.json"
     wrong.write_text('{"modle": 1}')
-    with pytest.raises(PlanError, match=r"wrong.json`: not a plan: .*modle"):
+    with pytest.raises(PlanError, match=r"wrong.json` is not a plan: .*modle"):
         load_plan(wrong)
     wrong.write_bytes(b"\xff\xfe")
-    with pytest.raises(PlanError, match=r"wrong.json`: not a plan"):
+    with pytest.raises(PlanError, match=r"wrong.json` is not a plan"):
         load_plan(wrong)
 
 
@@ -50,3 +52,23 @@ def test_a_folder_that_is_not_there_is_named_and_nothing_is_left(tmp_path):
 def test_a_device_file_is_written_to_and_not_replaced():
     write_bytes(Path("/dev/null"), b"x")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+@pytest.mark.parametrize("load", [load_plan, load_trace])
+def test_a_document_of_another_version_is_refused_with_the_one_that_is_known(tmp_path, load):
+    path = tmp_path / "later.json"
+    path.write_text('{"schema_version": 99, "a_field_of_the_future": 1}')
+    with pytest.raises(ValueError, match=r"Expected `int` <= 1 - at `\$.schema_version`"):
+        load(path)
+
+
+def test_a_device_without_an_end_is_no_plan(tmp_path):
+    with pytest.raises(PlanError, match="not UTF-8 text"):
+        load_plan(Path("/dev/zero"))
+
+
+def test_a_trace_whose_parts_do_not_fit_is_refused_by_path_and_place(tmp_path):
+    path = tmp_path / "run.json"
+    write_document(path, msgspec.structs.replace(two_rank_trace("measured", steps=3), steps=30))
+    with pytest.raises(FileError, match=r"run.json` is not a trace: of 30 .* at `\$.step_end"):
+        load_trace(path)

@@ -72,9 +72,35 @@ def test_every_kind_of_model_is_planned_and_its_plan_simulated(call, tmp_path, k
     for path in tmp_path.iterdir():  # the plan needs them no longer
         if path.name != "plan.json":
             path.unlink()
-    code, out, _ = call("simulate", "plan.json", "--json")
+    code, out, _ = call("simulate", "plan.json", "--json", *["--trust"][: kind == "function"])
     assert code == 0
     assert json.loads(out)["firings"] > 0
+
+
+CALLS = []
+
+
+def called_and_gone() -> Graph:
+    CALLS.append(1)
+    raise SystemExit(0)
+
+
+def test_a_plan_file_calls_no_function_unless_it_is_trusted(call, tmp_path):
+    model, _ = written("function", tmp_path)
+    arguments = ("--cluster", "a100-sxm-80gb:2x1", "--global-batch", "4", "-o", "plan.json")
+    assert call("plan", model, *arguments)[0] == 0
+    path = tmp_path / "plan.json"
+    path.write_text(path.read_text().replace(model, f"{__name__}:called_and_gone"))
+    for command in (["show"], ["show", "plan.json"], ["simulate"], ["run"], ["compare", "x.json"]):
+        code, out, err = call(command[0], "plan.json", *command[1:])
+        assert (code, out) == (2, "")
+        assert f"calls the function `{__name__}:called_and_gone`" in err
+        assert "--trust" in err
+    assert not CALLS
+    code, out, err = call("show", "plan.json", "--trust")
+    assert (code, out) == (2, "")
+    assert "called_and_gone` fails with SystemExit: 0" in err
+    assert CALLS
 
 
 def test_a_length_and_a_precision_reach_an_imported_model(call, tmp_path):

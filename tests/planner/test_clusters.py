@@ -170,7 +170,7 @@ def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Pa
         ("local:1000000", "use at most local:64"),
         ("local-gpu:2", "run `millrace profile --device gpu --ranks 2`"),
         ("local-gpu:0", "expected local-gpu:N with N GPUs"),
-        ("nowhere.toml", "No such file"),
+        ("nowhere.toml", "no such file"),
     ],
 )
 def test_a_cluster_that_cannot_be_understood_is_refused_with_the_fix(
@@ -189,7 +189,7 @@ def test_a_cluster_that_cannot_be_understood_is_refused_with_the_fix(
         ("devices_per_node = 2", "devices_per_node = 0", "devices_per_node is 0"),
         ("devices_per_node = 2", "", "needs `devices_per_node`"),
         ("= 1e8", "= -1e8", "inter_node.bandwidth_bytes_per_s is -100000000.0"),
-        ("= 1e8", "= nan", "inter_node.bandwidth_bytes_per_s is nan"),
+        ("= 1e8", "= nan", "got nan - at `$.inter_node.bandwidth_bytes_per_s`"),
         ("launch_ns = 0", 'launch_ns = "x"', "$.device.launch_ns"),
         ("matmul_efficiency = 0.5", "matmul_efficiency = 1.5", "device.matmul_efficiency is 1.5"),
         ("fp32 = 1e9", "fp32 = 0", "device.flops_per_s.fp32 is 0"),

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from millrace.models.builder import PRECISIONS
+from millrace.models.documents import BYTES_MAX, decode_json, read_text
 from millrace.models.errors import ModelError
 from millrace.models.importers.huggingface.keys import Keys, shown
 from millrace.models.importers.huggingface.mapping import ModelType
@@ -14,8 +15,6 @@ from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import FAMILIES
 
 FILE_NAME = "config.json"
-BYTES_MAX = 2**24
-"""A configuration has a few thousand bytes; a larger file is something else (weights, perhaps)."""
 
 
 def read_config(
@@ -67,22 +66,8 @@ def read_config(
 
 def _object(file: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
-    try:
-        if (size := file.stat().st_size) > BYTES_MAX:
-            raise ModelError(
-                f"`{file}` has {size} bytes; expected a configuration of at most {BYTES_MAX}"
-            )
-        content = file.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelError(
-            f"configuration `{file}` cannot be read ({reason}); give the path of a {FILE_NAME} or "
-            f"of the folder that holds one"
-        ) from None
-    try:
-        values = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ModelError(f"configuration `{file}` is not JSON ({error})") from None
+    content = read_text(file, "configuration", bytes_max=BYTES_MAX, error=ModelError)
+    values = decode_json(content, Any, f"configuration `{file}` is not JSON", ModelError)
     if not isinstance(values, dict):
         raise ModelError(f"configuration `{file}` holds {shown(values)}; expected a JSON object")
     return values

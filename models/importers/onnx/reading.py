@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from millrace.models.documents import read_bytes
 from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.values import Array
 
+BYTES_MAX = 2**31  # no message of protobuf is longer; larger models keep their weights beside them
 OPSET_MIN = 17
 OWN_DOMAINS = ("", "ai.onnx")
 INSTALL = "pip install 'millrace[onnx]'"
@@ -110,10 +112,7 @@ def read_file(path: Path) -> Source:
         The file is not there or no ONNX model, its opset is too old, or a tensor is malformed.
     """
     onnx = _onnx(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"`{path}` cannot be read: {error.strerror or error}") from None
+    content = read_bytes(path, "ONNX file", bytes_max=BYTES_MAX, error=ModelError)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.torch_export.archive import plain_archive
 
 WRAPPED = "module."  # where the traced module hangs
 
@@ -47,12 +48,14 @@ class Program:
 
 
 def load(path: str | Path) -> Any:
-    """Read a `.pt2` file.
+    """Read a `.pt2` file; nothing in it is run.
+
+    Its example inputs, which are a pickle, are left out.
 
     Raises
     ------
     ModelError
-        There is no such file, or it is not an exported program.
+        There is no such file, it is not an exported program, or it needs what would run.
     """
     import torch
 
@@ -61,7 +64,10 @@ def load(path: str | Path) -> Any:
     log = logging.getLogger("torch.export")  # prints a traceback of every file it cannot read
     silent, log.disabled = log.disabled, True
     try:
-        return torch.export.load(path)
+        with plain_archive(Path(path)) as plain:
+            return torch.export.load(plain)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"`{path}` is not an exported program ({_first_line(error)}); write it with "

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.files import FileError
+from millrace.models.documents import FileError
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import Layout, choice, number, read, read_table, whole
 from tests.millrace.published.rows import DLPERF, written

@@ -159,10 +159,10 @@ def test_what_cannot_be_read_is_refused_by_its_key(
         (b"", "is not JSON"),
         (b"{'model_type': 'llama'}", "is not JSON"),
         (b"[1, 2]", "holds [1, 2]; expected a JSON object"),
-        (b"\xff\xfe", "is not JSON"),
+        (b"\xff\xfe", "is not UTF-8 text"),
         (b"[" * 100_000, "is not JSON"),
         (b"{}", "`model_type` is missing; expected one of llama"),
-        (b" " * (2**24 + 1), "expected a configuration of at most 16777216"),
+        (b" " * (2**24 + 1), "expected at most 16777216 bytes"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(

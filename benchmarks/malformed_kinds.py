@@ -1,0 +1,486 @@
+"""Kinds of input files: sound ones to begin from, and who reads them.
+
+What a command does with a file beyond reading it is kept short (a tiny model on two ranks); what a
+run would read in its ranks is read by the same functions in this process.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.mutations import (
+    NUMBERS,
+    TEXTS,
+    Mutation,
+    of_archive,
+    of_array,
+    of_bytes,
+    of_json,
+    of_lines,
+    of_message,
+)
+from millrace import api
+from millrace.models.graph import to_json
+from millrace.planner.plan import Plan
+
+Arguments = list[str]
+# What reads a file: a command line, or a function of it.
+Asked = Arguments | Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Input files of one kind.
+
+    Attributes
+    ----------
+    name
+        For the table.
+    file
+        Name of the file that is mutated, in a folder of its own.
+    sound
+        Makes the folder's content, as bytes by file name; made once.
+    mutations
+        Drawn from, each as likely as the next.
+    ask
+        Who reads the folder: one is drawn for each input.
+    """
+
+    name: str
+    file: str
+    sound: Callable[[], dict[str, bytes]]
+    mutations: tuple[Mutation, ...]
+    ask: Callable[[Path], list[Asked]]
+
+
+@cache
+def tiny_plan(model: str = "mlp", ranks: int = 2, **pins: int) -> Plan:
+    """A plan on this machine's cores, as the catalogue has them."""
+    return api.search(model, api.cluster(f"local:{ranks}", measured=False), 8, pins=pins or None)
+
+
+def _plan() -> dict[str, bytes]:
+    return {"plan.json": to_json(tiny_plan())}
+
+
+def _pipeline() -> dict[str, bytes]:
+    return {"plan.json": to_json(tiny_plan("mlp", 2, pp=2))}
+
+
+def _trace() -> dict[str, bytes]:
+    trace = api.simulate(tiny_plan(), fidelity="op").trace
+    return _plan() | {"trace.json": to_json(trace)}
+
+
+def _profile() -> dict[str, bytes]:
+    device = tiny_plan().cluster.device
+    points = ((1000, 2000), (100_000, 90_000))
+    measured = msgspec.structs.replace(
+        device, kernels={"matmul": points, "relu": points}, collectives={"all_reduce": points}
+    )
+    return {"profile.json": to_json(measured)}
+
+
+def priced(path: Path) -> object:
+    """The figures of a plan on a machine whose profile lies in a file."""
+    cluster = api.cluster("local:2", profile=path)
+    return api.figures(msgspec.structs.replace(tiny_plan(), cluster=cluster))
+
+
+CLUSTER = b"""name = "mixed"
+[[groups]]
+device = "b200"
+nodes = 2
+devices_per_node = 4
+inter_node = "8xndr+sharp"
+[[groups]]
+devices_per_node = 8
+nodes = 4
+[groups.device]
+name = "mine"
+memory_bytes = 80_000_000_000
+memory_bandwidth_bytes_per_s = 2e12
+launch_ns = 5_000
+[groups.device.flops_per_s]
+fp32 = 19.5e12
+bf16 = 312e12
+[groups.intra_node]
+bandwidth_bytes_per_s = 300e9
+latency_ns = 3_000
+[groups.inter_node]
+bandwidth_bytes_per_s = 25e9
+latency_ns = 5_000
+[leaves]
+nodes = 2
+oversubscription = 2
+[software]
+name = "mine"
+host_ns = 6_000
+"""
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "_name_or_path": "someone/something",
+    },
+    "mixtral": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+        "sliding_window": None,
+    },
+    "gpt2": {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 8,
+        "vocab_size": 64,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+    },
+    "deepseek_v3": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 4,
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+    },
+    "bert": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+        "type_vocab_size": 2,
+    },
+    "t5": {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "vocab_size": 64,
+        "relative_attention_num_buckets": 8,
+    },
+    "vit": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "image_size": 16,
+        "patch_size": 8,
+        "num_channels": 3,
+    },
+}
+
+LANGUAGE = """source,tier,framework,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,\
+gpu,gpus,gpus_per_node,inter_node_net,dp,tp,pp,interleave,cp,ep,zero,sequence_parallel,micro_batch,\
+global_batch,recompute,precision,flash_attention,schedule,tokens_per_s_per_gpu,iteration_time_s,\
+peak_mem_gb,notes
+a paper,A,megatron-core,gpt-tiny,4,256,4,4,1024,1000,128,a100-sxm-80gb,2,8,,2,1,1,1,1,1,1,0,2,16,\
+none,bf16,1,,,0.01,,
+"a, paper",B,deepspeed,llama-x,2,256,4,2,1024,1000,128,h100-sxm-80gb,16,8,8xndr,8,2,1,1,1,1,3,1,1,\
+64,full,fp16,0,1f1b,1000,,12.5,alpha=0.5
+"""
+DLPERF = """model,framework,version,dtype,xla,batch_per_gpu,nodes,gpus_per_node,throughput,unit,\
+source_path,variant
+resnet50,OneFlow,0.2,fp32,,128,1,8,3000,images/s,a,
+bert-base,NGC PyTorch,1.0,amp,,32,4,8,4000,sequences/s,b,
+"""
+
+
+def asked_of_table(path: Path) -> object:
+    """Every row of a table as a question; one that is cheap is answered."""
+    from millrace.published.reading import read_table
+    from millrace.published.validation import ask
+
+    table = read_table(path)
+    return [ask(row, table.layout) for row in table.rows]
+
+
+@cache
+def _checkpoint() -> dict[str, bytes]:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as name:
+        api.execute(tiny_plan("mlp", 1), steps=1, checkpoint=Path(name), trace=False)
+        (made,) = Path(name).iterdir()
+        return {f"{made.name}/{one.name}": one.read_bytes() for one in sorted(made.iterdir())}
+
+
+def _shard() -> str:
+    """The smallest shard of a tensor with a shape, for its header to be most of it."""
+    files = {name: len(content) for name, content in _checkpoint().items()}
+    return min((name for name in files if name.endswith(".npy")), key=lambda name: files[name])
+
+
+def loaded(folder: Path) -> object:
+    """The state of a rank, read from the checkpoint in a folder as a run that resumes reads it."""
+    from millrace.executor.data import open_dataset
+    from millrace.executor.kernels import RunState
+    from millrace.executor.rank import RankState
+    from millrace.executor.values.checkpoint import find_checkpoint, load_checkpoint, read_manifest
+
+    plan = tiny_plan("mlp", 1)
+    graph, data = api.compile(plan), open_dataset(None, plan.model, 0)
+    source = find_checkpoint(folder)
+    read_manifest(source).check(graph, plan.model.name)
+    run = RunState(seed=0, dataset=data, global_batch=8, microbatches=1, batch=8)
+    state = RankState(graph, 0, run)
+    load_checkpoint(source, state)
+    return state
+
+
+def _weights() -> dict[str, bytes]:
+    import io
+
+    from millrace.planner.plan import plan_graph
+
+    graph = plan_graph(tiny_plan())
+    shapes = {op.outputs[0]: graph.tensor(op.outputs[0]).shape for op in graph.ops[:4]}
+    buffer = io.BytesIO()
+    np.savez(buffer, **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    return {"weights.npz": buffer.getvalue()}
+
+
+def weighed(path: Path) -> object:
+    """The values of every variable that a file of weights has."""
+    from millrace.executor.values.weights import Weights, check_weights
+    from millrace.planner.plan import plan_graph
+
+    check_weights(path, plan_graph(tiny_plan()))
+    weights = Weights(path)
+    return [weights.value(name) for name in sorted(weights.names)]
+
+
+def opened(path: Path, model: str) -> object:
+    """The data that a model would read, opened."""
+    from millrace.executor.data import open_dataset
+    from millrace.models.importers.opening import open_model
+
+    data = open_dataset(str(path), open_model(model, 16), 0)
+    return data.description
+
+
+def _onnx() -> dict[str, bytes]:
+    import onnx
+
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    mlp (float[batch, 6] x) => (float[batch, 4] y)
+    <float[2, 6] w1 = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[2] b1 = {0, 0},
+     float[2, 4] w2 = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        a = Gemm <transB = 1> (x, w1, b1)
+        h = Relu (a)
+        y = MatMul (h, w2)
+    }"""
+    return {"model.onnx": onnx.parser.parse_model(text).SerializeToString()}
+
+
+@cache
+def _exported() -> dict[str, bytes]:
+    import io
+
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(model, (torch.zeros(2, 4),), dynamic_shapes=({0: batch},))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return {"model.pt2": buffer.getvalue()}
+
+
+LINES = (
+    *(("models", "gpt-demo", "--seq-len", "64"), ("models", "mlp"), ("clusters", "local:2")),
+    *(("clusters", "a100-sxm-80gb:8x16"), ("clusters", "h100-sxm-80gb", "b200:8x2")),
+    *(
+        ("show", "plan.json"),
+        ("show", "plan.json", "plan.json"),
+        ("show", "plan.json", "--commands", "0"),
+    ),
+    ("simulate", "plan.json", "--straggler", "1:2.0", "--jitter", "0.1", "--seed", "3"),
+    ("simulate", "plan.json", "--fidelity", "stage", "--trace", "trace.json"),
+)
+
+
+def of_words(content: bytes, draw: Random) -> bytes:
+    """Return a command line, as JSON, with one or two of its words changed."""
+    words = list(draw.choice(LINES))
+    for _ in range(draw.randint(1, 2)):
+        at = draw.randrange(len(words))
+        value = str(draw.choice(draw.choice((NUMBERS, TEXTS))))[:5000].replace("\0", "?")
+        change = draw.randrange(6)
+        if change == 0:
+            del words[at]
+        elif change == 1:
+            words.insert(at, draw.choice((value, words[at], "--help", "--no-such", "--json")))
+        elif change == 2 and ":" in words[at]:
+            words[at] = f"{words[at].partition(':')[0]}:{value}"
+        elif change == 3:
+            words[at] = words[at][: draw.randrange(len(words[at]) + 1)] + value
+        else:
+            words[at] = value
+        words = words or [""]
+    return json.dumps(words).encode()
+
+
+def _words(folder: Path) -> list[Asked]:
+    words: Arguments = json.loads((folder / "words.json").read_bytes())
+    return [words]
+
+
+def _commands(*lines: tuple[str, ...]) -> Callable[[Path], list[Asked]]:
+    """Command lines in which FILE stands for the folder."""
+    return lambda folder: [[word.replace("FILE", str(folder)) for word in line] for line in lines]
+
+
+SHOWN = _commands(
+    ("show", "FILE/plan.json"),
+    ("simulate", "FILE/plan.json", "--fidelity", "stage"),
+    ("simulate", "FILE/plan.json", "--fidelity", "op", "--json"),
+)
+FORMED = (of_json, of_json, of_json, of_bytes)
+
+
+def kinds() -> Iterator[Kind]:
+    """Yield every kind, those of optional packages where these are installed."""
+    yield Kind(name="plan", file="plan.json", sound=_plan, mutations=FORMED, ask=SHOWN)
+    yield Kind(
+        name="plan of a pipeline", file="plan.json", sound=_pipeline, mutations=FORMED, ask=SHOWN
+    )
+    yield Kind(
+        name="trace",
+        file="trace.json",
+        sound=_trace,
+        mutations=FORMED,
+        ask=_commands(("compare", "FILE/plan.json", "FILE/trace.json")),
+    )
+    yield Kind(
+        name="profile",
+        file="profile.json",
+        sound=_profile,
+        mutations=FORMED,
+        ask=lambda folder: [lambda: priced(folder / "profile.json")],
+    )
+    yield Kind(
+        name="cluster",
+        file="cluster.toml",
+        sound=lambda: {"cluster.toml": CLUSTER},
+        mutations=(of_lines("="), of_lines("="), of_bytes),
+        ask=_commands(
+            ("clusters", "FILE/cluster.toml"), ("clusters", "FILE/cluster.toml", "--json")
+        ),
+    )
+    for name, values in CONFIGURATIONS.items():
+        content = json.dumps({"model_type": name} | values).encode()
+        yield Kind(
+            name=f"config.json of {name}",
+            file="config.json",
+            sound=lambda content=content: {"config.json": content},
+            mutations=FORMED,
+            ask=_commands(("models", "FILE/config.json"), ("models", "FILE", "--json")),
+        )
+    for name, text in (("language", LANGUAGE), ("DLPerf", DLPERF)):
+        yield Kind(
+            name=f"CSV, {name}",
+            file="table.csv",
+            sound=lambda text=text: {"table.csv": text.encode()},
+            mutations=(of_lines(","), of_lines(","), of_bytes),
+            ask=lambda folder: [lambda: asked_of_table(folder / "table.csv")],
+        )
+    yield Kind(
+        name="manifest",
+        file=next(name for name in _checkpoint() if name.endswith("manifest.json")),
+        sound=_checkpoint,
+        mutations=FORMED,
+        ask=lambda folder: [lambda: loaded(folder)],
+    )
+    yield Kind(
+        name="shard",
+        file=_shard(),
+        sound=_checkpoint,
+        mutations=(of_bytes, of_array),
+        ask=lambda folder: [lambda: loaded(folder)],
+    )
+    yield Kind(
+        name="weights",
+        file="weights.npz",
+        sound=_weights,
+        mutations=(of_archive, of_archive, of_bytes),
+        ask=lambda folder: [lambda: weighed(folder / "weights.npz")],
+    )
+    text = b"It was the best of times, it was the worst of times. " * 20
+    yield Kind(
+        name="text",
+        file="data.txt",
+        sound=lambda: {"data.txt": text},
+        mutations=(of_bytes,),
+        ask=lambda folder: [lambda: opened(folder / "data.txt", "gpt-demo")],
+    )
+    yield Kind(
+        name="tokens",
+        file="data.bin",
+        sound=lambda: {"data.bin": np.arange(400, dtype="<u2").tobytes()},
+        mutations=(of_bytes,),
+        ask=lambda folder: [lambda: opened(folder / "data.bin", "gpt2-small")],
+    )
+    yield Kind(
+        name="ONNX",
+        file="model.onnx",
+        sound=_onnx,
+        mutations=(of_message, of_message, of_bytes),
+        ask=_commands(("models", "FILE/model.onnx")),
+    )
+    yield Kind(
+        name=".pt2",
+        file="model.pt2",
+        sound=_exported,
+        mutations=(of_archive, of_archive, of_bytes),
+        ask=_commands(("models", "FILE/model.pt2")),
+    )
+    yield Kind(
+        name="arguments",
+        file="words.json",
+        sound=lambda: _plan() | {"words.json": b""},
+        mutations=(of_words,),
+        ask=_words,
+    )

@@ -1,0 +1,172 @@
+"""Documents: the door through which every file of JSON, TOML or CSV comes in.
+
+What may lie in a file is not known before it is read: a device without an end, text in another
+encoding, numbers that no machine word holds. All of it is refused here, by the file's name.
+"""
+
+import math
+import os
+import re
+import stat
+import tomllib
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+BYTES_MAX = 2**24
+"""Of a document unless its kind says more: a hundred times what profiles and manifests have."""
+PIECE_BYTES = 2**20
+WORD = 2**63
+"""Whole numbers count bytes, nanoseconds and samples; none reaches the end of 64 bits."""
+_LONG = re.compile(rb"[0-9]{19}")  # without which no number of a text does
+
+Kind = TypeVar("Kind")
+Refusal = type[ValueError]
+
+
+class FileError(ValueError):
+    """A file cannot be read or written, or is not what was asked for; names the path."""
+
+
+def read_document(
+    path: Path,
+    kind: type[Kind],
+    what: str,
+    *,
+    bytes_max: int = BYTES_MAX,
+    error: Refusal = FileError,
+) -> Kind:
+    """Return the document of a JSON file.
+
+    Parameters
+    ----------
+    path : Path
+        A file, or a pipe.
+    kind : type
+        What it holds: a Struct, or `Any`.
+    what : str
+        What a user calls it, in the singular: "plan".
+    bytes_max : int
+        Of the file; a larger one is refused before it takes memory.
+    error : type of ValueError
+        Raised with the path, and with the key where one is wrong.
+
+    Examples
+    --------
+    >>> read_document(Path("/dev/zero"), dict, "plan")
+    Traceback (most recent call last):
+    ...
+    millrace.models.documents.FileError: `/dev/zero` is not a plan: it is not UTF-8 text
+    """
+    content = read_text(path, what, bytes_max=bytes_max, error=error)
+    return decode_json(content, kind, f"`{path}` is not a {what}", error)
+
+
+def read_text(path: Path, what: str, *, bytes_max: int, error: Refusal = FileError) -> bytes:
+    """Return the bytes of a file of UTF-8 text, read only as far as it is some."""
+    decoder = getincrementaldecoder("utf-8")()
+
+    def check(piece: bytes) -> None:
+        try:
+            sound = "\0" not in decoder.decode(piece, final=not piece)
+        except UnicodeDecodeError:
+            sound = False
+        if not sound:
+            raise error(f"`{path}` is not a {what}: it is not UTF-8 text")
+
+    return _content(path, what, bytes_max, error, check)
+
+
+def read_bytes(path: Path, what: str, *, bytes_max: int, error: Refusal = FileError) -> bytes:
+    """Return the content of a file, or of a pipe."""
+    return _content(path, what, bytes_max, error, lambda piece: None)
+
+
+def _content(
+    path: Path, what: str, bytes_max: int, error: Refusal, check: Callable[[bytes], None]
+) -> bytes:
+    """The content of a file, refused before more than `bytes_max` are held."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode) and found.st_size > bytes_max:
+                raise error(_too_large(path, what, f"{found.st_size} bytes", bytes_max))
+            content = BytesIO()
+            while piece := file.read(PIECE_BYTES):
+                check(piece)
+                if content.tell() + len(piece) > bytes_max:
+                    raise error(_too_large(path, what, "more", bytes_max))
+                content.write(piece)
+            check(b"")
+            return content.getvalue()
+    except OSError as wrong:
+        reason = (wrong.strerror or str(wrong)).lower()
+        raise error(f"the {what} `{path}` cannot be read: {reason}") from None
+    except ValueError as wrong:
+        if isinstance(wrong, error):
+            raise
+        raise error(f"the {what} `{path}` cannot be read: {wrong}") from None  # a name with a zero
+
+
+def _too_large(path: Path, what: str, size: str, bytes_max: int) -> str:
+    return f"the {what} `{path}` has {size}; expected at most {bytes_max} bytes"
+
+
+def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
+    """Return the document of a JSON text; raises `error`, which begins with `where`."""
+
+    def decoded() -> Kind:
+        document = msgspec.json.decode(content, type=kind)
+        if kind is not Any and _LONG.search(content):
+            _check_numbers(msgspec.json.decode(content))
+        return document
+
+    return _decoded(decoded, where, error)
+
+
+def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
+    """Return the document of a TOML text; raises `error`, which begins with `where`."""
+
+    def decoded() -> Kind:
+        values = tomllib.loads(text)
+        _check_numbers(values)
+        return msgspec.convert(values, type=kind)
+
+    return _decoded(decoded, where, error)
+
+
+def _decoded(decode: Callable[[], Kind], where: str, error: Refusal) -> Kind:
+    """What `decode` returns; all that decoders raise as one error."""
+    try:
+        return decode()
+    except RecursionError:
+        raise error(f"{where}: its values are nested too deep") from None
+    except (ValueError, OverflowError) as wrong:  # of msgspec, tomllib, UTF-8 and numbers
+        hint = (
+            "; it is of another version, write it anew" if "schema_version`" in str(wrong) else ""
+        )
+        raise error(f"{where}: {wrong}{hint}") from None
+
+
+def _check_numbers(document: Any) -> None:
+    """Raise ValueError where a number is none that a machine word holds; names its place."""
+    for place, number in _numbers(document, "$"):
+        if isinstance(number, int) and not -WORD <= number < WORD:
+            raise ValueError(f"a whole number of more than 64 bits - at `{place}`")
+        if not math.isfinite(number):
+            raise ValueError(f"expected a finite number, got {number} - at `{place}`")
+
+
+def _numbers(value: Any, place: str) -> Iterator[tuple[str, int | float]]:
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _numbers(one, f"{place}.{name}")
+    elif isinstance(value, list):
+        for at, one in enumerate(value):
+            yield from _numbers(one, f"{place}[{at}]")
+    elif isinstance(value, int | float):
+        yield place, value
