@@ -280,4 +280,8 @@ class _Progress:
         self._read += len(whole)
         for line in whole.splitlines():
             step, loss = line.split()
-            self._tell(int(step), float(loss))
+            try:
+                self._tell(int(step), float(loss))
+            except OSError:  # who listened has gone, or its disk is full: training goes on
+                self._tell = None
+                return
