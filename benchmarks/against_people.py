@@ -18,11 +18,9 @@ the sources. Results are also written to `benchmarks/results/against_people.json
 """
 
 import json
-import multiprocessing
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -35,6 +33,7 @@ import typer
 from millrace.models.errors import ModelError
 from millrace.models.graph import with_batch
 from millrace.models.zoo.catalogue import build_training
+from millrace.planner.children import in_children
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import MAX_GAP, Plan, plan_graph
@@ -385,12 +384,8 @@ def compared(rows: list[Row], comparison: Comparison, processes: int) -> Iterato
         except InexpressibleError:
             key = row["line"]
         groups.setdefault(key, []).append(row)
-    if processes == 1:
-        yield from chain.from_iterable(map(comparison.compare_all, groups.values()))
-        return
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, fork) as pool:
-        yield from chain.from_iterable(pool.map(comparison.compare_all, groups.values()))
+    work = in_children(comparison.compare_all, list(groups.values()), processes)
+    yield from chain.from_iterable(work)
 
 
 def lines(one: Compared) -> list[str]:

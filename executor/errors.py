@@ -1,6 +1,12 @@
 """The errors of the executor package."""
 
 
+def reason_of(error: Exception) -> str:
+    """Return why the system refused, in its own words, without numbers and paths."""
+    told = error.strerror if isinstance(error, OSError) else None
+    return (told or str(error)).lower()
+
+
 class DataError(ValueError):
     """Training data is missing or unreadable; names the path and what was expected there."""
 

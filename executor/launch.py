@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -19,12 +20,12 @@ from millrace.executor.job import Job
 from millrace.executor.processes import check_capacity, run_ranks
 from millrace.executor.recording import load_recording, losses, trace_of
 from millrace.executor.values.checkpoint import (
+    checked_checkpoint,
     commit_finished,
     find_checkpoint,
-    manifest_of,
-    read_manifest,
-    remove_partial,
+    held_folder,
 )
+from millrace.executor.values.manifest import Manifest, manifest_of
 from millrace.executor.values.weights import check_weights
 from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
@@ -128,26 +129,44 @@ def execute(
     check_weights(weights, training_graph := plan_graph(plan))
     graph = compile_plan(plan, training_graph)
     _check_machine(graph, backend)
-    source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
-    job = _job(
-        plan,
-        training_graph,
-        graph,
-        steps=steps,
-        seed=seed,
-        data=data,
-        spans=trace,
-        first_step=first_step,
-        resume=_absolute(source),
-        weights=_absolute(weights),
-        checkpoint=_absolute(checkpoint),
-        checkpoint_every=checkpoint_every,
-        **backend.orders,
-    )
-    with TemporaryDirectory(prefix="millrace-") as name:
-        _run(job, Path(name), plan.model.name, digest, progress, WORKERS[backend.name])
-        found = _measured(job, Path(name), digest, plan.cluster.device.name, description)
-        return replace(found, backend=backend.name, memory=_memory(Path(name)))
+    contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)
+    with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
+        source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
+        job = _job(
+            plan,
+            training_graph,
+            graph,
+            steps=steps,
+            seed=seed,
+            data=data,
+            spans=trace,
+            first_step=first_step,
+            resume=_absolute(source),
+            weights=_absolute(weights),
+            checkpoint=_absolute(checkpoint),
+            checkpoint_every=checkpoint_every,
+            **backend.orders,
+        )
+        with TemporaryDirectory(prefix="millrace-") as name:
+            _run(job, Path(name), contents, progress, WORKERS[backend.name])
+            found = _measured(job, Path(name), digest, plan.cluster.device.name, description)
+            return replace(found, backend=backend.name, memory=_memory(Path(name)))
+
+
+def _folder_of(
+    checkpoint: Path | None, contents: Manifest, *, resume: bool, every: int
+) -> AbstractContextManager[None]:
+    """The folder of checkpoints, held for as long as the run lasts."""
+    if every < 0:
+        raise CheckpointError(f"checkpoints every {every} steps: expected a number above 0")
+    if checkpoint is None and (resume or every):
+        what = "resume from" if resume else "save in"
+        raise CheckpointError(f"nothing to {what}: give the folder of the checkpoints as well")
+    if checkpoint is None:
+        return nullcontext()
+    if resume and not checkpoint.is_dir():
+        find_checkpoint(checkpoint)
+    return held_folder(checkpoint, contents)
 
 
 def _check_machine(graph: ActorGraph, backend: Backend) -> None:
@@ -189,29 +208,23 @@ def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) ->
 
 def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, int]:
     """The checkpoint to go on from, and the steps made."""
-    if folder is None:
-        raise CheckpointError("nothing to resume from: give the folder of the checkpoints as well")
-    source = find_checkpoint(folder)
-    manifest = read_manifest(source)
-    manifest.check(graph, plan.model.name)
+    assert folder is not None
+    source, manifest = checked_checkpoint(folder, graph, plan.model.name)
     return source, manifest.step
 
 
 def _run(
-    job: Job, folder: Path, model: str, digest: str, progress: Progress | None, worker: str
+    job: Job, folder: Path, contents: Manifest, progress: Progress | None, worker: str
 ) -> None:
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
     reader = _Progress(folder, progress)
-    saved = manifest_of(job.graph, model=model, plan_digest=digest)
     kept = None if job.checkpoint is None else Path(job.checkpoint)
-    if kept is not None:
-        remove_partial(kept)
 
     def watch() -> None:
         reader.read()
         if kept is not None:
-            commit_finished(kept, saved)
+            commit_finished(kept, contents)
 
     run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
 
@@ -267,4 +280,8 @@ class _Progress:
         self._read += len(whole)
         for line in whole.splitlines():
             step, loss = line.split()
-            self._tell(int(step), float(loss))
+            try:
+                self._tell(int(step), float(loss))
+            except OSError:  # who listened has gone, or its disk is full: training goes on
+                self._tell = None
+                return

@@ -433,6 +433,7 @@ def execute(
     weights: Path | None = None,
     trace: bool = True,
     checkpoint: Path | None = None,
+    checkpoint_every: int = 0,
     resume: bool = False,
     backend: "Backend | None" = None,
     progress: Callable[[int, float], None] | None = None,
@@ -451,8 +452,9 @@ def execute(
         A `.npz` file of initial values by the names of variables; the seed gives the others.
     trace : bool
         Keep every firing's times; without, the Trace holds the ends of steps only.
-    checkpoint, resume
-        Folder to save variables and optimizer state in; go on from the last checkpoint there.
+    checkpoint, checkpoint_every, resume
+        Folder to save variables and optimizer state in, at the end and every so many steps; go on
+        from the last checkpoint there.
     backend : Backend, optional
         Where and how it runs (`millrace.executor.backend`); on this machine's CPUs by default.
     progress : callable, optional
@@ -479,6 +481,7 @@ def execute(
         weights=weights,
         trace=trace,
         checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
         resume=resume,
         backend=backend or CPUS,
         progress=progress,

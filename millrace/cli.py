@@ -18,6 +18,7 @@ import typer
 import millrace
 
 INTERRUPTED = 130
+ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 # Graphs and tables are many objects in hardly any cycles (5,000 in a search): looked through after
 # every 700 new ones, Python's default, they take a tenth of a search's time.
 COLLECTED = (100_000, 20, 100)
@@ -70,7 +71,13 @@ def exit_code_of(error: BaseException) -> int | None:
     from millrace.executor.errors import CheckpointError, DataError, ExecutorError
     from millrace.models.documents import FileError
     from millrace.models.errors import ModelError
-    from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+    from millrace.planner.errors import (
+        ChildError,
+        ClusterError,
+        InfeasibleError,
+        PlanError,
+        ProtocolError,
+    )
     from millrace.simulator.errors import SimulationError
 
     if isinstance(error, InfeasibleError):
@@ -79,7 +86,7 @@ def exit_code_of(error: BaseException) -> int | None:
         return 2
     if isinstance(error, DataError | CheckpointError | FileError):
         return 2
-    if isinstance(error, ExecutorError | ProtocolError | OSError | MemoryError):
+    if isinstance(error, ExecutorError | ProtocolError | ChildError | OSError | MemoryError):
         return 3
     return None
 
@@ -116,6 +123,11 @@ def run(arguments: list[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
+    except SystemExit as end:
+        for number in ASKED_TO_END:
+            if end.code == 128 + number:
+                return _fail(f"ended by {number.name}", end.code)
+        raise
     except BrokenPipeError:
         # The reader of our output has gone; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -139,6 +151,7 @@ def run(arguments: list[str] | None = None) -> int:
 def main() -> NoReturn:
     """Run the command line of this process."""
     gc.set_threshold(*COLLECTED)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminated)
+    for number in ASKED_TO_END:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, _terminated)
     sys.exit(run())

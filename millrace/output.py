@@ -7,11 +7,13 @@ stdout. On a terminal long work shows a spinner; elsewhere each step is one plai
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.status import Status
 
 Json = Annotated[
     bool,
@@ -61,26 +63,39 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 def training(steps: int) -> Iterator[Callable[[int, float], None]]:
     """Show a live loss line; yields what is to be called as `told(step, loss)` after each step.
 
-    A terminal shows every step in place; elsewhere each tenth step is one plain line.
+    A terminal shows every step in place; elsewhere each tenth step is one plain line. Steps are
+    counted over all runs. The first loss that is not finite gets a line of its own.
     """
     console = stderr()
+    first = last = -1
+    diverged = False
+    status: Status | None = None
 
-    def line(step: int, loss: float) -> str:
-        return f"step {step + 1:>4} of {steps}   loss {loss:.4f}"
+    def told(step: int, loss: float) -> None:
+        nonlocal first, last, diverged
+        first = step if first < 0 else first
+        end = first + steps
+        made = f" ({step + 1 - first} of this run)" if first else ""
+        line = f"step {step + 1:>4} of {end}{made}   loss {loss:.4f}"
+        if status is not None:
+            status.update(line)
+        elif step // 10 != last // 10 or step + 1 == end:
+            console.print(line, markup=False)
+        last = step
+        if not diverged and not isfinite(loss):
+            diverged = True
+            console.print(
+                f"millrace: the loss of step {step + 1} is {loss}: training has diverged; begin "
+                f"again from an earlier state with a lower learning rate",
+                markup=False,
+            )
 
     if not console.is_terminal:
-        last = -1
-
-        def told(step: int, loss: float) -> None:
-            nonlocal last
-            if step // 10 != last // 10 or step + 1 == steps:
-                console.print(line(step, loss), markup=False)
-            last = step
-
         yield told
         return
-    with console.status(f"starting {steps} steps") as status:
-        yield lambda step, loss: status.update(line(step, loss))
+    with console.status(f"starting {steps} steps") as live:
+        status = live
+        yield told
 
 
 def error_document(sentence: str, code: int) -> None:

@@ -15,3 +15,7 @@ class ClusterError(ValueError):
 
 class ProtocolError(RuntimeError):
     """An actor graph breaks the protocol or cannot run to its end; names the actors."""
+
+
+class ChildError(RuntimeError):
+    """A process that worked for this one was ended from outside; says how (exit code 3)."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.executor.values.checkpoint import manifest_of
+from millrace.executor.values.manifest import manifest_of
 from millrace.models.graph import Graph, to_json
 from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import HOST, Program

@@ -2,113 +2,50 @@
 
 A checkpoint is a folder `step-00000020` of NumPy files, one per shard, and a manifest that says
 where in its tensor each shard lies. Ranks write shards into `step-00000020.partial` as their
-optimizers finish the step; when all have come the parent adds the manifest and renames the folder,
-so that a checkpoint is either whole or not there. Shards that several ranks hold are written by
-the one at coordinate 0.
+optimizers finish the step, and last a mark with the checksums of their files; when all marks have
+come the parent adds the manifest and renames the folder, so that a checkpoint is either whole or
+not there. Where the parent is killed before that, the next run does it: until a run has ended,
+`manifest.draft` beside its checkpoints says what it writes. Shards that several ranks hold are
+written by the one at coordinate 0.
 """
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.errors import CheckpointError
+from millrace.executor.errors import CheckpointError, ExecutorError, reason_of
 from millrace.executor.shards import RankValues
+from millrace.executor.values.manifest import (
+    MANIFEST,
+    Manifest,
+    SavedShard,
+    read_manifest,
+    shard_file,
+    step_folder,
+    step_of,
+    written_shard,
+)
+from millrace.executor.values.shard_files import (
+    check_content,
+    check_size,
+    read_shard,
+    write_shard,
+)
 from millrace.models.graph import to_json
-from millrace.planner.actors.graph import ActorGraph, Register
-from millrace.planner.sbp import parse_nd_sbp, shard_offsets
+from millrace.planner.actors.graph import ActorGraph
 
-SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
-
-
-class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file: the part of a tensor that begins at `offsets`, as `rank` wrote it."""
-
-    file: str
-    rank: int
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-class SavedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole tensor, how it was split, and the files that hold it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    sbp: str
-    shards: tuple[ShardFile, ...]
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint holds; `step` counts the steps made."""
-
-    schema_version: int = SCHEMA_VERSION
-    model: str
-    plan_digest: str
-    step: int
-    tensors: dict[str, SavedTensor]
-
-    def check(self, graph: ActorGraph, model: str) -> None:
-        """Raise CheckpointError unless it holds every variable and state of `graph`."""
-        if model != self.model:
-            raise CheckpointError(f"the checkpoint is of model `{self.model}`, not of `{model}`")
-        for program in graph.programs:
-            for register in _kept(program.registers):
-                saved = self.tensors.get(register.tensor)
-                if saved is None:
-                    raise CheckpointError(
-                        f"the checkpoint has no `{register.tensor}`: train with the optimizer that "
-                        f"wrote it"
-                    )
-                if saved.shape != register.global_shape:
-                    raise CheckpointError(
-                        f"`{register.tensor}` has shape {saved.shape} in the checkpoint and "
-                        f"{register.global_shape} in the plan"
-                    )
-
-
-def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 0) -> Manifest:
-    """Return what the ranks of `graph` write together."""
-    tensors: dict[str, SavedTensor] = {}
-    for program in graph.programs:
-        for register in _kept(program.registers):
-            tensors[register.tensor] = SavedTensor(
-                shape=register.global_shape,
-                dtype=register.dtype,
-                sbp=register.sbp,
-                shards=tuple(
-                    shard
-                    for rank in program.ranks
-                    if (shard := _written(graph, rank, register)) is not None
-                ),
-            )
-    return Manifest(model=model, plan_digest=plan_digest, step=step, tensors=tensors)
-
-
-def _kept(registers: tuple[Register, ...]) -> Iterator[Register]:
-    """Registers with a value before the first step: variables and optimizer state."""
-    return (register for register in registers if register.initial)
-
-
-def _written(graph: ActorGraph, rank: int, register: Register) -> ShardFile | None:
-    """The shard of `register` that `rank` writes; None where another rank writes the same."""
-    sbp, coordinate = parse_nd_sbp(register.sbp), graph.coordinate(rank)
-    if any(not one.is_split and at for one, at in zip(sbp, coordinate, strict=True)):
-        return None
-    offsets = shard_offsets(register.global_shape, sbp, graph.axis_sizes, coordinate)
-    name = quote(register.tensor, safe="")
-    return ShardFile(
-        file=f"{name}@{'-'.join(map(str, offsets))}.npy",
-        rank=rank,
-        offsets=offsets,
-        shape=register.shape,
-    )
+DRAFT = "manifest.draft"
+PARTIAL = ".partial"
+CHECKSUMS = msgspec.json.Decoder(dict[str, str])
 
 
 class Saver:
@@ -120,9 +57,14 @@ class Saver:
         Where checkpoints lie.
     state
         The rank.
-    steps, every
+    last_step, every
         Keep the state after this run's last step, and after every `every` steps unless 0; both
         counted over all runs.
+
+    Raises
+    ------
+    ExecutorError
+        The file system refuses (from what saves); names the file and the reason.
     """
 
     def __init__(self, folder: Path, state: RankValues, *, last_step: int, every: int) -> None:
@@ -130,13 +72,14 @@ class Saver:
         self._last_step, self._every = last_step, every
         self._writes: dict[int, list[tuple[int, str]]] = {}
         for index, actor in enumerate(state.program.actors):
-            registers = (*actor.state, *(port.register for port in actor.outputs))
-            for register in registers:
+            for register in (*actor.state, *(port.register for port in actor.outputs)):
                 found = state.program.registers[register]
-                shard = _written(state.graph, state.rank, found) if found.initial else None
+                shard = written_shard(state.graph, state.rank, found) if found.initial else None
                 if shard is not None:
-                    self._writes.setdefault(index, []).append((register, shard.file))
+                    file = shard_file(found.tensor, shard.offsets)
+                    self._writes.setdefault(index, []).append((register, file))
         self._left: dict[int, int] = {}
+        self._checksums: dict[int, dict[str, str]] = {}
 
     def fired(self, actor: int, firing: int) -> None:
         """Take note that `actor` has run (called before anyone may overwrite its outputs)."""
@@ -144,15 +87,23 @@ class Saver:
         step = self._state.run_state.first_step + firing + 1
         if writes is None or not self._due(step):
             return
-        folder = self._folder / f"{_name(step)}.partial"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / f"{step_folder(step)}{PARTIAL}"
+        checksums = self._checksums.setdefault(step, {})
+        with _saving(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         for register, file in writes:
-            slots = self._state.program.registers[register].slots
-            np.save(folder / file, self._state.value(register, (firing + 1) % slots))
+            found = self._state.program.registers[register]
+            values = self._state.value(register, (firing + 1) % found.slots)
+            with _saving(folder / file):
+                checksums[file] = write_shard(folder / file, values, found.dtype)
         left = self._left.setdefault(step, len(self._writes)) - 1
         self._left[step] = left
         if left == 0:
-            (folder / f"rank.{self._state.rank}.done").touch()
+            mark = _mark(folder, self._state.rank)
+            draft = mark.with_suffix(".draft")
+            with _saving(mark):
+                draft.write_bytes(to_json(self._checksums.pop(step)))
+                draft.replace(mark)
 
     def save(self, step: int) -> None:
         """Write all shards after a step of this run, nothing being under way."""
@@ -167,62 +118,229 @@ class Saver:
         return step == self._last_step or (self._every > 0 and step % self._every == 0)
 
 
+@contextmanager
+def held_folder(folder: Path, contents: Manifest) -> Iterator[None]:
+    """Hold a folder of checkpoints for one run: made, locked, and with room for what it writes.
+
+    What an earlier run that was killed had written whole becomes a checkpoint, here and at the
+    end; the rest of it is removed.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints lie.
+    contents
+        What the run's ranks write together.
+
+    Raises
+    ------
+    CheckpointError
+        Nothing can be written there.
+    ExecutorError
+        Another run saves there, or the disk is too full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CheckpointError(f"cannot save in `{folder}`: {reason_of(error)}") from None
+    try:
+        _lock(folder, lock)
+        _settle(folder)
+        _check_names(folder)
+        _check_room(folder, contents.size_bytes)
+        try:
+            (folder / DRAFT).write_bytes(to_json(contents))
+        except OSError as error:
+            raise CheckpointError(f"cannot save in `{folder}`: {reason_of(error)}") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError, ExecutorError):  # else the next run does it
+                _settle(folder)
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path, handle: int) -> None:
+    """Lock a folder until the handle is closed, where its file system has locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ExecutorError(
+            f"another run saves in `{folder}`: wait until it has ended, or give another folder"
+        ) from None
+    except OSError:
+        return
+
+
+def _check_room(folder: Path, size_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if size_bytes > free_bytes:
+        raise ExecutorError(
+            f"cannot save in `{folder}`: no space left on device for {size_bytes / 2**20:,.1f} "
+            f"MiB ({free_bytes / 2**20:,.1f} MiB are free)"
+        )
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse what is no folder where a checkpoint would lie, before there is anything to lose."""
+    for path in sorted(folder.glob("step-*")):
+        step = step_of(path.name.removesuffix(PARTIAL))
+        if step is not None and (path.is_symlink() or not path.is_dir()):
+            raise CheckpointError(
+                f"`{path}` has the name of a checkpoint and is no folder: remove or rename it"
+            )
+
+
+def _settle(folder: Path) -> None:
+    """Make checkpoints of what is whole, and remove what else a run has begun to write."""
+    draft = folder / DRAFT
+    with suppress(FileNotFoundError, msgspec.DecodeError, ValueError):
+        commit_finished(folder, msgspec.json.decode(draft.read_bytes(), type=Manifest))
+    for partial in _partials(folder):
+        shutil.rmtree(partial)
+    draft.unlink(missing_ok=True)
+
+
 def commit_finished(folder: Path, contents: Manifest) -> list[Path]:
-    """Make checkpoints of the partial ones that every rank has written; return them."""
+    """Make checkpoints of the partial ones that every rank has written; return them.
+
+    Raises ExecutorError where the file system refuses.
+    """
     ranks = {shard.rank for tensor in contents.tensors.values() for shard in tensor.shards}
     made = []
-    for partial in sorted(folder.glob("step-*.partial")):
-        marks = [partial / f"rank.{rank}.done" for rank in ranks]
+    for partial in _partials(folder):
+        marks = [_mark(partial, rank) for rank in ranks]
         if not all(mark.exists() for mark in marks):
             continue
         final = partial.with_suffix("")
-        step = int(final.name.removeprefix("step-"))
-        manifest = msgspec.structs.replace(contents, step=step)
-        (partial / MANIFEST).write_bytes(to_json(manifest))
-        for mark in marks:
-            mark.unlink()
-        if final.exists():
-            shutil.rmtree(final)
-        partial.rename(final)
+        with _saving(final):
+            checksums: dict[str, str] = {}
+            try:
+                for mark in marks:
+                    checksums |= CHECKSUMS.decode(mark.read_bytes())
+            except (msgspec.DecodeError, ValueError):  # what a host that crashed left
+                continue
+            manifest = _completed(contents, step_of(final.name) or 0, checksums)
+            (partial / MANIFEST).write_bytes(to_json(manifest))
+            if final.exists():
+                shutil.rmtree(final)
+            partial.rename(final)
+            for mark in marks:
+                (final / mark.name).unlink()
         made.append(final)
     return made
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove what runs that ended early have begun to write."""
-    for partial in folder.glob("step-*.partial"):
-        shutil.rmtree(partial)
+def _completed(contents: Manifest, step: int, checksums: dict[str, str]) -> Manifest:
+    """The manifest of a step, from the checksums by the names of files."""
+    replace = msgspec.structs.replace
+    tensors = {}
+    for name, tensor in contents.tensors.items():
+        shards = tuple(
+            replace(shard, checksum=checksums.get(shard_file(name, shard.offsets), ""))
+            for shard in tensor.shards
+        )
+        tensors[name] = replace(tensor, shards=shards)
+    return replace(contents, step=step, tensors=tensors)
+
+
+def _partials(folder: Path) -> list[Path]:
+    """Folders that ranks have begun to write, by step; nothing else that is called alike."""
+    return sorted(
+        path
+        for path in folder.glob(f"step-*{PARTIAL}")
+        if step_of(path.stem) is not None and path.is_dir() and not path.is_symlink()
+    )
+
+
+def _mark(partial: Path, rank: int) -> Path:
+    return partial / f"rank.{rank}.done"
+
+
+@contextmanager
+def _saving(path: Path) -> Iterator[None]:
+    """Say what could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise ExecutorError(f"cannot save `{path}`: {reason_of(error)}") from error
 
 
 def find_checkpoint(folder: Path) -> Path:
     """Return the checkpoint of the last step in `folder`; CheckpointError where there is none."""
-    found = sorted(path.parent for path in folder.glob(f"step-*/{MANIFEST}"))
-    found = [path for path in found if path.suffix != ".partial"]
+    found = _checkpoints(folder)
     if not found:
         raise CheckpointError(f"no checkpoint in `{folder}`: run without --resume first")
     return found[-1]
 
 
-def read_manifest(checkpoint: Path) -> Manifest:
-    """Return what a checkpoint holds.
+def _checkpoints(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("step-*") if step_of(path.name) is not None]
+    return sorted(
+        (path for path in found if path.is_dir()), key=lambda path: step_of(path.name) or 0
+    )
+
+
+def checked_checkpoint(folder: Path, graph: ActorGraph, model: str) -> tuple[Path, Manifest]:
+    """Return the last checkpoint in `folder` and what it holds, every byte of it checked.
+
+    Parameters
+    ----------
+    folder
+        Where checkpoints lie.
+    graph, model
+        What is to go on from it.
 
     Raises
     ------
     CheckpointError
-        The manifest is missing or malformed, or a file that it names is missing.
+        There is none, it does not fit the model, or it is not as it was written; names the file,
+        and the last step to which one can go back.
     """
+    path = find_checkpoint(folder)
     try:
-        text = (checkpoint / MANIFEST).read_bytes()
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"`{checkpoint}` is no checkpoint: {error}") from None
-    for name, tensor in manifest.tensors.items():
-        for shard in tensor.shards:
-            if not (checkpoint / shard.file).exists():
-                raise CheckpointError(
-                    f"checkpoint `{checkpoint}` lacks `{shard.file}`, a shard of `{name}`"
-                )
-    return manifest
+        manifest = read_manifest(path)
+        manifest.check(graph, model)
+        check_shards(path, manifest)
+    except CheckpointError as error:
+        earlier = next(filter(_is_whole, reversed(_checkpoints(folder)[:-1])), None)
+        if earlier is None or _is_whole(path):
+            raise
+        raise CheckpointError(
+            f"{error}; remove or rename `{path}`, and --resume goes on from step "
+            f"{step_of(earlier.name)}"
+        ) from None
+    return path, manifest
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        check_shards(checkpoint, read_manifest(checkpoint))
+    except CheckpointError:
+        return False
+    return True
+
+
+def check_shards(checkpoint: Path, manifest: Manifest) -> None:
+    """Raise CheckpointError unless every shard is as it was written, and finite.
+
+    All files are read, as many at once as there are cores; first their sizes are compared.
+    """
+    shards = [
+        (checkpoint / shard_file(name, shard.offsets), tensor.dtype, shard.shape, shard.checksum)
+        for name, tensor in sorted(manifest.tensors.items())
+        for shard in tensor.shards
+    ]
+    for path, dtype, shape, _ in shards:
+        check_size(path, dtype, shape)
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        for _ in pool.map(lambda shard: check_content(*shard), shards):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def load_checkpoint(checkpoint: Path, state: RankValues) -> None:
@@ -230,15 +348,17 @@ def load_checkpoint(checkpoint: Path, state: RankValues) -> None:
     manifest = read_manifest(checkpoint)
     for index, register in enumerate(state.program.registers):
         if register.initial:
+            saved = manifest.tensors[register.tensor]
             start = state.shard(register).offsets
             values = np.empty(register.shape, register.dtype)
-            for shard in manifest.tensors[register.tensor].shards:
-                _copy_overlap(checkpoint / shard.file, shard, start, values)
+            for shard in saved.shards:
+                file = checkpoint / shard_file(register.tensor, shard.offsets)
+                _copy_overlap(file, saved.dtype, shard, start, values)
             state.write(index, 0, values)
 
 
 def _copy_overlap(
-    path: Path, shard: ShardFile, start: tuple[int, ...], target: NDArray[Any]
+    path: Path, dtype: str, shard: SavedShard, start: tuple[int, ...], target: NDArray[Any]
 ) -> None:
     """Copy what a shard's file and `target`, which begins at `start`, have in common."""
     source, into = [], []
@@ -248,9 +368,4 @@ def _copy_overlap(
             return
         source.append(slice(first - has, end - has))
         into.append(slice(first - wants, end - wants))
-    saved = np.load(path, mmap_mode="r")
-    np.copyto(target[tuple(into)], saved[tuple(source)])
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
+    np.copyto(target[tuple(into)], read_shard(path, dtype, shard.shape)[tuple(source)])

@@ -21,11 +21,12 @@ from millrace.calibration.parameters import (
     value_of,
 )
 from millrace.calibration.shares import Step, step_of
+from millrace.planner.children import in_children
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
 from millrace.published.prediction import REFUSED, Planned, Predicted, planned, predicted
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.validation import Asked, in_processes
+from millrace.published.validation import Asked
 
 NUDGE = 0.08  # of a logarithm
 SHARES = (*DEVICE_FIELDS, "loss")
@@ -69,7 +70,7 @@ def answers_of(
         jobs.setdefault(places[at], (one.question, one.pins, one.cluster))
     answered: dict[object, tuple[float, Slopes]] = {}
     for done, (key, found) in enumerate(
-        zip(jobs, in_processes(_answer, list(jobs.values()), processes), strict=True), start=1
+        zip(jobs, in_children(_answer, list(jobs.values()), processes), strict=True), start=1
     ):
         if found is not None:
             answered[key] = found

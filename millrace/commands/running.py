@@ -127,6 +127,10 @@ def run(
     ] = None,
     trace: TraceOutput = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder to save the state in.")] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
     ] = False,
@@ -143,6 +147,8 @@ def run(
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     if resume and checkpoint is None:
         raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
+    if checkpoint_every is not None and checkpoint is None:
+        raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
     if resume and weights is not None:
         raise PlanError("--resume goes on with the values it saved: leave --weights out")
     check_writable(trace)
@@ -157,6 +163,7 @@ def run(
             weights=weights,
             trace=trace is not None,
             checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every or 0,
             resume=resume,
             backend=where,
             progress=told,

@@ -4,12 +4,11 @@
 row (`Tuned`): what a source was left out of is predicted with what was fitted without it.
 """
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+from millrace.planner.children import in_children
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
 from millrace.published import dlperf, language
@@ -19,8 +18,6 @@ from millrace.published.reading import LINE, Layout, Row, Table, check_whole
 
 # A row and its cluster -> the cluster to predict it on.
 Tuned = Callable[[Row, Cluster], Cluster]
-Asking = TypeVar("Asking")
-Answer = TypeVar("Answer")
 Told = Callable[[int, int], None]  # how many questions are answered, of how many
 
 
@@ -149,7 +146,7 @@ def validate(
         if one.cluster not in job.clusters:
             job.clusters.append(one.cluster)
     answers = {}
-    for key, found in zip(jobs, in_processes(_work, list(jobs.values()), processes), strict=True):
+    for key, found in zip(jobs, in_children(_work, list(jobs.values()), processes), strict=True):
         answers[key] = found
         told(len(answers), len(jobs))
     return [_outcome(one, jobs, answers) for one in asked]
@@ -168,18 +165,6 @@ def _outcome(one: Asked, jobs: dict[object, Job], answers: dict[object, Any]) ->
         return Outcome(asked=one, reason=f"line {one.row[LINE]}: {reason}")
     at = jobs[_key(one)].clusters.index(one.cluster)
     return Outcome(asked=one, predicted=predictions[at], notes=(*one.notes, *notes))
-
-
-def in_processes(
-    work: Callable[[Asking], Answer], jobs: Sequence[Asking], processes: int
-) -> Iterator[Answer]:
-    """What comes of every job, in their order."""
-    if processes == 1 or len(jobs) < 2:
-        yield from map(work, jobs)
-        return
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(processes, len(jobs)), fork) as pool:
-        yield from pool.map(work, jobs)
 
 
 def _work(job: Job) -> Any:

@@ -4,14 +4,12 @@ What comes back is the same either way; where nothing can be forked the pieces r
 """
 
 import os
-import pickle
-import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
+
+from millrace.planner.children import Child
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -31,45 +29,17 @@ def beside(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """
     if not _can_fork():
         return first(), second()
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # The process that is forked computes with arrays and ends; it needs no other thread.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if not process:
-        os.close(reading)
-        _work(second, writing)
-    os.close(writing)
-    done = False
+    child = Child(lambda line: line.send(second()))
     try:
         mine = first()
-        with os.fdopen(reading, "rb", closefd=False) as pipe:
-            answer = pipe.read()
-        done = True
+        try:
+            theirs: B = child.answer()
+        except EOFError:
+            child.end()
+            return mine, second()
+        return mine, theirs
     finally:
-        os.close(reading)
-        if not done:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    if not answer:
-        return mine, second()
-    found: B = pickle.loads(answer)
-    return mine, found
-
-
-def _work(function: Callable[[], object], writing: int) -> None:
-    """The life of a forked process; it says nothing where it fails."""
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        answer = pickle.dumps(function(), pickle.HIGHEST_PROTOCOL)
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(answer)
-        code = 0
-    finally:
-        # Nothing of the process that was copied is flushed or closed twice.
-        os._exit(code)
+        child.end()
 
 
 def _can_fork() -> bool:

@@ -5,87 +5,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.executor.errors import CheckpointError
-from millrace.executor.kernels import RunState
-from millrace.executor.rank import RankState
+from millrace.executor.errors import CheckpointError, ExecutorError
 from millrace.executor.values.checkpoint import (
-    Saver,
-    commit_finished,
+    checked_checkpoint,
     find_checkpoint,
+    held_folder,
     load_checkpoint,
-    manifest_of,
-    read_manifest,
-    remove_partial,
 )
-from millrace.planner.actors.graph import Actor, ActorGraph, Leave, Port, Program, Queue, Register
-from millrace.planner.mesh import Axis
-
-SHAPE = (8, 4)
-W = np.arange(32.0).reshape(SHAPE)
-
-
-def optimizer_graph(sbp: str, sizes: tuple[int, int], name: str = "w") -> ActorGraph:
-    """One `sgd` with momentum on a variable split as `sbp`; nobody reads the gradient."""
-    axes = tuple(Axis(name=n, size=size) for n, size in zip("ab", sizes, strict=True))
-    rows = {"B": 8, "S": 8}
-    local = (
-        rows["S"] // (sizes[0] if sbp.startswith("(S(0)") else 1),
-        4 // (sizes[1] if sbp.endswith("S(1))") else 1),
-    )
-    common = {"global_shape": SHAPE, "sbp": sbp, "shape": local, "dtype": "float64"}
-    scalar = {"global_shape": (), "sbp": "(B, B)", "shape": (), "dtype": "float64"}
-    totals = {"global_shape": (3,), "sbp": "(B, B)", "shape": (3,), "dtype": "float64"}
-    kinds = [
-        (name, common, 1),
-        (f"{name}.velocity", common, 1),
-        ("grad", common, 0),
-        ("totals", totals, 0),
-        ("rate", scalar, 0),
-    ]
-    registers = tuple(
-        Register(name=n, tensor=n, initial=i, offset_bytes=256 * k, slot_bytes=256, **fields)
-        for k, (n, fields, i) in enumerate(kinds)
-    )
-    update = Actor(
-        name=f"{name}.sgd",
-        kind="sgd",
-        queues=(0,),
-        inputs=tuple(Port(register=r) for r in (2, 3, 4)),
-        outputs=(Port(register=0),),
-        firings=1,
-        labels="k n, k n, z!,  -> k n",
-        attributes={"momentum": 0.9},
-        state=(1,),
-        in_place=True,
-    )
-    program = Program(
-        name="stage 0",
-        stage=0,
-        ranks=tuple(range(sizes[0] * sizes[1])),
-        registers=registers,
-        actors=(update,),
-        queues=(Queue(name="compute", leave=Leave.COMPLETED, order=(0,)),),
-    )
-    return ActorGraph(name="optimizer", axes=axes, programs=(program,))
-
-
-def states_of(graph: ActorGraph, first_step: int = 0) -> list[RankState]:
-    run = {"seed": 0, "dataset": None, "global_batch": 1, "microbatches": 1, "batch": 1}
-    return [
-        RankState(graph, rank, RunState(first_step=first_step, **run))
-        for rank in range(graph.ranks)
-    ]
-
-
-def save(graph: ActorGraph, folder: Path, *, skip: tuple[int, ...] = ()) -> list[Path]:
-    """Save W and twice W as the state after step 3."""
-    for state in states_of(graph, first_step=2):
-        state.load(0, W)
-        state.load(1, 2 * W)
-        if state.rank not in skip:
-            Saver(folder, state, last_step=3, every=0).fired(0, 0)
-    return commit_finished(folder, manifest_of(graph, model="m", plan_digest="p"))
-
+from millrace.executor.values.manifest import Manifest, SavedTensor, read_manifest
+from millrace.models.graph import to_json
+from tests.executor.values.saved import (
+    W,
+    contents,
+    loaded,
+    optimizer_graph,
+    save,
+    states_of,
+    write,
+)
 
 SPLITS = [
     ("(S(0), B)", (4, 1)),
@@ -103,9 +40,8 @@ def test_what_one_split_wrote_another_reads(
     (made,) = save(optimizer_graph(sbp, sizes), tmp_path)
     assert find_checkpoint(tmp_path) == made
     graph = optimizer_graph(other, other_sizes)
-    manifest = read_manifest(made)
-    manifest.check(graph, "m")
-    assert manifest.step == 3
+    path, manifest = checked_checkpoint(tmp_path, graph, "m")
+    assert (path, manifest.step) == (made, 3)
     expected = states_of(graph)
     for state, wanted in zip(states_of(graph), expected, strict=True):
         wanted.load(0, W)
@@ -117,11 +53,89 @@ def test_what_one_split_wrote_another_reads(
 
 
 def test_a_checkpoint_that_a_rank_has_not_written_is_not_there(tmp_path: Path) -> None:
-    assert save(optimizer_graph("(S(0), B)", (4, 1)), tmp_path, skip=(2,)) == []
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
-        find_checkpoint(tmp_path)
-    remove_partial(tmp_path)
+    graph = optimizer_graph("(S(0), B)", (4, 1))
+    with held_folder(tmp_path, contents(graph)):
+        assert save(graph, tmp_path, skip=(2,)) == []
+        with pytest.raises(CheckpointError, match="no checkpoint in"):
+            find_checkpoint(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("manifest_is_there", [False, True])
+def test_what_a_killed_run_had_written_whole_is_taken_by_the_next(
+    tmp_path: Path, manifest_is_there: bool
+) -> None:
+    """The parent had died before the manifest, or between it and the name; the plan differs."""
+    graph, other = optimizer_graph("(S(0), B)", (4, 1)), optimizer_graph("(B, B)", (2, 1))
+    write(graph, tmp_path, (), 4, W)
+    write(graph, tmp_path, (1,), 5, 3 * W)
+    (tmp_path / "manifest.draft").write_bytes(to_json(contents(graph)))
+    if manifest_is_there:
+        (tmp_path / "step-00000004.partial" / "manifest.json").write_text("{")
+    with held_folder(tmp_path, contents(other)):
+        path, manifest = checked_checkpoint(tmp_path, other, "m")
+        assert manifest.step == 4
+        for found, expected in zip(loaded(path, other), (W, 2 * W) * 2, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert [one.name for one in tmp_path.iterdir()] == ["step-00000004"]
+    assert not list(path.glob("*.done"))
+
+
+def test_two_runs_do_not_save_in_one_folder(tmp_path: Path) -> None:
+    held = contents(optimizer_graph("(B, B)", (1, 1)))
+    with (
+        held_folder(tmp_path, held),
+        pytest.raises(ExecutorError, match=f"another run saves in `{tmp_path}`"),
+        held_folder(tmp_path, held),
+    ):
+        pass
+    with held_folder(tmp_path, held):
+        pass
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "file/below", "file"])
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    held = contents(optimizer_graph("(B, B)", (1, 1)))
+    with (
+        pytest.raises(CheckpointError, match=f"cannot save in `.*{place}`: [a-z]"),
+        held_folder(tmp_path / place, held),
+    ):
+        pass
+
+
+def test_a_disk_without_room_is_found_before_the_first_step(tmp_path: Path) -> None:
+    tensor = SavedTensor(shape=(10**9, 10**9), dtype="float64", sbp="(B, B)", shards=())
+    large = Manifest(model="m", plan_digest="p", step=0, tensors={"w": tensor})
+    with (
+        pytest.raises(ExecutorError, match=f"`{tmp_path}`: no space left on device for .* MiB"),
+        held_folder(tmp_path, large),
+    ):
+        pass
+
+
+def test_a_disk_that_fills_up_is_told_with_the_path(tmp_path: Path) -> None:
+    """`/dev/full` in place of a shard: every write to it fails so."""
+    graph = optimizer_graph("(B, B)", (1, 1))
+    partial = tmp_path / "step-00000003.partial"
+    partial.mkdir()
+    (partial / "w.velocity@0-0.npy").symlink_to("/dev/full")
+    with pytest.raises(ExecutorError, match=r"3.partial/w.velocity@0-0.npy`: no space left on dev"):
+        save(graph, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["step-00000098.partial", "step-00000098"])
+def test_a_file_with_the_name_of_a_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with (
+        pytest.raises(CheckpointError, match=f"{name}` has the name of a checkpoint and is no fol"),
+        held_folder(tmp_path, contents(optimizer_graph("(B, B)", (1, 1)))),
+    ):
+        pass
+    (tmp_path / name).rename(tmp_path / "step-of-mine.partial")
+    with held_folder(tmp_path, contents(optimizer_graph("(B, B)", (1, 1)))):
+        pass
+    assert (tmp_path / "step-of-mine.partial").exists()
 
 
 def test_copies_of_a_shard_are_written_once(tmp_path: Path) -> None:
@@ -138,6 +152,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         manifest.check(graph, "other")
     with pytest.raises(CheckpointError, match="has no `v`"):
         manifest.check(optimizer_graph("(S(0), B)", (4, 1), name="v"), "m")
-    (made / "manifest.json").write_text('{"schema_version": 1, "modl": 3}')
+    (made / "manifest.json").write_text('{"schema_version": 2, "modl": 3}')
     with pytest.raises(CheckpointError, match="modl"):
         read_manifest(made)

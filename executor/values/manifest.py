@@ -1,0 +1,224 @@
+"""Manifest: the document of a checkpoint, and all that can be checked without reading a shard.
+
+It says which tensors a checkpoint holds, where in its tensor each shard lies and what the bytes of
+its file add up to. What it says is refused unless the shards tile their tensors, so that no element
+is missing and none is there twice.
+"""
+
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+
+from millrace.executor.errors import CheckpointError, reason_of
+from millrace.models.graph import ITEMSIZE
+from millrace.planner.actors.graph import ActorGraph, Register
+from millrace.planner.sbp import parse_nd_sbp, shard_offsets
+
+SCHEMA_VERSION = 2  # 2: checksums, and files named by their tensors and offsets
+MANIFEST = "manifest.json"
+MANIFEST_BYTES_MAX = 2**28
+STEPS_MAX = 2**31 - 1
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
+
+
+class SavedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of a tensor that begins at `offsets`, as `rank` wrote it."""
+
+    rank: Natural
+    offsets: tuple[Natural, ...]
+    shape: tuple[Size, ...]
+    checksum: str = ""
+
+
+class SavedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole tensor, how it was split, and its shards."""
+
+    shape: tuple[Size, ...]
+    dtype: str
+    sbp: str
+    shards: tuple[SavedShard, ...]
+
+
+class _Versioned(msgspec.Struct, frozen=True, kw_only=True):
+    """What every version of the document has."""
+
+    schema_version: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint holds; `step` counts the steps made."""
+
+    schema_version: int = SCHEMA_VERSION
+    model: str
+    plan_digest: str
+    step: Annotated[int, msgspec.Meta(ge=0, le=STEPS_MAX)]
+    tensors: dict[str, SavedTensor]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(prod(one.shape) * ITEMSIZE[one.dtype] for one in self.tensors.values())
+
+    def check(self, graph: ActorGraph, model: str) -> None:
+        """Raise CheckpointError unless it holds every variable and state of `graph`."""
+        if model != self.model:
+            raise CheckpointError(f"the checkpoint is of model `{self.model}`, not of `{model}`")
+        for program in graph.programs:
+            for register in kept(program.registers):
+                saved = self.tensors.get(register.tensor)
+                if saved is None:
+                    raise CheckpointError(
+                        f"the checkpoint has no `{register.tensor}`: train with the optimizer that "
+                        f"wrote it"
+                    )
+                if saved.shape != register.global_shape:
+                    raise CheckpointError(
+                        f"`{register.tensor}` has shape {saved.shape} in the checkpoint and "
+                        f"{register.global_shape} in the plan"
+                    )
+                if saved.dtype != register.dtype:
+                    raise CheckpointError(
+                        f"`{register.tensor}` is {saved.dtype} in the checkpoint and "
+                        f"{register.dtype} in the plan: plan with the precision that wrote it"
+                    )
+
+
+def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 0) -> Manifest:
+    """Return what the ranks of `graph` write together, checksums left out."""
+    tensors: dict[str, SavedTensor] = {}
+    for program in graph.programs:
+        for register in kept(program.registers):
+            known = tensors.get(register.tensor)
+            shards = [
+                shard
+                for rank in program.ranks
+                if (shard := written_shard(graph, rank, register)) is not None
+            ]
+            tensors[register.tensor] = SavedTensor(
+                shape=register.global_shape,
+                dtype=register.dtype,
+                sbp=register.sbp,
+                shards=(*(known.shards if known else ()), *shards),
+            )
+    return Manifest(model=model, plan_digest=plan_digest, step=step, tensors=tensors)
+
+
+def kept(registers: tuple[Register, ...]) -> Iterator[Register]:
+    """Registers with a value before the first step: variables and optimizer state."""
+    return (register for register in registers if register.initial)
+
+
+def written_shard(graph: ActorGraph, rank: int, register: Register) -> SavedShard | None:
+    """The shard of `register` that `rank` writes; None where another rank writes the same."""
+    sbp, coordinate = parse_nd_sbp(register.sbp), graph.coordinate(rank)
+    if any(not one.is_split and at for one, at in zip(sbp, coordinate, strict=True)):
+        return None
+    offsets = shard_offsets(register.global_shape, sbp, graph.axis_sizes, coordinate)
+    return SavedShard(rank=rank, offsets=offsets, shape=register.shape)
+
+
+def shard_file(tensor: str, offsets: tuple[int, ...]) -> str:
+    """The name of a shard's file, which has no `/` whatever the tensor is called.
+
+    Examples
+    --------
+    >>> shard_file("h.0/w", (8, 0))
+    'h.0%2Fw@8-0.npy'
+    """
+    return f"{quote(tensor, safe='')}@{'-'.join(map(str, offsets))}.npy"
+
+
+def step_folder(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder of this name; None where it is no such name."""
+    found = re.fullmatch(r"step-([0-9]{8,10})", name)
+    return int(found[1]) if found and step_folder(int(found[1])) == name else None
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Return what a checkpoint says that it holds; no shard is read.
+
+    Raises
+    ------
+    CheckpointError
+        The manifest is missing, malformed or of another version, its step is not the folder's, or
+        its shards do not tile their tensors; names the file and the place.
+    """
+    path = checkpoint / MANIFEST
+    text = _limited(path)
+    try:
+        version = msgspec.json.decode(text, type=_Versioned).schema_version
+        if version != SCHEMA_VERSION:
+            raise CheckpointError(
+                f"`{path}` has schema_version {version}, and this Millrace reads "
+                f"{SCHEMA_VERSION}: resume with the Millrace that wrote it"
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except CheckpointError:
+        raise
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: no UTF-8
+        raise CheckpointError(f"`{path}` is no manifest: {error}") from None
+    if step_of(checkpoint.name) != manifest.step:
+        raise CheckpointError(
+            f"`{path}` is of step {manifest.step}, and its folder is called `{checkpoint.name}`"
+        )
+    for name, tensor in manifest.tensors.items():
+        fault = _fault(tensor)
+        if fault is not None:
+            raise CheckpointError(f"`{path}`: `{name}` {fault}")
+    return manifest
+
+
+def _limited(path: Path) -> bytes:
+    """What a file of no more than the limit holds."""
+    try:
+        with path.open("rb") as file:
+            small = path.stat().st_size <= MANIFEST_BYTES_MAX
+            text = file.read(MANIFEST_BYTES_MAX + 1) if small else b""
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
+    if not small or len(text) > MANIFEST_BYTES_MAX:
+        raise CheckpointError(f"`{path}` is larger than {MANIFEST_BYTES_MAX >> 20} MiB")
+    return text
+
+
+def _fault(tensor: SavedTensor) -> str | None:
+    """What is wrong with a tensor's dtype or shards.
+
+    Splitting over the axes of a mesh cuts every dim at the same places all along the others: the
+    shards are the cells of a grid. So they tile the tensor exactly where the cuts of every dim
+    follow on each other from end to end, and every cell is there once.
+    """
+    if tensor.dtype not in ITEMSIZE:
+        return f"is {tensor.dtype}: expected one of {', '.join(ITEMSIZE)}"
+    rank = len(tensor.shape)
+    for shard in tensor.shards:
+        if len(shard.offsets) != rank or len(shard.shape) != rank:
+            return f"has shape {tensor.shape} and a shard of {shard.shape} at {shard.offsets}"
+    if len({shard.offsets for shard in tensor.shards}) < len(tensor.shards):
+        return "has two shards at the same offsets"
+    cells = 1
+    for dim, size in enumerate(tensor.shape):
+        cuts = sorted({(one.offsets[dim], one.shape[dim]) for one in tensor.shards})
+        end = 0
+        for offset, length in cuts:
+            if offset != end:
+                what = "lie over each other" if offset < end else "leave a gap"
+                return f"has shards that {what} at {min(offset, end)} of dim {dim}"
+            end = offset + length
+        if end != size:
+            return f"has shards up to {end} of dim {dim}, whose size is {size}"
+        cells *= len(cuts)
+    if cells != len(tensor.shards):
+        return f"has {len(tensor.shards)} of the {cells} shards that it is split into"
+    return None

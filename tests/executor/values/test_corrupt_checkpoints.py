@@ -1,0 +1,228 @@
+"""Checkpoints that are not as they were written: refused by name, or read to the same bits."""
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from millrace.executor.errors import CheckpointError
+from millrace.executor.values.checkpoint import checked_checkpoint
+from millrace.executor.values.shard_files import write_shard
+from tests.executor.values.saved import W, loaded, optimizer_graph, save
+
+GRAPH = optimizer_graph("(S(0), S(1))", (2, 2))
+FIRST = "w@0-0.npy"
+RANDOM_CASES = 200
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """The later of two checkpoints."""
+    save(GRAPH, tmp_path, step=3)
+    (path,) = save(GRAPH, tmp_path, step=7, value=W + 1)
+    return path
+
+
+def check(made: Path) -> None:
+    checked_checkpoint(made.parent, optimizer_graph("(B, S(1))", (2, 2)), "m")
+
+
+def edited(made: Path, change: Callable[[Any], object]) -> None:
+    path = made / "manifest.json"
+    document = msgspec.json.decode(path.read_bytes())
+    change(document)
+    path.write_bytes(msgspec.json.encode(document))
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+
+
+def swapped(made: Path) -> None:
+    one, other = made / FIRST, made / "w@4-0.npy"
+    one.rename(made / "aside")
+    other.rename(one)
+    (made / "aside").rename(other)
+
+
+def linked(made: Path) -> None:
+    shutil.copy(made / FIRST, made.parent / "elsewhere.npy")
+    (made / FIRST).unlink()
+    (made / FIRST).symlink_to(made.parent / "elsewhere.npy")
+
+
+def resealed(made: Path, values: Any, dtype: str = "float64") -> None:
+    """Another array in the place of a shard, its checksum in the manifest: no accident."""
+    found = write_shard(made / FIRST, values, dtype)
+    edited(made, lambda d: d["tensors"]["w"]["shards"][0].update(checksum=found))
+
+
+def shard(change: dict[str, Any]) -> Callable[[Path], None]:
+    return partial(edited, change=lambda d: d["tensors"]["w"]["shards"][0].update(change))
+
+
+def top(**fields: Any) -> Callable[[Path], None]:
+    return partial(edited, change=lambda d: d.update(fields))
+
+
+def of_w(**fields: Any) -> Callable[[Path], None]:
+    return partial(edited, change=lambda d: d["tensors"]["w"].update(fields))
+
+
+def written(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda made: (made / name).write_bytes(content)
+
+
+HALF = np.full((4, 2), 0.5)
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda made: flipped(made / FIRST), f"{FIRST}` is not as it was written"),
+    "swapped shards": (swapped, r"w@.-0.npy` is not as it was written"),
+    "no shards": (of_w(shards=[]), "`w` has shards up to 0 of dim 0, whose size is 8"),
+    "a shard less": (
+        partial(edited, change=lambda d: d["tensors"]["w"]["shards"].pop()),
+        "`w` has 3 of the 4 shards",
+    ),
+    "a shard twice": (
+        partial(edited, change=lambda d: d["tensors"]["w"]["shards"].append(d_first(d))),
+        "`w` has two shards at the same offsets",
+    ),
+    "beyond its tensor": (shard({"offsets": [8, 0]}), "`w` has .*shards"),
+    "over another": (shard({"shape": [5, 2]}), "`w` has shards that lie over each other at 0"),
+    "short of another": (shard({"shape": [3, 2]}), "`w` has shards that lie over each other at 0"),
+    "negative": (shard({"offsets": [-1, 0]}), "manifest: Expected `int` >= 0"),
+    "another rank": (shard({"offsets": [0]}), "`w` has shape .* and a shard of"),
+    "immense": (of_w(shape=[2**60, 4]), "`w` has shape .* in the checkpoint|`w` has shards up to"),
+    "another dtype": (of_w(dtype="float32"), "`w` is float32 in the checkpoint and float64"),
+    "no dtype": (of_w(dtype="O"), "`w` is O: expected one of float64"),
+    "a file elsewhere": (shard({"file": "../../etc/hostname"}), "unknown field `file`"),
+    "a link": (linked, f"{FIRST}` is no file of its own"),
+    "float32 in place of float64": (
+        lambda made: np.save(made / FIRST, HALF.astype("float32")),
+        f"{FIRST}` has 160 bytes, and a shard of shape .4, 2. in float64 has 192",
+    ),
+    "another shape, sealed": (
+        lambda made: resealed(made, HALF.T),
+        f"{FIRST}` does not begin as an array of float64, shape .4, 2.",
+    ),
+    "not a number, sealed": (
+        lambda made: resealed(made, np.where(HALF, np.nan, 0)),
+        f"{FIRST}` holds values that are not finite",
+    ),
+    "infinite, sealed": (
+        lambda made: resealed(made, np.copysign(np.inf, HALF)),
+        f"{FIRST}` holds values that are not finite",
+    ),
+    "of pickles": (
+        lambda made: np.save(made / FIRST, np.array([print] * 8), allow_pickle=True),
+        f"{FIRST}` has .* bytes",
+    ),
+    "empty": (written(FIRST, b""), f"{FIRST}` has 0 bytes"),
+    "another version": (top(schema_version=99), "schema_version 99, and this Millrace reads 2"),
+    "no step": (top(step=-5), "Expected `int` >= 0 - at `\\$.step"),
+    "a step too large": (top(step=2**62), "Expected `int` <= "),
+    "the step of another": (top(step=3), "is of step 3, and its folder is called `step-00000007`"),
+    "a bad byte in a key": (
+        written("manifest.json", b'{"schema_version": 2, "\xc0": 1}'),
+        "is no manifest: 'utf-8'",
+    ),
+    "another encoding": (written("manifest.json", "{}".encode("utf-16")), "is no manifest: "),
+    "no end": (written("manifest.json", b"[" * 100_000), "is no manifest: "),
+    "no manifest": (lambda made: (made / "manifest.json").unlink(), "cannot read `.*manifest.json"),
+    "no shard": (lambda made: (made / FIRST).unlink(), f"the checkpoint lacks `.*{FIRST}`"),
+    "a folder": (
+        lambda made: [(made / FIRST).unlink(), (made / FIRST).mkdir()],
+        f"{FIRST}` is no file of its own",
+    ),
+}
+
+
+def d_first(document: Any) -> Any:
+    return document["tensors"]["w"]["shards"][0]
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_corrupt_checkpoint_is_refused_by_name(made: Path, kind: str) -> None:
+    """And the sentence says how to go on from the one before, unless only the plan is another."""
+    corrupt, sentence = BAD[kind]
+    check(made)
+    corrupt(made)
+    with pytest.raises(CheckpointError, match=sentence) as told:
+        check(made)
+    assert f"rename `{made}`, and --resume goes on from step 3" in str(told.value)
+    made.rename(made.with_name("aside"))
+    check(made)
+
+
+def test_a_manifest_has_a_limit(made: Path) -> None:
+    with (made / "manifest.json").open("r+b") as file:
+        os.truncate(file.fileno(), 2**40)
+    with pytest.raises(CheckpointError, match="is larger than 256 MiB"):
+        check(made)
+
+
+def damaged(made: Path, random: np.random.Generator) -> None:
+    """One accident: bytes of a file changed, put in or taken out, files swapped or removed."""
+    names = sorted(path.name for path in made.iterdir())
+    path, other = (made / str(name) for name in random.choice(names, 2, replace=False))
+    content = path.read_bytes()
+    at, length = int(random.integers(len(content))), int(random.integers(1, 40))
+    noise = random.bytes(length)
+    match int(random.integers(6)):
+        case 0:
+            path.write_bytes(content[:at] + noise + content[at + length :])
+        case 1:
+            path.write_bytes(content[:at] + noise + content[at:])
+        case 2:
+            path.write_bytes(content[:at] + content[at + length :])
+        case 3:
+            path.write_bytes(other.read_bytes())
+            other.write_bytes(content)
+        case 4:
+            path.unlink()
+        case _:
+            edited(made, partial(changed, random=random))
+
+
+def changed(document: Any, random: np.random.Generator) -> None:
+    """One value of the manifest becomes another's, nothing, or a number out of nowhere."""
+    places: list[tuple[Any, Any]] = []
+
+    def visit(inside: Any) -> None:
+        for key in inside if isinstance(inside, dict) else range(len(inside)):
+            places.append((inside, key))
+            if isinstance(inside[key], dict | list):
+                visit(inside[key])
+
+    visit(document)
+    (inside, key), (other, there) = (places[i] for i in random.integers(len(places), size=2))
+    odd = (-1, 0, 2**62, 2**70, 1.5, None, "", "\x00", [], {}, other[there])
+    inside[key] = odd[int(random.integers(len(odd)))]
+
+
+def test_damaged_at_random_it_is_refused_or_read_to_the_same_bits(
+    made: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    graph = optimizer_graph("(B, S(1))", (2, 2))
+    expected = loaded(made, graph)
+    refused = 0
+    for seed in range(RANDOM_CASES):
+        folder = tmp_path_factory.mktemp("damaged") / "kept"
+        shutil.copytree(made.parent, folder)
+        damaged(folder / made.name, np.random.default_rng(seed))
+        try:
+            path, _ = checked_checkpoint(folder, graph, "m")
+        except CheckpointError:
+            refused += 1
+            continue
+        assert path.name == made.name, seed
+        for found, whole in zip(loaded(path, graph), expected, strict=True):
+            np.testing.assert_array_equal(found, whole, err_msg=str(seed))
+    assert refused > RANDOM_CASES // 2
