@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.executor.errors import CheckpointError
+from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.models.graph import to_json
 from millrace.planner.actors.graph import ActorGraph, Register
@@ -71,6 +72,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                         f"`{register.tensor}` has shape {saved.shape} in the checkpoint and "
                         f"{register.global_shape} in the plan"
                     )
+                if saved.dtype != register.dtype and not BITS.keys().isdisjoint(
+                    (saved.dtype, register.dtype)
+                ):
+                    raise CheckpointError(
+                        f"`{register.tensor}` is {saved.dtype} in the checkpoint and "
+                        f"{register.dtype} in the plan: freeze the variables that were frozen, and "
+                        f"keep the precision"
+                    )
 
 
 def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 0) -> Manifest:
@@ -114,6 +123,8 @@ def _written(graph: ActorGraph, rank: int, register: Register) -> ShardFile | No
 class Saver:
     """Writes one rank's shards when its optimizer actors have made a step that is to be kept.
 
+    What no actor writes, frozen variables, is written with the totals of the step.
+
     Parameters
     ----------
     folder
@@ -129,8 +140,13 @@ class Saver:
         self._folder, self._state = folder, state
         self._last_step, self._every = last_step, every
         self._writes: dict[int, list[tuple[int, str]]] = {}
+        written = {port.register for one in state.program.actors for port in one.outputs}
+        written.update(register for one in state.program.actors for register in one.state)
+        still = [at for at in range(len(state.program.registers)) if at not in written]
         for index, actor in enumerate(state.program.actors):
-            registers = (*actor.state, *(port.register for port in actor.outputs))
+            registers = [*actor.state, *(port.register for port in actor.outputs)]
+            if actor.kind == "step_totals":
+                registers += still
             for register in registers:
                 found = state.program.registers[register]
                 shard = _written(state.graph, state.rank, found) if found.initial else None
@@ -231,7 +247,7 @@ def load_checkpoint(checkpoint: Path, state: RankValues) -> None:
     for index, register in enumerate(state.program.registers):
         if register.initial:
             start = state.shard(register).offsets
-            values = np.empty(register.shape, register.dtype)
+            values = np.empty(register.shape, BITS.get(register.dtype, register.dtype))
             for shard in manifest.tensors[register.tensor].shards:
                 _copy_overlap(checkpoint / shard.file, shard, start, values)
             state.write(index, 0, values)
