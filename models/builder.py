@@ -146,11 +146,14 @@ class GraphBuilder:
         init: str = "normal",
         std: float = 0.02,
         decay: bool = True,
+        frozen: bool = False,
     ) -> str:
         """Add a trainable tensor and return what arithmetic reads of it, once a step.
 
         `init` is normal (with deviation `std`), zeros or ones; `decay` says whether weight decay
-        applies. In a 16-bit precision the variable is float32 and a `cast` follows it.
+        applies. In a 16-bit precision the variable is float32 and a `cast` follows it. A `frozen`
+        one is not trained: it has no gradient and no optimizer state, and it is kept in the dtype
+        of the arithmetic.
         """
         full = self.full_name(name)
         attributes: Attributes = {
@@ -158,16 +161,18 @@ class GraphBuilder:
             "std": std if init == "normal" else 0.0,
             "decay": decay,
         }
+        if frozen:
+            attributes = {**attributes, "frozen": True}
         self.emit(
             "variable",
             full,
             (),
             f"-> {dims}",
             shapes=(shape,),
-            dtype=self.precision.variable,
+            dtype=self.precision.compute if frozen else self.precision.variable,
             attributes=attributes,
         )
-        return self._computable(full, dims)
+        return full if frozen else self._computable(full, dims)
 
     def repeat(self, tensor: str, name: str, dims: str) -> str:
         """Bring a tensor made once a step to every microbatch; one such op per use."""
@@ -184,9 +189,10 @@ class GraphBuilder:
         init: str = "normal",
         std: float = 0.02,
         decay: bool = True,
+        frozen: bool = False,
     ) -> str:
         """Add a variable that is used once, in this block, and return its repeated value."""
-        variable = self.variable(name, dims, shape, init=init, std=std, decay=decay)
+        variable = self.variable(name, dims, shape, init=init, std=std, decay=decay, frozen=frozen)
         return self.repeat(variable, name, dims)
 
     def apply(

@@ -14,14 +14,14 @@ NORMS = ("layer_norm", "rms_norm")
 def training_flops(forward: Graph) -> int:
     """FLOPs of one microbatch, forward and backward, as `models/ops` counts them.
 
-    A product's backward is as much again for every factor that depends on a variable; attention's
+    A product's backward is as much again for every factor that training changes; attention's
     is its gradient's own row.
     """
     tensors = forward.tensors_by_name
     trained: set[str] = set()
     total = 0
     for op in forward.ops:
-        if op.kind == "variable" or not trained.isdisjoint(op.inputs):
+        if op.trains or not trained.isdisjoint(op.inputs):
             trained.update(n for n in op.outputs if not tensors[n].dtype.startswith("int"))
         if op.phase is Phase.BEGIN or not op_kind(op.kind).products:
             continue

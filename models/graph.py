@@ -74,6 +74,11 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     phase: Phase = Phase.FORWARD
     attributes: dict[str, int | float | str | bool] = {}
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is a variable that training changes."""
+        return self.kind == "variable" and not self.attributes.get("frozen", False)
+
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Ops in topological order and the tensors they join.
@@ -107,7 +112,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def parameter_count(self) -> int:
-        """Number of trainable values: the sizes of all variables added up."""
+        """Number of values of all variables, frozen ones too."""
         tensors = self.tensors_by_name
         return sum(prod(tensors[op.outputs[0]].shape) for op in self.ops if op.kind == "variable")
 

@@ -2,6 +2,7 @@
 
 from itertools import count
 
+from millrace.models.blocks import unlike_parted
 from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.gradients import backward
@@ -31,24 +32,27 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
     -------
     Graph
         Ops by phase: begin, forward, backward (each weight gradient right after the input gradient
-        of its op), update. Gradients are sums over the step's samples; the optimizer divides by
-        the token count, then clips, both from `step_totals`. An optimizer's output is the variable
-        of the next step, `<variable>.next`.
+        of its op), update. Blocks of one template are equal in all of these. Gradients are sums
+        over the step's samples; the optimizer divides by the token count, then clips, both from
+        `step_totals`. An optimizer's output is the variable of the next step, `<variable>.next`;
+        frozen variables have none.
 
     Raises
     ------
     ModelError
-        The graph has no loss or count, an op has no gradient rule, a variable does not reach the
-        loss, or a field of `training` is out of range.
+        The graph has no loss or count or trains no variable, an op has no gradient rule, a variable
+        does not reach the loss, or a field of `training` is out of range.
     """
     check_training(training)
     if training.attention == UNFUSED:
         forward = unfused(forward)
     loss, count = _loss_and_count(forward)
+    variables = [op for op in forward.ops if op.trains]
+    if not variables:
+        raise ModelError(f"graph `{forward.name}` trains no variable: leave one that is not frozen")
     builder = GraphBuilder.extending(forward)
     totals = [_accumulated(builder, op) for op in (loss, count)]
     gradients = backward(builder, forward, loss.outputs[0])
-    variables = [op for op in forward.ops if op.kind == "variable"]
     for variable in variables:
         name = variable.outputs[0]
         totals += builder.emit(
@@ -73,7 +77,7 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
     )
     for variable in variables:
         _update(builder, training, variable, gradients[variable.outputs[0]])
-    return builder.build()
+    return unlike_parted(builder.build())
 
 
 def check_training(training: TrainingSpec) -> None:

@@ -134,11 +134,21 @@ def _recompute(plan: Plan, graph: Graph) -> str | None:
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
     """Level of the repeated blocks' weights that products read (small ones may not divide).
 
+    A frozen weight has neither gradient nor state: it is gathered as it is read, or of no level.
+
     A weight that its product reads split (an expert's) is the model's to split, not the storage's.
     Hybrid where every such weight is gathered over some of the axes and whole along the others.
+    Where the repeated blocks have no weight that tells, that of all blocks.
     """
     if not axes:
         return 0
+    levels = _levels(plan, graph, axes, _counted_blocks(graph))
+    levels = levels or _levels(plan, graph, axes, set(graph.blocks))
+    return levels.pop() if len(levels) == 1 else None
+
+
+def _levels(plan: Plan, graph: Graph, axes: list[int], counted: set[str]) -> set[int | str]:
+    """The levels of the weights of these blocks that products read."""
     split: dict[str, dict[str, frozenset[int]]] = {"variable": {}, "repeat": {}, "accumulate": {}}
     source: dict[str, str] = {}
     read_split: set[str] = set()
@@ -148,10 +158,10 @@ def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
         sbp = parse_nd_sbp(text)
         return frozenset(axis for axis in axes if sbp[axis].is_split)
 
-    counted = _counted_blocks(graph)
-    for op, signature in _placed(plan, graph):
-        if op.block not in counted:
-            continue
+    frozen: set[str] = set()
+    for op, signature in _placed(plan, graph, frozenset(counted)):
+        if op.kind == "variable" and not op.trains:
+            frozen.update(op.outputs)
         if op_kind(op.kind).products:
             multiplied.update(source.get(name, name) for name in op.inputs)
             read_split.update(
@@ -167,13 +177,15 @@ def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
         if variable not in multiplied or variable not in split["variable"] or name in read_split:
             continue
         stored = split["variable"][variable]
+        if variable in frozen and not gathered:
+            continue
         if not stored:
             levels.add(0)
         elif gathered:
             levels.add(3 if len(stored) == len(axes) else HYBRID)
         else:
             levels.add(2 if split["accumulate"].get(f"{name}.accumulate") else 1)
-    return levels.pop() if len(levels) == 1 else None
+    return levels
 
 
 def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:

@@ -171,6 +171,7 @@ class Following:
                     inputs=[
                         (made, port.hold, registers[port.register].initial, often)
                         for port in actor.inputs
+                        if port.register in makers
                         for made, often in (makers[port.register],)
                     ],
                     outputs=[

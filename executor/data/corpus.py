@@ -1,6 +1,7 @@
 """A corpus: one long sequence of token ids, read from text, a folder of it, or a file of ids.
 
-Text is read as bytes for a vocabulary of 256, else as a `.bin` file of token ids. Without a path
+Text is read as bytes for a vocabulary of 256; a `.bin` file holds token ids, whatever the
+vocabulary, and models of any other vocabulary need one. Without a path
 the text is the Python standard library's own source files, which every machine has.
 """
 
@@ -22,6 +23,8 @@ UINT16_VOCAB_MAX = 65536
 """Token ids of a vocabulary up to this size are stored as uint16, of a larger one as uint32."""
 
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
+_NUMPY = b"\x93NUMPY"  # what a .npy file begins with
+_TELLING_TOKENS = 16  # of so many ids every second is not 0 by chance
 _CHECKED_TOKENS = 2**22  # ids checked when a file is opened; the others when they are read
 
 
@@ -46,10 +49,11 @@ class Corpus:
     def checked(self, ids: NDArray[Any]) -> NDArray[Any]:
         """Return `ids`; raises DataError when one of them does not fit the vocabulary."""
         if ids.size and int(ids.max()) >= self.vocab:
+            text = ", or, if it is text, name it otherwise than .bin"
             raise DataError(
                 f"{self.origin} holds token id {int(ids.max())}, the model's vocabulary is "
                 f"{self.vocab}: tokenise it for this model, or take a model with a larger "
-                f"vocabulary"
+                f"vocabulary{text if self.vocab == BYTE_VALUES else ''}"
             )
         return ids
 
@@ -107,7 +111,7 @@ def _read_path(path: Path, vocab: int) -> NDArray[np.unsignedinteger]:
         raise DataError(
             f"`{path}` is not there: give a file or folder of text, or a .bin of token ids"
         )
-    if vocab != BYTE_VALUES:
+    if vocab != BYTE_VALUES or (path.suffix == ".bin" and path.is_file()):
         return _token_file(path, vocab)
     if path.is_file() and path.stat().st_size:
         return np.memmap(path, np.uint8, mode="r")
@@ -159,4 +163,17 @@ def _token_file(path: Path, vocab: int) -> NDArray[np.unsignedinteger]:
             f"`{path}` has {size} bytes: expected token ids of {dtype.itemsize} bytes each "
             f"({dtype.name}, little endian, nothing before them)"
         )
-    return np.memmap(path, dtype.newbyteorder("<"), mode="r")
+    with path.open("rb") as file:
+        if file.read(len(_NUMPY)) == _NUMPY:
+            raise DataError(
+                f"`{path}` is an array as numpy.save writes it: expected token ids and nothing "
+                f"before them, as `ids.astype({dtype.name!r}).tofile(path)` writes them"
+            )
+    ids = np.memmap(path, dtype.newbyteorder("<"), mode="r")
+    some = ids[:_CHECKED_TOKENS]
+    if len(some) >= _TELLING_TOKENS and some.any() and not some[1::2].any():
+        raise DataError(
+            f"`{path}`: every second token id is 0, as where ids of {2 * dtype.itemsize} bytes are "
+            f"read as ids of {dtype.itemsize}: a vocabulary of {vocab} needs {dtype.name}"
+        )
+    return ids

@@ -46,6 +46,15 @@ class Request:
     seed: int
     inputs: Mapping[str, Input]
 
+    def input(self, source: str) -> Input:
+        """Return the input of a source that the others go with; DataError where there is none."""
+        if source not in self.inputs:
+            raise DataError(
+                f"model `{self.model}` reads {', '.join(sorted(self.inputs))} without `{source}`: "
+                f"no data is read so"
+            )
+        return self.inputs[source]
+
     def refuse_path(self, data: str) -> None:
         """Raise DataError when a path was given for data that is not read from one."""
         if self.path is not None:
@@ -55,9 +64,13 @@ class Request:
 
 
 class Opening(NamedTuple):
-    """A kind of data: the sources it holds, and what opens it for a model that reads them."""
+    """A kind of data: the sources it holds, and what opens it for a model that reads them.
 
-    sources: frozenset[str]
+    Of each source it says the dims of a sample, as labels are written: those of one label are
+    equally long in all sources. None: dims are as the model reads them.
+    """
+
+    sources: Mapping[str, str | None]
     open: Callable[[Request], Dataset]
 
 
@@ -77,14 +90,15 @@ def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
     Raises
     ------
     DataError
-        No data holds what the model reads; nothing is at the path, it is empty, too short for one
-        sample, or does not fit the model.
+        No data holds what the model reads, in the shapes in which it does; nothing is at the path,
+        it is empty, too short for one sample, or does not fit the model.
     """
     if seed < 0:
         raise DataError(f"seed is {seed}: give one of 0 or more")
     inputs = _inputs(spec)
     for sources, opened in OPENINGS:
-        if inputs.keys() <= sources:
+        if inputs.keys() <= sources.keys():
+            _check_shapes(spec.name, inputs, sources)
             return opened(Request(model=spec.name, path=path, seed=seed, inputs=inputs))
     known = "; ".join(", ".join(sorted(sources)) for sources, _ in OPENINGS)
     raise DataError(
@@ -95,27 +109,67 @@ def open_dataset(path: str | None, spec: ModelSpec, seed: int) -> Dataset:
 
 def _inputs(spec: ModelSpec) -> dict[str, Input]:
     graph = catalogue.build(spec, 1)
-    return {
-        str(op.attributes["source"]): Input(
+    found: dict[str, Input] = {}
+    for op in graph.ops:
+        if op.kind != "input":
+            continue
+        source = str(op.attributes["source"])
+        if source in found:
+            raise DataError(
+                f"model `{spec.name}` has two inputs of source `{source}`, which would read the "
+                f"same values: no data holds both"
+            )
+        found[source] = Input(
             values=int(op.attributes["values"]),
             shape=graph.tensor(op.outputs[0]).shape[1:],
             attributes=op.attributes,
         )
-        for op in graph.ops
-        if op.kind == "input"
-    }
+    return found
+
+
+def _check_shapes(model: str, inputs: Mapping[str, Input], held: Mapping[str, str | None]) -> None:
+    """Refuse inputs of other dims than the data has, or of lengths that differ where its agree."""
+    sizes: dict[str, int] = {}
+    for source, read in inputs.items():
+        dims = held[source]
+        if dims is None:
+            continue
+        labels = dims.split()
+        pairs = zip(labels, read.shape, strict=False)
+        if len(labels) != len(read.shape) or any(sizes.setdefault(x, n) != n for x, n in pairs):
+            others = ", ".join(
+                f"{name} [{dims}]" for name, dims in held.items() if dims is not None
+            )
+            raise DataError(
+                f"model `{model}` reads `{source}` in samples of shape {list(read.shape)}, which "
+                f"no data has; there is data of {others}, a letter being one length"
+            )
+
+
+def _vocabulary(request: Request, read: str, predicted: str) -> int:
+    """Return how many ids text may have that is read and predicted."""
+    values = request.inputs[read].values if read in request.inputs else 0
+    targets = request.inputs[predicted].values if predicted in request.inputs else values
+    if values and targets < values:
+        raise DataError(
+            f"model `{request.model}` reads `{read}` of {values} ids and predicts `{predicted}` of "
+            f"{targets}: text has no such labels, its next ids are as many as it has"
+        )
+    return values or targets
 
 
 def _next_tokens(request: Request) -> Dataset:
     tokens = next(iter(request.inputs.values()))
     takes = "the sequence and one target more"
-    corpus = open_corpus(request.path, tokens.values, tokens.shape[0] + 1, takes)
+    vocabulary = _vocabulary(request, "tokens", "targets")
+    corpus = open_corpus(request.path, vocabulary, tokens.shape[0] + 1, takes)
     return TokenWindows(corpus=corpus, seed=request.seed)
 
 
 def _masked_text(request: Request) -> Dataset:
-    tokens = request.inputs["masked_tokens"]
-    corpus = open_corpus(request.path, tokens.values, tokens.shape[0], "its two halves")
+    tokens = request.input("masked_tokens")
+    vocabulary = _vocabulary(request, "masked_tokens", "masked_targets")
+    corpus = open_corpus(request.path, vocabulary, tokens.shape[0], "its two halves")
     return MaskedText(
         corpus=corpus,
         seed=request.seed,
@@ -127,11 +181,12 @@ def _masked_text(request: Request) -> Dataset:
 
 
 def _pairs(request: Request) -> Dataset:
-    source, target = (request.inputs[name] for name in ("source_tokens", "decoder_tokens"))
+    source, target = (request.input(name) for name in ("source_tokens", "decoder_tokens"))
     lengths = (source.shape[0], target.shape[0])
     takes = "the source and what follows it"
+    vocabulary = min(source.values, _vocabulary(request, "decoder_tokens", "decoder_targets"))
     return TextPairs(
-        corpus=open_corpus(request.path, source.values, sum(lengths), takes),
+        corpus=open_corpus(request.path, vocabulary, sum(lengths), takes),
         seed=request.seed,
         source_length=lengths[0],
         target_length=lengths[1],
@@ -152,7 +207,7 @@ def _digits(request: Request) -> Dataset:
 
 def _faces(request: Request) -> Dataset:
     request.refuse_path("synthetic faces")
-    return Patterns(classes=request.inputs["identities"].values, seed=request.seed, of="identities")
+    return Patterns(classes=request.input("identities").values, seed=request.seed, of="identities")
 
 
 def _clicks(request: Request) -> Dataset:
@@ -167,13 +222,16 @@ def _clicks(request: Request) -> Dataset:
 
 
 OPENINGS: tuple[Opening, ...] = (
-    Opening(frozenset({"tokens", "targets"}), _next_tokens),
+    Opening({"tokens": "t", "targets": "t"}, _next_tokens),
     Opening(
-        frozenset({"masked_tokens", "masked_targets", "segments", "next_sentence"}), _masked_text
+        {"masked_tokens": "t", "masked_targets": "t", "segments": "t", "next_sentence": ""},
+        _masked_text,
     ),
-    Opening(frozenset({"source_tokens", "decoder_tokens", "decoder_targets"}), _pairs),
-    Opening(frozenset({"features", "classes"}), _classes),
-    Opening(frozenset({"images", "classes"}), _digits),
-    Opening(frozenset({"images", "identities"}), _faces),
-    Opening(frozenset({"categories", "features", "clicks"}), _clicks),
+    Opening({"source_tokens": "s", "decoder_tokens": "t", "decoder_targets": "t"}, _pairs),
+    Opening({"features": None, "classes": ""}, _classes),
+    Opening({"images": "c y x", "classes": ""}, _digits),
+    Opening({"images": "c y x", "identities": ""}, _faces),
+    Opening({"categories": "f", "features": "n", "clicks": ""}, _clicks),
 )
+"""Shape legend: s source and t target tokens, c channels, y rows and x columns of an image (in
+either order), f fields, n numbers."""

@@ -12,6 +12,7 @@ from millrace.executor.cuda.control import HISTORY_FIELDS
 from millrace.executor.cuda.rank import HISTORY_STEPS, RankCalls
 from millrace.executor.errors import ExecutorError
 from millrace.executor.gpu.device import Device
+from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.planner.actors.graph import HOST
 from millrace.planner.errors import InfeasibleError
@@ -20,8 +21,6 @@ Array = NDArray[Any]
 
 PINNED = ("host", "history")  # regions in the memory of the node, which the device reads too
 STAGING = "staging"  # the host's side of the stage
-# 16-bit floats are moved as their bits: NumPy has no bfloat16.
-BITS = {"bfloat16": "uint16"}
 
 
 class DeviceRegions:

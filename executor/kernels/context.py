@@ -17,6 +17,9 @@ from millrace.planner.sbp import NdSbp
 
 Array = NDArray[Any]
 
+BITS = {"bfloat16": "uint16"}
+"""Dtypes that NumPy has none of, and as what their bits are kept and moved."""
+
 LOSS_SCALE = 65536.0  # the documented init_scale of torch.amp.GradScaler (stable, read 2026-11)
 
 Kernel = Callable[[int, Sequence[Array], Sequence[Array]], None]

@@ -1,14 +1,7 @@
 """The table of kernels: one factory per op kind; a test holds its keys to those of the op table."""
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.attention import (
-    attention,
-    attention_grad,
-    attention_grad_round,
-    attention_round,
-    biased_attention,
-    biased_attention_grad,
-)
+from millrace.executor.kernels.attention import ATTENTION
 from millrace.executor.kernels.context import Kernel, KernelContext, KernelFactory
 from millrace.executor.kernels.elementwise.arithmetic import (
     accumulate,
@@ -78,18 +71,13 @@ KERNELS: dict[str, KernelFactory] = (
     POINTWISE
     | IMAGES
     | EXPERTS
+    | ATTENTION
     | {
         "accumulate": accumulate,
         "adamw": adamw,
         "add": add,
         "arc_margin": arc_margin,
         "arc_margin_grad": arc_margin_grad,
-        "attention": attention,
-        "attention_grad": attention_grad,
-        "attention_grad_round": attention_grad_round,
-        "attention_round": attention_round,
-        "biased_attention": biased_attention,
-        "biased_attention_grad": biased_attention_grad,
         "broadcast": broadcast,
         "cast": cast,
         "concat": concat,

@@ -156,9 +156,10 @@ class _Search:
     def _kept(self) -> Iterator[Access]:
         """Versions and states that the next step finds."""
         end = len(self.commands)
+        states = {index for actor in self.program.actors for index in actor.state}
         for index, register in enumerate(self.program.registers):
             made = self.versions.of_step(index)
-            for version in range(made, made + register.initial) if made else ():
+            for version in range(made, made + register.initial) if index not in states else ():
                 slot = self.versions.slot(index, version, self.step)
                 yield Access(end, False, index, slot, self._write_of(index, version))
         for at, actor in enumerate(self.program.actors):

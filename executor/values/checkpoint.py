@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.executor.errors import CheckpointError, ExecutorError, reason_of
+from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.executor.values.manifest import (
     MANIFEST,
@@ -51,6 +52,8 @@ CHECKSUMS = msgspec.json.Decoder(dict[str, str])
 class Saver:
     """Writes one rank's shards when its optimizer actors have made a step that is to be kept.
 
+    What no actor writes, frozen variables, is written with the totals of the step.
+
     Parameters
     ----------
     folder
@@ -71,8 +74,14 @@ class Saver:
         self._folder, self._state = folder, state
         self._last_step, self._every = last_step, every
         self._writes: dict[int, list[tuple[int, str]]] = {}
+        written = {port.register for one in state.program.actors for port in one.outputs}
+        written.update(register for one in state.program.actors for register in one.state)
+        still = [at for at in range(len(state.program.registers)) if at not in written]
         for index, actor in enumerate(state.program.actors):
-            for register in (*actor.state, *(port.register for port in actor.outputs)):
+            registers = [*actor.state, *(port.register for port in actor.outputs)]
+            if actor.kind == "step_totals":
+                registers += still
+            for register in registers:
                 found = state.program.registers[register]
                 shard = written_shard(state.graph, state.rank, found) if found.initial else None
                 if shard is not None:
@@ -350,7 +359,7 @@ def load_checkpoint(checkpoint: Path, state: RankValues) -> None:
         if register.initial:
             saved = manifest.tensors[register.tensor]
             start = state.shard(register).offsets
-            values = np.empty(register.shape, register.dtype)
+            values = np.empty(register.shape, BITS.get(register.dtype, register.dtype))
             for shard in saved.shards:
                 file = checkpoint / shard_file(register.tensor, shard.offsets)
                 _copy_overlap(file, saved.dtype, shard, start, values)

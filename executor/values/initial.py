@@ -9,7 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.kernels.context import Array
+from millrace.executor.kernels.context import BITS, Array
 
 
 def initial_value(
@@ -27,7 +27,7 @@ def initial_value(
     Parameters
     ----------
     name, shape, dtype
-        Those of the whole tensor.
+        Those of the whole tensor; of bfloat16 the bits are returned.
     attributes
         The variable op's: `init` is normal (with deviation `std`), zeros or ones.
     seed
@@ -40,13 +40,28 @@ def initial_value(
     """
     init = attributes.get("init", "zeros")
     if init == "zeros":
-        return np.zeros(shape, dtype)
+        return stored(np.zeros(shape, np.float32), dtype)
     if init == "ones":
-        return np.ones(shape, dtype)
+        return stored(np.ones(shape, np.float32), dtype)
     if init != "normal":
         raise ExecutorError(f"variable `{name}`: init `{init}` is not normal, zeros or ones")
     key = int.from_bytes(sha256(name.encode()).digest()[:8], "little")
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, key], dtype=np.uint64)))
     values = generator.standard_normal(shape, dtype=np.float32)
     values *= np.float32(attributes.get("std", 1.0))
-    return values.astype(dtype, copy=False)
+    return stored(values, dtype)
+
+
+def stored(values: Array, dtype: str) -> Array:
+    """Return values as a register of `dtype` keeps them; of bfloat16 the bits, rounded to even.
+
+    Examples
+    --------
+    >>> [f"{one:#06x}" for one in stored(np.array([1, -2.5, 1.00390625]), "bfloat16")]
+    ['0x3f80', '0xc020', '0x3f80']
+    """
+    if dtype not in BITS:
+        return values.astype(dtype, copy=False)
+    wide = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (wide + (0x7FFF + (wide >> 16 & 1))) >> 16
+    return rounded.astype(BITS[dtype])

@@ -7,7 +7,7 @@ from millrace.executor.job import Job
 from millrace.executor.kernels import RunState
 from millrace.executor.shards import RankValues
 from millrace.executor.values.checkpoint import load_checkpoint
-from millrace.executor.values.initial import initial_value
+from millrace.executor.values.initial import initial_value, stored
 from millrace.executor.values.weights import Weights
 from millrace.models.spec import ModelSpec
 
@@ -40,7 +40,7 @@ def load_values(job: Job, state: RankValues) -> None:
         if register.tensor not in job.variables or not register.initial:
             continue
         if weights is not None and register.tensor in weights.names:
-            whole = weights.value(register.tensor).astype(register.dtype)
+            whole = stored(weights.value(register.tensor), register.dtype)
         else:
             whole = initial_value(
                 register.tensor,

@@ -4,6 +4,8 @@ What an importer finds in a module (`Imported.values`) is saved as such a file b
 Variables that the file leaves out begin as they would without it.
 """
 
+import tokenize
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +15,28 @@ from zipfile import BadZipFile
 import numpy as np
 
 from millrace.executor.errors import DataError
-from millrace.executor.kernels.context import Array
-from millrace.models.graph import Graph
+from millrace.executor.kernels.context import BITS, Array
+from millrace.models.graph import Graph, Tensor
 
 Names = frozenset[str]
+
+NUMBERS = "fiu"  # kinds of dtypes: floating, signed and unsigned integers
+
+# What NumPy and zipfile raise where a member or its header is not what they write.
+_MALFORMED = (
+    ValueError,
+    EOFError,
+    BadZipFile,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    tokenize.TokenError,
+    zlib.error,
+)
 
 
 class Weights:
@@ -55,9 +75,9 @@ class Weights:
                 yield found
         except OSError as error:
             raise DataError(f"weights `{self.path}` cannot be read: {error.strerror}") from None
-        except (ValueError, EOFError, BadZipFile) as error:
-            if isinstance(error, DataError):
-                raise
+        except DataError:
+            raise
+        except _MALFORMED:
             raise DataError(
                 f"weights `{self.path}` cannot be read: expected a .npz of numbers, as numpy.savez "
                 f"writes it"
@@ -70,7 +90,8 @@ def check_weights(path: Path | None, graph: Graph) -> None:
     Raises
     ------
     DataError
-        The file cannot be read; an array is no variable of the model, or has another shape.
+        The file cannot be read; an array is no variable of the model, has another shape, or holds
+        something else than finite numbers in the range of the variable's dtype.
     """
     if path is None:
         return
@@ -83,9 +104,20 @@ def check_weights(path: Path | None, graph: Graph) -> None:
             f"are {', '.join(variables[:3])}, …"
         )
     for name in sorted(weights.names):
-        shape = weights.value(name).shape
-        if shape != tensors[name].shape:
-            raise DataError(
-                f"weights `{path}`: `{name}` has shape {shape}, the model's is "
-                f"{tensors[name].shape}"
-            )
+        if wrong := _misfit(weights.value(name), tensors[name]):
+            raise DataError(f"weights `{path}`: `{name}` {wrong}")
+
+
+def _misfit(values: Array, variable: Tensor) -> str:
+    """What keeps values from being those of a variable; empty where nothing does."""
+    if values.shape != variable.shape:
+        return f"has shape {values.shape}, the model's is {variable.shape}"
+    if values.dtype.kind not in NUMBERS:
+        return f"is of dtype {values.dtype}: expected numbers; save it as float32"
+    if not np.isfinite(values).all():
+        count = int(np.count_nonzero(~np.isfinite(values)))
+        return f"holds {count} values that are not finite: a run would begin with them"
+    dtype = np.float32 if variable.dtype in BITS else np.dtype(variable.dtype)
+    with np.errstate(over="ignore"):
+        fits = np.isfinite(values.astype(dtype)).all()
+    return "" if fits else f"holds values beyond the range of {variable.dtype}"

@@ -29,7 +29,7 @@ class Wiring:
         Per op a number that two ops share when their kind, labels, attributes, phase and outputs
         are equal.
     trained, data : tuple of bool
-        Per op, whether it depends on a variable, and on an input.
+        Per op, whether it depends on a variable that is trained, and on an input.
     carried : tuple of bool
         Per op, whether it goes where it is read.
     """
@@ -64,12 +64,12 @@ def wiring_of(graph: Graph) -> Wiring:
             continue
         sources = tuple(made[name] for name in op.inputs)
         made.update((name, (len(ops), output)) for output, name in enumerate(op.outputs))
-        outputs.append(tuple(_facts_of_tensor(tensors[name]) for name in op.outputs))
-        likeness.append(known.setdefault((*_facts_of_op(op), outputs[-1]), len(known)))
+        outputs.append(tuple(facts_of_tensor(tensors[name]) for name in op.outputs))
+        likeness.append(known.setdefault((*facts_of_op(op), outputs[-1]), len(known)))
         # What is counted or chosen (int32) has no slope.
         read = zip(sources, op.inputs, strict=True)
         sloped = [number for (number, _), name in read if "int" not in tensors[name].dtype]
-        trained.append(op.kind == "variable" or any(trained[number] for number in sloped))
+        trained.append(op.trains or any(trained[number] for number in sloped))
         data.append(op.kind == "input" or any(data[number] for number, _ in sources))
         inputs.append(sources)
         ops.append(op)
@@ -86,11 +86,13 @@ def wiring_of(graph: Graph) -> Wiring:
     )
 
 
-def _facts_of_tensor(tensor: Tensor) -> tuple[Hashable, ...]:
+def facts_of_tensor(tensor: Tensor) -> tuple[Hashable, ...]:
+    """Everything about a tensor but its name."""
     return tensor.shape, tensor.dtype, tensor.rate, tensor.batch_dim
 
 
-def _facts_of_op(op: Op) -> tuple[Hashable, ...]:
+def facts_of_op(op: Op) -> tuple[Hashable, ...]:
+    """What an op does, whatever it is called and reads."""
     attributes = tuple(x for x in sorted(op.attributes.items()) if x[0] not in NAMING_ATTRIBUTES)
     return op.kind, op.labels, op.phase, attributes
 

@@ -1,7 +1,11 @@
 """Ties the blocks of a graph that are equal in structure, whatever they are called."""
 
+from collections.abc import Hashable
+
+from msgspec.structs import replace
+
 from millrace.models.blocks.naming import inner_names, renamed
-from millrace.models.blocks.structure import members, wiring_of
+from millrace.models.blocks.structure import facts_of_op, facts_of_tensor, members, wiring_of
 from millrace.models.graph import Graph, Op
 
 
@@ -54,6 +58,51 @@ def same_templates(graph: Graph) -> Graph:
     if not names and ordered == graph.templates:
         return graph
     return renamed(graph, names, {}, ordered)[0]
+
+
+def unlike_parted(graph: Graph) -> Graph:
+    """Give blocks with ops that the first of their template has not templates of their own.
+
+    Blocks that are equal going forward may differ going back: where nothing before a block is
+    trained its inputs need no gradients, and what more readers read has more gradients to add up.
+    The first may have more than others, as a decoder's that adds up what all give back to memory.
+
+    Parameters
+    ----------
+    graph : Graph
+        A training graph.
+
+    Returns
+    -------
+    Graph
+        A block has the template of the first that it is like, called as that block is unless it
+        is the template's first. The graph itself where nothing changes.
+    """
+    tensors = graph.tensors_by_name
+    facts: dict[str, set[Hashable]] = {block: set() for block in graph.blocks}
+    homes = {name: op.block for op in graph.ops for name in op.outputs}
+    for op in graph.ops:
+        if op.block in facts:
+            read = tuple(
+                name.removeprefix(op.block)
+                if homes[name] == op.block
+                else facts_of_tensor(tensors[name])
+                for name in op.inputs
+            )
+            made = tuple(facts_of_tensor(tensors[name]) for name in op.outputs)
+            inner = op.name.removeprefix(op.block)
+            facts[op.block].add((inner, facts_of_op(op), read, made))
+    templates: dict[str, str] = {}
+    firsts: dict[str, list[str]] = {}  # by template as it was
+    for block in graph.blocks:
+        row = firsts.setdefault(graph.templates[block], [])
+        like = next((first for first in row if facts[block] <= facts[first]), None)
+        if like is None:
+            templates[block] = block if row else graph.templates[block]
+            row.append(block)
+        else:
+            templates[block] = templates[like]
+    return graph if templates == graph.templates else replace(graph, templates=templates)
 
 
 def _inner(ops: list[Op]) -> list[tuple[str, ...]]:

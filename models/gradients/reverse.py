@@ -17,7 +17,7 @@ from millrace.models.graph import Graph, Op
 
 
 def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
-    """Add the backward ops of `graph` and return the gradient, once a step, of every variable.
+    """Add the backward ops of `graph` and return the gradients of the variables that are trained.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
     Returns
     -------
     dict
-        Variable to gradient, in the order of the variables.
+        Variable to gradient, once a step, in the order of the variables.
 
     Raises
     ------
     ModelError
-        An op on the way to the loss has no rule, or a variable does not reach the loss.
+        An op on the way to the loss has no rule, or a variable that is trained does not reach it.
     """
     tape = Tape(builder, graph.ops)
     parts: dict[str, list[tuple[Op, int, str]]] = {}
@@ -55,7 +55,7 @@ def backward(builder: GraphBuilder, graph: Graph, loss: str) -> dict[str, str]:
         for index, part in enumerate(_rule(op)(tape, op, gradient)):
             if part is not None and tape.wants(op.inputs[index]):
                 parts.setdefault(op.inputs[index], []).append((op, index, part))
-    variables = [op.outputs[0] for op in graph.ops if op.kind == "variable"]
+    variables = [op.outputs[0] for op in graph.ops if op.trains]
     if lost := [name for name in variables if name not in found]:
         raise ModelError(f"variable `{lost[0]}` does not reach the loss `{loss}`; remove it")
     return {name: found[name] for name in variables}

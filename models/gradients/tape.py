@@ -41,11 +41,11 @@ class Tape:
         self._handed_on = {
             name for op in ops for name in op.inputs if self._producer[name].block != op.block
         }
-        self._trained: set[str] = set()  # depends on a variable
+        self._trained: set[str] = set()  # depends on a variable that is trained
         self._data: set[str] = set()  # depends on an input
         self._scaled = any(one.dtype == "float16" for one in builder.tensors.values())
         for op in ops:
-            if op.kind == "variable" or not self._trained.isdisjoint(op.inputs):
+            if op.trains or not self._trained.isdisjoint(op.inputs):
                 # What is counted or chosen (int32) has no slope.
                 outputs = (builder.tensors[name] for name in op.outputs)
                 self._trained.update(t.name for t in outputs if not t.dtype.startswith("int"))

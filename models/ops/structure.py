@@ -17,8 +17,8 @@ SOURCES = (
     ),
     OpKind(
         name="variable",
-        description="-> k n: a trainable tensor; init is normal, zeros or ones; weight decay "
-        "applies where `decay` holds",
+        description="-> k n: a trainable tensor, or with `frozen` (optional) one that training "
+        "leaves as it is; init is normal, zeros or ones; weight decay applies where `decay` holds",
         rate=Rate.STEP,
         attributes=("init", "std", "decay"),
     ),

@@ -37,7 +37,8 @@ class Leave(StrEnum):
 class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`slots` buffers for successive versions of one rank's shard of a tensor.
 
-    Version v lies in slot v mod slots. `initial` versions exist before the first step (variables).
+    Version v lies in slot v mod slots. `initial` versions exist before the first step (variables);
+    one that no actor writes holds its only version for good, as often as it is read.
     `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
     `offset_bytes + k * slot_bytes`. Where there are `places`, slot k lies at the place of that
     number instead: registers of equal offset have these places together, and never use one at

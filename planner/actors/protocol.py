@@ -5,7 +5,7 @@ carries each out in its own way and reports `issued` and `completed`; both retur
 have become possible. An actor fires when
 
 * it is next in each of its queues,
-* every input register holds the version it reads (firing // hold), and
+* every input register that is written holds the version it reads (firing // hold), and
 * every output register has the slot of the version it writes (version mod slots) free, which means
   that every consumer has given back the version that was there before.
 
@@ -86,12 +86,13 @@ class Protocol:
         readers: dict[int, list[tuple[int, int]]] = {}
         for index, actor in enumerate(actors):
             for port in actor.inputs:
+                if port.register not in writer:
+                    continue  # there for good
                 versions = self._place(index, port.hold, registers[port.register].initial)
                 readers.setdefault(port.register, []).append((versions, index))
-                if port.register in writer:
-                    register, (maker, hold) = registers[port.register], writer[port.register]
-                    free = self._place(maker, hold, register.slots - register.initial)
-                    self._fills[index].append((free, maker, port.hold))
+                register, (maker, hold) = registers[port.register], writer[port.register]
+                free = self._place(maker, hold, register.slots - register.initial)
+                self._fills[index].append((free, maker, port.hold))
         for index, actor in enumerate(actors):
             for port in actor.outputs:
                 for versions, reader in readers.get(port.register, ()):
@@ -237,7 +238,7 @@ class Protocol:
                 found.append(Wait(actor, firing, "queue", what, head))
         for register, hold in self._ports(self.program.actors[actor].inputs):
             maker, made = self._made(register)
-            if firing // hold >= made:
+            if maker >= 0 and firing // hold >= made:
                 found.append(Wait(actor, firing, "input", names[register].name, maker))
         for register, hold in self._ports(self.program.actors[actor].outputs):
             initial, slots = names[register].initial, names[register].slots

@@ -12,9 +12,10 @@ def validate(graph: ActorGraph) -> ActorGraph:
     Raises
     ------
     ProtocolError
-        A register has two producers or none, rates do not match, an actor is in no lane, a queue's
-        order does not hold every firing, slots overlap in the arena, parts of a collective are no
-        pairs of inputs and outputs, or an end of a transfer is missing or there twice.
+        A register has two producers, or none and nothing before the first step, rates do not match,
+        an actor is in no lane, a queue's order does not hold every firing, slots overlap in the
+        arena, parts of a collective are no pairs of inputs and outputs, or an end of a transfer is
+        missing or there twice.
     """
     for program in graph.programs:
         _check_registers(program)
@@ -44,6 +45,8 @@ def _check_registers(program: Program) -> None:
         for port in actor.inputs:
             register = program.registers[port.register]
             if port.register not in versions:
+                if register.initial == register.slots == 1:
+                    continue
                 raise ProtocolError(
                     f"register `{register.name}` ({program.name}), read by `{actor.name}`, "
                     f"has no producer"

@@ -233,9 +233,9 @@ class AxisRules:
         if level is None or label in parse(op.labels).splittable:
             return True
         split = signature.label is not None
-        if op.kind in STORAGE:
+        if op.kind in STORAGE and (op.trains or op.kind != "variable"):
             return split == (level >= 1)
-        if op.kind == "repeat":
+        if op.kind in ("variable", "repeat"):  # a frozen one has no state to be split with
             return split == (level >= 3)
         if op.kind == "accumulate":
             # Added up after their sum over ranks, gradients make a device that works off its queue

@@ -223,6 +223,8 @@ class Firings:
             at = np.arange(group.count)
             found: list[Nodes] = []
             for port in actor.inputs:
+                if port.register not in makers:
+                    continue  # there for good
                 maker, hold = makers[port.register]
                 version = at // port.hold - program.registers[port.register].initial
                 found.append(self._done(maker, (version + 1) * hold - 1))

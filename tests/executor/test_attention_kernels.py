@@ -49,6 +49,27 @@ def test_grouped_queries_attend_as_plain_heads_with_repeated_keys(length: int):
         np.testing.assert_allclose(narrow, summed, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("labels", "heads", "left_out"),
+    [
+        ("b t d!, b s! d!, b s! d! -> b t d!, b t", 1, (2,)),
+        ("b t h d!, b s! d!, b s! d! -> b t h d!, b t h", 3, ()),
+    ],
+    ids=["one head", "one head of keys"],
+)
+def test_a_dim_of_one_group_may_be_left_out(labels: str, heads: int, left_out: tuple[int, ...]):
+    q, dout = random(2, 70, heads, 4), random(2, 70, heads, 4, seed=1)
+    k, v = random(2, 70, 1, 4, seed=2), random(2, 70, 1, 4, seed=3)
+    full = [q[:, :, None], k, v]
+    attributes = {"causal": True, "window": 9, "alibi": 8.0}
+    expected = gradient(GROUPED, full, dout[:, :, None], **attributes)
+    short = [q.squeeze(left_out), k[:, :, 0], v[:, :, 0]]
+    found = gradient(labels, short, dout.squeeze(left_out), **attributes)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other.reshape(one.shape), atol=1e-12)
+    assert found[1].shape == (2, 70, 4)
+
+
 def test_a_causal_window_is_the_mean_of_the_last_values_where_scores_are_equal():
     length, window = 150, 9
     v = random(1, length, 1, 4)

@@ -10,7 +10,8 @@ from millrace.executor.data.corpus import Corpus
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, Dataset, Source
 from millrace.executor.values.initial import initial_value
-from millrace.models.spec import ModelSpec
+from millrace.models.builder import GraphBuilder
+from millrace.models.spec import ModelSpec, graph_spec
 
 SEQ_LEN = 16
 
@@ -138,6 +139,77 @@ def test_what_is_wrong_with_data_is_said(tmp_path: Path):
     for path, spec, message in cases:
         with pytest.raises(DataError, match=message):
             open_dataset(path, spec, seed=0)
+
+
+def reading(**inputs: tuple[str, tuple[int, ...], int]) -> ModelSpec:
+    """A model of inputs by name: source, shape of a sample, ids."""
+    builder = GraphBuilder(name="own", batch=1, tokens_per_sample=1)
+    builder.begin_block("data")
+    for name, (source, shape, values) in inputs.items():
+        dims = " ".join(f"{name}{at}" for at in range(len(shape)))
+        builder.input(name, f"b {dims}", (1, *shape), source=source, values=values)
+    return graph_spec(builder.build(), "fp32")
+
+
+TOKENS = ("tokens", (8,), 320)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            {"ids": TOKENS, "labels": ("targets", (8,), 5)},
+            "reads `tokens` of 320 ids and predicts `targets` of 5: text has no such labels",
+        ),
+        (
+            {"ids": TOKENS, "labels": ("targets", (8, 2), 320)},
+            r"reads `targets` in samples of shape \[8, 2\], which no data has; there is data of "
+            r"tokens \[t\], targets \[t\]",
+        ),
+        ({"ids": TOKENS, "labels": ("targets", (9,), 320)}, r"samples of shape \[9\]"),
+        (
+            {"x": ("features", (4,), 0), "labels": ("clicks", (3,), 2)},
+            r"reads `clicks` in samples of shape \[3\], which no data has",
+        ),
+        (
+            {"x": ("images", (8, 8, 1), 0), "mask": ("classes", (8, 8), 5)},
+            r"reads `classes` in samples of shape \[8, 8\]",
+        ),
+        ({"left": TOKENS, "right": TOKENS}, "two inputs of source `tokens`"),
+        ({"halves": ("segments", (8,), 2)}, "reads segments without `masked_tokens`"),
+        ({"source": ("source_tokens", (8,), 320)}, "without `decoder_tokens`"),
+    ],
+)
+def test_inputs_that_no_data_has_are_refused_before_a_run(
+    inputs: dict[str, tuple[str, tuple[int, ...], int]], message: str
+):
+    with pytest.raises(DataError, match=message):
+        open_dataset(None, reading(**inputs), seed=0)
+
+
+def test_a_vocabulary_of_targets_may_be_padded():
+    spec = reading(ids=("tokens", (8,), 256), labels=("targets", (8,), 320))
+    assert open_dataset(None, spec, seed=0).corpus.vocab == 256
+
+
+def test_a_bin_file_holds_ids_for_a_vocabulary_of_256_too(tmp_path: Path):
+    ids = [(7 * at) % 256 for at in range(60)]
+    data = open_dataset(token_file(tmp_path / "own.bin", ids), gpt(), seed=0)
+    assert data.corpus.tokens.tolist() == ids
+    (tmp_path / "text.bin").write_bytes(b"what is text may be called anything else")
+    with pytest.raises(DataError, match="if it is text, name it otherwise than"):
+        open_dataset(str(tmp_path / "text.bin"), gpt(), seed=0)
+
+
+def test_ids_wider_than_the_vocabulary_needs_are_refused(tmp_path: Path):
+    path = tmp_path / "wide.bin"
+    np.arange(60, dtype=np.uint32).tofile(path)
+    with pytest.raises(DataError, match="every second token id is 0, as where ids of 4 bytes"):
+        open_dataset(str(path), gpt(1000), seed=0)
+    with path.open("wb") as file:
+        np.save(file, np.arange(60, dtype=np.uint16))
+    with pytest.raises(DataError, match="is an array as numpy"):
+        open_dataset(str(path), gpt(30_000), seed=0)
 
 
 def test_an_id_beyond_the_first_millions_is_refused_when_read():

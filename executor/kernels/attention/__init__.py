@@ -5,15 +5,6 @@ In goes a `KernelContext` of one of the kinds of attention, out comes its kernel
 `backward.py` and, for rings, `rounds.py`.
 """
 
-from millrace.executor.kernels.attention.backward import attention_grad, biased_attention_grad
-from millrace.executor.kernels.attention.forward import attention, biased_attention
-from millrace.executor.kernels.attention.rounds import attention_grad_round, attention_round
+from millrace.executor.kernels.attention.table import ATTENTION
 
-__all__ = [
-    "attention",
-    "attention_grad",
-    "attention_grad_round",
-    "attention_round",
-    "biased_attention",
-    "biased_attention_grad",
-]
+__all__ = ["ATTENTION"]

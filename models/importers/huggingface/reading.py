@@ -1,5 +1,6 @@
 """Reading a `config.json`: the file, its model type and class, and the specification made of it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def read_config(
         raise ModelError(f"there is no precision `{precision}`; choose one of {known}")
     file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
     keys = Keys(values=_object(file), where=f"configuration `{file}`")
-    model_type = _model_type(keys)
-    mapped = model_type.read(keys, _architecture(keys, model_type))
+    model_type = _model_type(keys, file)
+    mapped = model_type.read(keys, _architecture(keys, model_type, file))
     spec = ModelSpec(
         name=keys.text("_name_or_path", "", null="") or file.absolute().parent.name or file.stem,
         family=mapped.family,
@@ -73,16 +74,39 @@ def _object(file: Path) -> dict[str, Any]:
     return values
 
 
-def _model_type(keys: Keys) -> ModelType:
+def _model_type(keys: Keys, file: Path) -> ModelType:
+    named = keys.text("model_type", "", null="")
+    if named and named not in MODEL_TYPES:
+        classes = keys.texts("architectures")
+        raise keys.error(
+            "model_type",
+            f"expected one of {', '.join(MODEL_TYPES)}{_by_class(file, classes)}",
+        )
     return keys.choice("model_type", MODEL_TYPES)
 
 
-def _architecture(keys: Keys, model_type: ModelType) -> str:
+def _by_class(file: Path, classes: Sequence[str]) -> str:
+    """How a model that no mapping knows may be imported from its class."""
+    known = len(classes) == 1 and classes[0].isidentifier()
+    name = classes[0] if known else "AutoModelForCausalLM"
+    made = f"transformers.{name}(config)"
+    if name.startswith("Auto"):
+        made = f"transformers.{name}.from_config(config)"
+    return (
+        f"; its class may import through torch.export, in Python: config = "
+        f"transformers.AutoConfig.from_pretrained({str(file.parent)!r}); module = {made}; "
+        f"imported = millrace.models.importers.torch_export.import_module(module, "
+        f"(torch.zeros(1, 128, dtype=torch.int64),))"
+    )
+
+
+def _architecture(keys: Keys, model_type: ModelType, file: Path) -> str:
     """Return the class that `architectures` names, or the model type's first."""
     named = keys.texts("architectures")
     if not named:
         return model_type.classes[0]
     if len(named) > 1 or named[0] not in model_type.classes:
         known = ", ".join(model_type.classes)
-        raise keys.error("architectures", f"expected a list of one of {known}")
+        how = _by_class(file, named)
+        raise keys.error("architectures", f"expected a list of one of {known}{how}")
     return named[0]

@@ -14,7 +14,7 @@ from millrace.planner.sbp import BROADCAST, PARTIAL_MAX, PARTIAL_SUM, NdSbp, Sbp
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-RADIX = 16
+RADIX = 64  # of 61 dims, and of 10 axes in 64 bits; importers cut dims into many
 WHOLE, SUM, MAX, FIRST_DIM = 0, 1, 2, 3
 
 

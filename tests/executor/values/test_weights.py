@@ -1,6 +1,7 @@
 """Weights from a file: the values a run begins with, and files that do not fit."""
 
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -51,6 +52,56 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         check_weights(saved(tmp_path, stranger=np.zeros(3)), GRAPH)
     with pytest.raises(DataError, match=r"has shape \(3,\), the model's is"):
         check_weights(saved(tmp_path, **{MATRIX: np.zeros(3)}), GRAPH)
+
+
+SHAPE = GRAPH.tensors_by_name[MATRIX].shape
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.full(SHAPE, np.nan), "`.*` holds .* values that are not finite"),
+        (np.full(SHAPE, -np.inf, np.float32), "values that are not finite"),
+        (np.full(SHAPE, 1e300), "holds values beyond the range of float32"),
+        (np.full(SHAPE, 1 + 1j), "is of dtype complex128: expected numbers"),
+        (np.zeros(SHAPE, "datetime64[s]"), "is of dtype datetime64"),
+        (np.full(SHAPE, b"text"), r"is of dtype \|S4"),
+        (np.zeros(SHAPE, "V2"), r"is of dtype \|V2"),
+        (np.zeros(SHAPE, bool), "is of dtype bool"),
+    ],
+)
+def test_arrays_that_are_no_finite_numbers_are_refused_by_name(
+    tmp_path: Path, array: np.ndarray, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        check_weights(saved(tmp_path, **{MATRIX: array}), GRAPH)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
+def test_numbers_of_other_dtypes_are_taken(tmp_path: Path, dtype: str) -> None:
+    check_weights(saved(tmp_path, **{MATRIX: np.ones(SHAPE, dtype)}), GRAPH)
+
+
+def test_malformed_members_are_refused(tmp_path: Path) -> None:
+    good = saved(tmp_path, **{MATRIX: value_of(MATRIX)}).read_bytes()
+    longer = b"(" + b"1" * 40 + b",)"
+    members = {
+        "shape": b"\x93NUMPY\x01\x00"
+        + (118).to_bytes(2, "little")
+        + (b"{'descr': '<f4', 'fortran_order': False, 'shape': " + longer + b"}").ljust(118),
+        "no header": b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + b"{'descr'".ljust(118),
+        "no array": b"plain text",
+    }
+    path = tmp_path / "odd.npz"
+    for content in members.values():
+        with ZipFile(path, "w") as archive:
+            archive.writestr(f"{MATRIX}.npy", content)
+        with pytest.raises(DataError, match=r"odd.npz` cannot be read|has shape \(\)"):
+            check_weights(path, GRAPH)
+    at = good.index(b"PK\x01\x02") + 6  # the version needed, in the central directory
+    path.write_bytes(good[:at] + (212).to_bytes(2, "little") + good[at + 2 :])
+    with pytest.raises(DataError, match="cannot be read"):
+        check_weights(path, GRAPH)
 
 
 def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:

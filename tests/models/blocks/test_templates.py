@@ -8,9 +8,11 @@ from millrace.models.blocks import same_templates
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.graph import Graph
 from millrace.models.inference import check_graph
-from millrace.models.spec import TrainingSpec
+from millrace.models.spec import TrainingSpec, graph_spec
 from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import build, build_training, model_spec
+from millrace.planner.clusters import local_cluster
+from millrace.planner.search import Pins, SearchRequest, search
 from tests.models.blocks.cases import WIDTH, assert_promise_kept, ended, started
 
 Layer = Callable[[GraphBuilder, str, str], str]
@@ -149,3 +151,29 @@ def test_what_is_tied_already_is_returned_as_it_is(name: str) -> None:
     assert same_templates(graph) is graph
     training = build_training(model_spec(name), TrainingSpec(), 2)
     assert same_templates(training) is training
+
+
+def test_blocks_with_ops_of_their_own_in_the_backward_pass_are_parted() -> None:
+    """The stem reads first what it gives `part0`, so the gradients are added up in the stem."""
+    builder, x = started()
+    x = dense(builder, "into", x, "b k, k n -> b n", {"n": WIDTH})
+    early = builder.apply("tanh", "early", (x,), "b n -> b n")
+    for index in range(3):
+        builder.begin_block(f"part{index}", template="part")
+        x = plain(builder, "", x)
+    builder.begin_block("end")
+    x = builder.apply("add", "late", (x, early), "b n, b n -> b n")
+    forward = ended(builder, x)
+    assert same_templates(forward) is forward
+    graph = training_graph(forward, TrainingSpec())
+    titles = [graph.templates[f"part{index}"] for index in range(3)]
+    assert titles == ["part", "part1", "part1"]
+    cluster = local_cluster(2, cores=1, memory_bytes=2**30)
+    request = SearchRequest(
+        model=graph_spec(forward, "fp32"),
+        training=TrainingSpec(),
+        cluster=cluster,
+        global_batch=2 * forward.batch,
+        pins=Pins(tp=2),
+    )
+    assert search(request).stages == 1

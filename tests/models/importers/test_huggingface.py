@@ -106,6 +106,33 @@ def test_without_a_class_the_causal_language_model_is_meant(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("changes", "made"),
+    [
+        (
+            {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+            "module = transformers.GemmaForCausalLM(config)",
+        ),
+        (
+            {"model_type": "bloom", "architectures": []},
+            "module = transformers.AutoModelForCausalLM.from_config(config)",
+        ),
+        (
+            {"architectures": ["LlamaForTokenClassification"]},
+            "module = transformers.LlamaForTokenClassification(config)",
+        ),
+    ],
+)
+def test_a_class_that_no_mapping_knows_may_be_imported_itself(
+    tmp_path: Path, changes: dict[str, Any], made: str
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        read(tmp_path, LLAMA | changes)
+    said = str(refused.value)
+    assert f"AutoConfig.from_pretrained({str(tmp_path)!r}); {made}; imported = " in said
+    assert "torch_export.import_module(module, " in said
+
+
+@pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         ({"model_type": None}, "`model_type` is null; expected one of llama, mistral"),

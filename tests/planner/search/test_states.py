@@ -42,6 +42,11 @@ def test_a_number_is_an_nd_sbp_and_back(axes: int) -> None:
         assert (numbers(list(digits(array, axes))) == array).all()
 
 
+def test_a_tensor_may_have_many_dims() -> None:
+    late = (split(13), split(40))
+    assert sbp_of(number_of(late), 2) == late
+
+
 @pytest.mark.parametrize("shape", [(), (12,), (8, 6), (4, 12, 5)])
 def test_what_divides_and_what_is_left_is_what_local_shapes_say(shape: tuple[int, ...]) -> None:
     meshes = [(1, 2), (2, 2), (2, 4), (3, 2), (4, 3)]
