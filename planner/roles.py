@@ -114,9 +114,7 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "cp": degree("cp"),
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
         "zero": (
-            _zero(plan, graph, axes("dp")) or _zero(plan, graph, axes("cp"))
-            if known("dp") and known("cp")
-            else None
+            _zero(plan, graph, axes("dp") + axes("cp")) if known("dp") and known("cp") else None
         ),
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
         "ring": _ring(plan, graph, axes("cp")) if known("cp") else None,
@@ -134,46 +132,54 @@ def _recompute(plan: Plan, graph: Graph) -> str | None:
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
     """Level of the repeated blocks' weights that products read (small ones may not divide).
 
-    A weight that its product reads split (an expert's) is the model's to split, not the storage's.
-    Hybrid where every such weight is gathered over some of the axes and whole along the others.
+    Hybrid where weights are gathered over some of the axes and whole along the others.
     """
-    if not axes:
-        return 0
+    by_axis: dict[int, set[int]] = {}
+    for axis, level in _storage_levels(plan, graph, axes):
+        by_axis.setdefault(axis, set()).add(level)
+    if any(len(levels) > 1 for levels in by_axis.values()):
+        return None
+    found = set[int]().union(*by_axis.values())
+    if found == {0, 3}:
+        return HYBRID
+    return None if len(found) > 1 else max(found, default=0)
+
+
+def _storage_levels(plan: Plan, graph: Graph, axes: list[int]) -> Iterator[tuple[int, int]]:
+    """Each of the axes along which a weight has copies, and the level of its storage there.
+
+    An axis along which products read it split (an expert's) is the model's to split.
+    """
     split: dict[str, dict[str, frozenset[int]]] = {"variable": {}, "repeat": {}, "accumulate": {}}
     source: dict[str, str] = {}
-    read_split: set[str] = set()
-    multiplied: set[str] = set()
+    read_split: dict[str, frozenset[int]] = {}
 
     def along(text: str) -> frozenset[int]:
         sbp = parse_nd_sbp(text)
         return frozenset(axis for axis in axes if sbp[axis].is_split)
 
     counted = _counted_blocks(graph)
-    for op, signature in _placed(plan, graph):
+    for op, signature in _unlike(plan, graph):
         if op.block not in counted:
             continue
         if op_kind(op.kind).products:
-            multiplied.update(source.get(name, name) for name in op.inputs)
-            read_split.update(
-                name for name, text in zip(op.inputs, signature.inputs, strict=True) if along(text)
-            )
+            for name, text in zip(op.inputs, signature.inputs, strict=True):
+                variable = source.get(name, name)
+                read_split[variable] = read_split.get(variable, frozenset()) | along(text)
         if op.kind in split:
             split[op.kind][op.outputs[0]] = along(signature.outputs[0])
         if op.kind in ("repeat", "cast", "narrow", "rearrange"):
             source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
-    levels: set[int | str] = set()
     for name, gathered in split["repeat"].items():
         variable = source[name]
-        if variable not in multiplied or variable not in split["variable"] or name in read_split:
+        if variable not in read_split or variable not in split["variable"]:
             continue
-        stored = split["variable"][variable]
-        if not stored:
-            levels.add(0)
-        elif gathered:
-            levels.add(3 if len(stored) == len(axes) else HYBRID)
-        else:
-            levels.add(2 if split["accumulate"].get(f"{name}.accumulate") else 1)
-    return levels.pop() if len(levels) == 1 else None
+        summed = split["accumulate"].get(f"{name}.accumulate", frozenset())
+        for axis in frozenset(axes) - read_split[variable]:
+            if axis not in split["variable"][variable]:
+                yield axis, 0
+            else:
+                yield axis, 3 if axis in gathered else 2 if axis in summed else 1
 
 
 def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:
