@@ -12,8 +12,9 @@ from millrace.chrome import chrome_trace
 from millrace.models.graph import to_json
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
-from millrace.planner.errors import PlanError
-from millrace.planner.plan import Plan, read_plan
+from millrace.planner.clusters import validate
+from millrace.planner.errors import ClusterError, PlanError
+from millrace.planner.plan import Plan, check_plan, read_plan
 
 
 class FileError(ValueError):
@@ -36,11 +37,19 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a Plan file; raises FileError or PlanError with the path and the offending key."""
+    """Read a Plan file whose numbers agree with one another.
+
+    Raises
+    ------
+    FileError, PlanError, ClusterError
+        Names the path and the key.
+    """
     try:
-        return read_plan(read_bytes(path, "plan"))
-    except PlanError as error:
-        raise PlanError(f"`{path}`: {error}") from None
+        plan = check_plan(read_plan(read_bytes(path, "plan")))
+        validate(plan.cluster)
+        return plan
+    except (PlanError, ClusterError) as error:
+        raise type(error)(f"`{path}`: {error}") from None
 
 
 def load_trace(path: Path) -> Trace:

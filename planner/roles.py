@@ -14,7 +14,7 @@ from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE
 from millrace.models.ops import op_kind
 from millrace.models.recompute import NONE
-from millrace.planner.plan import OpSignature, Plan, recompute_modes
+from millrace.planner.plan import OpSignature, Plan, recompute_modes, signature_of
 from millrace.planner.rings import RING, RINGS
 from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.signatures import split_labels
@@ -28,15 +28,14 @@ def _placed(
 ) -> Iterator[tuple[Op, OpSignature]]:
     """Every op that has a signature, of all blocks or of these."""
     variant = {
-        choice.block: plan.variants[choice.variant]
+        choice.block: choice.variant
         for chunk in plan.chunks
         for choice in chunk.blocks
         if blocks is None or choice.block in blocks
     }
     for op in graph.ops:
         if op.block in variant:
-            inner = op.name.removeprefix(op.block + ".")
-            yield op, variant[op.block].signatures[inner]
+            yield op, signature_of(plan, variant[op.block], op)
 
 
 def _unlike(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
