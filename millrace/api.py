@@ -131,7 +131,7 @@ def check_question(
     from millrace.planner.spending import check_objective
 
     check_objective(optimize_for)
-    Pins(**dict(pins or {})).check()  # type: ignore[arg-type]
+    Pins.of(pins or {}).check()
     return open_model(model, seq_len, precision)
 
 
@@ -194,7 +194,7 @@ def search(
             training=training or TrainingSpec(),
             cluster=on,
             global_batch=global_batch,
-            pins=Pins(**dict(pins or {})),  # type: ignore[arg-type]
+            pins=Pins.of(pins or {}),
             memory_limit_bytes=memory_limit_bytes,
             max_gap=max_gap,
             seed=seed,

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace.figures import micro_batch
 from millrace.models.graph import Phase
 from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
 from millrace.units import format_bytes, format_percent, format_seconds
@@ -60,10 +61,12 @@ def headline(plan: Plan) -> str:
     stages = "1 stage" if plan.stages == 1 else f"{plan.stages} stages, {plan.schedule}{loops}"
     pieces = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     samples = "1 sample" if plan.batch == 1 else f"{plan.batch} samples"
+    own = micro_batch(plan)
+    share = f" ({own} a rank)" if own not in (None, plan.batch) else ""
     host = "" if plan.offload == ON_DEVICES else "; optimizer state in host memory"
     fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
-    return f"{mesh}, {stages}; {pieces} of {samples}{host}{fused}"
+    return f"{mesh}, {stages}; {pieces} of {samples}{share}{host}{fused}"
 
 
 def devices_table(plan: Plan) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.models.graph import Graph
 from millrace.models.ops import model_flops
+from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
 from millrace.planner.roles import roles
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Speed(NamedTuple):
     """How fast a step time makes a plan.
 
-    `mfu` is model FLOPs / (step time × the precision's dense peaks of all devices), None where a
-    device's peak for the precision is not known.
+    `mfu` is model FLOPs / (step time × the precision's dense peaks of all devices). None where a
+    device's peak for the precision is not known, and where it would be above one: a causal mask
+    leaves half of the attention that model FLOPs count in full, which long sequences consist of.
     """
 
     tokens_per_s: float
@@ -31,7 +33,7 @@ class Speed(NamedTuple):
 
 
 def tokens_per_step(plan: Plan) -> int:
-    """Return the tokens (for a classifier: samples) of a global batch."""
+    """Return the tokens of a global batch; images or samples, as `unit_of` the model says."""
     return plan.global_batch * plan.model.seq_len
 
 
@@ -43,10 +45,11 @@ def speed(plan: Plan, step_time_s: float, graph: Graph | None = None) -> Speed:
     flops = model_flops(plan_graph(plan) if graph is None else graph) * plan.microbatches
     per_device = flops / step_time_s / plan.ranks
     peak = _peak_flops_per_s(plan)
+    mfu = per_device * plan.ranks / peak if peak else None
     return Speed(
         tokens_per_s=tokens_per_step(plan) / step_time_s,
         tflops_per_gpu=per_device / 1e12,
-        mfu=per_device * plan.ranks / peak if peak else None,
+        mfu=None if mfu is not None and mfu > 1 else mfu,
     )
 
 
@@ -92,9 +95,8 @@ def memory_figures(by_kind: Sequence[dict[str, int]]) -> dict[str, Any]:
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Return the fields by which scripts know a plan (the contract of `millrace plan --json`)."""
     found: dict[str, Any] = dict(roles(plan, plan_graph(plan)))
-    dp = found["dp"]
     found |= {
-        "micro_batch": None if dp is None else plan.batch // dp,
+        "micro_batch": micro_batch(plan),
         "schedule": plan.schedule,
         "interleave": plan.interleave,
         "offload": plan.offload,
@@ -103,6 +105,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "microbatches": plan.microbatches,
         "global_batch": plan.global_batch,
         "ranks": plan.ranks,
+        "unit": unit_of(plan.model),
         "digest": plan.digest(),
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
@@ -119,8 +122,17 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     return found
 
 
+def micro_batch(plan: Plan) -> int | None:
+    """Return the samples of a microbatch on one rank, None where ops disagree."""
+    dp = roles(plan, plan_graph(plan))["dp"]
+    return plan.batch // dp if isinstance(dp, int) else None
+
+
 def spending(plan: Plan) -> dict[str, float | None]:
-    """Return dollars per million tokens and joules per token, None where they are not known."""
+    """Return dollars per million tokens and joules per token, None where they are not known.
+
+    Of what `unit_of` the model says where it has no tokens.
+    """
     step_s, busy = plan.figures.get("step_time_s"), plan.figures.get("busy_fraction")
     return {
         "cost_usd_per_mtoken": cost_usd_per_mtoken(plan, step_s) if step_s else None,

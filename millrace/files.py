@@ -14,8 +14,9 @@ from millrace.models.graph import to_json
 from millrace.models.zoo.catalogue import FUNCTION
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
-from millrace.planner.errors import PlanError
-from millrace.planner.plan import Plan
+from millrace.planner.clusters import validate
+from millrace.planner.errors import ClusterError, PlanError
+from millrace.planner.plan import Plan, check_plan
 
 PLAN_BYTES_MAX = 2**27
 """A plan of 126 layers has 50 kB; one with an imported graph, constants and all, megabytes."""
@@ -46,6 +47,10 @@ def load_plan(path: Path, *, trust: bool = False) -> Plan:
             f"the plan `{path}` calls the function `{plan.model.name}` for its model: give --trust "
             f"(trust=True) where you trust its author"
         )
+    try:
+        validate(check_plan(plan).cluster)
+    except (PlanError, ClusterError) as error:
+        raise type(error)(f"`{path}`: {error}") from None
     return plan
 
 

@@ -171,7 +171,7 @@ def _spending(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
     tokens = format_count(rows[0]["tokens"])
     for name, title in (("cost_usd", "cost in $"), ("energy_j", "energy in J")):
         if any(row[name] is not None for row in rows):
-            return name, f"{title} of {tokens} tokens"
+            return name, f"{title} of {tokens} {rows[0]['unit']}s"
     return "", "cost: no price is known"
 
 
@@ -224,7 +224,7 @@ def _dress(
     spent.set_ylim(0, 1.12 * spent.dataLim.y1 if spent.lines else 1)
     failing = ", less failures" if any(row["goodput_fraction"] for row in rows) else ""
     for panel, text in (
-        (speed, f"tokens per second{failing}"),
+        (speed, f"{rows[0]['unit']}s per second{failing}"),
         (share, "scaling efficiency"),
         (spent, title),
     ):

@@ -6,7 +6,8 @@ to differentiate each of them.
 
 from millrace.models.graph import Graph, Op, Phase
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
-from millrace.models.ops import op_flops, op_kind
+from millrace.models.ops import OPS, op_flops, op_kind
+from millrace.models.ops.windows import seen_shares
 
 NORMS = ("layer_norm", "rms_norm")
 
@@ -14,9 +15,11 @@ NORMS = ("layer_norm", "rms_norm")
 def training_flops(forward: Graph) -> int:
     """FLOPs of one microbatch, forward and backward, as `models/ops` counts them.
 
-    A product's backward is as much again for every factor that training changes; attention's
-    is its gradient's own row.
+    A product's backward is as much again for every factor that training changes; attention's is
+    its gradient's own row, and within a window it meets the keys of the window
+    (`millrace.models.ops.windows`).
     """
+    shares = seen_shares(forward, OPS)
     tensors = forward.tensors_by_name
     trained: set[str] = set()
     total = 0
@@ -28,6 +31,7 @@ def training_flops(forward: Graph) -> int:
         inputs = [tensors[name].shape for name in op.inputs]
         outputs = [tensors[name].shape for name in op.outputs]
         flops = op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
+        flops = int(flops * shares.get(op.name, 1))
         total += flops + flops * _backward_products(op, trained) // len(op_kind(op.kind).products)
     return total
 

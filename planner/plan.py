@@ -5,18 +5,20 @@ as it was, and every decision. It holds no wall-clock figure.
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 
 from millrace.models.documents import decode_json
-from millrace.models.graph import Graph, to_json
+from millrace.models.graph import Graph, Op, to_json
 from millrace.models.recompute import NONE, with_recompute
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
-from millrace.planner.errors import PlanError
+from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Mesh
+from millrace.planner.schedules import SCHEDULES
 
 SCHEMA_VERSION = 1
 # Relative gap at which a search stops by default: finer than any cost is known.
@@ -27,6 +29,10 @@ OFFLOADS = (ON_DEVICES, OPTIMIZER)
 # Whether ops become one actor where one kernel can compute them (`millrace.planner.fusion`).
 UNFUSED, FUSED = "none", "full"
 FUSIONS = (UNFUSED, FUSED)
+# Samples of a step, and what a schedule repeats: one of more microbatches is not written down.
+COUNT_MAX = 2**24
+# Ends of the names of figures that are numbers.
+NUMBERS = ("_s", "_max", "_per_gpu", "mfu", "_fraction")
 
 
 class OpSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +137,81 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return hashlib.sha256(to_json(bare)).hexdigest()[:16]
 
 
+def check_plan(plan: Plan) -> Plan:
+    """Return the plan itself once its numbers agree with one another.
+
+    Raises
+    ------
+    PlanError
+        Something is malformed: a size out of its range, an unknown schedule or variant, a batch
+        that microbatches do not divide, figures that are no numbers.
+    InfeasibleError
+        The cluster has too few devices.
+    """
+    for fault in _faults(plan):
+        raise PlanError(f"plan: {fault}")
+    if plan.ranks > plan.cluster.devices:
+        raise InfeasibleError(
+            f"plan: {plan.stages} stages of {plan.mesh.devices} devices need {plan.ranks} devices, "
+            f"`{plan.cluster.name}` has {plan.cluster.devices}"
+        )
+    return plan
+
+
+def _faults(plan: Plan) -> Iterator[str]:
+    for name in ("global_batch", "microbatches", "stages", "interleave"):
+        if not 1 <= getattr(plan, name) <= COUNT_MAX:
+            yield f"`{name}` is {getattr(plan, name)}, expected 1 to {COUNT_MAX:,}"
+    for axis in plan.mesh.axes:
+        if axis.size < 1:
+            yield f"mesh axis `{axis.name}` has size {axis.size}"
+    if len(set(plan.mesh.names)) != len(plan.mesh.names):
+        yield f"mesh axes {plan.mesh.names} are not all different"
+    if plan.offload not in OFFLOADS:
+        yield f"offload is `{plan.offload}`; one of {', '.join(OFFLOADS)}"
+    if plan.fusion not in FUSIONS:
+        yield f"fusion is `{plan.fusion}`; one of {', '.join(FUSIONS)}"
+    if plan.schedule not in SCHEDULES:
+        yield f"unknown schedule `{plan.schedule}`; one of {', '.join(SCHEDULES)}"
+    if plan.global_batch % plan.microbatches:
+        yield (
+            f"`global_batch` {plan.global_batch} does not divide into {plan.microbatches} "
+            f"`microbatches`"
+        )
+    for number, chunk in enumerate(plan.chunks):
+        if not 0 <= chunk.stage < plan.stages:
+            yield f"chunk {number} lies on stage {chunk.stage} of {plan.stages}"
+        for choice in chunk.blocks:
+            if not 0 <= choice.variant < len(plan.variants):
+                yield f"block `{choice.block}` names variant {choice.variant}"
+    if missing := sorted(set(range(plan.stages)) - {chunk.stage for chunk in plan.chunks}):
+        yield f"stage {missing[0]} holds no chunk"
+    for name, value in plan.figures.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name.endswith(NUMBERS) and value is not None and not (number and value >= 0):
+            yield f"`figures.{name}` is {value!r}, expected a number of at least 0"
+
+
+def check_blocks(plan: Plan, graph: Graph) -> None:
+    """Raise PlanError unless every block of the plan's graph has one place."""
+    placed = [choice.block for chunk in plan.chunks for choice in chunk.blocks]
+    if len(set(placed)) < len(placed):
+        twice = next(block for at, block in enumerate(placed) if block in placed[:at])
+        raise PlanError(f"plan: block `{twice}` is placed twice")
+    if unknown := sorted(set(placed) - set(graph.blocks)):
+        raise PlanError(f"plan: `{plan.model.name}` has no block `{unknown[0]}`")
+    if missing := [block for block in graph.blocks if block not in placed]:
+        raise PlanError(f"plan: block `{missing[0]}` is placed on no stage")
+
+
+def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
+    """Return how a variant of its block runs an op; raises PlanError where it does not say."""
+    found = plan.variants[variant].signatures.get(op.name.removeprefix(f"{op.block}."))
+    if found is None:
+        raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")
+    return found
+
+
 def plan_graph(plan: Plan) -> Graph:
     """Return the training graph of a plan, its blocks recomputing as their variants say.
 
@@ -139,9 +220,12 @@ def plan_graph(plan: Plan) -> Graph:
     Raises
     ------
     ModelError
-        The specification gives no graph, or a mode or a block of the plan is not known.
+        The specification gives no graph, or a mode of the plan is not known.
+    PlanError
+        A block of the graph has no place in the plan, or several.
     """
     graph = build_training(plan.model, plan.training, plan.batch)
+    check_blocks(plan, graph)
     modes = recompute_modes(plan)
     return with_recompute(graph, modes) if modes else graph
 

@@ -14,7 +14,7 @@ from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE
 from millrace.models.ops import op_kind
 from millrace.models.recompute import NONE
-from millrace.planner.plan import OpSignature, Plan, recompute_modes
+from millrace.planner.plan import OpSignature, Plan, recompute_modes, signature_of
 from millrace.planner.rings import RING, RINGS
 from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.signatures import split_labels
@@ -28,15 +28,14 @@ def _placed(
 ) -> Iterator[tuple[Op, OpSignature]]:
     """Every op that has a signature, of all blocks or of these."""
     variant = {
-        choice.block: plan.variants[choice.variant]
+        choice.block: choice.variant
         for chunk in plan.chunks
         for choice in chunk.blocks
         if blocks is None or choice.block in blocks
     }
     for op in graph.ops:
         if op.block in variant:
-            inner = op.name.removeprefix(op.block + ".")
-            yield op, variant[op.block].signatures[inner]
+            yield op, signature_of(plan, variant[op.block], op)
 
 
 def _unlike(plan: Plan, graph: Graph) -> Iterator[tuple[Op, OpSignature]]:
@@ -114,9 +113,7 @@ def roles(plan: Plan, graph: Graph) -> Roles:
         "cp": degree("cp"),
         "ep": prod(size for size, one in zip(sizes, per_axis, strict=True) if "ep" in one),
         "zero": (
-            _zero(plan, graph, axes("dp")) or _zero(plan, graph, axes("cp"))
-            if known("dp") and known("cp")
-            else None
+            _zero(plan, graph, axes("dp") + axes("cp")) if known("dp") and known("cp") else None
         ),
         "sequence_parallel": _sequence_parallel(plan, graph, axes("tp")) if known("tp") else None,
         "ring": _ring(plan, graph, axes("cp")) if known("cp") else None,
@@ -135,57 +132,62 @@ def _zero(plan: Plan, graph: Graph, axes: list[int]) -> int | str | None:
     """Level of the repeated blocks' weights that products read (small ones may not divide).
 
     A frozen weight has neither gradient nor state: it is gathered as it is read, or of no level.
-
-    A weight that its product reads split (an expert's) is the model's to split, not the storage's.
-    Hybrid where every such weight is gathered over some of the axes and whole along the others.
-    Where the repeated blocks have no weight that tells, that of all blocks.
+    Hybrid where weights are gathered over some of the axes and whole along the others. Where the
+    repeated blocks have no weight that tells, those of all blocks do.
     """
-    if not axes:
-        return 0
-    levels = _levels(plan, graph, axes, _counted_blocks(graph))
-    levels = levels or _levels(plan, graph, axes, set(graph.blocks))
-    return levels.pop() if len(levels) == 1 else None
+    by_axis: dict[int, set[int]] = {}
+    repeated = list(_storage_levels(plan, graph, axes, _counted_blocks(graph)))
+    for axis, level in repeated or _storage_levels(plan, graph, axes, set(graph.blocks)):
+        by_axis.setdefault(axis, set()).add(level)
+    if any(len(levels) > 1 for levels in by_axis.values()):
+        return None
+    found = set[int]().union(*by_axis.values())
+    if found == {0, 3}:
+        return HYBRID
+    return None if len(found) > 1 else max(found, default=0)
 
 
-def _levels(plan: Plan, graph: Graph, axes: list[int], counted: set[str]) -> set[int | str]:
-    """The levels of the weights of these blocks that products read."""
+def _storage_levels(
+    plan: Plan, graph: Graph, axes: list[int], counted: set[str]
+) -> Iterator[tuple[int, int]]:
+    """Each of the axes along which a weight has copies, and the level of its storage there.
+
+    An axis along which products read it split (an expert's) is the model's to split.
+    """
     split: dict[str, dict[str, frozenset[int]]] = {"variable": {}, "repeat": {}, "accumulate": {}}
     source: dict[str, str] = {}
-    read_split: set[str] = set()
-    multiplied: set[str] = set()
+    read_split: dict[str, frozenset[int]] = {}
 
     def along(text: str) -> frozenset[int]:
         sbp = parse_nd_sbp(text)
         return frozenset(axis for axis in axes if sbp[axis].is_split)
 
     frozen: set[str] = set()
-    for op, signature in _placed(plan, graph, frozenset(counted)):
+    for op, signature in _unlike(plan, graph):
+        if op.block not in counted:
+            continue
         if op.kind == "variable" and not op.trains:
             frozen.update(op.outputs)
         if op_kind(op.kind).products:
-            multiplied.update(source.get(name, name) for name in op.inputs)
-            read_split.update(
-                name for name, text in zip(op.inputs, signature.inputs, strict=True) if along(text)
-            )
+            for name, text in zip(op.inputs, signature.inputs, strict=True):
+                variable = source.get(name, name)
+                read_split[variable] = read_split.get(variable, frozenset()) | along(text)
         if op.kind in split:
             split[op.kind][op.outputs[0]] = along(signature.outputs[0])
         if op.kind in ("repeat", "cast", "narrow", "rearrange"):
             source[op.outputs[0]] = source.get(op.inputs[0], op.inputs[0])
-    levels: set[int | str] = set()
     for name, gathered in split["repeat"].items():
         variable = source[name]
-        if variable not in multiplied or variable not in split["variable"] or name in read_split:
+        if variable not in read_split or variable not in split["variable"]:
             continue
-        stored = split["variable"][variable]
-        if variable in frozen and not gathered:
-            continue
-        if not stored:
-            levels.add(0)
-        elif gathered:
-            levels.add(3 if len(stored) == len(axes) else HYBRID)
-        else:
-            levels.add(2 if split["accumulate"].get(f"{name}.accumulate") else 1)
-    return levels
+        summed = split["accumulate"].get(f"{name}.accumulate", frozenset())
+        for axis in frozenset(axes) - read_split[variable]:
+            if variable in frozen and axis not in gathered:
+                continue
+            if axis not in split["variable"][variable]:
+                yield axis, 0
+            else:
+                yield axis, 3 if axis in gathered else 2 if axis in summed else 1
 
 
 def _sequence_parallel(plan: Plan, graph: Graph, axes: list[int]) -> bool | None:

@@ -43,13 +43,13 @@ def power_watts(cluster: Cluster, busy_fraction: float) -> float | None:
 
 
 def cost_usd_per_mtoken(plan: Plan, step_time_s: float) -> float | None:
-    """Dollars per million tokens (for a classifier: samples)."""
+    """Dollars per million tokens, or of what else `unit_of` the model says."""
     price = price_usd_per_s(plan.cluster)
     return None if price is None else price * step_time_s / _tokens(plan) * 1e6
 
 
 def energy_j_per_token(plan: Plan, step_time_s: float, busy_fraction: float) -> float | None:
-    """Joules per token (for a classifier: per sample)."""
+    """Joules per token, or per what else `unit_of` the model says."""
     watts = power_watts(plan.cluster, busy_fraction)
     return None if watts is None else watts * step_time_s / _tokens(plan)
 

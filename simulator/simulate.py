@@ -30,6 +30,10 @@ class Run(NamedTuple):
     represents: int
 
 
+STEPS_MAX = 10_000
+FACTOR_MAX = 1e6  # of a straggler, or one over it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """What came of a simulated run.
@@ -153,8 +157,10 @@ def _check(
     jitter: float,
     stragglers: Mapping[int, float],
 ) -> None:
-    if steps < 1:
-        raise SimulationError(f"steps is {steps}: at least one step is simulated")
+    if not 1 <= steps <= STEPS_MAX:
+        raise SimulationError(
+            f"steps is {steps}: expected 1 to {STEPS_MAX:,}; a few show the steady state"
+        )
     if not (isfinite(jitter) and 0 <= jitter <= 1):
         raise SimulationError(f"jitter is {jitter}: expected 0 to 1 (0.1 is ten percent)")
     if graph.ranks > cluster.devices:
@@ -165,8 +171,11 @@ def _check(
     for rank, factor in stragglers.items():
         if not 0 <= rank < graph.ranks:
             raise SimulationError(f"straggler {rank}: the ranks are 0 to {graph.ranks - 1}")
-        if not (isfinite(factor) and factor > 0):
-            raise SimulationError(f"straggler {rank}: factor {factor}, expected above 0")
+        if not 1 / FACTOR_MAX <= factor <= FACTOR_MAX:
+            raise SimulationError(
+                f"straggler {rank}: factor {factor}, expected {1 / FACTOR_MAX:g} to "
+                f"{FACTOR_MAX:g} (2.0: it takes twice)"
+            )
 
 
 def _simulated(

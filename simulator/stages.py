@@ -15,10 +15,9 @@ import numpy as np
 
 from millrace.models.graph import Graph
 from millrace.planner.compile.draft import PHASES, SLOT_PARTS
-from millrace.planner.compile.placement import check_plan
 from millrace.planner.compile.slots import Timetable, timetable
 from millrace.planner.costs import collective_duration_ns
-from millrace.planner.plan import BlockChoice, Plan
+from millrace.planner.plan import BlockChoice, Plan, check_plan
 from millrace.simulator.blocks import Row, shared
 from millrace.simulator.chunks.coarse import CoarseGraph, coarse_graph
 from millrace.simulator.chunks.part_times import PartTimes

@@ -212,7 +212,7 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
 
     drawing.draw_plan(plan, console, with_sbp=False)
     console.print(
-        f"{format_rate(document['tokens_per_s'], 'token')}, "
+        f"{format_rate(document['tokens_per_s'], document['unit'])}, "
         f"{format_rate(document['tflops_per_gpu'] * 1e12, 'FLOP')} per device, "
         f"mfu {'unknown' if document['mfu'] is None else format_percent(document['mfu'])}, "
         f"at most {format_bytes(document['memory_bytes_max'])} on a device, "
@@ -220,10 +220,11 @@ def _draw_found(plan: Any, document: dict[str, Any], explain: bool, console: Con
         markup=False,
     )
     known = {
-        "cost_usd_per_mtoken": "${:.3g} per million tokens",
-        "energy_j_per_token": "{:.3g} J a token",
+        "cost_usd_per_mtoken": "${:.3g} per million {}s",
+        "energy_j_per_token": "{:.3g} J per {}",
     }
-    spent = [text.format(document[name]) for name, text in known.items() if document[name]]
+    unit = document["unit"]
+    spent = [text.format(document[name], unit) for name, text in known.items() if document[name]]
     if spent:
         console.print(", ".join(spent), markup=False)
     if explain:

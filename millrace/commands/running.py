@@ -13,6 +13,7 @@ from rich.table import Table
 
 from millrace.commands.planning import Trust
 from millrace.compare import ActorRow, CauseRow, Comparison
+from millrace.models.zoo.catalogue import unit_of
 from millrace.output import Json, answer, say, training, working
 from millrace.planner.errors import PlanError
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
@@ -27,6 +28,7 @@ TraceOutput = Annotated[
     typer.Option("--trace", help="Write the Trace here (*.chrome.json: Chrome's form)."),
 ]
 SHOWN_ROWS = 12
+NO_MFU = "unknown: no peak for this precision, or masked attention, counted in full, exceeds it"
 
 
 def register(app: typer.Typer) -> None:
@@ -79,6 +81,7 @@ def simulate(
     step_time_s = found.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
+        "unit": unit_of(planned.model),
         **speed(planned, step_time_s)._asdict(),
         "bubble_fraction": found.bubble_fraction,
         "exposed_communication_s": found.exposed_communication_ns / 1e9,
@@ -181,6 +184,7 @@ def _run_document(planned: "Plan", found: "Measured") -> dict[str, Any]:
     step_time_s = found.step_time_ns / 1e9
     document = {
         "step_time_s": step_time_s,
+        "unit": unit_of(planned.model),
         **speed(planned, step_time_s)._asdict(),
         "loss": found.losses,
         "first_step": found.first_step,
@@ -238,8 +242,8 @@ def _figures(document: Mapping[str, Any]) -> dict[str, str]:
     mfu = document["mfu"]
     return {
         "step time": format_seconds(document["step_time_s"]),
-        "speed": format_rate(document["tokens_per_s"], "token"),
-        "mfu": "unknown: no peak for this precision" if mfu is None else format_percent(mfu),
+        "speed": format_rate(document["tokens_per_s"], document["unit"]),
+        "mfu": NO_MFU if mfu is None else format_percent(mfu),
         "bubble": format_percent(document["bubble_fraction"]),
         "exposed communication": format_seconds(document["exposed_communication_s"]),
         "memory of the fullest device": format_bytes(document["memory_bytes_max"]),
@@ -254,7 +258,7 @@ def _draw_run(document: Mapping[str, Any], console: Console) -> None:
     console.print(f"trained on {document['data']}", markup=False)
     console.print(
         f"step time {format_seconds(document['step_time_s'])}, "
-        f"{format_rate(document['tokens_per_s'], 'token')} on {document['ranks']} ranks "
+        f"{format_rate(document['tokens_per_s'], document['unit'])} on {document['ranks']} ranks "
         f"({document['backend']})",
         markup=False,
     )

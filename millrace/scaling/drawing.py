@@ -54,10 +54,9 @@ def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-    tokens = rows[0]["tokens"]
+    counted = f"{format_count(rows[0]['tokens'])} {rows[0]['unit']}s"
     console.print(
-        f"time, energy, cost: of {format_count(tokens)} tokens; binds: the two largest parts of a "
-        f"step; ▸ stops paying",
+        f"time, energy, cost: of {counted}; binds: the two largest parts of a step; ▸ stops paying",
         markup=False,
     )
 
@@ -69,7 +68,7 @@ def _table(rows: Sequence[Row]) -> Table:
     shown = [name for name in SPENT if any(row[name] is not None for row in rows)]
     table.add_column("devices", justify="right", no_wrap=True)
     table.add_column("plan", min_width=8)
-    for column in ("tokens/s", "effic.", "mfu", *(SPENT[name] for name in shown)):
+    for column in (f"{rows[0]['unit']}s/s", "effic.", "mfu", *(SPENT[name] for name in shown)):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("binds", min_width=16)
     for row in rows:

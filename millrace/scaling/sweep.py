@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.figures import plan_summary
 from millrace.models.spec import ModelSpec
+from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Cluster, Link, Software
 from millrace.planner.clusters import validate
 from millrace.planner.clusters.named import LOCAL, LOCAL_GPU
@@ -188,6 +189,7 @@ def _question(
         "seq_len": asked.model.seq_len,
         "precision": asked.model.precision,
         "framework": asked.software.name,
+        "unit": unit_of(asked.model),
         "tokens": asked.tokens or MILLION,
     }
 
@@ -305,4 +307,4 @@ def _told(row: Row, found: Row) -> str:
     where = f"{row['devices']} devices of {row['cluster']}{network}, batch {row['global_batch']}"
     if found["reason"] is not None:
         return f"{where}: no plan"
-    return f"{where}: {found['tokens_per_s']:,.0f} tokens/s"
+    return f"{where}: {found['tokens_per_s']:,.0f} {row['unit']}s/s"

@@ -9,6 +9,7 @@ from millrace.models.graph import Graph, Phase
 from millrace.models.labels import Shape, bind, parse
 from millrace.models.ops import arithmetic, experts, layers, pointwise, structure
 from millrace.models.ops.kind import Attributes, OpKind
+from millrace.models.ops.windows import seen_shares
 
 OPS: dict[str, OpKind] = {
     kind.name: kind
@@ -106,10 +107,12 @@ def model_flops(graph: Graph) -> int:
     """FLOPs of one microbatch: matrix products, convolutions and full attention.
 
     Forward and backward; of a forward graph only the forward. Nothing is counted twice for
-    recomputation.
+    recomputation. Within a window, attention is that to the keys of the window
+    (`millrace.models.ops.windows`).
     """
     uncounted = (Phase.BEGIN, Phase.UPDATE, Phase.RECOMPUTE)
     tensors = graph.tensors_by_name
+    shares = seen_shares(graph, OPS)
     total = 0
     known: dict[object, int] = {}  # ops of equal blocks are equal
     for op in graph.ops:
@@ -120,5 +123,5 @@ def model_flops(graph: Graph) -> int:
         key = op.kind, op.labels, inputs, outputs
         if key not in known:
             known[key] = op_flops(*key, op=op.name)
-        total += known[key]
+        total += int(known[key] * shares.get(op.name, 1))
     return total

@@ -16,7 +16,7 @@ from millrace.models.quantised import NARROW, with_quantised_products
 from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
-from millrace.models.zoo.family import Family
+from millrace.models.zoo.family import SAMPLE, TOKEN, Family
 
 FAMILIES: dict[str, Family] = {
     "mlp": mlp.FAMILY,
@@ -99,6 +99,21 @@ def canonical_name(name: str) -> str:
     close = get_close_matches(plain, [*NAMES, *ALIASES], n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "`millrace models` lists them"
     raise ModelError(f"there is no model `{name}`; {hint}")
+
+
+def unit_of(spec: ModelSpec) -> str:
+    """Return what a model's speed is counted by: token, image or sample.
+
+    Of an imported model, or a function's, tokens where its samples are sequences.
+
+    Examples
+    --------
+    >>> unit_of(model_spec("gpt2-small")), unit_of(model_spec("resnet-50"))
+    ('token', 'image')
+    """
+    if spec.family in FAMILIES:
+        return FAMILIES[spec.family].unit
+    return TOKEN if spec.seq_len > 1 else SAMPLE
 
 
 def build(spec: ModelSpec, batch: int) -> Graph:

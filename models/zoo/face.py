@@ -26,7 +26,7 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo.convolution import batch_norm, convolution, images, prelu
-from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.zoo.family import IMAGE, Family, check_no_sequence, check_sizes, one_item
 
 MS1MV2_IDENTITIES = 85742  # Deng et al., arXiv 1801.07698, table 1 (MS1MV2: 85K identities)
 BLOCKS_MAX = 10_000
@@ -273,4 +273,4 @@ ALIASES = {
     "mobilefacenet": "arcface-mobilefacenet",
 }
 
-FAMILY = Family(FaceConfig, check, one_item, build, MODELS, ALIASES)
+FAMILY = Family(FaceConfig, check, one_item, build, MODELS, ALIASES, IMAGE)

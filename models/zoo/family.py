@@ -7,12 +7,14 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 
+TOKEN, IMAGE, SAMPLE = "token", "image", "sample"
+
 
 class Family(NamedTuple):
     """How a family reads its configuration, checks it, chooses a sequence length and builds.
 
     `models` are the family's names in the catalogue with their configurations, `aliases` other
-    names for them.
+    names for them. `unit` is what speed, cost and energy are counted by: what `seq_len` counts.
     """
 
     config: type[Any]
@@ -21,6 +23,7 @@ class Family(NamedTuple):
     build: Callable[[ModelSpec, Any, int], Graph]
     models: dict[str, Config]
     aliases: dict[str, str]
+    unit: str = TOKEN
 
 
 def one_item(config: Any) -> int:

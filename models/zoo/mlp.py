@@ -12,7 +12,7 @@ from millrace.models.builder import GraphBuilder, dense
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
-from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.zoo.family import SAMPLE, Family, check_no_sequence, check_sizes, one_item
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,4 +85,4 @@ MODELS: dict[str, Config] = {
     "mlp": {"inputs": 784, "columns": 28, "hidden": 256, "layers": 4, "classes": 10},
 }
 
-FAMILY = Family(MlpConfig, check, one_item, build, MODELS, {})
+FAMILY = Family(MlpConfig, check, one_item, build, MODELS, {}, SAMPLE)

@@ -29,7 +29,7 @@ from millrace.models.zoo.convolution import (
     images,
     max_pool,
 )
-from millrace.models.zoo.family import Family, check_no_sequence, one_item
+from millrace.models.zoo.family import IMAGE, Family, check_no_sequence, one_item
 
 REDUCTION = 4  # a bottleneck's inner convolutions have so many times fewer channels
 BLOCKS_MAX = 10_000
@@ -189,4 +189,4 @@ ALIASES = {
     "resnet152": "resnet-152",
 }
 
-FAMILY = Family(ResNetConfig, check, one_item, build, MODELS, ALIASES)
+FAMILY = Family(ResNetConfig, check, one_item, build, MODELS, ALIASES, IMAGE)

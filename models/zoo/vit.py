@@ -24,7 +24,7 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo import transformer
-from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.zoo.family import IMAGE, Family, check_no_sequence, check_sizes, one_item
 from millrace.models.zoo.norms import add_norm
 
 
@@ -196,4 +196,4 @@ ALIASES = {
     "vit-huge-patch14-224": "vit-h",
 }
 
-FAMILY = Family(VitConfig, check, one_item, build, MODELS, ALIASES)
+FAMILY = Family(VitConfig, check, one_item, build, MODELS, ALIASES, IMAGE)

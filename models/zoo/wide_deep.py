@@ -28,7 +28,7 @@ from millrace.models.builder import GraphBuilder, dense
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
-from millrace.models.zoo.family import Family, check_no_sequence, check_sizes, one_item
+from millrace.models.zoo.family import SAMPLE, Family, check_no_sequence, check_sizes, one_item
 
 LAYERS_MAX = 10_000
 """Hidden layers of the largest model built."""
@@ -131,4 +131,4 @@ MODELS: dict[str, Config] = {
 
 ALIASES = {"wdl": "wide-deep", "wide-and-deep": "wide-deep", "wide-deep-1e6": "wide-deep"}
 
-FAMILY = Family(WideDeepConfig, check, one_item, build, MODELS, ALIASES)
+FAMILY = Family(WideDeepConfig, check, one_item, build, MODELS, ALIASES, SAMPLE)

@@ -11,6 +11,9 @@ from millrace.planner.errors import ClusterError
 
 # Devices up to which a search answers within half a minute on two cores (2026-11).
 DEVICES_MAX = 2**18
+# What times are made of: with more, or less a second, a step would not fit 64 bits of nanoseconds.
+RATE_MIN, RATE_MAX = 1e6, 1e24
+TIME_NS_MAX = 900 * 10**9
 # Collectives of activations that products can be overlapped with piece by piece.
 PIECEWISE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -79,14 +82,14 @@ def _group_faults(group: NodeGroup, where: str) -> Iterator[str]:
 
 
 def _software_faults(software: Software) -> Iterator[str]:
-    yield from _not_negative("software.host_ns", software.host_ns)
+    yield from _time("software.host_ns", software.host_ns)
     yield from _not_negative("software.bucket_bytes", software.bucket_bytes)
     yield from _not_negative("software.state_bytes", software.state_bytes)
     yield from _not_negative("software.bucket_part_bytes", software.bucket_part_bytes)
     yield from _not_negative("software.routing", software.routing)
     yield from _not_negative("software.gradient_bytes", software.gradient_bytes)
     yield from _not_negative("software.state_ranks", software.state_ranks)
-    yield from _not_negative("software.broadcast_ns", software.broadcast_ns)
+    yield from _time("software.broadcast_ns", software.broadcast_ns)
     yield from _above_zero("software.fusion", software.fusion)
     yield from _above_zero("software.attention", software.attention)
     yield from _above_zero("software.links", software.links)
@@ -99,7 +102,7 @@ def _software_faults(software: Software) -> Iterator[str]:
 
 def _leaf_faults(leaves: Leaves) -> Iterator[str]:
     yield from _above_zero("leaves.nodes", leaves.nodes)
-    yield from _not_negative("leaves.latency_ns", leaves.latency_ns)
+    yield from _time("leaves.latency_ns", leaves.latency_ns)
     if not (leaves.oversubscription >= 1 and isfinite(leaves.oversubscription)):
         yield (
             f"leaves.oversubscription is {leaves.oversubscription:g}, expected 1 or more: "
@@ -109,14 +112,12 @@ def _leaf_faults(leaves: Leaves) -> Iterator[str]:
 
 def _device_faults(device: Device, where: str) -> Iterator[str]:
     yield from _above_zero(f"{where}memory_bytes", device.memory_bytes)
-    yield from _above_zero(
-        f"{where}memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s
-    )
+    yield from _rate(f"{where}memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s)
     if not device.flops_per_s:
         yield f"{where}flops_per_s is empty, expected a peak of at least one precision"
     for precision, rate in device.flops_per_s.items():
-        yield from _above_zero(f"{where}flops_per_s.{precision}", rate)
-    yield from _not_negative(f"{where}launch_ns", device.launch_ns)
+        yield from _rate(f"{where}flops_per_s.{precision}", rate)
+    yield from _time(f"{where}launch_ns", device.launch_ns)
     yield from _not_negative(f"{where}multiprocessors", device.multiprocessors)
     yield from _not_negative(f"{where}softmax_features", device.softmax_features)
     for field, share in (
@@ -153,24 +154,27 @@ def _table_faults(field: str, tables: Mapping[str, tuple[tuple[int, int], ...]])
         if not points:
             yield f"{where} has no points; measure it or leave it out"
         for work, duration in points:
-            if work <= 0 or duration <= 0:
-                yield f"{where}: point ({work}, {duration}) must be above 0"
+            if work <= 0 or not 0 < duration <= TIME_NS_MAX:
+                yield (
+                    f"{where}: point ({work}, {duration}) must be above 0, and its time at most "
+                    f"{TIME_NS_MAX:,}"
+                )
         for (before, _), (after, _) in pairwise(points):
             if after <= before:
                 yield f"{where}: {after} follows {before}; sort by the first column"
 
 
 def _host_faults(host: Host, where: str) -> Iterator[str]:
-    yield from _above_zero(f"{where}bandwidth_bytes_per_s", host.bandwidth_bytes_per_s)
-    yield from _not_negative(f"{where}latency_ns", host.latency_ns)
+    yield from _rate(f"{where}bandwidth_bytes_per_s", host.bandwidth_bytes_per_s)
+    yield from _time(f"{where}latency_ns", host.latency_ns)
     if host.memory_bytes is not None:
         yield from _above_zero(f"{where}memory_bytes", host.memory_bytes)
 
 
 def _link_faults(link: Link, where: str) -> Iterator[str]:
-    yield from _above_zero(f"{where}bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
-    yield from _not_negative(f"{where}latency_ns", link.latency_ns)
-    yield from _not_negative(f"{where}gap_ns", link.gap_ns)
+    yield from _rate(f"{where}bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
+    yield from _time(f"{where}latency_ns", link.latency_ns)
+    yield from _time(f"{where}gap_ns", link.gap_ns)
     for members, share in link.joined:
         if members < 2 or not 0 < share <= 1:
             yield (
@@ -179,6 +183,16 @@ def _link_faults(link: Link, where: str) -> Iterator[str]:
             )
     if not 0 <= link.congestion < 1:
         yield f"{where}congestion is {link.congestion}, expected 0 or more and below 1"
+
+
+def _rate(field: str, value: float) -> Iterator[str]:
+    if not RATE_MIN <= value <= RATE_MAX:
+        yield f"{field} is {value}, expected {RATE_MIN:g} to {RATE_MAX:g} a second"
+
+
+def _time(field: str, value_ns: int) -> Iterator[str]:
+    if not 0 <= value_ns <= TIME_NS_MAX:
+        yield f"{field} is {value_ns}, expected 0 to {TIME_NS_MAX:,} (a quarter of an hour)"
 
 
 def _above_zero(field: str, value: float) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """Which ops of a plan are fused, block template by block template."""
 
 from millrace.models.graph import Graph
-from millrace.planner.compile.placement import check_plan
 from millrace.planner.compile.stages import lowered
-from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.plan import Plan, check_plan, plan_graph
 
 
 def fused_ops(plan: Plan, graph: Graph | None = None) -> dict[str, tuple[tuple[str, ...], ...]]:

@@ -6,9 +6,10 @@ from functools import lru_cache
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from millrace.planner.errors import InfeasibleError, PlanError
-from millrace.planner.plan import FUSIONS, OFFLOADS, OpSignature, Plan
+from millrace.planner.plan import OpSignature, Plan, check_blocks, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
-from millrace.planner.schedules import SCHEDULES
+from millrace.planner.signatures import EXTRA
+from millrace.planner.wording import one_of
 
 BACKWARD = (Phase.RECOMPUTE, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 
@@ -25,50 +26,6 @@ class PlacedOp:
     expansion: str = ""
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise unless the plan's numbers agree with one another.
-
-    Raises
-    ------
-    PlanError
-        Something is malformed: a size below one, an unknown schedule or variant, blocks missing.
-    InfeasibleError
-        The sizes are well formed but do not divide, or the cluster has too few devices.
-    """
-    for name in ("global_batch", "microbatches", "stages", "interleave"):
-        if getattr(plan, name) < 1:
-            raise PlanError(f"plan: `{name}` is {getattr(plan, name)}, expected at least 1")
-    for axis in plan.mesh.axes:
-        if axis.size < 1:
-            raise PlanError(f"plan: mesh axis `{axis.name}` has size {axis.size}")
-    if len(set(plan.mesh.names)) != len(plan.mesh.names):
-        raise PlanError(f"plan: mesh axes {plan.mesh.names} are not all different")
-    if plan.offload not in OFFLOADS:
-        raise PlanError(f"plan: offload is `{plan.offload}`; one of {', '.join(OFFLOADS)}")
-    if plan.fusion not in FUSIONS:
-        raise PlanError(f"plan: fusion is `{plan.fusion}`; one of {', '.join(FUSIONS)}")
-    if plan.schedule not in SCHEDULES:
-        raise PlanError(f"plan: unknown schedule `{plan.schedule}`; one of {', '.join(SCHEDULES)}")
-    if plan.global_batch % plan.microbatches:
-        raise InfeasibleError(
-            f"plan: global_batch {plan.global_batch} does not divide into {plan.microbatches} "
-            f"microbatches"
-        )
-    if plan.ranks > plan.cluster.devices:
-        raise InfeasibleError(
-            f"plan: {plan.stages} stages of {plan.mesh.devices} devices need {plan.ranks} devices, "
-            f"`{plan.cluster.name}` has {plan.cluster.devices}"
-        )
-    for number, chunk in enumerate(plan.chunks):
-        if not 0 <= chunk.stage < plan.stages:
-            raise PlanError(f"plan: chunk {number} lies on stage {chunk.stage} of {plan.stages}")
-        for choice in chunk.blocks:
-            if not 0 <= choice.variant < len(plan.variants):
-                raise PlanError(f"plan: block `{choice.block}` names variant {choice.variant}")
-    if missing := sorted(set(range(plan.stages)) - {chunk.stage for chunk in plan.chunks}):
-        raise PlanError(f"plan: stage {missing[0]} holds no chunk")
-
-
 def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     """Give every op of the training graph its stage, chunk and nd-SBPs, in the graph's order.
 
@@ -83,18 +40,13 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     InfeasibleError
         A shard does not divide.
     """
+    check_blocks(plan, graph)
     homes: dict[str, tuple[int, int, int]] = {}
     on_stage = [0] * plan.stages
     for chunk in plan.chunks:
         for choice in chunk.blocks:
-            if choice.block in homes:
-                raise PlanError(f"plan: block `{choice.block}` is placed twice")
             homes[choice.block] = (chunk.stage, on_stage[chunk.stage], choice.variant)
         on_stage[chunk.stage] += 1
-    if unknown := sorted(set(homes) - set(graph.blocks)):
-        raise PlanError(f"plan: `{plan.model.name}` has no block `{unknown[0]}`")
-    if missing := [block for block in graph.blocks if block not in homes]:
-        raise PlanError(f"plan: block `{missing[0]}` is placed on no stage")
     placed: list[PlacedOp] = []
     sizes = plan.mesh.sizes
     shapes = {name: tensor.shape for name, tensor in graph.tensors_by_name.items()}
@@ -103,10 +55,7 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
             placed.extend(_everywhere(op, plan))
             continue
         stage, chunk_index, variant = homes[op.block]
-        signatures = plan.variants[variant].signatures
-        signature = signatures.get(op.name.removeprefix(op.block + "."))
-        if signature is None:
-            raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")
+        signature = signature_of(plan, variant, op)
         inputs, outputs = _read(op, signature, sizes, shapes)
         placed.append(
             PlacedOp(
@@ -157,6 +106,12 @@ def _read(
         raise PlanError(
             f"plan: op `{op.name}` has {len(op.inputs)} inputs and {len(op.outputs)} outputs, its "
             f"signature {len(signature.inputs)} and {len(signature.outputs)}"
+        )
+    known = [extra.name for extra in EXTRA.get(op.kind, ())]
+    if signature.expansion and signature.expansion not in known:
+        raise PlanError(
+            f"plan: op `{op.name}` has no extra signature `{signature.expansion}`; there is "
+            f"{one_of(known) if known else 'none'}"
         )
     found: list[NdSbp] = []
     for name, text in zip(

@@ -17,12 +17,11 @@ from millrace.planner.compile.orders import (
     with_queues,
     with_slots,
 )
-from millrace.planner.compile.placement import check_plan
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.pacing import Pacing, pacing_of
-from millrace.planner.plan import FUSED, Plan, plan_graph
+from millrace.planner.plan import FUSED, Plan, check_plan, plan_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

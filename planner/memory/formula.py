@@ -29,13 +29,13 @@ from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.draft import DraftStage, Section
 from millrace.planner.compile.fused import fused_stages
 from millrace.planner.compile.lowering import Lowering
-from millrace.planner.compile.placement import check_plan, place
+from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from millrace.planner.compile.spans import Spans
 from millrace.planner.memory.device import beside
 from millrace.planner.memory.kinds import KINDS, StageMemory
 from millrace.planner.memory.regular import Regular, regular
-from millrace.planner.plan import FUSED, Plan
+from millrace.planner.plan import FUSED, Plan, check_plan
 from millrace.planner.schedules import Slot
 
 # Bytes of one slot by kind and lifetime (None: one version a step).

@@ -8,6 +8,7 @@ Experts share axes with the rest of the model: `RoledAxis.experts` says which ar
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 
 from millrace.models import counting
 from millrace.models.graph import Graph, Op
@@ -19,6 +20,7 @@ from millrace.planner.rings import RING, RINGS
 from millrace.planner.roles import HYBRID
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.signatures import Allowed, AxisSignature
+from millrace.planner.wording import one_of
 
 DEGREES = ("dp", "tp", "pp", "cp", "ep")
 STORAGE = ("variable", "adamw", "sgd", "squared_sum")
@@ -50,6 +52,26 @@ class Pins:
     offload: str | None = None
     ring: bool | None = None
     fusion: str | None = None
+
+    @classmethod
+    def of(cls, choices: Mapping[str, object]) -> "Pins":
+        """Return the pins of a mapping by name, every value of its kind.
+
+        Raises
+        ------
+        PlanError
+            There is no such pin, or its value is of another kind.
+        """
+        known = {field.name: str(field.type) for field in fields(cls)}
+        for name, value in choices.items():
+            if name not in known:
+                close = get_close_matches(str(name), known, n=2)
+                hint = f"did you mean {one_of(close)}?" if close else f"known: {', '.join(known)}"
+                raise PlanError(f"there is no pin `{name}`; {hint}")
+            kinds = known[name].split(" | ")
+            if type(value).__name__ not in (*kinds, "NoneType"):
+                raise PlanError(f"pin `{name}` is {value!r}: expected {one_of(kinds[:-1])}")
+        return cls(**choices)  # type: ignore[arg-type]
 
     @property
     def document(self) -> dict[str, str | int | bool]:

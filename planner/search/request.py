@@ -10,7 +10,7 @@ from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.buckets import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import reserved_bytes, slack_fraction
-from millrace.planner.plan import FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
+from millrace.planner.plan import COUNT_MAX, FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
 from millrace.planner.plan import UNFUSED as NOT_FUSED
 from millrace.planner.search.pins import Pins
 from millrace.planner.wording import size
@@ -103,9 +103,11 @@ class SearchRequest:
     last_resort: bool = False
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1:
-            raise PlanError(f"--global-batch is {self.global_batch}: expected at least 1")
-        if self.max_gap < 0:
+        if not 1 <= self.global_batch <= COUNT_MAX:
+            raise PlanError(
+                f"--global-batch is {self.global_batch}: expected 1 to {COUNT_MAX:,} samples"
+            )
+        if not self.max_gap >= 0:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise PlanError(f"--memory-limit is {self.memory_limit_bytes} bytes: expected more")

@@ -9,6 +9,9 @@ from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import BlockChoice, Chunk, Evidence, OpSignature, Plan, Variant
 from millrace.planner.signatures import axis_signatures
 
+# A block of each template.
+BLOCKS = {"embedding": "embedding", "h": "h.0", "head": "head"}
+
 
 def cluster() -> Cluster:
     """Four ranks on two cores."""
@@ -16,15 +19,17 @@ def cluster() -> Cluster:
 
 
 def drawn_plan() -> Plan:
-    """Four blocks of a GPT on two stages of two devices; it has too few signatures to run."""
+    """Four blocks of a GPT on two stages of two devices, which repeat all work but one product."""
     split = OpSignature(inputs=("B", "S(1)"), outputs=("S(2)",))
-    variants = (
-        Variant(template="embedding", signatures={}),
-        Variant(template="h", signatures={"mlp.fc1.matmul": split}),
-        Variant(template="head", signatures={}),
+    spec = model_spec("gpt-demo")
+    graph = build_training(spec, TrainingSpec(), 4)
+    variants = tuple(
+        Variant(template=template, signatures=_whole(graph, block))
+        for template, block in BLOCKS.items()
     )
+    variants[1].signatures["mlp.fc1.matmul"] = split
     evidence = Evidence(objective_s=0.11, bound_s=0.1, gap=0.1, candidates=12, pruned=7)
-    return _plan(model_spec("gpt-demo"), "tp", variants, evidence)
+    return _plan(spec, "tp", variants, evidence)
 
 
 def data_parallel_pipeline() -> Plan:
@@ -43,10 +48,9 @@ def data_parallel_pipeline() -> Plan:
         seq_len=8,
     )
     graph = build_training(spec, TrainingSpec(), 4)
-    blocks = {"embedding": "embedding", "h": "h.0", "head": "head"}
     variants = tuple(
         Variant(template=template, signatures=_batch_split(graph, block))
-        for template, block in blocks.items()
+        for template, block in BLOCKS.items()
     )
     return _plan(spec, "dp", variants, None)
 
@@ -78,6 +82,16 @@ def _blocks(*names: str) -> tuple[BlockChoice, ...]:
     return tuple(
         BlockChoice(block=name, variant=variants[name.partition(".")[0]]) for name in names
     )
+
+
+def _whole(graph: Graph, block: str) -> dict[str, OpSignature]:
+    return {
+        op.name.removeprefix(f"{block}."): OpSignature(
+            inputs=("B",) * len(op.inputs), outputs=("B",) * len(op.outputs)
+        )
+        for op in graph.ops
+        if op.block == block
+    }
 
 
 def _batch_split(graph: Graph, block: str) -> dict[str, OpSignature]:

@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 
 from millrace.drawing import changes, draw_changes, draw_plan, headline, stage_blocks
+from millrace.figures import micro_batch
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
 from tests.recomputed import recomputed
 
@@ -51,6 +52,14 @@ def test_the_headline_says_every_decision_in_one_line():
     assert headline(drawn_plan()) == (
         "gpt-demo on local:4: mesh tp 2, 2 stages, 1f1b; 4 microbatches of 4 samples"
     )
+
+
+def test_samples_of_all_ranks_are_told_from_those_of_one():
+    plan = data_parallel_pipeline()
+    assert headline(plan).endswith(
+        "mesh dp 2, 2 stages, 1f1b; 4 microbatches of 4 samples (2 a rank)"
+    )
+    assert micro_batch(plan) == 2
 
 
 def test_the_difference_of_two_plans_is_every_value_that_differs_by_its_path():

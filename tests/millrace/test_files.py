@@ -5,11 +5,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from millrace.files import load_plan, load_trace, write_bytes, write_document
 from millrace.models.documents import FileError
-from millrace.planner.errors import PlanError
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.mesh import Axis, Mesh
+from tests.millrace.plans import cluster, data_parallel_pipeline
 from tests.millrace.traces import two_rank_trace
+
+
+def slow():
+    """A cluster whose messages take centuries."""
+    found = cluster()
+    return replace(found, intra_node=replace(found.intra_node, latency_ns=2**63 - 1))
 
 
 def test_a_trace_comes_back_as_it_was_written(tmp_path):
@@ -32,6 +41,25 @@ def test_what_is_not_there_or_not_a_plan_is_named(tmp_path):
     wrong.write_bytes(b"\xff\xfe")
     with pytest.raises(PlanError, match=r"wrong.json` is not a plan"):
         load_plan(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"microbatches": 3}, PlanError, "`global_batch` 16 does not divide into 3"),
+        ({"stages": 1}, PlanError, "chunk 1 lies on stage 1 of 1"),
+        ({"mesh": Mesh(axes=(Axis(name="dp", size=64),))}, InfeasibleError, "need 128 devices"),
+        ({"figures": {"step_time_s": -1}}, PlanError, r"`figures\.step_time_s` is -1"),
+        ({"cluster": slow()}, ClusterError, r"intra_node\.latency_ns is 9223372036854775807"),
+    ],
+)
+def test_a_plan_that_was_edited_out_of_shape_is_refused_when_it_is_read(
+    tmp_path, changes, error, said
+):
+    path = tmp_path / "edited.json"
+    write_document(path, replace(data_parallel_pipeline(), **changes))
+    with pytest.raises(error, match=f"edited.json`: .*{said}"):
+        load_plan(path)
 
 
 def test_a_trace_in_chromes_form_is_refused_with_the_way_out(tmp_path):

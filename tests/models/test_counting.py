@@ -1,6 +1,7 @@
 """Counts from the forward graph against those of the training graph."""
 
 import pytest
+from msgspec.structs import replace
 
 from millrace.models.counting import splits, training_flops
 from millrace.models.ops import model_flops
@@ -21,6 +22,39 @@ def smallest_of_each_family() -> list[str]:
 def test_flops_from_the_forward_graph_equal_those_of_the_training_graph(name: str) -> None:
     forward = build(model_spec(name), 2)
     assert training_flops(forward) == model_flops(training_graph(forward, TrainingSpec()))
+
+
+def windowed() -> list[str]:
+    specs = {name: model_spec(name) for family in FAMILIES.values() for name in family.models}
+    return [name for name, spec in specs.items() if spec.config.get("window")]
+
+
+@pytest.mark.parametrize("name", windowed())
+def test_within_a_window_attention_grows_with_the_sequence_not_with_its_square(name: str) -> None:
+    spec = model_spec(name)
+    window, config = spec.config["window"], spec.config
+    short, long, longer = (
+        training_flops(build(replace(spec, seq_len=tokens), 1)) / tokens
+        for tokens in (window // 2, 2 * window, 4 * window)
+    )
+    assert long == longer
+    met = 12 * config["layers"] * config["hidden"]  # forward and backward, per token and key
+    assert long - short == met * (window - window // 2)
+
+
+def test_a_window_both_ways_meets_the_keys_before_and_behind() -> None:
+    def counted(causal: bool) -> int:
+        graph = build(replace(model_spec("mistral-7b"), seq_len=8192), 1)
+        ops = (
+            replace(op, attributes={**op.attributes, "causal": causal})
+            if "window" in op.attributes
+            else op
+            for op in graph.ops
+        )
+        return training_flops(replace(graph, ops=tuple(ops)))
+
+    more = counted(causal=False) - counted(causal=True)
+    assert more == 12 * 32 * 4096 * 8192 * (4096 - 1)
 
 
 def test_a_gpt_can_be_split_by_batch_sequence_and_weights_but_has_no_experts() -> None:

@@ -195,6 +195,9 @@ def test_a_cluster_that_cannot_be_understood_is_refused_with_the_fix(
         ("fp32 = 1e9", "fp32 = 0", "device.flops_per_s.fp32 is 0"),
         ("fp32 = 1e9", "", "device.flops_per_s is empty"),
         ("latency_ns = 1", "latency_ns = -1", "intra_node.latency_ns is -1"),
+        ("latency_ns = 1", f"latency_ns = {2**63 - 1}", "intra_node.latency_ns is 9223372036854"),
+        ("= 1e8", "= 1e-300", "inter_node.bandwidth_bytes_per_s is 1e-300, expected 1e+06 to"),
+        ("fp32 = 1e9", "fp32 = 1e300", "device.flops_per_s.fp32 is 1e+300"),
         ("[device]", "[device", "cluster file"),
     ],
 )
@@ -213,6 +216,7 @@ def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
     [
         ((), "has no points"),
         (((0, 5),), "must be above 0"),
+        (((10, 2**62),), "its time at most"),
         (((10, 5), (10, 6)), "sort by the first column"),
     ],
 )

@@ -9,7 +9,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, plan_graph
-from millrace.planner.roles import axis_roles, roles
+from millrace.planner.roles import HYBRID, axis_roles, roles
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.recomputed import recomputed
 from tests.small_models import small
@@ -44,20 +44,12 @@ def planned(
     return plan, build_training(plan.model, plan.training, plan.batch)
 
 
-def test_names_of_axes_say_nothing() -> None:
-    plan, graph = planned(dp=2, tp=1, pp=1)
-    renamed = replace(plan, mesh=Mesh(axes=(Axis(name="tp", size=2),)))
-    assert axis_roles(renamed, graph) == (frozenset({"dp"}),)
-    assert roles(renamed, graph)["dp"] == 2
-
-
-def test_ops_that_disagree_leave_roles_open() -> None:
-    by_batch, graph = planned(dp=2, tp=1, pp=1)
-    by_heads, _ = planned(dp=1, tp=2, pp=1)
-    places = {variant.template: i for i, variant in enumerate(by_batch.variants)}
-    mixed = replace(
-        by_batch,
-        variants=(*by_batch.variants, *by_heads.variants),
+def halves(first: Plan, second: Plan, graph: Graph) -> Plan:
+    """One plan whose block `h.1` runs as in another."""
+    places = {variant.template: i for i, variant in enumerate(first.variants)}
+    return replace(
+        first,
+        variants=(*first.variants, *second.variants),
         chunks=(
             Chunk(
                 stage=0,
@@ -71,6 +63,19 @@ def test_ops_that_disagree_leave_roles_open() -> None:
             ),
         ),
     )
+
+
+def test_names_of_axes_say_nothing() -> None:
+    plan, graph = planned(dp=2, tp=1, pp=1)
+    renamed = replace(plan, mesh=Mesh(axes=(Axis(name="tp", size=2),)))
+    assert axis_roles(renamed, graph) == (frozenset({"dp"}),)
+    assert roles(renamed, graph)["dp"] == 2
+
+
+def test_ops_that_disagree_leave_roles_open() -> None:
+    by_batch, graph = planned(dp=2, tp=1, pp=1)
+    by_heads, _ = planned(dp=1, tp=2, pp=1)
+    mixed = halves(by_batch, by_heads, graph)
     found = roles(mixed, graph)
     assert found["dp"] is None
     assert found["tp"] is None
@@ -136,6 +141,46 @@ def test_storage_of_split_experts_is_not_taken_for_zero() -> None:
     assert roles(plan, graph)["zero"] == 0
     plan, graph = planned(small("mixtral"), 4, dp=4, tp=1, pp=1, ep=2, zero=1)
     assert roles(plan, graph)["zero"] == 1
+
+
+def test_levels_that_differ_from_block_to_block_are_none_and_not_0() -> None:
+    plans = {level: planned(dp=2, tp=1, pp=1, cp=1, zero=level) for level in (0, 1, 2, 3)}
+    assert [roles(*one)["zero"] for one in plans.values()] == [0, 1, 2, 3]
+    graph = plans[1][1]
+    for level in (0, 2, 3):
+        assert roles(halves(plans[1][0], plans[level][0], graph), graph)["zero"] is None
+
+
+def test_levels_that_differ_from_axis_to_axis_are_none_unless_one_holds_copies() -> None:
+    def level(*stored: str, repeated: str = "B") -> int | str | None:
+        plan, graph = planned(dp=2, tp=1, pp=1, zero=1)
+
+        def both(name: str, text: str) -> str:
+            pair: tuple[str, ...] = (text, text)
+            if name.endswith(".weight"):
+                pair = stored
+            elif name.endswith(".weight.repeat"):
+                pair = (repeated, "B")
+            return f"({', '.join(pair)})"
+
+        def stretched(name: str, one: OpSignature) -> OpSignature:
+            inputs, outputs = ([both(name, t) for t in side] for side in (one.inputs, one.outputs))
+            return replace(one, inputs=tuple(inputs), outputs=tuple(outputs))
+
+        variants = tuple(
+            replace(
+                variant,
+                signatures={n: stretched(n, one) for n, one in variant.signatures.items()},
+            )
+            for variant in plan.variants
+        )
+        axes = (Axis(name="dp", size=2), Axis(name="dp2", size=2))
+        return roles(replace(plan, variants=variants, mesh=Mesh(axes=axes)), graph)["zero"]
+
+    assert level("S(0)", "S(1)") == 1
+    assert level("S(0)", "B") is None
+    assert level("S(0)", "B", repeated="S(0)") == HYBRID
+    assert level("S(0)", "S(1)", repeated="S(0)") is None
 
 
 def test_zero_is_read_through_the_casts_of_a_narrow_precision() -> None:

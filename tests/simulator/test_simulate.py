@@ -205,10 +205,13 @@ def test_a_graph_that_cannot_go_on_is_refused_with_its_cycle() -> None:
     ("options", "expected"),
     [
         ({"steps": 0}, "steps is 0"),
+        ({"steps": 10**9}, "steps is 1000000000: expected 1 to 10,000"),
         ({"jitter": -0.1}, "jitter is -0.1"),
         ({"jitter": float("nan")}, "jitter is nan"),
         ({"stragglers": {9: 2.0}}, "straggler 9: the ranks are 0 to 1"),
         ({"stragglers": {0: 0.0}}, "straggler 0: factor 0.0"),
+        ({"stragglers": {0: 1e15}}, "straggler 0: factor 1000000000000000.0"),
+        ({"stragglers": {0: float("nan")}}, "straggler 0: factor nan"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(

@@ -175,7 +175,7 @@ def _roled_or_none(
 def _settled(name: str, plan: Plan, shown: dict[str, Any], pins: Pins) -> Reason:
     """What to say of a choice without neighbours."""
     own: dict[str, Any] = {"schedule": plan.schedule, "interleave": plan.interleave}
-    own["micro_batch"] = plan.batch // shown["dp"] if shown["dp"] else plan.batch
+    own["micro_batch"] = plan.batch // shown["dp"] if shown["dp"] else None
     value = own.get(name, shown.get(name))
     if getattr(pins, name) is not None:
         reason = "pinned"

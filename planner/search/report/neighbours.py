@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import gcd
 
 from millrace.models.counting import splits
 from millrace.planner.errors import InfeasibleError, PlanError
@@ -130,8 +129,7 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> lis
         )
 
     if pins.micro_batch is None:
-        unit = known or gcd(chosen.batch, total)
-        value = chosen.batch // unit if known else chosen.batch
+        value = chosen.batch // known if known else "mixed"  # samples on one rank
         for batch in (chosen.batch // 2, chosen.batch * 2):
             if not batch or chosen.batch == 2 * batch + 1 or batch % (known or 1):
                 continue
@@ -142,7 +140,7 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> lis
             add(
                 "micro_batch",
                 value,
-                batch // unit if known else batch,
+                batch // known if known else f"{batch} samples on all ranks",
                 why or replace(chosen, batch=batch, pipeline=shape),
             )
     if pipeline.stages == 1:

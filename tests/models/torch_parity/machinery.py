@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from millrace.executor.kernels.context import Source
@@ -65,3 +66,12 @@ def assert_same(
         if not error <= TOLERANCE * np.abs(gradient).max() + noise:
             wrong[name] = f"{error:.3g} of {np.abs(gradient).max():.3g}"
     assert not wrong, wrong
+
+
+def without_windows(graph: Graph) -> Graph:
+    """Without windows: PyTorch counts every key."""
+    ops = tuple(
+        replace(op, attributes={**op.attributes, "window": 0}) if "window" in op.attributes else op
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops)

@@ -262,8 +262,11 @@ def test_more_devices_on_an_axis_change_no_program():
     ("changes", "error", "message"),
     [
         ({"schedule": "2f2b"}, PlanError, "unknown schedule `2f2b`; one of gpipe"),
-        ({"microbatches": 0}, PlanError, "`microbatches` is 0, expected at least 1"),
-        ({"microbatches": 3}, InfeasibleError, "16 does not divide into 3 microbatches"),
+        ({"microbatches": 0}, PlanError, "`microbatches` is 0, expected 1 to"),
+        ({"microbatches": 3}, PlanError, "16 does not divide into 3 `microbatches`"),
+        ({"global_batch": 10**9, "microbatches": 10**9}, PlanError, "`global_batch` is 1000000000"),
+        ({"figures": {"step_time_s": "soon"}}, PlanError, r"`figures\.step_time_s` is 'soon'"),
+        ({"figures": {"mfu": -1.0}}, PlanError, r"`figures\.mfu` is -1\.0"),
         ({"chunks": ()}, PlanError, "stage 0 holds no chunk"),
         ({"variants": ()}, PlanError, "block `embedding` names variant 0"),
         (
@@ -285,4 +288,16 @@ def test_a_block_without_a_signature_is_named():
     del signatures["mlp.fc1.matmul"]
     variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
     with pytest.raises(PlanError, match=r"no signature for op `h\.0\.mlp\.fc1\.matmul`"):
+        compile_plan(replace(plan, variants=(*variants, plan.variants[2])))
+
+
+def test_an_extra_signature_that_no_such_op_has_is_named():
+    plan = data_parallel_pipeline()
+    signatures = dict(plan.variants[1].signatures)
+    update = next(name for name in signatures if name.endswith(".next"))
+    signatures[update] = replace(signatures[update], expansion="sideways")
+    variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
+    with pytest.raises(
+        PlanError, match=r"\.next` has no extra signature `sideways`; there is none"
+    ):
         compile_plan(replace(plan, variants=(*variants, plan.variants[2])))

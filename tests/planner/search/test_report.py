@@ -15,6 +15,7 @@ from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.report import Record
 from millrace.planner.search.report.breakdown import breakdown, busy_ns
 from millrace.planner.search.report.explain import CHOICES, explain
+from millrace.planner.search.report.neighbours import pipelines
 from millrace.planner.search.report.offload import resorted
 from millrace.planner.search.report.remedies import larger, roomiest, storage_bytes
 from millrace.planner.search.request import NoPlanError
@@ -120,6 +121,21 @@ def test_every_choice_has_a_reason_and_alternatives_an_effect_or_what_they_lack(
         assert sum(one.parts_s.values()) == pytest.approx(
             one.effect * record.answer.chosen.division.step_ns / 1e9, rel=1e-6, abs=1e-12
         )
+
+
+def test_where_ops_disagree_no_number_is_given_for_the_micro_batch(
+    recorded: tuple[Plan, Record],
+) -> None:
+    answer = recorded[1].answer
+    assert answer is not None
+    candidate = answer.chosen.candidate
+    known = pipelines(answer.evaluator, candidate, 2)
+    mixed = pipelines(answer.evaluator, candidate, None)
+    other = [int(one.alternative) for one in known if one.choice == "micro_batch"]
+    assert other
+    assert [(one.value, one.alternative) for one in mixed if one.choice == "micro_batch"] == [
+        ("mixed", f"{2 * samples} samples on all ranks") for samples in other
+    ]
 
 
 def test_an_alternative_that_does_not_fit_says_by_how_much_and_where() -> None:
