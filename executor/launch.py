@@ -112,8 +112,7 @@ def execute(
     resume
         Go on from the last checkpoint there, which may be another plan's of the model.
     backend, progress
-        Where and how it runs; called as `progress(step, loss)` after every step, counted from 0
-        over all runs.
+        Where and how it runs; called as `progress(step, loss)` after every step of all, from 0.
 
     Raises
     ------

@@ -27,6 +27,16 @@ TraceOutput = Annotated[
     Path | None,
     typer.Option("--trace", help="Write the Trace here (*.chrome.json: Chrome's form)."),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic", help="On GPUs: equal bits every time, nothing chosen by timing."
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
+]
 SHOWN_ROWS = 12
 NO_MFU = "unknown: no peak for this precision, or masked attention, counted in full, exceeds it"
 
@@ -117,12 +127,7 @@ def run(
     loopback: Annotated[
         bool, typer.Option("--loopback", help="All ranks on one GPU: to check a plan.")
     ] = False,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic", help="On GPUs: equal bits every time, nothing chosen by timing."
-        ),
-    ] = False,
+    deterministic: Deterministic = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
     weights: Annotated[
@@ -130,10 +135,7 @@ def run(
     ] = None,
     trace: TraceOutput = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder to save the state in.")] = None,
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
     ] = False,
