@@ -18,7 +18,7 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Mesh
-from millrace.planner.schedules import SCHEDULES
+from millrace.planner.schedules import MICROBATCHES_MAX, SCHEDULES
 
 SCHEMA_VERSION = 1
 # Relative gap at which a search stops by default: finer than any cost is known.
@@ -29,7 +29,7 @@ OFFLOADS = (ON_DEVICES, OPTIMIZER)
 # Whether ops become one actor where one kernel can compute them (`millrace.planner.fusion`).
 UNFUSED, FUSED = "none", "full"
 FUSIONS = (UNFUSED, FUSED)
-# Samples of a step, and what a schedule repeats: one of more microbatches is not written down.
+# Samples of a step, stages and chunks.
 COUNT_MAX = 2**24
 # Ends of the names of figures that are numbers.
 NUMBERS = ("_s", "_max", "_per_gpu", "mfu", "_fraction")
@@ -160,8 +160,9 @@ def check_plan(plan: Plan) -> Plan:
 
 def _faults(plan: Plan) -> Iterator[str]:
     for name in ("global_batch", "microbatches", "stages", "interleave"):
-        if not 1 <= getattr(plan, name) <= COUNT_MAX:
-            yield f"`{name}` is {getattr(plan, name)}, expected 1 to {COUNT_MAX:,}"
+        most = MICROBATCHES_MAX if name == "microbatches" else COUNT_MAX
+        if not 1 <= getattr(plan, name) <= most:
+            yield f"`{name}` is {getattr(plan, name)}, expected 1 to {most:,}"
     for axis in plan.mesh.axes:
         if axis.size < 1:
             yield f"mesh axis `{axis.name}` has size {axis.size}"

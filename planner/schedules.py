@@ -14,6 +14,10 @@ import numpy as np
 
 from millrace.planner.errors import InfeasibleError, PlanError
 
+# Microbatches that a schedule repeats at most: twice those of any run in the published tables, and
+# what a simulation of every op gets through in some ten seconds.
+MICROBATCHES_MAX = 2**12
+
 
 class Slot(NamedTuple):
     """One piece of a stage's work: `part` is F, B, W or BW; `chunk` counts on the stage."""

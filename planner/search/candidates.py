@@ -6,6 +6,7 @@ from math import ceil, prod
 
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.schedules import MICROBATCHES_MAX
 from millrace.planner.search.meshes import divisors, meshes, wide_meshes
 from millrace.planner.search.pins import Pins, RoledAxis
 from millrace.planner.search.ranks import Placing
@@ -174,10 +175,11 @@ def wider(
 def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tuple[int, ...]:
     """Samples of one microbatch over all replicas."""
     dp = prod(axis.size for axis in axes if axis.role == "dp")
+    least = -(-global_batch // MICROBATCHES_MAX)
     if pins.micro_batch is not None:
         batch = pins.micro_batch * dp
-        return (batch,) if global_batch % batch == 0 else ()
-    return tuple(batch for batch in divisors(global_batch) if batch % dp == 0)
+        return (batch,) if global_batch % batch == 0 and batch >= least else ()
+    return tuple(batch for batch in divisors(global_batch) if batch % dp == 0 and batch >= least)
 
 
 def _pipelines(
@@ -228,7 +230,8 @@ def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
     return (
         f"no plan: {devices} devices, a global batch of {global_batch} and {blocks} blocks leave "
         f"none under the pins ({set_pins}): the microbatch of all replicas must divide the global "
-        f"batch, degrees the devices, ep the replicas times tp, chunks must not outnumber blocks"
+        f"batch, into at most {MICROBATCHES_MAX:,}, degrees the devices, ep the replicas times tp, "
+        f"chunks must not outnumber blocks"
         f"{''.join('; ' + rule for rule in _rules(pins))}"
     )
 

@@ -236,3 +236,11 @@ def test_divisors_are_all_there_in_order_however_large_the_number(number: int) -
         assert found == tuple(one for one in range(1, number + 1) if number % one == 0)
     else:
         assert len(found) == 100  # 2^9 · 5^9
+
+
+def test_a_batch_is_cut_into_no_more_microbatches_than_a_schedule_repeats() -> None:
+    two = parse_cluster("local:2", cores=2, memory_bytes=2**33)
+    found = candidates(Pins(), two, 10**6, 4, sequence=True)
+    assert max(one.pipeline.microbatches for one in found) == 4000
+    with pytest.raises(InfeasibleError, match="into at most 4,096"):
+        candidates(Pins(micro_batch=1), two, 10**6, 4, sequence=True)
