@@ -14,11 +14,10 @@ FILE = "job.json"
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of an actor graph.
 
-    `variables` holds, per variable, the attributes that say how it is initialised. `parent` is the
-    process whose end the ranks do not outlive. `resume` is a checkpoint to begin from, `weights` a
-    file of initial values, `checkpoint` the folder to save in. On GPUs, `eager` fires actor by
-    actor, `loopback` puts all ranks on one device, and `deterministic` takes of libraries
-    what needs no timing and adds up in one order.
+    `variables` holds, per variable, the attributes that say how it is initialised. `resume` is
+    a checkpoint to begin from, `weights` a file of initial values, `checkpoint` the folder to save
+    in. On GPUs, `eager` fires actor by actor, `loopback` puts all ranks on one device, and
+    `deterministic` takes of libraries what needs no timing and adds up in one order.
     """
 
     graph: ActorGraph
@@ -31,7 +30,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: int
     data: str | None
     spans: bool
-    parent: int
     first_step: int = 0
     resume: str | None = None
     weights: str | None = None

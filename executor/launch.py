@@ -1,6 +1,5 @@
 """execute: run a plan on this machine, one process per rank, and say what happened."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -200,7 +199,6 @@ def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) ->
         global_batch=plan.global_batch,
         microbatches=plan.microbatches,
         batch=plan.batch,
-        parent=os.getpid(),
         **orders,
     )
 
