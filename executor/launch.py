@@ -109,7 +109,7 @@ def execute(
     checkpoint, checkpoint_every
         Folder to save variables and optimizer state in: at the end, and every so many steps.
     resume
-        Go on from the last checkpoint there, which may be another plan's of the model.
+        Go on from the last one there, which may be another plan's of the model.
     backend, progress
         Where and how it runs; called as `progress(step, loss)` after every step of all, from 0.
 
@@ -125,8 +125,7 @@ def execute(
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
     description = open_dataset(data, plan.model, seed).description
     check_weights(weights, training_graph := plan_graph(plan))
-    graph = compile_plan(plan, training_graph)
-    _check_machine(graph, backend)
+    _check_machine(graph := compile_plan(plan, training_graph), backend)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)
     with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
         source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)

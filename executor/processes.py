@@ -35,6 +35,8 @@ LINE_NUMBER = 900
 # Before Python runs, a rank's line has one of these numbers: the other may be MPI's.
 FIRST_LINES = (8, 7)
 DONE = b"."  # what a rank says on its line when it has done its work
+# Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
+LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
 # What a rank takes besides its arena: Python, NumPy, mpi4py and MPICH's own segments, measured as
 # the resident size of a worker with an empty arena (November 2026: 75 MB).
 PROCESS_BYTES = 80_000_000
@@ -285,6 +287,7 @@ def _environment(ranks: int, token: str) -> dict[str, str]:
     root = str(Path(__file__).absolute().parents[2])  # the folder that millrace/ lies in
     threads = str(max(1, usable_cores() // ranks))
     return {
+        **LOCAL,
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",

@@ -137,7 +137,11 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     firings = sum(sum(lane.firings) for lane in first.trace.lanes)
     assert len(first.trace.spans) == 4 * firings
     assert sorted(path.name for path in kept.iterdir()) == ["step-00000002", "step-00000004"]
-    second = execute(plan, steps=1, checkpoint=kept, resume=True)
+
+    def gone(step: int, loss: float) -> None:
+        raise BrokenPipeError
+
+    second = execute(plan, steps=1, checkpoint=kept, resume=True, progress=gone)
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
     again = recomputed(plan, {"h.0": "full", "h.2": "selective", "h.3": "full", "head": "full"})
@@ -278,6 +282,26 @@ sleep(60)
 """
     with pytest.raises(ExecutorError, match=r"^mpiexec, .*, was ended by SIGKILL$"):
         run_script(tmp_path, monkeypatch, body)
+
+
+def test_ranks_of_one_machine_listen_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Besides what they inherit from the launcher."""
+    body = """
+def sockets(process):
+    names = [os.readlink(path) for path in Path(f"/proc/{process}/fd").glob("[0-9]*")
+             if path.is_symlink()]
+    return {name[8:-1] for name in names if name.startswith("socket:")}
+
+tables = (Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+listening = {line.split()[9] for lines in tables for line in lines if line.split()[3] == "0A"}
+if listening & (sockets("self") - sockets(os.getppid())):
+    raise SystemExit("listens")
+world.barrier()
+done()
+"""
+    run_script(tmp_path, monkeypatch, body)
 
 
 def test_a_rank_that_raises_outside_our_code_ends_the_others(
