@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from millrace.executor.values.manifest import (
     MANIFEST,
     Manifest,
     SavedShard,
+    decoded_manifest,
     read_manifest,
     shard_file,
     step_folder,
@@ -148,27 +150,27 @@ def held_folder(folder: Path, contents: Manifest) -> Iterator[None]:
     ExecutorError
         Another run saves there, or the disk is too full.
     """
+    lock = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise CheckpointError(f"cannot save in `{folder}`: {reason_of(error)}") from None
-    try:
-        _lock(folder, lock)
-        _settle(folder)
-        _check_names(folder)
-        _check_room(folder, contents.size_bytes)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            _lock(folder, lock)
+            _settle(folder)
+            _check_names(folder)
+            _check_room(folder, contents.size_bytes)
             (folder / DRAFT).write_bytes(to_json(contents))
         except OSError as error:
-            raise CheckpointError(f"cannot save in `{folder}`: {reason_of(error)}") from None
+            cause = ExecutorError if error.errno in (ENOSPC, EDQUOT) else CheckpointError
+            raise cause(f"cannot save in `{folder}`: {reason_of(error)}") from None
         try:
             yield
         finally:
             with suppress(OSError, ExecutorError):  # else the next run does it
                 _settle(folder)
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(folder: Path, handle: int) -> None:
@@ -205,8 +207,8 @@ def _check_names(folder: Path) -> None:
 def _settle(folder: Path) -> None:
     """Make checkpoints of what is whole, and remove what else a run has begun to write."""
     draft = folder / DRAFT
-    with suppress(FileNotFoundError, msgspec.DecodeError, ValueError):
-        commit_finished(folder, msgspec.json.decode(draft.read_bytes(), type=Manifest))
+    with suppress(CheckpointError):  # there is none, or a host crashed while it was written
+        commit_finished(folder, decoded_manifest(draft))
     for partial in _partials(folder):
         shutil.rmtree(partial)
     draft.unlink(missing_ok=True)
