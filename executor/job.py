@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.executor.errors import saving
 from millrace.models.graph import to_json
 from millrace.models.spec import ModelSpec
 from millrace.planner.actors.graph import ActorGraph
@@ -41,7 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def save(self, folder: Path) -> None:
         """Write the job into its folder."""
-        (folder / FILE).write_bytes(to_json(self))
+        with saving(folder / FILE):
+            (folder / FILE).write_bytes(to_json(self))
 
 
 def read_job(folder: Path) -> Job:

@@ -126,7 +126,7 @@ def check_capacity(arena_bytes: Sequence[int]) -> None:
         raise InfeasibleError(
             f"{ranks} ranks need {needed / 2**30:.1f} GiB of memory on this machine, and "
             f"{available / 2**30:.1f} GiB are available ({(needed - available) / 2**30:.1f} GiB "
-            f"short): use fewer ranks or a smaller model"
+            f"short): use fewer ranks, fewer steps or a smaller model"
         )
     allowed = _processes_allowed()
     if ranks > allowed:

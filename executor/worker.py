@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,7 +121,8 @@ def _run(job: Job, folder: Path, world: World) -> None:
         def step_done(step: int) -> None:
             if world.rank == 0 and len(run.totals) > step:
                 loss, count, _ = run.totals[step]
-                lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+                with suppress(OSError):  # a full disk: training goes on untold
+                    lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         recording = run_rank(
             state,

@@ -7,6 +7,7 @@ all ranks as streams of one device (loopback).
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,7 +135,8 @@ def train(
         def step_done(step: int) -> None:
             if first == 0 and len(runs[first].totals) > step:
                 loss, count, _ = runs[first].totals[step]
-                lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+                with suppress(OSError):  # a full disk: training goes on untold
+                    lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         def kept(step: int) -> None:
             for saver in savers:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.errors import CheckpointError, ExecutorError, reason_of
+from millrace.executor.errors import CheckpointError, ExecutorError, reason_of, saving
 from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.executor.values.manifest import (
@@ -100,19 +100,19 @@ class Saver:
             return
         folder = self._folder / f"{step_folder(step)}{PARTIAL}"
         checksums = self._checksums.setdefault(step, {})
-        with _saving(folder):
+        with saving(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for register, file in writes:
             found = self._state.program.registers[register]
             values = self._state.value(register, (firing + 1) % found.slots)
-            with _saving(folder / file):
+            with saving(folder / file):
                 checksums[file] = write_shard(folder / file, values, found.dtype)
         left = self._left.setdefault(step, len(self._writes)) - 1
         self._left[step] = left
         if left == 0:
             mark = _mark(folder, self._state.rank)
             draft = mark.with_suffix(".draft")
-            with _saving(mark):
+            with saving(mark):
                 draft.write_bytes(to_json(self._checksums.pop(step)))
                 draft.replace(mark)
 
@@ -226,7 +226,7 @@ def commit_finished(folder: Path, contents: Manifest) -> list[Path]:
         if not all(mark.exists() for mark in marks):
             continue
         final = partial.with_suffix("")
-        with _saving(final):
+        with saving(final):
             checksums: dict[str, str] = {}
             try:
                 for mark in marks:
@@ -268,15 +268,6 @@ def _partials(folder: Path) -> list[Path]:
 
 def _mark(partial: Path, rank: int) -> Path:
     return partial / f"rank.{rank}.done"
-
-
-@contextmanager
-def _saving(path: Path) -> Iterator[None]:
-    """Say what could not be written, and why."""
-    try:
-        yield
-    except OSError as error:
-        raise ExecutorError(f"cannot save `{path}`: {reason_of(error)}") from error
 
 
 def find_checkpoint(folder: Path) -> Path:

@@ -28,7 +28,7 @@ from millrace.executor.rank import RankState
 from millrace.executor.values.initial import initial_value
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.compile import compile_plan
-from millrace.planner.errors import InfeasibleError
+from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from tests.executor.sources import ROOT
 from tests.in_process import KernelWork, execute_lockstep
@@ -347,6 +347,13 @@ def test_more_ranks_than_the_machine_holds_are_refused() -> None:
         check_capacity((10**12,) * 4)
     with pytest.raises(InfeasibleError, match="100000 ranks"):
         check_capacity((0,) * 100_000)
+
+
+def test_a_number_of_steps_that_nobody_can_keep_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match=r"short\): use .*fewer steps"):
+        execute(data_parallel_pipeline(), steps=10**20)
+    with pytest.raises(PlanError, match="0 steps: expected at least one"):
+        execute(data_parallel_pipeline(), steps=0)
 
 
 def test_a_learning_rate_of_its_own_keeps_the_digest_of_the_plan() -> None:
