@@ -1,5 +1,9 @@
 """The errors of the executor package."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 def reason_of(error: Exception) -> str:
     """Return why the system refused, in its own words, without numbers and paths."""
@@ -34,3 +38,12 @@ class ExecutorError(RuntimeError):
         self.cause = cause
         self.rank = rank
         self.actor = actor
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Say which file the system refused, and why, as an ExecutorError."""
+    try:
+        yield
+    except OSError as error:
+        raise ExecutorError(f"cannot save `{path}`: {reason_of(error)}") from error

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.executor.errors import saving
 from millrace.models.graph import to_json
 from millrace.models.spec import ModelSpec
 from millrace.planner.actors.graph import ActorGraph
@@ -14,11 +15,10 @@ FILE = "job.json"
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of an actor graph.
 
-    `variables` holds, per variable, the attributes that say how it is initialised. `parent` is the
-    process whose end the ranks do not outlive. `resume` is a checkpoint to begin from, `weights` a
-    file of initial values, `checkpoint` the folder to save in. On GPUs, `eager` fires actor by
-    actor, `loopback` puts all ranks on one device, and `deterministic` takes of libraries
-    what needs no timing and adds up in one order.
+    `variables` holds, per variable, the attributes that say how it is initialised. `resume` is
+    a checkpoint to begin from, `weights` a file of initial values, `checkpoint` the folder to save
+    in. On GPUs, `eager` fires actor by actor, `loopback` puts all ranks on one device, and
+    `deterministic` takes of libraries what needs no timing and adds up in one order.
     """
 
     graph: ActorGraph
@@ -31,7 +31,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: int
     data: str | None
     spans: bool
-    parent: int
     first_step: int = 0
     resume: str | None = None
     weights: str | None = None
@@ -43,7 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def save(self, folder: Path) -> None:
         """Write the job into its folder."""
-        (folder / FILE).write_bytes(to_json(self))
+        with saving(folder / FILE):
+            (folder / FILE).write_bytes(to_json(self))
 
 
 def read_job(folder: Path) -> Job:

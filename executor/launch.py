@@ -1,6 +1,6 @@
 """execute: run a plan on this machine, one process per rank, and say what happened."""
 
-import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from millrace.executor.gpu.availability import require_gpu
 from millrace.executor.gpu.memory_use import MemoryUse
 from millrace.executor.job import Job
 from millrace.executor.processes import check_capacity, run_ranks
-from millrace.executor.recording import load_recording, losses, trace_of
+from millrace.executor.recording import load_recording, losses, recorded_bytes, trace_of
 from millrace.executor.values.checkpoint import (
     checked_checkpoint,
     commit_finished,
@@ -31,9 +31,11 @@ from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.compile import compile_plan
+from millrace.planner.errors import PlanError
 from millrace.planner.plan import Plan, plan_graph
 
 Progress = Callable[[int, float], None]
+_LINE = re.compile(rb"^([0-9]+) (\S+)$", re.MULTILINE)  # what a full disk cut off is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +104,14 @@ def execute(
     plan, steps, seed
         What to run, whatever its cluster is; how many steps; seed of initial values and samples.
     data, learning_rate
-        A file or folder to train on (None: as `millrace.executor.data.open_dataset`); the peak,
-        instead of the plan's.
+        A file or folder to train on (None: as `open_dataset` says); the peak, not the plan's.
     weights, trace
         A `.npz` of initial values (`millrace.executor.values.weights`); keep times of firings, not
         only of steps.
     checkpoint, checkpoint_every
         Folder to save variables and optimizer state in: at the end, and every so many steps.
     resume
-        Go on from the last checkpoint there, which may be another plan's of the model.
+        Go on from the last one there, which may be another plan's of the model.
     backend, progress
         Where and how it runs; called as `progress(step, loss)` after every step of all, from 0.
 
@@ -127,7 +128,7 @@ def execute(
     description = open_dataset(data, plan.model, seed).description
     check_weights(weights, training_graph := plan_graph(plan))
     graph = compile_plan(plan, training_graph)
-    _check_machine(graph, backend)
+    _check_machine(graph, backend, steps, trace)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)
     with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
         source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
@@ -168,9 +169,15 @@ def _folder_of(
     return held_folder(checkpoint, contents)
 
 
-def _check_machine(graph: ActorGraph, backend: Backend) -> None:
+def _check_machine(graph: ActorGraph, backend: Backend, steps: int, spans: bool) -> None:
     """Refuse what this machine cannot hold or run before anything is started."""
-    on_host = [one.host_bytes for one in graph.programs for _ in one.ranks]
+    if steps < 1:
+        raise PlanError(f"{steps} steps: expected at least one")
+    on_host = [
+        one.host_bytes + recorded_bytes(one, steps, spans=spans)
+        for one in graph.programs
+        for _ in one.ranks
+    ]
     if backend.on_gpus:
         require_gpu(backend.processes(graph.ranks))
         check_capacity([sum(on_host)] if backend.loopback else on_host)
@@ -200,7 +207,6 @@ def _job(plan: Plan, training_graph: Graph, graph: ActorGraph, **orders: Any) ->
         global_batch=plan.global_batch,
         microbatches=plan.microbatches,
         batch=plan.batch,
-        parent=os.getpid(),
         **orders,
     )
 
@@ -277,8 +283,7 @@ class _Progress:
             text = lines.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
-        for line in whole.splitlines():
-            step, loss = line.split()
+        for step, loss in _LINE.findall(whole):
             try:
                 self._tell(int(step), float(loss))
             except OSError:  # who listened has gone, or its disk is full: training goes on

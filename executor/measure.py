@@ -63,7 +63,7 @@ def profile(ranks: int, *, seconds: float = SECONDS) -> Device:
     patience_ns = round(seconds * KERNEL_SHARE / PROBE_COUNT * 1e9)
     with TemporaryDirectory(prefix="millrace-") as name:
         folder = Path(name)
-        order = Order(parent=os.getpid(), cores=min(ranks, cores), kernel_ns=patience_ns)
+        order = Order(cores=min(ranks, cores), kernel_ns=patience_ns)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
         run_ranks("millrace.executor.probes.timing", ranks, folder)
         found = [

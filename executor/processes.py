@@ -25,12 +25,18 @@ from types import FrameType
 import msgspec
 
 from millrace.executor.errors import ExecutorError
+from millrace.planner.children import end_with
 from millrace.planner.errors import InfeasibleError
 
 POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
 TOKEN = "MILLRACE_JOB"
 LINE_NUMBER = 900
+# Before Python runs, a rank's line has one of these numbers: the other may be MPI's.
+FIRST_LINES = (8, 7)
+DONE = b"."  # what a rank says on its line when it has done its work
+# Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
+LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
 # What a rank takes besides its arena: Python, NumPy, mpi4py and MPICH's own segments, measured as
 # the resident size of a worker with an empty arena (November 2026: 75 MB).
 PROCESS_BYTES = 80_000_000
@@ -69,15 +75,30 @@ def report_failure(folder: Path, rank: int, actor: str | None, error: BaseExcept
     draft.replace(folder / f"failure.{rank}.json")
 
 
-def open_line(folder: Path, rank: int) -> None:
-    """Open this rank's line to the parent; the kernel closes it when the rank ends, however.
+def open_line(folder: Path, rank: int) -> Callable[[], None]:
+    """Open this rank's line to the parent; returns what says on it that the rank has done its work.
 
-    It is given a high number: Linux closes the files of a process that ends from the highest
-    number down, so the parent hears of the end before MPICH does, which then ends the others.
+    The kernel closes it when the rank ends, however, and at the parent's side when the parent does,
+    which ends this rank too, and removes the job's folder. It is given a high number: Linux closes
+    the files of a process that ends from the highest number down, so the parent hears of the end
+    before MPICH does, which then ends the others.
     """
-    line = os.open(folder / f"line.{rank}", os.O_WRONLY | os.O_NONBLOCK)
-    os.dup2(line, min(LINE_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1))
-    os.close(line)
+    path = folder / f"line.{rank}"
+    low = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    line = min(LINE_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
+    os.dup2(low, line)
+    os.close(low)
+    for number in FIRST_LINES:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(number), path.stat()):
+                os.close(number)
+    end_with(line, lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    def done() -> None:
+        with suppress(OSError):
+            os.write(line, DONE)
+
+    return done
 
 
 def usable_cores() -> int:
@@ -105,7 +126,7 @@ def check_capacity(arena_bytes: Sequence[int]) -> None:
         raise InfeasibleError(
             f"{ranks} ranks need {needed / 2**30:.1f} GiB of memory on this machine, and "
             f"{available / 2**30:.1f} GiB are available ({(needed - available) / 2**30:.1f} GiB "
-            f"short): use fewer ranks or a smaller model"
+            f"short): use fewer ranks, fewer steps or a smaller model"
         )
     allowed = _processes_allowed()
     if ranks > allowed:
@@ -187,19 +208,21 @@ def run_ranks(
             with _uninterruptible():
                 _end(process, token)
                 _remove_segments(segments)
-    if process.returncode != 0 or list(folder.glob("failure.*.json")):
-        raise _failure(folder, process.returncode, ends.first)
+    failed = process.returncode != 0 or list(folder.glob("failure.*.json"))
+    if failed and not ends.all_done:  # what befalls ranks that are done takes nothing away
+        raise failure_of(folder, process.returncode, ends.first)
 
 
 class _Ends:
     """Finds out which rank ended first: MPICH, when it clears the others away, names any of them.
 
     Every rank holds a line (a named pipe) to this process. The kernel reports lines in the order
-    in which they were closed.
+    in which they were closed. A rank that has said that its work is done has not failed.
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.first: int | None = None
+        self._done = 0
         self._poll = select.epoll()
         self._ranks: dict[int, int] = {}
         for rank in range(ranks):
@@ -210,10 +233,19 @@ class _Ends:
             self._poll.register(line, select.EPOLLHUP)
 
     def look(self) -> None:
-        """Take note of the first rank that has ended since the last call."""
-        if self.first is None:
-            for line, _ in self._poll.poll(0, 1):
+        """Take note of the first rank that has ended since the last call, its work not done."""
+        while self.first is None and (closed := self._poll.poll(0, 1)):
+            line = closed[0][0]
+            self._poll.unregister(line)
+            if os.read(line, len(DONE)) == DONE:
+                self._done += 1
+            else:
                 self.first = self._ranks[line]
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every rank has said that its work is done."""
+        return self._done == len(self._ranks)
 
     def close(self) -> None:
         """Close the lines."""
@@ -223,9 +255,20 @@ class _Ends:
 
 
 def _command(module: str, ranks: int, folder: Path) -> list[str]:
-    """`-m mpi4py` ends all ranks when one raises; without it the others would wait for ever."""
+    """What starts the ranks.
+
+    `-m mpi4py` ends all ranks when one raises; without it the others would wait for ever. The shell
+    opens a rank's line before Python starts (`<>`: not to wait for a parent that has ended).
+    """
     launcher = [_mpiexec(), "-launcher", "fork", "-n", str(ranks)]
-    return [*launcher, sys.executable, "-P", "-m", "mpi4py", "-m", module, str(folder)]
+    first, other = FIRST_LINES
+    opened = '"$0/line.$PMI_RANK"'
+    script = (
+        f'if [ "$PMI_FD" = {first} ]; then exec "$@" {other}<>{opened}; fi; '
+        f'exec "$@" {first}<>{opened}'
+    )
+    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", module, str(folder)]
+    return [*launcher, "sh", "-c", script, str(folder), *rank]
 
 
 def _mpiexec() -> str:
@@ -244,6 +287,7 @@ def _environment(ranks: int, token: str) -> dict[str, str]:
     root = str(Path(__file__).absolute().parents[2])  # the folder that millrace/ lies in
     threads = str(max(1, usable_cores() // ranks))
     return {
+        **LOCAL,
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",
@@ -256,18 +300,19 @@ def _environment(ranks: int, token: str) -> dict[str, str]:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Let SIGTERM unwind the stack like Ctrl-C, so that ranks are ended."""
-    if threading.current_thread() is not threading.main_thread():
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
     def terminated(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -276,7 +321,7 @@ def _uninterruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:
         yield
@@ -337,13 +382,23 @@ def _remove_segments(before: set[Path]) -> None:
                 path.unlink()
 
 
-def _failure(folder: Path, code: int, first: int | None) -> ExecutorError | InfeasibleError:
-    """What went wrong: the first failure that a rank wrote, or how a rank died."""
+def failure_of(folder: Path, code: int, first: int | None) -> ExecutorError | InfeasibleError:
+    """Return what went wrong: the first failure that a rank wrote, or how a rank died.
+
+    Parameters
+    ----------
+    folder
+        The job's folder.
+    code
+        How mpiexec ended.
+    first
+        The rank that ended first. Where it has written nothing, what others wrote came of that.
+    """
     failures = [
         msgspec.json.decode(path.read_bytes(), type=Failure)
         for path in folder.glob("failure.*.json")
     ]
-    if failures:
+    if failures and (first is None or any(failure.rank == first for failure in failures)):
         told = min(failures, key=lambda failure: failure.at_ns)
         error: ExecutorError | InfeasibleError
         if told.infeasible:
@@ -353,8 +408,20 @@ def _failure(folder: Path, code: int, first: int | None) -> ExecutorError | Infe
         error.add_note(told.details)
         return error
     output = (folder / "output").read_text(errors="replace")
+    cause, rank = _end_of(output, code, first)
+    return ExecutorError(cause, rank=rank)
+
+
+def _end_of(output: str, code: int, first: int | None) -> tuple[str, int | None]:
+    """What ended a job whose ranks have written nothing, and which rank it was."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"mpiexec, which had started the ranks, was ended by {name}", None
     how = re.search(r"EXIT STRING: (.+)", output)
-    ended = f"the process ended: {how[1]}" if how else f"mpiexec ended with code {code}"
+    if how:
+        whose = "the process ended" if first is not None else "the process of a rank ended"
+        return f"{whose}: {how[1]}", first
+    if "assert (!closed) failed" in output:
+        return "mpiexec lost hydra_pmi_proxy, the process by which it holds the ranks", None
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("=")]
-    hint = "" if how else "; last lines: " + " | ".join(lines[-5:])
-    return ExecutorError(f"{ended}{hint}", rank=first)
+    return f"mpiexec ended with code {code}; last lines: {' | '.join(lines[-5:])}", first

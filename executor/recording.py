@@ -3,12 +3,14 @@
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from math import inf
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.executor.errors import saving
 from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.actors.lanes import lane_of
 from millrace.planner.actors.trace import Span, Trace
@@ -16,7 +18,16 @@ from millrace.planner.actors.trace import Span, Trace
 Totals = tuple[float, float, float]
 StepDone = Callable[[int], None]
 
+# What a rank keeps of every step: two list entries, an integer, and a tuple of three floats.
+STEP_BYTES = 200
+SPAN_BYTES = 16
 _NOTHING = np.zeros(0, np.int64)
+
+
+def recorded_bytes(program: Program, steps: int, *, spans: bool) -> int:
+    """Return about how much memory a rank's recorder takes."""
+    firings = sum(actor.firings for actor in program.actors) if spans else 0
+    return steps * (STEP_BYTES + SPAN_BYTES * firings)
 
 
 class Recorder:
@@ -87,9 +98,10 @@ class Recording:
     smallest_margin: float = inf
 
     def save(self, path: Path) -> None:
-        """Write the recording as a NumPy archive."""
+        """Write the recording as a NumPy archive; ExecutorError where the disk refuses."""
+        archive = BytesIO()
         np.savez(
-            path,
+            archive,
             rank=self.rank,
             step_end_ns=self.step_end_ns,
             starts_ns=self.starts_ns,
@@ -97,6 +109,8 @@ class Recording:
             totals=np.asarray(self.totals, np.float64).reshape(-1, 3),
             smallest_margin=self.smallest_margin,
         )
+        with saving(path):
+            path.write_bytes(archive.getbuffer())
 
 
 def load_recording(path: Path) -> Recording:

@@ -2,13 +2,11 @@
 
 import gc
 import os
-import shutil
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.job import Job, read_job
@@ -24,42 +22,37 @@ from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
 from millrace.planner.actors.protocol import Fire
 
-PARENT_POLL_S = 1.0
-
 
 def main(arguments: Sequence[str]) -> None:
     """Run the rank that MPI says this process is."""
+
+    def life(folder: Path) -> None:
+        job = read_job(folder)
+        _run(job, folder, join_world())
+
+    be_rank(arguments, life)
+
+
+def be_rank(arguments: Sequence[str], life: Callable[[Path], None]) -> None:
+    """Live the life of a rank in a job's folder, which the first argument names; failures too."""
     folder = Path(arguments[1])
     rank = int(os.environ.get("PMI_RANK", "0"))
     try:
-        open_line(folder, rank)
-        job = read_job(folder)
-        watch_parent(job.parent, folder)
-        world = join_world()
-        _run(job, folder, world)
+        done = open_line(folder, rank)
+        life(folder)
+        done()
     except BaseException as error:
         give_up(folder, rank, None, error)
 
 
 def give_up(folder: Path, rank: int, actor: str | None, error: BaseException) -> None:
     """Say why, and end this process at once, which makes MPI end all others."""
-    report_failure(folder, rank, actor, error)
-    sys.stdout.flush()
-    # Not sys.exit: leaving the interpreter would wait in MPI_Finalize for ranks that wait for us.
-    os._exit(1)
-
-
-def watch_parent(parent: int, folder: Path) -> None:
-    """End this rank, and the job's folder, when the command that started it has been killed."""
-
-    def watch() -> None:
-        while Path(f"/proc/{parent}").exists():
-            sleep(PARENT_POLL_S)
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        report_failure(folder, rank, actor, error)
+        sys.stdout.flush()
+    finally:
+        # Not sys.exit: leaving would wait in MPI_Finalize for ranks that wait for us.
         os._exit(1)
-
-    if Path("/proc/self").exists():
-        threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def run_rank(
@@ -128,7 +121,8 @@ def _run(job: Job, folder: Path, world: World) -> None:
         def step_done(step: int) -> None:
             if world.rank == 0 and len(run.totals) > step:
                 loss, count, _ = run.totals[step]
-                lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+                with suppress(OSError):  # a full disk: training goes on untold
+                    lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         recording = run_rank(
             state,

@@ -93,7 +93,16 @@ def exit_code_of(error: BaseException) -> int | None:
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     """Leave through every `finally`, so that no rank outlives the command."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)
+
+
+def _deafen() -> None:
+    """From here on the exit code is decided, and no further signal changes it."""
+    for number in (signal.SIGINT, *ASKED_TO_END):
+        if signal.getsignal(number) is _terminated:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _fail(sentence: str, code: int) -> int:
@@ -119,11 +128,14 @@ def run(arguments: list[str] | None = None) -> int:
         given = sys.argv[1:] if arguments is None else arguments
         code = app(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
         if code == INTERRUPTED:  # what the parser makes of Ctrl-C
+            _deafen()
             return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
+        _deafen()
         return _fail("interrupted", INTERRUPTED)
     except SystemExit as end:
+        _deafen()
         for number in ASKED_TO_END:
             if end.code == 128 + number:
                 return _fail(f"ended by {number.name}", end.code)
@@ -151,7 +163,9 @@ def run(arguments: list[str] | None = None) -> int:
 def main() -> NoReturn:
     """Run the command line of this process."""
     gc.set_threshold(*COLLECTED)
-    for number in ASKED_TO_END:
+    for number in (signal.SIGINT, *ASKED_TO_END):
         if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
             signal.signal(number, _terminated)
-    sys.exit(run())
+    code = run()
+    _deafen()
+    sys.exit(code)

@@ -132,9 +132,12 @@ def in_children(
     if processes == 1 or len(jobs) < 2:
         yield from map(work, jobs)
         return
-    children = [Child(partial(_serve, work, jobs)) for _ in range(min(processes, len(jobs)))]
+    children: list[Child] = []
     try:
-        yield from _answers(work, jobs, children)
+        with suppress(OSError):  # no more processes are allowed: fewer do it
+            for _ in range(min(processes, len(jobs))):
+                children.append(Child(partial(_serve, work, jobs)))
+        yield from _answers(work, jobs, children) if children else map(work, jobs)
     finally:
         for child in children:
             child.end()

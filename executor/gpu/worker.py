@@ -5,9 +5,9 @@ all ranks as streams of one device (loopback).
 """
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,11 @@ from millrace.executor.gpu.running import DeviceRun
 from millrace.executor.job import Job, read_job
 from millrace.executor.kernels import RunState
 from millrace.executor.measure import cache_folder
-from millrace.executor.processes import open_line
 from millrace.executor.recording import Recording
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
-from millrace.executor.worker import give_up, watch_parent
+from millrace.executor.worker import be_rank, give_up
 
 Run = Callable[[Job, Path, World], None]
 
@@ -69,19 +68,16 @@ def run_on_gpu(job: Job, folder: Path, world: World) -> None:
 
 def main(arguments: Sequence[str], run: Run = run_on_gpu) -> None:
     """Run the process that MPI says this is; tests give a `run` with another device."""
-    folder = Path(arguments[1])
-    rank = int(os.environ.get("PMI_RANK", "0"))
-    try:
-        open_line(folder, rank)
+
+    def life(folder: Path) -> None:
         job = read_job(folder)
-        watch_parent(job.parent, folder)
         world = join_world()
         expected = 1 if job.loopback else job.graph.ranks
         if world.size != expected:
             raise ExecutorError(f"{expected} processes are planned, but {world.size} were started")
         run(job, folder, world)
-    except BaseException as error:
-        give_up(folder, rank, None, error)
+
+    be_rank(arguments, life)
 
 
 def nothing_more() -> None:
@@ -139,7 +135,8 @@ def train(
         def step_done(step: int) -> None:
             if first == 0 and len(runs[first].totals) > step:
                 loss, count, _ = runs[first].totals[step]
-                lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+                with suppress(OSError):  # a full disk: training goes on untold
+                    lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
 
         def kept(step: int) -> None:
             for saver in savers:

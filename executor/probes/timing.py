@@ -8,7 +8,6 @@ same threads and the same communicator as in a run: the time of one is a whole t
 which the next begins when the last has ended, hand-offs and polite waits included.
 """
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -25,14 +24,13 @@ from millrace.executor.kernels import make_kernel
 from millrace.executor.kernels.context import Array
 from millrace.executor.probes.cases import Case, cases
 from millrace.executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
-from millrace.executor.processes import open_line
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
 from millrace.executor.threaded import RankDriver
 from millrace.executor.transport.communicator import Done, Failed
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.transport.shared import share_memory
-from millrace.executor.worker import give_up, run_rank, watch_parent
+from millrace.executor.worker import be_rank, run_rank
 from millrace.planner.actors.graph import Actor, ActorGraph
 from millrace.planner.actors.protocol import Fire
 
@@ -48,7 +46,6 @@ Points = dict[str, list[tuple[int, int]]]
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What the parent asks for."""
 
-    parent: int
     cores: int
     kernel_ns: int  # how long to repeat each kernel
 
@@ -64,12 +61,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str]) -> None:
     """Time what this rank is asked to time."""
-    folder = Path(arguments[1])
-    rank = int(os.environ.get("PMI_RANK", "0"))
-    try:
-        open_line(folder, rank)
+
+    def life(folder: Path) -> None:
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=Order)
-        watch_parent(order.parent, folder)
         world = join_world()
         world.barrier()
         found = Timings()
@@ -83,8 +77,8 @@ def main(arguments: Sequence[str]) -> None:
         found = msgspec.structs.replace(found, collectives=time_collectives(world, folder))
         (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(found))
         world.barrier()
-    except BaseException as error:
-        give_up(folder, rank, None, error)
+
+    be_rank(arguments, life)
 
 
 def time_kernels(patience_ns: int) -> Points:

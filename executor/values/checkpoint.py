@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.executor.errors import CheckpointError, ExecutorError, reason_of
+from millrace.executor.errors import CheckpointError, ExecutorError, reason_of, saving
 from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.executor.values.manifest import (
     MANIFEST,
     Manifest,
     SavedShard,
+    decoded_manifest,
     read_manifest,
     shard_file,
     step_folder,
@@ -98,19 +100,19 @@ class Saver:
             return
         folder = self._folder / f"{step_folder(step)}{PARTIAL}"
         checksums = self._checksums.setdefault(step, {})
-        with _saving(folder):
+        with saving(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for register, file in writes:
             found = self._state.program.registers[register]
             values = self._state.value(register, (firing + 1) % found.slots)
-            with _saving(folder / file):
+            with saving(folder / file):
                 checksums[file] = write_shard(folder / file, values, found.dtype)
         left = self._left.setdefault(step, len(self._writes)) - 1
         self._left[step] = left
         if left == 0:
             mark = _mark(folder, self._state.rank)
             draft = mark.with_suffix(".draft")
-            with _saving(mark):
+            with saving(mark):
                 draft.write_bytes(to_json(self._checksums.pop(step)))
                 draft.replace(mark)
 
@@ -148,27 +150,27 @@ def held_folder(folder: Path, contents: Manifest) -> Iterator[None]:
     ExecutorError
         Another run saves there, or the disk is too full.
     """
+    lock = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise CheckpointError(f"cannot save in `{folder}`: {reason_of(error)}") from None
-    try:
-        _lock(folder, lock)
-        _settle(folder)
-        _check_names(folder)
-        _check_room(folder, contents.size_bytes)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            _lock(folder, lock)
+            _settle(folder)
+            _check_names(folder)
+            _check_room(folder, contents.size_bytes)
             (folder / DRAFT).write_bytes(to_json(contents))
         except OSError as error:
-            raise CheckpointError(f"cannot save in `{folder}`: {reason_of(error)}") from None
+            cause = ExecutorError if error.errno in (ENOSPC, EDQUOT) else CheckpointError
+            raise cause(f"cannot save in `{folder}`: {reason_of(error)}") from None
         try:
             yield
         finally:
             with suppress(OSError, ExecutorError):  # else the next run does it
                 _settle(folder)
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(folder: Path, handle: int) -> None:
@@ -205,8 +207,8 @@ def _check_names(folder: Path) -> None:
 def _settle(folder: Path) -> None:
     """Make checkpoints of what is whole, and remove what else a run has begun to write."""
     draft = folder / DRAFT
-    with suppress(FileNotFoundError, msgspec.DecodeError, ValueError):
-        commit_finished(folder, msgspec.json.decode(draft.read_bytes(), type=Manifest))
+    with suppress(CheckpointError):  # there is none, or a host crashed while it was written
+        commit_finished(folder, decoded_manifest(draft))
     for partial in _partials(folder):
         shutil.rmtree(partial)
     draft.unlink(missing_ok=True)
@@ -224,7 +226,7 @@ def commit_finished(folder: Path, contents: Manifest) -> list[Path]:
         if not all(mark.exists() for mark in marks):
             continue
         final = partial.with_suffix("")
-        with _saving(final):
+        with saving(final):
             checksums: dict[str, str] = {}
             try:
                 for mark in marks:
@@ -266,15 +268,6 @@ def _partials(folder: Path) -> list[Path]:
 
 def _mark(partial: Path, rank: int) -> Path:
     return partial / f"rank.{rank}.done"
-
-
-@contextmanager
-def _saving(path: Path) -> Iterator[None]:
-    """Say what could not be written, and why."""
-    try:
-        yield
-    except OSError as error:
-        raise ExecutorError(f"cannot save `{path}`: {reason_of(error)}") from error
 
 
 def find_checkpoint(folder: Path) -> Path:

@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from millrace.executor.errors import CheckpointError, reason_of
+from millrace.executor.errors import CheckpointError
+from millrace.models.documents import read_document
 from millrace.models.graph import ITEMSIZE
 from millrace.planner.actors.graph import ActorGraph, Register
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
@@ -45,16 +46,12 @@ class SavedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shards: tuple[SavedShard, ...]
 
 
-class _Versioned(msgspec.Struct, frozen=True, kw_only=True):
-    """What every version of the document has."""
-
-    schema_version: int
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint holds; `step` counts the steps made."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+        SCHEMA_VERSION
+    )
     model: str
     plan_digest: str
     step: Annotated[int, msgspec.Meta(ge=0, le=STEPS_MAX)]
@@ -155,19 +152,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         its shards do not tile their tensors; names the file and the place.
     """
     path = checkpoint / MANIFEST
-    text = _limited(path)
-    try:
-        version = msgspec.json.decode(text, type=_Versioned).schema_version
-        if version != SCHEMA_VERSION:
-            raise CheckpointError(
-                f"`{path}` has schema_version {version}, and this Millrace reads "
-                f"{SCHEMA_VERSION}: resume with the Millrace that wrote it"
-            )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except CheckpointError:
-        raise
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: no UTF-8
-        raise CheckpointError(f"`{path}` is no manifest: {error}") from None
+    manifest = decoded_manifest(path)
     if step_of(checkpoint.name) != manifest.step:
         raise CheckpointError(
             f"`{path}` is of step {manifest.step}, and its folder is called `{checkpoint.name}`"
@@ -179,17 +164,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _limited(path: Path) -> bytes:
-    """What a file of no more than the limit holds."""
-    try:
-        with path.open("rb") as file:
-            small = path.stat().st_size <= MANIFEST_BYTES_MAX
-            text = file.read(MANIFEST_BYTES_MAX + 1) if small else b""
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`: {reason_of(error)}") from None
-    if not small or len(text) > MANIFEST_BYTES_MAX:
-        raise CheckpointError(f"`{path}` is larger than {MANIFEST_BYTES_MAX >> 20} MiB")
-    return text
+def decoded_manifest(path: Path) -> Manifest:
+    """Return the manifest of a file; CheckpointError where it is none, or of another version."""
+    return read_document(
+        path, Manifest, "manifest", bytes_max=MANIFEST_BYTES_MAX, error=CheckpointError
+    )
 
 
 def _fault(tensor: SavedTensor) -> str | None:

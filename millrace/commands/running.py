@@ -150,12 +150,7 @@ def run(
     where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
     if lr is not None and not 0 < lr < inf:
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
-    if resume and checkpoint is None:
-        raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
-    if checkpoint_every is not None and checkpoint is None:
-        raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
-    if resume and weights is not None:
-        raise PlanError("--resume goes on with the values it saved: leave --weights out")
+    _check_saving(checkpoint, checkpoint_every, resume, weights)
     check_writable(trace)
     planned = load_plan(plan, trust=trust)
     with training(steps) as told:
@@ -177,6 +172,18 @@ def run(
         write_trace(trace, found.trace)
     document = _run_document(planned, found)
     answer(document, as_json, lambda console: _draw_run(document, console))
+
+
+def _check_saving(
+    checkpoint: Path | None, every: int | None, resume: bool, weights: Path | None
+) -> None:
+    """Refuse what does not go together."""
+    if resume and checkpoint is None:
+        raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
+    if every is not None and checkpoint is None:
+        raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
+    if resume and weights is not None:
+        raise PlanError("--resume goes on with the values it saved: leave --weights out")
 
 
 def _run_document(planned: "Plan", found: "Measured") -> dict[str, Any]:

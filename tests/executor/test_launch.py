@@ -17,12 +17,18 @@ from millrace.executor.data import open_dataset
 from millrace.executor.errors import CheckpointError, DataError, ExecutorError
 from millrace.executor.kernels import RunState
 from millrace.executor.launch import execute
-from millrace.executor.processes import TOKEN, check_capacity, run_ranks
+from millrace.executor.processes import (
+    TOKEN,
+    check_capacity,
+    failure_of,
+    report_failure,
+    run_ranks,
+)
 from millrace.executor.rank import RankState
 from millrace.executor.values.initial import initial_value
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.compile import compile_plan
-from millrace.planner.errors import InfeasibleError
+from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from tests.executor.sources import ROOT
 from tests.in_process import KernelWork, execute_lockstep
@@ -131,7 +137,11 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     firings = sum(sum(lane.firings) for lane in first.trace.lanes)
     assert len(first.trace.spans) == 4 * firings
     assert sorted(path.name for path in kept.iterdir()) == ["step-00000002", "step-00000004"]
-    second = execute(plan, steps=1, checkpoint=kept, resume=True)
+
+    def gone(step: int, loss: float) -> None:
+        raise BrokenPipeError
+
+    second = execute(plan, steps=1, checkpoint=kept, resume=True, progress=gone)
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
     again = recomputed(plan, {"h.0": "full", "h.2": "selective", "h.3": "full", "head": "full"})
@@ -176,16 +186,18 @@ from millrace.executor.processes import open_line
 from millrace.executor.worker import give_up
 
 folder = Path(sys.argv[1])
-open_line(folder, int(os.environ["PMI_RANK"]))
+done = open_line(folder, int(os.environ["PMI_RANK"]))
 world = join_world()
 world.barrier()
 """
 
 
-def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 3) -> None:
+def run_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 3, first: str = RANK
+) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
-    (tmp_path / "rank_script.py").write_text(RANK + body)
+    (tmp_path / "rank_script.py").write_text(first + body)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run_ranks("rank_script", ranks, folder)
 
@@ -224,6 +236,72 @@ world.barrier()
 """
     with pytest.raises(ExecutorError, match=r"rank 2: .*[Kk]illed"):
         run_script(tmp_path, monkeypatch, body)
+
+
+def test_a_rank_killed_before_it_has_begun_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not who gives up because of it."""
+    body = """
+import os, signal, sys
+if os.environ["PMI_RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with pytest.raises(ExecutorError, match=r"rank 1: the process ended: .*[Kk]illed"):
+        run_script(tmp_path, monkeypatch, RANK, first=body)
+
+
+def test_one_that_dies_without_a_word_is_named_before_those_that_give_up(tmp_path: Path) -> None:
+    report_failure(tmp_path, 0, None, ExecutorError("rank 2 has gone"))
+    (tmp_path / "output").write_text("TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n")
+    assert str(failure_of(tmp_path, 9, 2)) == "rank 2: the process ended: Killed (signal 9)"
+    report_failure(tmp_path, 2, "h.0", ExecutorError("overflow"))
+    assert "rank 0: rank 2 has gone" in str(failure_of(tmp_path, 9, 2))
+    lost = "[mpiexec@vm] control_cb (pmiserv_cb.c:280): assert (!closed) failed\n"
+    (tmp_path / "output").write_text(lost)
+    for path in tmp_path.glob("failure.*"):
+        path.unlink()
+    assert str(failure_of(tmp_path, 255, 1)).startswith("mpiexec lost hydra_pmi_proxy")
+
+
+def test_what_befalls_a_rank_whose_work_is_done_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_script(tmp_path, monkeypatch, "done()\nos.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_a_launcher_that_is_killed_is_named_and_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+if world.rank == 0:
+    proxy = os.getppid()
+    launcher = int(Path(f"/proc/{proxy}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(launcher, signal.SIGKILL)
+sleep(60)
+"""
+    with pytest.raises(ExecutorError, match=r"^mpiexec, .*, was ended by SIGKILL$"):
+        run_script(tmp_path, monkeypatch, body)
+
+
+def test_ranks_of_one_machine_listen_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Besides what they inherit from the launcher."""
+    body = """
+def sockets(process):
+    names = [os.readlink(path) for path in Path(f"/proc/{process}/fd").glob("[0-9]*")
+             if path.is_symlink()]
+    return {name[8:-1] for name in names if name.startswith("socket:")}
+
+tables = (Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+listening = {line.split()[9] for lines in tables for line in lines if line.split()[3] == "0A"}
+if listening & (sockets("self") - sockets(os.getppid())):
+    raise SystemExit("listens")
+world.barrier()
+done()
+"""
+    run_script(tmp_path, monkeypatch, body)
 
 
 def test_a_rank_that_raises_outside_our_code_ends_the_others(
@@ -269,6 +347,13 @@ def test_more_ranks_than_the_machine_holds_are_refused() -> None:
         check_capacity((10**12,) * 4)
     with pytest.raises(InfeasibleError, match="100000 ranks"):
         check_capacity((0,) * 100_000)
+
+
+def test_a_number_of_steps_that_nobody_can_keep_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match=r"short\): use .*fewer steps"):
+        execute(data_parallel_pipeline(), steps=10**20)
+    with pytest.raises(PlanError, match="0 steps: expected at least one"):
+        execute(data_parallel_pipeline(), steps=0)
 
 
 def test_a_learning_rate_of_its_own_keeps_the_digest_of_the_plan() -> None:

@@ -1,8 +1,6 @@
 """Two ranks on the first GPU meet by NCCL (2.30 or later): `mpiexec -n 2 python -m … FOLDER`."""
 
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -16,9 +14,8 @@ from millrace.executor.gpu.nccl import (
     warm_up_bytes,
 )
 from millrace.executor.gpu.products.cublaslt import ProductLibrary
-from millrace.executor.processes import open_line
 from millrace.executor.transport.mpi import join_world
-from millrace.executor.worker import give_up
+from millrace.executor.worker import be_rank
 from tests.gpu.members import KINDS, collective, received, sent
 from tests.gpu.on_device import Bench
 
@@ -67,9 +64,4 @@ def meet() -> None:
 
 
 if __name__ == "__main__":
-    folder, rank = Path(sys.argv[1]), int(os.environ.get("PMI_RANK", "0"))
-    try:
-        open_line(folder, rank)
-        meet()
-    except BaseException as error:
-        give_up(folder, rank, None, error)
+    be_rank(sys.argv, lambda folder: meet())

@@ -143,6 +143,26 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
     assert load_plan(other).digest() in refused["error"]
 
 
+def test_a_run_is_saved_every_so_many_steps_and_goes_on_from_what_is_whole(capsys, plan, tmp_path):
+    """Steps are counted over all runs, and a loss that is no number is said."""
+    kept = tmp_path / "kept"
+
+    def ran(*arguments: str) -> tuple[int, str]:
+        code = run(["run", str(plan), "--checkpoint", str(kept), *arguments])
+        return code, capsys.readouterr().err
+
+    assert ran("--steps", "5", "--checkpoint-every", "2")[0] == 0
+    assert sorted(path.name[-1] for path in kept.iterdir()) == ["2", "4", "5"]
+    code, told = ran("--steps", "3", "--resume", "--lr", "1e30")
+    assert code == 0
+    assert "step    6 of 8 (1 of this run)   loss 5." in told
+    assert re.search(r"^millrace: the loss of step [78] is nan: .*$", told, re.MULTILINE)
+    assert told.count("millrace:") == 1
+    code, told = ran("--resume")
+    assert code == 2
+    assert re.search(r"step-00000008/\S+` holds values that are not finite.* from step 5$", told)
+
+
 def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, tmp_path):
     request = SearchRequest(
         model=small("mixtral"),
@@ -175,6 +195,8 @@ def test_a_run_and_the_reference_say_by_how_little_an_expert_was_chosen(capsys, 
         (("--loopback",), "--backend cupy"),
         (("--data", "/nowhere"), "/nowhere"),
         (("--resume",), "--checkpoint"),
+        (("--checkpoint-every", "3"), "--checkpoint"),
+        (("--checkpoint", "/proc/x"), "cannot save in `/proc/x`"),
         (("--lr", "-1"), "above 0"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from time import sleep
 
 import pytest
 
@@ -32,7 +33,9 @@ def signalled(
     ) as process:
         assert process.stderr is not None
         process.stderr.readline()
-        process.send_signal(number)
+        for _ in range(1 if ignored else 9):  # impatience changes nothing
+            process.send_signal(number)
+            sleep(0.02)
         out, error = process.communicate()
         return process.returncode, out, error
 

@@ -12,6 +12,7 @@ import pytest
 
 from millrace.planner.children import in_children
 from millrace.planner.errors import ChildError, InfeasibleError
+from millrace.planner.search.blocks import beside as module
 from tests.executor.sources import ROOT
 
 DEADLINE_S = 60.0
@@ -70,6 +71,18 @@ def test_a_process_ended_from_outside_is_told_and_takes_the_others_along(
     with pytest.raises(ChildError, match=f"one of 2 processes was ended by {number.name}"):
         list(in_children(work, range(2), 2))
     assert is_soon(lambda: all(has_ended(int(path.name)) for path in tmp_path.iterdir()))
+
+
+def test_where_no_more_processes_are_allowed_all_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", refused)
+    monkeypatch.setattr(module, "_can_fork", lambda: True)
+    assert list(in_children(abs, [-1, -2], 2)) == [1, 2]
+    assert module.beside(lambda: 1, lambda: 2) == (1, 2)
 
 
 def test_ctrl_c_in_a_child_changes_nothing() -> None:

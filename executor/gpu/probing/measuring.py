@@ -1,6 +1,5 @@
 """Profiles of this machine's GPUs: measured in processes of their own, once, and then kept."""
 
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +74,7 @@ def _measured(
     timed_s = SECONDS if seconds is None else seconds / (1 + TUNING_SHARE)
     with TemporaryDirectory(prefix="millrace-") as name:
         folder = Path(name)
-        order = GpuOrder(parent=os.getpid(), seconds=timed_s, limit_s=seconds)
+        order = GpuOrder(seconds=timed_s, limit_s=seconds)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
         run_ranks("millrace.executor.gpu.probing.worker", ranks, folder)
         found = [

@@ -3,7 +3,6 @@
 `python -m mpi4py -m millrace.executor.gpu.probing.worker FOLDER`
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +24,8 @@ from millrace.executor.gpu.probing.transfers import groups_of
 from millrace.executor.gpu.products.cublaslt import ProductLibrary
 from millrace.executor.gpu.products.tuning import Tuner
 from millrace.executor.measure import cache_folder
-from millrace.executor.processes import open_line
 from millrace.executor.transport.mpi import World, join_world
-from millrace.executor.worker import give_up, watch_parent
+from millrace.executor.worker import be_rank, give_up
 
 TUNING_SHARE = 0.5  # of the time for kernels, on top of it
 LANES = 2  # NCCL gets as many channels as in a run with collectives on so many
@@ -36,25 +34,21 @@ LANES = 2  # NCCL gets as many channels as in a run with collectives on so many
 class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the parent asks for."""
 
-    parent: int
     seconds: float
     limit_s: float | None
 
 
 def main(arguments: Sequence[str]) -> None:
     """Time what this rank is asked to time."""
-    folder = Path(arguments[1])
-    rank = int(os.environ.get("PMI_RANK", "0"))
-    try:
-        open_line(folder, rank)
+
+    def life(folder: Path) -> None:
         order = msgspec.json.decode((folder / "order.json").read_bytes(), type=GpuOrder)
-        watch_parent(order.parent, folder)
         world = join_world()
         found = _timed(world, order, folder)
         (folder / f"timings.{world.rank}.json").write_bytes(msgspec.json.encode(found))
         world.barrier()
-    except BaseException as error:
-        give_up(folder, rank, None, error)
+
+    be_rank(arguments, life)
 
 
 def _timed(world: World, order: GpuOrder, folder: Path) -> GpuTimings:

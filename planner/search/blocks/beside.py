@@ -29,7 +29,10 @@ def beside(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """
     if not _can_fork():
         return first(), second()
-    child = Child(lambda line: line.send(second()))
+    try:
+        child = Child(lambda line: line.send(second()))
+    except OSError:  # no more processes are allowed
+        return first(), second()
     try:
         mine = first()
         try:
