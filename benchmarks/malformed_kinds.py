@@ -108,6 +108,8 @@ name = "mine"
 memory_bytes = 80_000_000_000
 memory_bandwidth_bytes_per_s = 2e12
 launch_ns = 5_000
+matmul_efficiency = 0.6
+memory_efficiency = 0.8
 [groups.device.flops_per_s]
 fp32 = 19.5e12
 bf16 = 312e12
