@@ -12,8 +12,11 @@ import sys
 from typing import Any, TextIO
 
 ESCAPED = "millrace.escaped"
-# C0 and C1 but for the ends of lines and tabs, and what turns the direction of reading.
-STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# C0 and C1 but for the ends of lines and tabs, what turns the direction of reading, and bytes of
+# file names that are no letters.
+STEERING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class NobodyReadsError(Exception):
