@@ -16,6 +16,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.status import Status
+from rich.text import Text
 
 from millrace.streams import visible, visible_json
 
@@ -43,12 +44,12 @@ class Plain(Console):
 def stdout() -> Console:
     """Return a console on stdout, at least 100 columns wide where it is not a terminal."""
     width = None if sys.stdout.isatty() else 100
-    return Plain(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
+    return Plain(file=sys.stdout, width=width, markup=False, highlight=False, soft_wrap=False)
 
 
 def stderr() -> Console:
     """Return a console on stderr."""
-    return Plain(file=sys.stderr, highlight=False, soft_wrap=True)
+    return Plain(file=sys.stderr, markup=False, highlight=False, soft_wrap=True)
 
 
 def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console], None]) -> None:
@@ -77,8 +78,8 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         console.print(f"{text} …", markup=False)
         yield lambda _: None
         return
-    with console.status(text) as status:
-        yield lambda now: status.update(now)
+    with console.status(Text(text)) as status:
+        yield lambda now: status.update(Text(now))
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
         made = f" ({step + 1 - first} of this run)" if first else ""
         line = f"step {step + 1:>4} of {end}{made}   loss {loss:.4f}"
         if status is not None:
-            status.update(line)
+            status.update(Text(line))
         elif step // 10 != last // 10 or step + 1 == end:
             console.print(line, markup=False)
         last = step

@@ -10,7 +10,7 @@ import pytest
 from rich.table import Table
 
 from millrace.cli import run
-from millrace.output import Plain
+from millrace.output import Plain, say, stdout, training, working
 from millrace.streams import Answers, Asides, NobodyReadsError, visible, visible_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +95,24 @@ def test_names_that_would_steer_a_terminal_are_shown():
     assert r"\x1b]0" in written.getvalue()
     assert "\x1b]" not in written.getvalue()
     assert "\x1b[2J" not in written.getvalue()
+
+
+def test_brackets_in_names_are_no_markup(capsys, monkeypatch):
+    """On a terminal as well, where progress is a spinner."""
+    name = "[/x] [bold]"
+    table = Table(name)
+    table.add_row(name)
+    stdout().print(table)
+    stdout().print(name)
+    say(name)
+    monkeypatch.setattr("millrace.output.Plain.is_terminal", True)
+    with working(name) as told:
+        told(name)
+    with training(3) as told_step:
+        told_step(0, 1.0)
+    captured = capsys.readouterr()
+    assert captured.out.count(name) == 3
+    assert captured.err.count(name) >= 1
 
 
 def test_json_shows_such_names_and_means_the_same():
