@@ -225,7 +225,7 @@ none,bf16,1,,,0.01,,
 """
 DLPERF = """model,framework,version,dtype,xla,batch_per_gpu,nodes,gpus_per_node,throughput,unit,\
 source_path,variant
-resnet50,OneFlow,0.2,fp32,,128,1,8,3000,images/s,a,
+resnet50-v1.5,OneFlow,0.2,fp32,,128,1,8,3000,images/s,a,
 bert-base,NGC PyTorch,1.0,amp,,32,4,8,4000,sequences/s,b,
 """
 
