@@ -74,5 +74,5 @@ def test_a_number_out_of_place_names_the_field_and_what_was_expected():
 def test_more_rows_than_a_day_has_time_for_are_refused(tmp_path: Path):
     path = tmp_path / "long.csv"
     path.write_text(",".join(DLPERF) + "\n" + "x\n" * (ROWS_MAX + 1))
-    with pytest.raises(FileError, match="long.csv` has more than 10,000 rows"):
+    with pytest.raises(FileError, match=r"long\.csv` has more than 10,000 rows"):
         read_table(path)
