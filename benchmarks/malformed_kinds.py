@@ -105,6 +105,7 @@ devices_per_node = 8
 nodes = 4
 [groups.device]
 name = "mine"
+source = "a data sheet"
 memory_bytes = 80_000_000_000
 memory_bandwidth_bytes_per_s = 2e12
 launch_ns = 5_000
@@ -116,9 +117,11 @@ bf16 = 312e12
 [groups.intra_node]
 bandwidth_bytes_per_s = 300e9
 latency_ns = 3_000
+source = "a data sheet"
 [groups.inter_node]
 bandwidth_bytes_per_s = 25e9
 latency_ns = 5_000
+source = "a data sheet"
 [leaves]
 nodes = 2
 oversubscription = 2
@@ -350,6 +353,7 @@ def of_words(content: bytes, draw: Random) -> bytes:
     for _ in range(draw.randint(1, 2)):
         at = draw.randrange(len(words))
         value = str(draw.choice(draw.choice((NUMBERS, TEXTS))))[:5000].replace("\0", "?")
+        value = value.replace("os:abort", "os:nothing")  # it would be called, as asked
         change = draw.randrange(6)
         if change == 0:
             del words[at]
