@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -470,23 +471,30 @@ def kinds() -> Iterator[Kind]:
         ask=lambda folder: [lambda: opened(folder / "data.bin", "gpt2-small")],
     )
     yield Kind(
-        name="ONNX",
-        file="model.onnx",
-        sound=_onnx,
-        mutations=(of_message, of_message, of_bytes),
-        ask=_commands(("models", "FILE/model.onnx")),
-    )
-    yield Kind(
-        name=".pt2",
-        file="model.pt2",
-        sound=_exported,
-        mutations=(of_archive, of_archive, of_bytes),
-        ask=_commands(("models", "FILE/model.pt2")),
-    )
-    yield Kind(
         name="arguments",
         file="words.json",
         sound=lambda: _plan() | {"words.json": b""},
         mutations=(of_words,),
         ask=_words,
     )
+    yield from _of_packages()
+
+
+def _of_packages() -> Iterator[Kind]:
+    """Kinds that a package reads, where it is installed."""
+    if find_spec("onnx") is not None:
+        yield Kind(
+            name="ONNX",
+            file="model.onnx",
+            sound=_onnx,
+            mutations=(of_message, of_message, of_bytes),
+            ask=_commands(("models", "FILE/model.onnx")),
+        )
+    if find_spec("torch") is not None:
+        yield Kind(
+            name=".pt2",
+            file="model.pt2",
+            sound=_exported,
+            mutations=(of_archive, of_archive, of_bytes),
+            ask=_commands(("models", "FILE/model.pt2")),
+        )
