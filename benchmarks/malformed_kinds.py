@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -105,18 +106,23 @@ devices_per_node = 8
 nodes = 4
 [groups.device]
 name = "mine"
+source = "a data sheet"
 memory_bytes = 80_000_000_000
 memory_bandwidth_bytes_per_s = 2e12
 launch_ns = 5_000
+matmul_efficiency = 0.6
+memory_efficiency = 0.8
 [groups.device.flops_per_s]
 fp32 = 19.5e12
 bf16 = 312e12
 [groups.intra_node]
 bandwidth_bytes_per_s = 300e9
 latency_ns = 3_000
+source = "a data sheet"
 [groups.inter_node]
 bandwidth_bytes_per_s = 25e9
 latency_ns = 5_000
+source = "a data sheet"
 [leaves]
 nodes = 2
 oversubscription = 2
@@ -223,7 +229,7 @@ none,bf16,1,,,0.01,,
 """
 DLPERF = """model,framework,version,dtype,xla,batch_per_gpu,nodes,gpus_per_node,throughput,unit,\
 source_path,variant
-resnet50,OneFlow,0.2,fp32,,128,1,8,3000,images/s,a,
+resnet50-v1.5,OneFlow,0.2,fp32,,128,1,8,3000,images/s,a,
 bert-base,NGC PyTorch,1.0,amp,,32,4,8,4000,sequences/s,b,
 """
 
@@ -348,6 +354,7 @@ def of_words(content: bytes, draw: Random) -> bytes:
     for _ in range(draw.randint(1, 2)):
         at = draw.randrange(len(words))
         value = str(draw.choice(draw.choice((NUMBERS, TEXTS))))[:5000].replace("\0", "?")
+        value = value.replace("os:abort", "os:nothing")  # it would be called, as asked
         change = draw.randrange(6)
         if change == 0:
             del words[at]
@@ -464,23 +471,30 @@ def kinds() -> Iterator[Kind]:
         ask=lambda folder: [lambda: opened(folder / "data.bin", "gpt2-small")],
     )
     yield Kind(
-        name="ONNX",
-        file="model.onnx",
-        sound=_onnx,
-        mutations=(of_message, of_message, of_bytes),
-        ask=_commands(("models", "FILE/model.onnx")),
-    )
-    yield Kind(
-        name=".pt2",
-        file="model.pt2",
-        sound=_exported,
-        mutations=(of_archive, of_archive, of_bytes),
-        ask=_commands(("models", "FILE/model.pt2")),
-    )
-    yield Kind(
         name="arguments",
         file="words.json",
         sound=lambda: _plan() | {"words.json": b""},
         mutations=(of_words,),
         ask=_words,
     )
+    yield from _of_packages()
+
+
+def _of_packages() -> Iterator[Kind]:
+    """Kinds that a package reads, where it is installed."""
+    if find_spec("onnx") is not None:
+        yield Kind(
+            name="ONNX",
+            file="model.onnx",
+            sound=_onnx,
+            mutations=(of_message, of_message, of_bytes),
+            ask=_commands(("models", "FILE/model.onnx")),
+        )
+    if find_spec("torch") is not None:
+        yield Kind(
+            name=".pt2",
+            file="model.pt2",
+            sound=_exported,
+            mutations=(of_archive, of_archive, of_bytes),
+            ask=_commands(("models", "FILE/model.pt2")),
+        )

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import pwd
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +17,7 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.probes.merging import merged
 from millrace.executor.probes.timing import Order, Timings
 from millrace.executor.processes import check_capacity, run_ranks, usable_cores
+from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 from millrace.planner.cluster import Device
 
@@ -79,12 +82,13 @@ def cached_profile(
     refresh: bool = False,
     seconds: float = SECONDS,
     progress: Callable[[str], None] | None = None,
+    unkept: Callable[[str], None] | None = None,
 ) -> Device:
     """Return the profile of this machine with `ranks` processes, measured once and then kept.
 
     It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
     measured anew when the host, its cores, NumPy or the way of measuring change; `progress` is
-    told when it is.
+    told when it is; `unkept` (else `progress`) where it cannot be kept, and why.
     """
     return kept_profile(
         _key(ranks),
@@ -92,6 +96,7 @@ def cached_profile(
         refresh=refresh,
         told=f"measuring this machine with {ranks} ranks, once (some ten seconds) …",
         progress=progress,
+        unkept=unkept,
     )
 
 
@@ -102,6 +107,7 @@ def kept_profile(
     refresh: bool,
     told: str,
     progress: Callable[[str], None] | None,
+    unkept: Callable[[str], None] | None = None,
 ) -> Device:
     """Return the profile that is kept for a key, else measure it and keep it.
 
@@ -115,29 +121,42 @@ def kept_profile(
         Measure it in any case.
     told, progress
         What `progress` is told before that.
+    unkept
+        Told why the profile cannot be kept; `progress` by default.
     """
     path = cache_folder() / f"device-{sha256(key.encode()).hexdigest()[:16]}.json"
-    if not refresh and path.exists():
-        try:
-            kept = msgspec.json.decode(path.read_bytes(), type=_Cached)
-        except msgspec.DecodeError:
-            kept = None
-        if kept is not None and kept.key == key:
-            return kept.device
+    if not refresh:
+        with suppress(FileError):  # not there, or nothing that we have written
+            kept = read_document(path, _Cached, "kept profile")
+            if kept.key == key:
+                return kept.device
     if progress is not None:
         progress(told)
     device = measure()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(to_json(_Cached(key=key, device=device)))
-    draft.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, to_json(_Cached(key=key, device=device)))
+    except (OSError, FileError) as error:
+        tell = unkept or progress
+        if tell is not None:
+            tell(f"the measurement is not kept: {error}")
     return device
 
 
 def cache_folder() -> Path:
-    """Return the folder in which profiles are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "millrace"
+    """Return the folder in which profiles are kept, whether or not it can be written to."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # the specification of it leaves such a value out
+        root = Path(os.environ.get("HOME") or _home()) / ".cache"
+    return root / "millrace"
+
+
+def _home() -> str:
+    """The home of the user; where there is none, a place in which nothing can be kept."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return os.devnull
 
 
 def _key(ranks: int) -> str:

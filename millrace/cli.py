@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from functools import cache
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -108,10 +109,12 @@ def _deafen() -> None:
 def _fail(sentence: str, code: int) -> int:
     """Print why the command failed; returns the exit code."""
     from millrace.output import error_document
+    from millrace.streams import NobodyReadsError, visible
 
-    print(f"millrace: {sentence}", file=sys.stderr)
+    print(f"millrace: {visible(sentence)}", file=sys.stderr)
     if "--json" in sys.argv[1:]:
-        error_document(sentence, code)
+        with suppress(OSError, NobodyReadsError):  # stdout may be what has failed
+            error_document(sentence, code)
     return code
 
 
@@ -123,6 +126,8 @@ def run(arguments: list[str] | None = None) -> int:
     arguments : list of str, optional
         The command line without the program's name; that of the process when left out.
     """
+    from millrace.streams import NobodyReadsError
+
     try:
         _register_commands()
         given = sys.argv[1:] if arguments is None else arguments
@@ -130,6 +135,7 @@ def run(arguments: list[str] | None = None) -> int:
         if code == INTERRUPTED:  # what the parser makes of Ctrl-C
             _deafen()
             return _fail("interrupted", INTERRUPTED)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         _deafen()
@@ -140,9 +146,7 @@ def run(arguments: list[str] | None = None) -> int:
             if end.code == 128 + number:
                 return _fail(f"ended by {number.name}", end.code)
         raise
-    except BrokenPipeError:
-        # The reader of our output has gone; nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except NobodyReadsError:  # nothing more can be said there
         return 0
     except Exception as error:
         if os.environ.get("MILLRACE_TRACEBACK"):
@@ -162,10 +166,17 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    from millrace.streams import silence, take_over
+
+    take_over()
     gc.set_threshold(*COLLECTED)
     for number in (signal.SIGINT, *ASKED_TO_END):
         if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
             signal.signal(number, _terminated)
     code = run()
     _deafen()
+    try:
+        sys.stdout.flush()
+    except Exception:  # it has been said, and is not to be said again by the interpreter
+        silence(sys.stdout)
     sys.exit(code)

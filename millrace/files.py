@@ -2,14 +2,19 @@
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from millrace.chrome import chrome_trace
-from millrace.models.documents import FileError, decode_json, read_document, read_text
+from millrace.models.documents import (
+    FileError,
+    decode_json,
+    read_document,
+    read_text,
+    write_bytes,
+)
 from millrace.models.graph import to_json
 from millrace.models.zoo.catalogue import FUNCTION
 from millrace.planner.actors.trace import Trace
@@ -114,26 +119,3 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise FileError(f"cannot make the folder `{path}`: {reason}") from None
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file by way of a neighbour, so that no half-written file is left behind.
-
-    Raises
-    ------
-    FileError
-        The folder is not there or may not be written to.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: never to be replaced
-            path.write_bytes(content)
-            return
-        partial.write_bytes(content)
-        partial.replace(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
-        reason = (error.strerror or str(error)).lower()
-        raise FileError(f"cannot write `{path}`: {reason}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()

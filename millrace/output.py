@@ -4,6 +4,7 @@ Progress and warnings go to stderr whatever the form of the answer, so that a sc
 stdout. On a terminal long work shows a spinner; elsewhere each step is one plain line.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +13,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.status import Status
+from rich.text import Text
+
+from millrace.streams import visible, visible_json
 
 Json = Annotated[
     bool,
@@ -21,25 +26,43 @@ Json = Annotated[
 ]
 
 
+class Plain(Console):
+    """A console on which names from files show what they hold and do not do it."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield what is printed, piece by piece."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+    def out(self, *texts: Any, **options: Any) -> None:
+        """Print texts as they are, long lines and all."""
+        super().out(*(visible(str(text)) for text in texts), **options)
+
+
 def stdout() -> Console:
     """Return a console on stdout, at least 100 columns wide where it is not a terminal."""
     width = None if sys.stdout.isatty() else 100
-    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
+    return Plain(file=sys.stdout, width=width, markup=False, highlight=False, soft_wrap=False)
 
 
 def stderr() -> Console:
     """Return a console on stderr."""
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    return Plain(file=sys.stderr, markup=False, highlight=False, soft_wrap=True)
 
 
 def answer(document: Mapping[str, Any], as_json: bool, draw: Callable[[Console], None]) -> None:
     """Print a command's answer: the document, or what `draw` makes of it."""
     if as_json:
-        encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
-        sys.stdout.write(encoded.decode() + "\n")
-        sys.stdout.flush()
-        return
-    draw(stdout())
+        try:
+            text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+        except UnicodeEncodeError:  # a name with bytes that are no letters
+            text = json.dumps(document, indent=2)
+        sys.stdout.write(visible_json(text) + "\n")
+    else:
+        draw(stdout())
+    sys.stdout.flush()
 
 
 def say(text: str) -> None:
@@ -55,8 +78,8 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         console.print(f"{text} …", markup=False)
         yield lambda _: None
         return
-    with console.status(text) as status:
-        yield lambda now: status.update(now)
+    with console.status(Text(text)) as status:
+        yield lambda now: status.update(Text(now))
 
 
 @contextmanager
@@ -78,7 +101,7 @@ def training(steps: int) -> Iterator[Callable[[int, float], None]]:
         made = f" ({step + 1 - first} of this run)" if first else ""
         line = f"step {step + 1:>4} of {end}{made}   loss {loss:.4f}"
         if status is not None:
-            status.update(line)
+            status.update(Text(line))
         elif step // 10 != last // 10 or step + 1 == end:
             console.print(line, markup=False)
         last = step

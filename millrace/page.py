@@ -10,7 +10,7 @@ from pathlib import Path
 
 from millrace.compare import ActorRow, CauseRow, Comparison, join
 from millrace.drawing import headline
-from millrace.files import write_bytes
+from millrace.models.documents import write_bytes
 from millrace.planner.actors.trace import Trace
 from millrace.planner.plan import Plan
 from millrace.timeline import COLOURS, Timeline, timeline

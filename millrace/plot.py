@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.drawing import stage_blocks
-from millrace.files import write_bytes
-from millrace.models.documents import FileError
+from millrace.models.documents import FileError, write_bytes
 from millrace.planner.plan import Plan
 from millrace.scaling.drawing import line_name
 from millrace.timeline import COLOURS, Timeline

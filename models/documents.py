@@ -1,4 +1,4 @@
-"""Documents: the door through which every file of JSON, TOML or CSV comes in.
+"""Documents: the door through which every file of JSON, TOML or CSV comes in, and goes out.
 
 What may lie in a file is not known before it is read: a device without an end, text in another
 encoding, numbers that no machine word holds. All of it is refused here, by the file's name.
@@ -7,10 +7,12 @@ encoding, numbers that no machine word holds. All of it is refused here, by the 
 import math
 import os
 import re
+import secrets
 import stat
 import tomllib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,8 +106,7 @@ def _content(
             check(b"")
             return content.getvalue()
     except OSError as wrong:
-        reason = (wrong.strerror or str(wrong)).lower()
-        raise error(f"the {what} `{path}` cannot be read: {reason}") from None
+        raise error(f"the {what} `{path}` cannot be read: {_reason(wrong)}") from None
     except ValueError as wrong:
         if isinstance(wrong, error):
             raise
@@ -114,6 +115,44 @@ def _content(
 
 def _too_large(path: Path, what: str, size: str, bytes_max: int) -> str:
     return f"the {what} `{path}` has {size}; expected at most {bytes_max} bytes"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file by way of a neighbour, so that no half-written file is left behind.
+
+    The neighbour has a name that nobody can foresee, and is made new: in a folder that others may
+    write to, none of them has put something else in its place.
+
+    Raises
+    ------
+    FileError
+        The folder is not there or may not be written to.
+    OSError
+        Writing failed (the disk is full); names the path.
+    """
+    partial = path.with_name(f".millrace-{secrets.token_hex(8)}")
+    try:
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: never to be replaced
+            path.write_bytes(content)
+            return
+        with partial.open("xb") as file:
+            file.write(content)
+        partial.replace(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+        raise FileError(f"cannot write `{path}`: {_reason(error)}") from None
+    except BrokenPipeError:  # as that of stdout
+        raise
+    except OSError as error:
+        raise OSError(f"cannot write `{path}`: {_reason(error)}") from None
+    except ValueError as error:
+        raise FileError(f"cannot write `{path}`: {error}") from None  # a name with a zero
+    finally:
+        with suppress(OSError, ValueError):
+            partial.unlink()
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:

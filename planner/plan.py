@@ -18,6 +18,7 @@ from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Mesh
+from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.schedules import MICROBATCHES_MAX, SCHEDULES
 
 SCHEMA_VERSION = 1
@@ -206,10 +207,19 @@ def check_blocks(plan: Plan, graph: Graph) -> None:
 
 
 def signature_of(plan: Plan, variant: int, op: Op) -> OpSignature:
-    """Return how a variant of its block runs an op; raises PlanError where it does not say."""
+    """Return how a variant of its block runs an op; raises PlanError where that fits no op."""
     found = plan.variants[variant].signatures.get(op.name.removeprefix(f"{op.block}."))
     if found is None:
         raise PlanError(f"plan: variant {variant} has no signature for op `{op.name}`")
+    if len(found.inputs) != len(op.inputs) or len(found.outputs) != len(op.outputs):
+        raise PlanError(
+            f"plan: op `{op.name}` has {len(op.inputs)} inputs and {len(op.outputs)} outputs, its "
+            f"signature {len(found.inputs)} and {len(found.outputs)}"
+        )
+    axes = len(plan.mesh.axes)
+    for text in (*found.inputs, *found.outputs):
+        if len(parse_nd_sbp(text)) != axes:
+            raise PlanError(f"plan: op `{op.name}`: {text} on a mesh of {axes} axes")
     return found
 
 

@@ -63,7 +63,7 @@ def _cpus(ranks: int | None, seconds: float | None) -> Device:
     count = cores if ranks is None else ranks
     local_cluster(count, cores, machine_memory_bytes())  # refuses what the machine cannot hold
     with working(f"measuring this machine with {count} ranks"):
-        return cached_profile(count, refresh=True, seconds=seconds or SECONDS)
+        return cached_profile(count, refresh=True, seconds=seconds or SECONDS, unkept=say)
 
 
 def _gpus(ranks: int | None, seconds: float | None) -> Device:

@@ -69,7 +69,8 @@ def simulate(
     """Predict how fast a plan runs on the cluster it was made for."""
     from millrace import api
     from millrace.figures import speed
-    from millrace.files import check_writable, is_chrome, load_plan, write_bytes, write_trace
+    from millrace.files import check_writable, is_chrome, load_plan, write_trace
+    from millrace.models.documents import write_bytes
     from millrace.reporting import memory_counters, report_page, report_rows
     from millrace.simulator.account import account_of
 

@@ -65,7 +65,8 @@ def scale(
 ) -> None:
     """Plan and simulate a model on clusters of several kinds and sizes."""
     from millrace import api
-    from millrace.files import check_writable, write_bytes
+    from millrace.files import check_writable
+    from millrace.models.documents import write_bytes
     from millrace.plot import check_drawable, plot_scaling, save
     from millrace.scaling import WORTH
     from millrace.scaling.drawing import csv_text, draw_scaling

@@ -14,6 +14,7 @@ from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
 from millrace.models.spec import Config, ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import FAMILIES
+from millrace.models.zoo.family import LAYERS_MAX
 from millrace.planner.cluster import Cluster, Link
 from millrace.planner.clusters import network, reference_node, validate
 from millrace.planner.clusters.files import resized
@@ -42,6 +43,8 @@ BIASED = ("gpt-oss",)
 
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
 NEAREST = {"fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
+
+DIGITS_MAX = 15  # of a number in the notes
 
 ZEROS = ("0", "1", "2", "3", "3-hybrid")
 SUBSET = "full (subset of layers)"
@@ -144,7 +147,7 @@ def _precision(row: Row) -> str:
 
 def _gpt(row: Row) -> Config:
     return {
-        "layers": whole(row, "layers"),
+        "layers": _layers(row),
         "hidden": whole(row, "hidden"),
         "heads": whole(row, "heads"),
         "ffn_hidden": whole(row, "ffn_hidden"),
@@ -154,7 +157,7 @@ def _gpt(row: Row) -> Config:
 
 
 def _decoder(row: Row) -> Config:
-    notes, layers = row["notes"], whole(row, "layers")
+    notes, layers = row["notes"], _layers(row)
     hidden, heads = whole(row, "hidden"), whole(row, "heads")
     head_dim = _noted(notes, r"head_dim=(\d+)") or hidden // heads
     config: Config = {
@@ -214,8 +217,18 @@ def _experts(notes: str, layers: int, experts: int) -> Config:
     }
 
 
+def _layers(row: Row) -> int:
+    """Layers of the row, as many as can be built."""
+    found = whole(row, "layers")
+    if found > LAYERS_MAX:
+        raise InexpressibleError(f"layers is `{row['layers']}`: expected at most {LAYERS_MAX}")
+    return found
+
+
 def _noted(notes: str, pattern: str) -> int:
     found = re.search(pattern, notes)
+    if found and len(found[1]) > DIGITS_MAX:
+        raise InexpressibleError(f"notes say `{found[0][:40]}…`: expected a smaller number")
     return int(found[1]) if found else 0
 
 

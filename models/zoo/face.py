@@ -26,11 +26,16 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo.convolution import batch_norm, convolution, images, prelu
-from millrace.models.zoo.family import IMAGE, Family, check_no_sequence, check_sizes, one_item
+from millrace.models.zoo.family import (
+    IMAGE,
+    Family,
+    check_depth,
+    check_no_sequence,
+    check_sizes,
+    one_item,
+)
 
 MS1MV2_IDENTITIES = 85742  # Deng et al., arXiv 1801.07698, table 1 (MS1MV2: 85K identities)
-BLOCKS_MAX = 10_000
-"""Units of the largest network built."""
 LENGTH_EPSILON = 1e-12  # added to squared lengths: a row of zeros stays zeros
 
 
@@ -89,8 +94,7 @@ def check(spec: ModelSpec, config: FaceConfig) -> None:
         )
     sizes = ("width_percent", "features", "classes", "image_size", "channels", "depths", "widths")
     check_sizes(spec, config, *sizes)
-    if sum(config.depths) > BLOCKS_MAX:
-        raise ModelError(f"{where}: {sum(config.depths)} units; at most {BLOCKS_MAX} are built")
+    check_depth(spec, "depths", sum(config.depths))
     if not config.scale > 0:
         raise ModelError(f"{where}: `scale` is {config.scale}, not above 0")
     if not 0 <= config.margin < 1:

@@ -7,6 +7,9 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 
+LAYERS_MAX = 1_000
+"""Layers are built one by one, some seconds for so many: the deepest model that was trained has a
+thousand (DeepNet, arXiv 2203.00555, 2022)."""
 TOKEN, IMAGE, SAMPLE = "token", "image", "sample"
 
 
@@ -40,9 +43,22 @@ def check_no_sequence(spec: ModelSpec) -> None:
 
 
 def check_sizes(spec: ModelSpec, config: Any, *fields: str) -> None:
-    """Raise ModelError when a field of the configuration, or one of its numbers, is below 1."""
+    """Raise ModelError when a field of the configuration, or one of its numbers, is below 1.
+
+    `layers` are also not more than can be built.
+    """
     for field in fields:
         value = getattr(config, field)
         for size in value if isinstance(value, tuple) else (value,):
             if size < 1:
                 raise ModelError(f"model `{spec.name}`: `{field}` is {size}, below 1")
+        if field == "layers":
+            check_depth(spec, field, value)
+
+
+def check_depth(spec: ModelSpec, field: str, layers: int) -> None:
+    """Raise ModelError where a model has more layers than can be built."""
+    if layers > LAYERS_MAX:
+        raise ModelError(
+            f"model `{spec.name}`: `{field}` is {layers}; at most {LAYERS_MAX} layers are built"
+        )

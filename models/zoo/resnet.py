@@ -29,11 +29,9 @@ from millrace.models.zoo.convolution import (
     images,
     max_pool,
 )
-from millrace.models.zoo.family import IMAGE, Family, check_no_sequence, one_item
+from millrace.models.zoo.family import IMAGE, Family, check_depth, check_no_sequence, one_item
 
 REDUCTION = 4  # a bottleneck's inner convolutions have so many times fewer channels
-BLOCKS_MAX = 10_000
-"""Residual blocks of the largest model built; ResNet-1202 has 600."""
 
 
 class ResNetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,8 +74,7 @@ def check(spec: ModelSpec, config: ResNetConfig) -> None:
     for field, value, bound in sizes:
         if value < bound:
             raise ModelError(f"{where}: `{field}` is {value}, below {bound}")
-    if sum(config.depths) > BLOCKS_MAX:
-        raise ModelError(f"{where}: {sum(config.depths)} blocks; at most {BLOCKS_MAX} are built")
+    check_depth(spec, "depths", sum(config.depths))
     if FUNCTIONS.get(config.activation, ("", ("slope",)))[1]:
         plain = ", ".join(name for name, (_, attributes) in FUNCTIONS.items() if not attributes)
         raise ModelError(f"{where}: `activation` is {config.activation!r}; choose one of {plain}")

@@ -26,7 +26,7 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo import transformer
-from millrace.models.zoo.family import Family, check_sizes
+from millrace.models.zoo.family import Family, check_depth, check_sizes
 from millrace.models.zoo.norms import add_norm
 
 SEQ_LEN = 512
@@ -64,6 +64,7 @@ def check(spec: ModelSpec, config: T5Config) -> None:
     check_sizes(spec, config, *sizes)
     check_sizes(spec, spec, "seq_len")
     transformer.check_part(spec.name, config.activation, config.epsilon, config.dropout)
+    check_depth(spec, "decoder_layers", config.decoder_layers)
     if config.decoder_layers < 0:
         raise ModelError(
             f"model `{spec.name}`: `decoder_layers` is {config.decoder_layers}; expected 1 or more "

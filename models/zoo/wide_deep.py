@@ -30,9 +30,6 @@ from millrace.models.graph import Graph
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo.family import SAMPLE, Family, check_no_sequence, check_sizes, one_item
 
-LAYERS_MAX = 10_000
-"""Hidden layers of the largest model built."""
-
 
 class WideDeepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes of a Wide & Deep: a table of `vocab` rows, `layers` hidden layers."""
@@ -54,8 +51,6 @@ def check(spec: ModelSpec, config: WideDeepConfig) -> None:
             f"{where}: `vocab` is {config.vocab}, too few rows for {config.fields} fields; every "
             f"field has rows of its own"
         )
-    if config.layers > LAYERS_MAX:
-        raise ModelError(f"{where}: {config.layers} layers; at most {LAYERS_MAX} are built")
     check_no_sequence(spec)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
 from millrace.planner.mesh import Mesh
-from millrace.planner.plan import Chunk, Plan
+from millrace.planner.plan import Chunk, Plan, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, parse_nd_sbp
 
 
@@ -116,7 +116,7 @@ class Wiring:
         inner = op.name.removeprefix(op.block + ".")
         key = (str(variant), inner)
         if key not in self._layouts:
-            signature = self.plan.variants[variant].signatures[inner]
+            signature = signature_of(self.plan, variant, op)
             self._layouts[key] = (
                 _parsed(signature.inputs, self.plan.mesh),
                 _parsed(signature.outputs, self.plan.mesh),

@@ -1,10 +1,13 @@
 """profile: a device of this machine that costs can read, measured once and then kept."""
 
+import os
+import pwd
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from millrace.executor.measure import cached_profile, kept_profile
+from millrace.executor.measure import cache_folder, cached_profile, kept_profile
 from millrace.executor.probes.cases import PROBES, cases
 from millrace.executor.probes.graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.models.ops import OPS
@@ -63,12 +66,61 @@ def test_a_profile_is_kept_for_its_key_until_it_cannot_be_read(
     (path,) = (tmp_path / "millrace").iterdir()
     assert kept("a") == first
     assert measured == ["a"]
-    path.write_text("{ cut off")
-    assert kept("a") == kept("a") == first
-    assert measured == ["a", "a"]
+    for broken in (b"{ cut off", b'{"key":"\xff\xfe"}', b"", b"[" * 100_000):
+        path.write_bytes(broken)
+        measured.clear()
+        assert kept("a") == kept("a") == first
+        assert measured == ["a"]
     kept("b")
     kept("b", refresh=True)
-    assert measured == told == ["a", "a", "b", "b"]
+    assert told == ["a"] * 5 + ["b"] * 2
+
+
+def a_file(root: Path) -> None:
+    (root / "millrace").write_text("")
+
+
+def a_folder_in_its_place(root: Path) -> None:
+    kept_profile("a", sample, refresh=False, told="", progress=None)
+    (path,) = (root / "millrace").iterdir()
+    path.unlink()
+    (path / "more").mkdir(parents=True)
+
+
+def a_disk_that_is_full(root: Path) -> None:
+    (root / "millrace").symlink_to("/proc/self")  # where nothing can be made
+
+
+def sample() -> Device:
+    return parse_cluster("a100-sxm-80gb:1x1").device
+
+
+@pytest.mark.parametrize("spoil", [a_file, a_folder_in_its_place, a_disk_that_is_full])
+def test_a_profile_that_cannot_be_kept_is_used_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    spoil(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    told: list[str] = []
+    found = kept_profile("a", sample, refresh=False, told="measuring", progress=told.append)
+    assert found == sample()
+    assert told[0] == "measuring"
+    assert told[1].startswith("the measurement is not kept: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_cache_lies_in_the_home_of_the_user_where_nothing_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache" / "millrace"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_folder() == tmp_path / ".cache" / "millrace"
+    monkeypatch.setenv("HOME", "")
+    assert cache_folder() == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "millrace"
 
 
 def test_every_kind_that_computes_is_timed_or_priced_like_one_that_is() -> None:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from millrace.files import load_plan, load_trace, write_bytes, write_document
-from millrace.models.documents import FileError
+from millrace.files import load_plan, load_trace, write_document
+from millrace.models.documents import FileError, write_bytes
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
 from tests.millrace.plans import cluster, data_parallel_pipeline

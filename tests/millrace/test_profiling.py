@@ -146,7 +146,7 @@ def test_a_limit_of_time_reaches_every_rank_and_what_it_left_out_is_said(
 def test_a_limit_of_time_reaches_the_measuring_of_cores(monkeypatch):
     asked = []
 
-    def cached_profile(ranks, *, refresh, seconds):
+    def cached_profile(ranks, *, refresh, seconds, unkept):
         asked.append((ranks, refresh, seconds))
         return device("h100-sxm-80gb")
 

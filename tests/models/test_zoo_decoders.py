@@ -177,7 +177,7 @@ def test_deepseek_v3_softens_its_scores_as_yarn_does() -> None:
     ("changes", "complaint"),
     [
         ({"layers": 0}, "`layers` is 0, below 1"),
-        ({"layers": 20_000}, "use at most 10000"),
+        ({"layers": 20_000}, "at most 1000 layers are built"),
         ({"ffn_hidden": 0}, "`ffn_hidden` is 0, below 1"),
         ({"epsilon": 0.0}, "`epsilon` is 0.0, not above 0"),
         ({"window": -1}, "`window` is -1, below 0"),

@@ -64,6 +64,7 @@ def cached_gpu_profile(
         refresh=refresh,
         told=f"measuring this machine's GPUs with {ranks} ranks, once (some two minutes) …",
         progress=progress,
+        unkept=missed,
     )
 
 

@@ -5,14 +5,15 @@ per kind of device and version of the library of products: its algorithms mean s
 version only (`cublasLtMatmulAlgo_t` of cublasLt.h 13.10.0).
 """
 
-import os
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 
 SCHEMA_VERSION = 2
@@ -84,11 +85,9 @@ def load_picks(folder: Path, device: str, library_version: int) -> Picks:
     """Return the picks that are kept in a folder; none where the file is missing or not one."""
     none = Picks(device=device, library_version=library_version, picks={})
     path = picks_path(folder, device, library_version)
-    if not path.exists():
-        return none
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Picks)
-    except msgspec.DecodeError:
+        found = read_document(path, Picks, "file of picks")
+    except FileError:
         return none
     return found if found.schema_version == SCHEMA_VERSION else none
 
@@ -102,7 +101,6 @@ def save_picks(folder: Path, picks: Picks) -> None:
     if picks.picks.keys() <= kept.picks.keys():
         return
     path = picks_path(folder, picks.device, picks.library_version)
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(to_json(picks.with_first(kept)))
-    draft.replace(path)
+    with suppress(OSError, FileError):  # what cannot be kept is found again
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, to_json(picks.with_first(kept)))

@@ -3,7 +3,7 @@
 The only file that touches the `onnx` package, and only when it is used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -164,6 +164,8 @@ def _check_opset(path: Path, model: Any) -> None:
 
 def _source(onnx: Any, path: Path, model: Any) -> Source:
     graph = model.graph
+    if any(isinstance(name, bytes) for name in _names(graph)):  # what protobuf makes of such
+        raise ModelError(f"`{path}` is malformed: a name in it is not UTF-8 text")
     if graph.sparse_initializer:
         raise ModelError(f"`{path}` holds sparse initializers, which are not read")
     kinds = {
@@ -183,6 +185,16 @@ def _source(onnx: Any, path: Path, model: Any) -> Source:
         inputs=tuple(_input(onnx, i) for i in graph.input if i.name not in initializers),
         outputs=tuple(output.name for output in graph.output),
     )
+
+
+def _names(graph: Any) -> Iterator[Any]:
+    """Every name in a graph."""
+    yield graph.name
+    for named in (*graph.input, *graph.output, *graph.initializer):
+        yield named.name
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def _initializer(onnx: Any, path: Path, tensor: Any, kind: str | None) -> Initializer:

@@ -8,11 +8,11 @@ import msgspec
 from millrace.models.errors import ModelError
 from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
+from millrace.models.zoo.family import check_depth
 
 NORMS = ("rms", "layer", "scale")
 ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu", "tanh", "sigmoid")
 ROUTERS = ("softmax", "sigmoid")
-LAYERS_MAX = 10_000
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,8 +174,7 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     for field in _ABOVE_ZERO:
         if (value := getattr(config, field)) <= 0:
             raise ModelError(f"{name}: `{field}` is {value}, not above 0")
-    if config.layers > LAYERS_MAX:
-        raise ModelError(f"{name}: `layers` is {config.layers}; use at most {LAYERS_MAX}")
+    check_depth(spec, "layers", config.layers)
     _one_of(name, "norm", config.norm, NORMS)
     _one_of(name, "qk_norm", config.qk_norm, ("", "rms", "layer"))
     _one_of(name, "activation", config.activation, ACTIVATIONS)

@@ -164,3 +164,16 @@ def test_a_step_that_is_not_printed_follows_from_the_tokens_of_a_second():
 def test_a_misspelt_choice_is_named():
     with pytest.raises(InexpressibleError, match="recompute is `some`: expected one of none"):
         question(row(recompute="some"))
+
+
+@pytest.mark.parametrize("notes", ["", "sliding window 4", "experts=4;topk=2;MoE every 2"])
+@pytest.mark.parametrize("kind", ["gpt-x", "llama-x"])
+def test_more_layers_than_can_be_built_are_refused_at_once(kind: str, notes: str):
+    for layers in ("1000000", "1e15"):
+        with pytest.raises(InexpressibleError, match=f"layers is `{layers}`: .* at most 1000"):
+            question(row(model=kind, layers=layers, notes=notes))
+
+
+def test_a_number_of_the_notes_that_is_none_is_refused():
+    with pytest.raises(InexpressibleError, match="notes say `experts=9999"):
+        question(row(model="llama-x", notes=f"experts={'9' * 5000}"))

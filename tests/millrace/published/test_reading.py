@@ -6,7 +6,15 @@ import pytest
 
 from millrace.models.documents import FileError
 from millrace.published.question import InexpressibleError
-from millrace.published.reading import Layout, choice, number, read, read_table, whole
+from millrace.published.reading import (
+    ROWS_MAX,
+    Layout,
+    choice,
+    number,
+    read,
+    read_table,
+    whole,
+)
 from tests.millrace.published.rows import DLPERF, written
 
 
@@ -61,3 +69,10 @@ def test_a_number_out_of_place_names_the_field_and_what_was_expected():
         number(row, "hidden")
     assert whole(row, "dp", 1) == 1
     assert whole(row, "tp") == 4
+
+
+def test_more_rows_than_a_day_has_time_for_are_refused(tmp_path: Path):
+    path = tmp_path / "long.csv"
+    path.write_text(",".join(DLPERF) + "\n" + "x\n" * (ROWS_MAX + 1))
+    with pytest.raises(FileError, match=r"long\.csv` has more than 10,000 rows"):
+        read_table(path)

@@ -257,6 +257,13 @@ def test_data_outside_of_the_folder_are_not_read(tmp_path):
         import_file(path)
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    path = saved(with_weights(parsed(MLP)), tmp_path / "mlp.onnx")
+    path.write_bytes(path.read_bytes().replace(b"\x01x", b"\x01\xff"))
+    with pytest.raises(ModelError, match="a name in it is not UTF-8 text"):
+        import_file(path)
+
+
 def imports_or_refuses(path, case: str) -> None:
     """Whatever is in a file, it is imported or refused with a ModelError."""
     with suppress(ModelError):

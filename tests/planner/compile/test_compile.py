@@ -16,7 +16,8 @@ from millrace.planner.clusters import local_cluster, parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
-from millrace.planner.plan import Chunk, Plan
+from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.roles import roles
 from millrace.planner.search import Pins, SearchRequest, search
 from tests.millrace.plans import data_parallel_pipeline
 from tests.recomputed import recomputed
@@ -289,6 +290,25 @@ def test_a_block_without_a_signature_is_named():
     variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
     with pytest.raises(PlanError, match=r"no signature for op `h\.0\.mlp\.fc1\.matmul`"):
         compile_plan(replace(plan, variants=(*variants, plan.variants[2])))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"inputs": ("B",)}, r"fc1\.matmul` has 2 inputs and 1 outputs, its signature 1 and 1"),
+        ({"outputs": ()}, r"fc1\.matmul` has 2 inputs and 1 outputs, its signature 2 and 0"),
+        ({"outputs": ("(B, B, B)",)}, r"fc1\.matmul`: \(B, B, B\) on a mesh of \d axes"),
+    ],
+)
+def test_a_signature_that_does_not_fit_its_op_is_named_by_whoever_reads_it(changed, said):
+    plan = data_parallel_pipeline()
+    signatures = dict(plan.variants[1].signatures)
+    signatures["mlp.fc1.matmul"] = replace(signatures["mlp.fc1.matmul"], **changed)
+    variants = (plan.variants[0], replace(plan.variants[1], signatures=signatures))
+    spoilt = replace(plan, variants=(*variants, plan.variants[2]))
+    for reads in (compile_plan, lambda one: roles(one, plan_graph(one))):
+        with pytest.raises(PlanError, match=said):
+            reads(spoilt)
 
 
 def test_an_extra_signature_that_no_such_op_has_is_named():
