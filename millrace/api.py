@@ -102,6 +102,8 @@ def cluster(
 
     if not is_local(text):
         found = parse_cluster(text)
+        if progress is not None and not text.endswith(".toml") and found.name != text:
+            progress(f"--cluster {text}: taken as {found.name}")
         if profile is None:
             return found
         return validate(msgspec.structs.replace(found, device=load_profile(profile)))

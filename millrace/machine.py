@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 from millrace.planner.cluster import Cluster
-from millrace.planner.clusters import parse_cluster
+from millrace.planner.clusters import machine_cores, parse_cluster
 from millrace.planner.clusters.named import LOCAL, LOCAL_GPU, local_ranks
+
+CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
 
 def is_local(text: str) -> bool:
@@ -34,6 +36,12 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
     else:
         from millrace.executor.measure import cached_profile
 
+        cores = machine_cores()
         parse_cluster(text)  # refuses what the machine cannot hold
+        if progress is not None and ranks > CROWDED * cores:
+            progress(
+                f"--cluster {text}: {ranks} processes share {cores} cores, so measuring them takes "
+                f"minutes, and so does every step"
+            )
         device = cached_profile(ranks, progress=progress)
     return parse_cluster(text, device)

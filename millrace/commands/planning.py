@@ -12,6 +12,7 @@ from rich.table import Table
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import check_training
 from millrace.models.unfused import FLASH
+from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
 from millrace.planner.plan import MAX_GAP, Plan
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
@@ -124,6 +125,8 @@ def plan(
     opened = api.check_question(
         model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
     )
+    if stretched := beyond_positions(opened):
+        say(stretched)
     on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
     began = perf_counter()
@@ -177,7 +180,7 @@ def show(
 ) -> None:
     """Draw a plan, or what differs between two; or list what one of its ranks runs on a GPU."""
     from millrace import drawing
-    from millrace.figures import plan_summary
+    from millrace.figures import idle_devices, plan_summary
     from millrace.files import load_plan
     from millrace.planner.compile.listing import fused_ops
     from millrace.planner.plan import UNFUSED
@@ -188,6 +191,8 @@ def show(
     if commands is not None:
         _list_commands(before, commands, as_json)
         return
+    if idle := idle_devices(before):
+        say(idle)
     if other is None:
         document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
         document |= {"fused": {} if before.fusion == UNFUSED else fused_ops(before)}

@@ -188,7 +188,9 @@ def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(call, plan
     monkeypatch.setitem(sys.modules, "cupy", None)
     code, found = call("run", plan, "--backend", "cupy")
     assert code == 3
-    assert found["error"].startswith("--backend cupy needs CuPy: pip install 'millrace[cuda]'")
+    assert found["error"].startswith(
+        "--backend cupy needs CuPy: pip install '.[cuda]' in Millrace's checkout"
+    )
 
 
 def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_path):
