@@ -1,5 +1,6 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
+from math import ceil, floor, gcd
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,6 +70,9 @@ PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
 )
+# Of a batch, how far one is looked for that divides better; and how many times as many replicas
+# are worth a word.
+NEARBY, FAR_MORE = 0.02, 4
 SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
 
@@ -129,6 +133,8 @@ def plan(
         say(stretched)
     on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
+    if dp is None and (uneven := uneven_batch(global_batch, on.devices)):
+        say(uneven)
     began = perf_counter()
     record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -150,6 +156,29 @@ def plan(
         write_document(output, found)
         say(f"plan written to {output}")
     answer(document, as_json, lambda console: _draw_found(found, document, explain, console))
+
+
+def uneven_batch(batch: int, devices: int) -> str:
+    """Say where a batch nearby would let many more devices be replicas; empty where none would.
+
+    Replicas take equal shares, so their number divides the batch, and the devices too.
+
+    Examples
+    --------
+    >>> uneven_batch(512, 64)
+    ''
+    >>> uneven_batch(510, 64)
+    '--global-batch 510: at most 2 of 64 devices can be replicas; with 512, 64 can'
+    """
+    near = range(ceil(batch * (1 - NEARBY)), floor(batch * (1 + NEARBY)) + 1)
+    best = min(near, key=lambda other: (-gcd(other, devices), abs(other - batch)))
+    now, then = gcd(batch, devices), gcd(best, devices)
+    if then < FAR_MORE * now:
+        return ""
+    return (
+        f"--global-batch {batch}: at most {now} of {devices} devices can be replicas; with {best}, "
+        f"{then} can"
+    )
 
 
 def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
