@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.models.spec import TrainingSpec
+from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import check_training
 from millrace.models.unfused import FLASH
 from millrace.models.zoo.catalogue import beyond_positions
@@ -123,18 +123,14 @@ def plan(
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     pins = _pinned(*chosen, sequence_parallel, offload, ring, fusion)
-    training = TrainingSpec(attention=attention)
     # Before this machine is measured, which takes a while.
-    check_training(training)
+    check_training(training := TrainingSpec(attention=attention))
     opened = api.check_question(
         model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
     )
-    if stretched := beyond_positions(opened):
-        say(stretched)
     on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
-    if dp is None and (uneven := uneven_batch(global_batch, on.devices)):
-        say(uneven)
+    _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()
     record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -156,6 +152,14 @@ def plan(
         write_document(output, found)
         say(f"plan written to {output}")
     answer(document, as_json, lambda console: _draw_found(found, document, explain, console))
+
+
+def _warn(model: ModelSpec, batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
+    """Say on stderr what of a question is seldom meant."""
+    uneven = "" if "dp" in pins else uneven_batch(batch, devices)
+    for text in (beyond_positions(model), uneven):
+        if text:
+            say(text)
 
 
 def uneven_batch(batch: int, devices: int) -> str:
