@@ -97,11 +97,11 @@ def cluster(
     ExecutorError
         This machine could not be measured.
     """
-    from millrace.machine import is_local, measured_cluster
+    from millrace.machine import catalogue_cluster, is_local, measured_cluster
     from millrace.planner.clusters import parse_cluster, validate
 
     if not is_local(text):
-        found = parse_cluster(text)
+        found = catalogue_cluster(text, progress)
         if profile is None:
             return found
         return validate(msgspec.structs.replace(found, device=load_profile(profile)))

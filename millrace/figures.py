@@ -14,6 +14,7 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
 from millrace.planner.roles import roles
 from millrace.planner.spending import cost_usd_per_mtoken, energy_j_per_token
+from millrace.planner.wording import size
 
 if TYPE_CHECKING:
     from millrace.simulator import Forecast
@@ -90,6 +91,42 @@ def memory_figures(by_kind: Sequence[dict[str, int]]) -> dict[str, Any]:
     """Return the figures of what every stage's devices hold, in bytes by kind."""
     most = max(sum(kinds.values()) for kinds in by_kind)
     return {"memory_bytes_max": most, "memory_by_kind": list(by_kind)}
+
+
+def shortage(plan: Plan, by_kind: Sequence[dict[str, int]]) -> str:
+    """Say which stage needs more of a device than a plan may use; empty where all fit.
+
+    Parameters
+    ----------
+    plan : Plan
+    by_kind : sequence of dict
+        Bytes by kind that a device of every stage holds; of every program, where these are more.
+    """
+    if len(by_kind) != plan.stages:  # of programs, of which a stage on two kinds of node has two
+        by_kind = [one.by_kind for one in plan_memory(plan, plan_graph(plan))]
+    found = []
+    for stage, kinds in enumerate(by_kind):
+        first, last = stage * plan.mesh.devices, (stage + 1) * plan.mesh.devices - 1
+        least = min(plan.cluster.device_of(rank).memory_bytes for rank in (first, last))
+        room, needed = plan.memory_limit_bytes or least, sum(kinds.values())
+        if plan.cluster.others:
+            room = min(room, least)
+        if needed > room:
+            found.append((needed - room, stage, first, last, needed, room))
+    if not found:
+        return ""
+    over, stage, first, last, needed, room = max(found)
+    return (
+        f"the plan does not fit: stage {stage} (ranks {first} to {last}) needs {size(needed)} of "
+        f"a device that has {size(room)}: {size(over)} too few"
+    )
+
+
+def idle_devices(plan: Plan) -> str:
+    """Say how many devices of its cluster a plan leaves out; empty where it uses all."""
+    if plan.ranks == plan.cluster.devices:
+        return ""
+    return f"the plan uses {plan.ranks} of the {plan.cluster.devices} devices of its cluster"
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

@@ -1,15 +1,33 @@
-"""Clusters of this machine: `local:N` of its cores, `local-gpu:N` of its GPUs, from profiles."""
+"""Clusters as they are asked for: of the catalogue, or of this machine as it is measured."""
 
 from collections.abc import Callable
 
 from millrace.planner.cluster import Cluster
-from millrace.planner.clusters import parse_cluster
+from millrace.planner.clusters import machine_cores, parse_cluster
 from millrace.planner.clusters.named import LOCAL, LOCAL_GPU, local_ranks
+
+CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
 
 def is_local(text: str) -> bool:
     """Whether a cluster is of this machine."""
     return text.partition(":")[0] in (LOCAL, LOCAL_GPU)
+
+
+def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
+    """Return a cluster of the catalogue or of a file.
+
+    `progress` is told which device a shorter name was taken as.
+
+    Raises
+    ------
+    ClusterError
+        The text has another form or names an unknown device.
+    """
+    found = parse_cluster(text)
+    if progress is not None and not text.endswith(".toml") and found.name != text:
+        progress(f"--cluster {text}: taken as {found.name}")
+    return found
 
 
 def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
@@ -34,6 +52,12 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
     else:
         from millrace.executor.measure import cached_profile
 
+        cores = machine_cores()
         parse_cluster(text)  # refuses what the machine cannot hold
+        if progress is not None and ranks > CROWDED * cores:
+            progress(
+                f"--cluster {text}: {ranks} processes share {cores} cores, so measuring them takes "
+                f"minutes, and so does every step"
+            )
         device = cached_profile(ranks, progress=progress)
     return parse_cluster(text, device)

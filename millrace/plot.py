@@ -1,6 +1,6 @@
 """Pictures, with matplotlib: timelines, devices × stages, predicted × measured, scaling.
 
-The only file that imports matplotlib (`pip install 'millrace[plot]'`).
+The only file that imports matplotlib (`pip install '.[plot]'`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -317,7 +317,9 @@ def check_drawable(path: Path) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        raise FileError(f"`{path}` is drawn by matplotlib: pip install 'millrace[plot]'") from None
+        raise FileError(
+            f"`{path}` is drawn by matplotlib: pip install '.[plot]' in Millrace's checkout"
+        ) from None
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in known:
         raise FileError(f"cannot draw `{path}`: name a file that ends in .{', .'.join(known)}")

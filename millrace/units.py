@@ -16,13 +16,16 @@ def parse_bytes(text: str) -> int:
     Raises
     ------
     PlanError
-        The text is not a positive size.
+        The text is not a positive size, or a number so small that its unit was left out.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     scale = _BYTES.get(match.group(2).lower()) if match else None
-    if match is None or scale is None or float(match.group(1)) <= 0:
+    if match is None or scale is None or not 0 < float(match.group(1)) * scale < 2**63:
         raise PlanError(f"`{text}` is not a size in bytes: write 80GiB, 512MB or 1073741824")
-    return round(float(match.group(1)) * scale)
+    count = round(float(match.group(1)) * scale)
+    if not match.group(2) and count < 1024**2:
+        raise PlanError(f"`{text}` is {count} bytes: write {text.strip()}GiB, or {count}B if meant")
+    return count
 
 
 def format_bytes(count: float) -> str:

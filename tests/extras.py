@@ -26,6 +26,4 @@ def optional(name: str, extra: str = "torch") -> ModuleType:
                 # of a small model takes a hundred times as long with two of them as with one.
                 importlib.import_module("torch").set_num_threads(1)
             return module
-    pytest.skip(
-        f"{name} is not installed: pip install 'millrace[{extra}]'", allow_module_level=True
-    )
+    pytest.skip(f"{name} is not installed: pip install '.[{extra}]'", allow_module_level=True)

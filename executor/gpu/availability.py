@@ -7,7 +7,7 @@ from typing import Any
 from millrace.executor.errors import ExecutorError
 from millrace.planner.errors import InfeasibleError
 
-INSTALL = "pip install 'millrace[cuda]'"
+INSTALL = "pip install '.[cuda]' in Millrace's checkout"
 BACKEND = "--backend cupy"
 
 

@@ -46,7 +46,9 @@ def clusters(
 
     if names:
         found = [
-            reference_node(name) if name in device_names() else cluster(name, measured=False)
+            reference_node(name)
+            if ":" not in name and not name.endswith(".toml")
+            else cluster(name, measured=False)
             for name in names
         ]
         rows = [_device_row(one.name, one.device) | _network(one) for one in found]

@@ -1,5 +1,6 @@
 """`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
 
+from math import ceil, floor, gcd
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.models.spec import TrainingSpec
+from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import check_training
 from millrace.models.unfused import FLASH
+from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
 from millrace.planner.plan import MAX_GAP, Plan
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
@@ -68,6 +70,9 @@ PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
 )
+# Of a batch, how far one is looked for that divides better; and how many times as many replicas
+# are worth a word.
+NEARBY, FAR_MORE = 0.02, 4
 SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
 
@@ -118,14 +123,14 @@ def plan(
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = (dp, tp, pp, cp, ep, micro_batch, schedule, interleave, recompute, zero)
     pins = _pinned(*chosen, sequence_parallel, offload, ring, fusion)
-    training = TrainingSpec(attention=attention)
     # Before this machine is measured, which takes a while.
-    check_training(training)
+    check_training(training := TrainingSpec(attention=attention))
     opened = api.check_question(
         model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
     )
     on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
+    _warn(opened, global_batch, on.devices, pins)
     began = perf_counter()
     record = Record(clock=perf_counter)
     with working(f"planning {opened.name} for {on.name}") as told:
@@ -147,6 +152,37 @@ def plan(
         write_document(output, found)
         say(f"plan written to {output}")
     answer(document, as_json, lambda console: _draw_found(found, document, explain, console))
+
+
+def _warn(model: ModelSpec, batch: int, devices: int, pins: dict[str, str | int | bool]) -> None:
+    """Say on stderr what of a question is seldom meant."""
+    uneven = "" if "dp" in pins else uneven_batch(batch, devices)
+    for text in (beyond_positions(model), uneven):
+        if text:
+            say(text)
+
+
+def uneven_batch(batch: int, devices: int) -> str:
+    """Say where a batch nearby would let many more devices be replicas; empty where none would.
+
+    Replicas take equal shares, so their number divides the batch, and the devices too.
+
+    Examples
+    --------
+    >>> uneven_batch(512, 64)
+    ''
+    >>> uneven_batch(510, 64)
+    '--global-batch 510: at most 2 of 64 devices can be replicas; with 512, 64 can'
+    """
+    near = range(ceil(batch * (1 - NEARBY)), floor(batch * (1 + NEARBY)) + 1)
+    best = min(near, key=lambda other: (-gcd(other, devices), abs(other - batch)))
+    now, then = gcd(batch, devices), gcd(best, devices)
+    if then < FAR_MORE * now:
+        return ""
+    return (
+        f"--global-batch {batch}: at most {now} of {devices} devices can be replicas; with {best}, "
+        f"{then} can"
+    )
 
 
 def _pinned(*values: str | int | bool | None) -> dict[str, str | int | bool]:
@@ -177,7 +213,7 @@ def show(
 ) -> None:
     """Draw a plan, or what differs between two; or list what one of its ranks runs on a GPU."""
     from millrace import drawing
-    from millrace.figures import plan_summary
+    from millrace.figures import idle_devices, plan_summary
     from millrace.files import load_plan
     from millrace.planner.compile.listing import fused_ops
     from millrace.planner.plan import UNFUSED
@@ -188,6 +224,8 @@ def show(
     if commands is not None:
         _list_commands(before, commands, as_json)
         return
+    if idle := idle_devices(before):
+        say(idle)
     if other is None:
         document = plan_summary(before) | {"plan": msgspec.to_builtins(before)}
         document |= {"fused": {} if before.fusion == UNFUSED else fused_ops(before)}

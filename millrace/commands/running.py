@@ -13,7 +13,7 @@ from rich.table import Table
 
 from millrace.commands.planning import Trust
 from millrace.compare import ActorRow, CauseRow, Comparison
-from millrace.models.zoo.catalogue import unit_of
+from millrace.models.zoo.catalogue import beyond_positions, unit_of
 from millrace.output import Json, answer, say, training, working
 from millrace.planner.errors import PlanError
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
@@ -48,6 +48,15 @@ def register(app: typer.Typer) -> None:
     app.command("compare")(compare)
 
 
+def warn_of(plan: "Plan") -> None:
+    """Say on stderr what an honest plan seldom does."""
+    from millrace.figures import idle_devices
+
+    for text in (idle_devices(plan), beyond_positions(plan.model)):
+        if text:
+            say(text)
+
+
 def simulate(
     plan: PlanFile,
     jitter: Annotated[float, typer.Option(help="0.1: durations vary by ten percent.")] = 0.0,
@@ -68,7 +77,7 @@ def simulate(
 ) -> None:
     """Predict how fast a plan runs on the cluster it was made for."""
     from millrace import api
-    from millrace.figures import speed
+    from millrace.figures import shortage, speed
     from millrace.files import check_writable, is_chrome, load_plan, write_trace
     from millrace.models.documents import write_bytes
     from millrace.reporting import memory_counters, report_page, report_rows
@@ -77,6 +86,7 @@ def simulate(
     check_writable(trace, html)
     detailed = as_json or html is not None or (trace is not None and is_chrome(trace))
     planned = load_plan(plan, trust=trust)
+    warn_of(planned)
     began = perf_counter()
     with working(f"simulating {planned.model.name} on {planned.ranks} ranks"):
         found = api.simulate(
@@ -110,6 +120,9 @@ def simulate(
         del figures["simulated"]  # how long that took differs: the page is equal every time
         write_bytes(html, report_page(planned, found, account, figures.items()).encode())
     answer(document, as_json, lambda console: _draw_figures(document, console))
+    if short := shortage(planned, found.memory_by_kind):
+        say(f"millrace: {short}")
+        raise typer.Exit(1)
 
 
 def run(
@@ -154,6 +167,7 @@ def run(
     _check_saving(checkpoint, checkpoint_every, resume, weights)
     check_writable(trace)
     planned = load_plan(plan, trust=trust)
+    warn_of(planned)
     with training(steps) as told:
         found = api.execute(
             planned,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.commands.planning import Model, Precision, SeqLen
+from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say
 from millrace.planner.errors import ClusterError, PlanError
 from millrace.units import parse_bytes
@@ -76,6 +77,8 @@ def scale(
         check_drawable(plot)
     share = WORTH if worth is None else worth
     opened = api.check_question(model, seq_len=seq_len, precision=precision)
+    if stretched := beyond_positions(opened):
+        say(stretched)
     rows = api.scale(
         opened,
         _texts("--cluster", cluster),

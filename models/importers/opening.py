@@ -14,7 +14,7 @@ from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, graph_spec
-from millrace.models.zoo.catalogue import canonical_name, model_spec
+from millrace.models.zoo.catalogue import ALIASES, NAMES, canonical_name, model_spec
 
 KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .pt2 file, or \
 `package.module:function`"
@@ -56,12 +56,31 @@ def open_model(text: str, seq_len: int | None = None, precision: str = "fp32") -
     if ":" not in text and (_looks_like_path(text) or not _in_zoo(text)) and _exists(path):
         return _config(_Question(path, seq_len, precision))
     if _looks_like_path(text):
-        raise ModelError(f"there is no file `{text}`; a model is {KINDS}")
+        raise ModelError(f"there is no file `{text}`; {_hub_hint(text) or f'a model is {KINDS}'}")
     return model_spec(text, seq_len, precision)
 
 
 def _looks_like_path(text: str) -> bool:
     return os.sep in text or text.startswith(".")
+
+
+def _hub_hint(text: str) -> str:
+    """What to do with a name of a hub, `owner/model`; empty for what can be none."""
+    owner, _, name = text.partition("/")
+    if not owner or owner.startswith(".") or not name or "/" in name or _exists(Path(owner)):
+        return ""
+    close = [known for known in (*NAMES, *ALIASES) if _squeezed(known) in _squeezed(name)]
+    nearest = max(close, key=len, default="")
+    zoo = f"; the zoo's `{canonical_name(nearest)}` comes near" if nearest else ""
+    return (
+        f"models are not fetched from a hub: get its config.json (`hf download {text} "
+        f"config.json`) and give the path of that{zoo}"
+    )
+
+
+def _squeezed(name: str) -> str:
+    """Letters and digits of a name alone: `Llama-3-8B` is `llama38b`."""
+    return "".join(one for one in name.lower() if one.isalnum())
 
 
 def _exists(path: Path) -> bool:
@@ -100,7 +119,7 @@ def _torch_export(question: _Question) -> ModelSpec:
     if find_spec("torch") is None:
         raise ModelError(
             f"`{question.path}`: reading .pt2 files needs the package torch: "
-            f"pip install 'millrace[torch]'"
+            f"pip install '.[torch]' in Millrace's checkout"
         )
     from millrace.models.importers.torch_export import import_file
 

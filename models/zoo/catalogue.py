@@ -116,6 +116,21 @@ def unit_of(spec: ModelSpec) -> str:
     return TOKEN if spec.seq_len > 1 else SAMPLE
 
 
+def beyond_positions(spec: ModelSpec) -> str:
+    """Say where sequences are longer than the model was made for; empty where they are not.
+
+    Models that learn a vector for each position cannot be built so. Others can, and are trained so:
+    their angles are stretched, or their positions are none.
+    """
+    positions = spec.config.get("positions")
+    if not isinstance(positions, int) or spec.seq_len <= positions:
+        return ""
+    return (
+        f"model `{spec.name}` was made for sequences of at most {positions:,} tokens, "
+        f"{spec.seq_len:,} are planned: its positions have to be stretched"
+    )
+
+
 def build(spec: ModelSpec, batch: int) -> Graph:
     """Return the forward graph of a model for microbatches of `batch` samples.
 
@@ -149,6 +164,7 @@ def _as_written(spec: ModelSpec, batch: int) -> Graph:
         raise ModelError(
             f"model `{spec.name}`: configuration of `{spec.family}`: {error}"
         ) from None
+    family.check(spec, config)
     return family.build(spec, config, batch)
 
 

@@ -75,17 +75,42 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in found))
 
 
+# What people say, and the device of that name that most published runs were on.
+USUAL = {
+    "a100": "a100-sxm-80gb",
+    "a800": "a800-sxm-80gb",
+    "h100": "h100-sxm-80gb",
+    "h200": "h200-sxm",
+    "h800": "h800-sxm-80gb",
+    "mi300": "mi300x",
+    "v100": "v100-sxm-32gb",
+}
+
+
+def canonical(name: str) -> str:
+    """Return the catalogue's name for a device that people call by less, else the name itself.
+
+    Examples
+    --------
+    >>> canonical("H100"), canonical("b200")
+    ('h100-sxm-80gb', 'b200')
+    """
+    return USUAL.get(name.lower(), name)
+
+
 @lru_cache(maxsize=64)
 def reference_node(name: str) -> Cluster:
-    """One node of the reference system of the catalogue's device `name`.
+    """One node of the reference system of the catalogue's device `name`, or of `USUAL`.
 
     Raises
     ------
     ClusterError
         There is no such device; lists the names that come close.
     """
+    name = canonical(name)
     if name not in names():
-        close = get_close_matches(name, names(), n=3, cutoff=0.4)
+        begun = [one for one in names() if name and one.startswith(name.lower())]
+        close = begun[:3] or get_close_matches(name, names(), n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
         raise ClusterError(f"no device `{name}` in the catalogue; {hint}")
     text = (resources.files("millrace.planner") / "catalogue" / f"{name}.toml").read_text("utf-8")

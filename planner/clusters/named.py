@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.planner.cluster import OURS, Cluster, Device, Host, Link, Software
 from millrace.planner.clusters.checks import validate
-from millrace.planner.clusters.files import read_cluster, reference_node, resized
+from millrace.planner.clusters.files import canonical, read_cluster, reference_node, resized
 from millrace.planner.errors import ClusterError
 
 FORM = (
@@ -41,7 +41,8 @@ def parse_cluster(
     Parameters
     ----------
     text
-        `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file.
+        `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file. The
+        cluster's name is in the catalogue's words where the text has shorter ones (`h100:8x2`).
     local_device
         One rank of this machine, or one of its GPUs, as `millrace profile` measured it. None: of a
         rank, built-in figures; for GPUs there are none.
@@ -71,6 +72,7 @@ def parse_cluster(
             memory_bytes if memory_bytes is not None else machine_memory_bytes(),
             local_device,
         )
+    name = canonical(name)
     node = reference_node(name)
     if not (match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", shape)):
         raise ClusterError(f"`{text}`: {FORM}")
@@ -84,7 +86,8 @@ def parse_cluster(
     for value, field in ((per_node, "GPUS_PER_NODE"), (nodes, "NODES")):
         if value < 1:
             raise ClusterError(f"`{text}`: {field} is {value}, expected at least 1")
-    return validate(msgspec.structs.replace(resized(node, per_node), name=text, nodes=nodes))
+    found = msgspec.structs.replace(resized(node, per_node), name=f"{name}:{shape}", nodes=nodes)
+    return validate(found)
 
 
 def local_cluster(

@@ -40,7 +40,7 @@ from millrace.planner.search.blocks.tables import (
 from millrace.planner.search.blocks.variants import Handover, handing, handover
 from millrace.planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
 from millrace.planner.search.ranks import Site
-from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.request import SearchRequest, SignatureError
 from millrace.planner.search.sites import ordered
 from millrace.planner.search.stages import Pipeline, VariantFigures
 
@@ -248,12 +248,7 @@ class Programs:
             if not legal[:, row].any():
                 op = choice.ops[0].op
                 shapes = [pricing.tensors[name].shape for name in (*op.inputs, *op.outputs)]
-                return InfeasibleError(
-                    f"op `{op.name}` ({op.labels}, shapes {shapes} for {self.graph.batch} samples) "
-                    f"has no legal signature on a mesh of {shape.sizes} with microbatches of "
-                    f"{shape.batch}: no label that it may split divides; change the degrees, the "
-                    f"micro batch or the pins"
-                )
+                return SignatureError(op, shapes, shape.sizes, shape.batch)
         raise AssertionError("asked only where there is one")
 
     # -- solving -----------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The question put to the search, and the answer that memory is too small."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace.models.graph import Graph
+from millrace.models.graph import Graph, Op
+from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Shape, bind, parse
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.unfused import UNFUSED
 from millrace.planner.cluster import OURS, Cluster, Device
@@ -13,7 +14,7 @@ from millrace.planner.memory import reserved_bytes, slack_fraction
 from millrace.planner.plan import COUNT_MAX, FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
 from millrace.planner.plan import UNFUSED as NOT_FUSED
 from millrace.planner.search.pins import Pins
-from millrace.planner.wording import size
+from millrace.planner.wording import one_of, size
 
 
 class MemoryLimitError(InfeasibleError):
@@ -28,6 +29,10 @@ class MemoryLimitError(InfeasibleError):
             f"{'' if stage is None else f' on stage {stage}'}, the limit is "
             f"{size(limit_bytes)}: {size(needed_bytes - limit_bytes)} too few"
         )
+
+
+LABEL_WORDS = {BATCH: "samples of a microbatch", SEQUENCE: "tokens", EXPERT: "experts"}
+HEAD_WORDS = {"g": "key/value heads", "r": "query heads to each of them", "h": "heads"}
 
 
 class NoPlanError(InfeasibleError):
@@ -64,6 +69,34 @@ class HostMemoryError(InfeasibleError):
         super().__init__(
             f"host memory: optimizer state takes at least {size(needed_bytes)} a device{where}, a "
             f"node has {size(limit_bytes)} for each: {size(needed_bytes - limit_bytes)} too few"
+        )
+
+
+class SignatureError(InfeasibleError):
+    """An op has no legal signature on a mesh; says what it could split.
+
+    Parameters
+    ----------
+    op : Op
+    shapes : sequence
+        Of its inputs, then of its outputs, of as many samples as may be.
+    sizes, batch
+        Of the mesh's axes, and samples of a microbatch.
+    """
+
+    def __init__(self, op: Op, shapes: Sequence[Shape], sizes: Sequence[int], batch: int) -> None:
+        expression, inputs = parse(op.labels), len(op.inputs)
+        found = bind(expression, shapes[:inputs], shapes[inputs:]) | {BATCH: batch}
+        words = LABEL_WORDS | (HEAD_WORDS if "attention" in op.kind else {})
+        parts = [
+            f"{found[label]} {words[label]}" if label in words else f"{label} of {found[label]}"
+            for label in expression.splittable
+        ]
+        super().__init__(
+            f"op `{op.name}` has no legal signature on a mesh of "
+            f"{' × '.join(map(str, sizes)) or 'one device'}: what it may split is "
+            f"{one_of(parts) if parts else 'nothing'}, and each axis has to divide one that the "
+            f"pins let it split"
         )
 
 

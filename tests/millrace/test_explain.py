@@ -5,6 +5,7 @@ import json
 import pytest
 
 from millrace.cli import run
+from millrace.commands.planning import uneven_batch
 
 PLAN = ("plan", "gpt-demo", "--global-batch", "4", "--precision", "bf16", "--seq-len", "32")
 
@@ -68,3 +69,18 @@ def test_what_has_no_answer_says_what_binds_and_what_would_do(call, arguments, c
     found, out, err = call(*PLAN, *arguments)
     assert (found, out) == (code, "")
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "said"),
+    [
+        (510, 64, "at most 2 of 64 devices can be replicas; with 512, 64 can"),
+        (512, 64, ""),
+        (508, 64, "at most 4 of 64 devices can be replicas; with 512, 64 can"),
+        (480, 64, ""),
+        (8, 64, ""),
+        (1, 8, ""),
+    ],
+)
+def test_a_batch_beside_one_that_divides_better_is_told(batch, devices, said):
+    assert uneven_batch(batch, devices).partition(": ")[2] == said

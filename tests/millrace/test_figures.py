@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.figures import plan_summary, speed
-from millrace.models.zoo.catalogue import FAMILIES, model_spec, unit_of
+from millrace.figures import idle_devices, plan_summary, shortage, speed
+from millrace.models.errors import ModelError
+from millrace.models.zoo.catalogue import FAMILIES, beyond_positions, build, model_spec, unit_of
 from tests.millrace.plans import data_parallel_pipeline
 
 
@@ -48,3 +49,35 @@ def test_the_micro_batch_is_that_of_a_rank() -> None:
     assert (found["dp"], found["global_batch"], found["microbatches"]) == (2, 16, 4)
     assert found["micro_batch"] == 2
     assert found["unit"] == "token"
+
+
+def test_a_plan_that_needs_more_than_a_device_has_says_where_and_by_how_much() -> None:
+    plan = data_parallel_pipeline()
+    held = [{"parameter": 2**30}, {"parameter": 2**30, "activation": 2**30 + 1}]
+    assert shortage(plan, held) == (
+        "the plan does not fit: stage 1 (ranks 2 to 3) needs 2.0 GiB of a device that has 2.0 GiB: "
+        "1 bytes too few"
+    )
+    assert shortage(plan, [held[0], held[0]]) == ""
+    roomy = replace(plan, memory_limit_bytes=2**31 + 1)
+    assert shortage(roomy, held) == ""
+
+
+def test_devices_that_a_plan_leaves_out_are_counted() -> None:
+    plan = data_parallel_pipeline()
+    assert idle_devices(plan) == ""
+    wider = replace(plan, cluster=replace(plan.cluster, devices_per_node=6))
+    assert idle_devices(wider) == "the plan uses 4 of the 6 devices of its cluster"
+
+
+def test_sequences_longer_than_a_model_was_made_for_are_told_and_not_refused() -> None:
+    assert beyond_positions(model_spec("llama3-8b")) == ""
+    assert beyond_positions(model_spec("t5-base", seq_len=4096)) == ""
+    found = beyond_positions(model_spec("llama3-8b", seq_len=1_000_000))
+    assert "at most 8,192 tokens, 1,000,000 are planned" in found
+
+
+def test_positions_that_are_learned_end_where_the_model_does() -> None:
+    longer = replace(model_spec("gpt2-small"), seq_len=1025)
+    with pytest.raises(ModelError, match="1025 tokens do not fit; use 1 to 1024"):
+        build(longer, 1)

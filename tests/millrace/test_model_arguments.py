@@ -49,6 +49,22 @@ def written(kind: str, folder) -> tuple[str, int]:
     return ("config.json" if kind == "config" else "."), 64 * 16 + 8 * 16 + 2 * layer + 2 * 16
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
+        ("openai-community/gpt2", "gpt2-small"),
+    ],
+)
+def test_a_name_of_a_hub_is_told_from_a_path(call, name, near):
+    code, _, err = call("models", name)
+    assert code == 2
+    assert f"`hf download {name} config.json`" in err
+    assert err.rstrip().endswith(f"the zoo's `{near}` comes near")
+    assert "hub" not in call("models", f"./{name}")[2]
+
+
 KINDS = ("zoo", "config", "folder", "onnx", "pt2", "function")
 
 

@@ -46,7 +46,7 @@ def test_what_lacks_for_a_gpu_is_said_in_one_sentence(call, monkeypatch, argumen
         without.setitem(sys.modules, "cupy", None)
         code, said = call(*arguments)
         assert code == 3
-        assert said.startswith(f"{asked} needs CuPy: pip install 'millrace[cuda]'")
+        assert said.startswith(f"{asked} needs CuPy: pip install '.[cuda]' in Millrace's checkout")
     machine(monkeypatch, driver=13020, found=0)
     code, said = call(*arguments)
     assert code == 1

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from millrace.cli import run
 from millrace.executor.data import open_dataset
@@ -69,6 +70,8 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path)
         (("--dp", "3"), 1, "3"),
         (("--memory-limit", "64KiB"), 1, "memory"),
         (("--memory-limit", "64 apples"), 2, "64 apples"),
+        (("--memory-limit", "64"), 2, "64 bytes: write 64GiB"),
+        (("--global-batch", str(10**9)), 2, "expected 1 to 16,777,216 samples"),
         (("--schedule", "none"), 2, "1f1b"),
         (("--optimize-for", "fame"), 2, "throughput"),
         (("-o", "/nowhere/plan.json"), 2, "/nowhere"),
@@ -82,6 +85,32 @@ def test_what_cannot_be_planned_ends_with_its_code(call, arguments, code, said):
     found = call("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", *arguments)
     assert found[0] == code
     assert said in found[1]["error"]
+
+
+def test_a_plan_that_does_not_fit_is_simulated_and_ends_with_1(call, tmp_path):
+    path = tmp_path / "tight.json"
+    write_document(path, replace(data_parallel_pipeline(), memory_limit_bytes=2**16))
+    code, found = call("simulate", path)
+    assert code == 1
+    assert found["step_time_s"] > 0
+    assert found["memory_bytes_max"] > 2**16
+
+
+@pytest.mark.parametrize("straggler", ["0:1e15", "0:nan", "9:2", "0:0"])
+def test_a_straggler_beyond_all_measure_is_refused(call, plan, straggler):
+    code, found = call("simulate", plan, "--straggler", straggler)
+    assert code == 2
+    assert found["error"].startswith(f"straggler {straggler[0]}:")
+
+
+def test_a_device_by_its_usual_name_is_told_by_its_full_one(capsys):
+    question = ["plan", "mlp", "--cluster", "h100:2x1", "--global-batch", "8"]
+    assert run(question) == 0
+    told = capsys.readouterr()
+    assert "--cluster h100:2x1: taken as h100-sxm-80gb:2x1" in told.err
+    assert "mlp on h100-sxm-80gb:2x1" in told.out
+    assert "samples" in told.out.splitlines()[0]
+    assert "ksample/s" in told.out or "Msample/s" in told.out
 
 
 def test_a_simulation_says_what_the_contract_asks_for(call, plan, tmp_path):
@@ -210,7 +239,9 @@ def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(call, plan
     monkeypatch.setitem(sys.modules, "cupy", None)
     code, found = call("run", plan, "--backend", "cupy")
     assert code == 3
-    assert found["error"].startswith("--backend cupy needs CuPy: pip install 'millrace[cuda]'")
+    assert found["error"].startswith(
+        "--backend cupy needs CuPy: pip install '.[cuda]' in Millrace's checkout"
+    )
 
 
 def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_path):

@@ -10,13 +10,21 @@ from millrace.units import format_bytes, format_count, format_percent, format_se
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("80GiB", 80 * 2**30), ("512 MB", 512_000_000), ("4096", 4096), ("0.5tib", 2**39)],
+    [
+        ("80GiB", 80 * 2**30),
+        ("512 MB", 512_000_000),
+        ("1073741824", 2**30),
+        ("80B", 80),
+        ("0.5tib", 2**39),
+    ],
 )
 def test_sizes_are_read_with_binary_and_decimal_units(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "80G", "-1GiB", "0", "many", "1e9", "GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "80G", "-1GiB", "0", "many", "1e9", "GiB", "80", "9e9TiB", "9" * 30]
+)
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(PlanError, match="write 80GiB"):
         parse_bytes(text)

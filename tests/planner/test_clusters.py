@@ -16,6 +16,7 @@ from millrace.planner.clusters import (
     reference_node,
     validate,
 )
+from millrace.planner.clusters.files import USUAL
 from millrace.planner.errors import ClusterError
 
 GIB = 1024**3
@@ -154,10 +155,19 @@ def test_a_file_may_start_from_the_catalogue_and_change_the_network(tmp_path: Pa
     assert cluster.inter_node.bandwidth_bytes_per_s == 1.2e9
 
 
+@pytest.mark.parametrize("usual", [*USUAL, "H100"])
+def test_what_people_call_a_device_is_the_usual_one_under_its_full_name(usual: str) -> None:
+    full = USUAL[usual.lower()]
+    assert parse_cluster(f"{usual}:4x2") == parse_cluster(f"{full}:4x2")
+    assert parse_cluster(f"{usual}:4x2").name == f"{full}:4x2"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a100-sxm:8x2", "did you mean a100-sxm-80gb"),
+        ("a100-sxm:8x2", "did you mean a100-sxm-40gb or a100-sxm-80gb?"),
+        ("h100-pcie:8x2", "did you mean h100-pcie-80gb?"),
+        ("v100-sxm:8x2", "did you mean v100-sxm-16gb or v100-sxm-32gb?"),
         ("toaster:8x2", "known: a100-pcie-40gb"),
         ("h100-sxm-80gb:8x0", "NODES is 0"),
         ("h100-sxm-80gb:0x8", "GPUS_PER_NODE is 0"),

@@ -18,7 +18,7 @@ from millrace.models.importers.onnx.values import Array
 BYTES_MAX = 2**31  # no message of protobuf is longer; larger models keep their weights beside them
 OPSET_MIN = 17
 OWN_DOMAINS = ("", "ai.onnx")
-INSTALL = "pip install 'millrace[onnx]'"
+INSTALL = "pip install '.[onnx]' in Millrace's checkout"
 _PARAMETER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # written by torch.onnx.export
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the same
 

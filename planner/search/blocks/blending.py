@@ -25,6 +25,7 @@ from millrace.planner.search.stages import DEFERRING, Pipeline
 Floats = NDArray[np.float64]
 
 TIMES = (MICROBATCH, STEP, DEFERRABLE)
+PACE_MIN = 1e-9  # microbatches beyond the ramp: fewer are none
 
 
 class Blended:
@@ -165,14 +166,16 @@ def _shares(speed: Floats, on: Floats, ramp: Floats, pace: Floats) -> Floats:
     That is where `(pace · α + ramp) / speed` is equal; a site so slow that its ramps alone cost
     more has none.
     """
+    paced = pace > PACE_MIN
+    pace = np.maximum(pace, PACE_MIN)  # so that rounding leaves a site that is alone its share
     has = np.ones(speed.shape, np.bool_)
     while True:
         mine = on * has
         level = (pace + (mine * ramp).sum(axis=0)) / (mine * speed).sum(axis=0)
-        shares: Floats = np.where(has, (level * speed - ramp) / np.maximum(pace, 1e-9), 0.0)
+        shares: Floats = np.where(has, (level * speed - ramp) / pace, 0.0)
         if (shares >= 0).all():
             # Without a pace any shares will do.
-            return np.where(pace > 1e-9, shares, 1 / on.sum(axis=0))
+            return np.where(paced, shares, 1 / on.sum(axis=0))
         has &= shares >= 0
 
 

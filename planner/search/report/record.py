@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Found, Limits, Pruned, Refused
-from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.request import MemoryLimitError, SignatureError
 
 # In the order in which they are reported.
 SHAPES, BLOCKS, STAGES, SIMULATION = LAYERS = ("shapes", "blocks", "stages", "simulation")
@@ -138,7 +138,8 @@ def reasons(found: Iterable[str]) -> dict[str, int]:
 def _refusal(one: Refused) -> str:
     if isinstance(one.error, MemoryLimitError):
         return "exceeds the memory"
-    return "no legal signature" if "signature" in str(one.error) else "no division into stages"
+    legal = not isinstance(one.error, SignatureError)
+    return "no division into stages" if legal else "no legal signature"
 
 
 def _proof(objective_ns: float, bound_ns: float) -> Document:

@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.models.graph import Graph
 from millrace.models.ops import state_of
+from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
@@ -26,6 +27,7 @@ from millrace.planner.search.request import (
     MemoryLimitError,
     NoPlanError,
     SearchRequest,
+    SignatureError,
 )
 from millrace.planner.search.sites import candidates_of, usable_bytes
 from millrace.planner.search.writing import write_plan
@@ -34,6 +36,7 @@ from millrace.planner.wording import limit_option, one_of
 SHOWN = 3  # remedies in one sentence
 SIZES = 3  # of clusters that are tried
 DEPTHS = 4  # numbers of stages that are tried on each
+MESHES = 8  # that are tried where signatures bind
 # What to try of a pin: more of it, else without it.
 STRONGER = {"recompute": "full", "zero": 3, "offload": OPTIMIZER}
 ORDER = ("offload", "recompute", "zero", "micro_batch", *DEGREES, "schedule", "interleave")
@@ -42,21 +45,21 @@ ORDER = ("offload", "recompute", "zero", "micro_batch", *DEGREES, "schedule", "i
 # -- what shapes allow -------------------------------------------------------------------------
 
 
-def shape_remedies(request: SearchRequest, graph: Graph) -> list[str]:
-    """Single changes of a pin or of the batch under which there is a candidate."""
+def shape_remedies(request: SearchRequest, graph: Graph, by_batch: bool) -> list[str]:
+    """Single changes of a pin or of the batch under which there is a plan, whatever its memory."""
     found = []
-    for batch in _batches(request):
-        if _has_shapes(replace(request, global_batch=batch), graph):
+    for batch in _batches(request) if by_batch else ():
+        if _has_plans(replace(request, global_batch=batch), graph):
             found.append(f"--global-batch {batch}")
             break
     for name, value in request.pins.document.items():
         flag = f"--{name.replace('_', '-')}"
         if name in (*DEGREES, "micro_batch"):
             for other in _nearby(int(value), request):
-                if _has_shapes(_repinned(request, name, other), graph):
+                if _has_plans(_repinned(request, name, other), graph):
                     found.append(f"{flag} {other}")
                     break
-        if _has_shapes(_repinned(request, name, None), graph):
+        if _has_plans(_repinned(request, name, None), graph):
             found.append(f"without {flag}")
     return found[:SHOWN]
 
@@ -81,11 +84,21 @@ def _nearby(value: int, request: SearchRequest) -> list[int]:
     return sorted(both, key=lambda one: (abs(one - value), one))[:6]
 
 
-def _has_shapes(request: SearchRequest, graph: Graph) -> bool:
+def _has_plans(request: SearchRequest, graph: Graph) -> bool:
+    """Whether there are shapes, and legal signatures of every op on one of a few of them."""
     try:
-        return bool(candidates_of(request, graph))
+        everything = candidates_of(request, graph)
+        if graph.batch != request.global_batch:
+            graph = build_training(request.model, request.training, request.global_batch)
+        evaluator = Evaluator(request, graph)
+        largest: dict[tuple[int, ...], Candidate] = {}
+        for one in sorted(everything, key=lambda one: (one.batch, -one.pipeline.stages)):
+            largest[one.sizes] = one  # more samples divide more
+        few = list(largest.values())[:: max(1, len(largest) // MESHES)]
+        bounds = evaluator.lower_bounds_ns(few)
     except InfeasibleError:
         return False
+    return not all(isinstance(bound, InfeasibleError) for bound in bounds)
 
 
 def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest:
@@ -295,7 +308,11 @@ def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
 def with_remedies(error: InfeasibleError, request: SearchRequest, graph: Graph) -> InfeasibleError:
     """Return the error with the nearest changes that help, where any does."""
     short = isinstance(error, NoPlanError | HostMemoryError)
-    found = (memory_remedies if short else shape_remedies)(request, graph)
+    if short:
+        found = memory_remedies(request, graph)
+    else:
+        # Another batch is nothing to offer where sizes of the model are what does not divide.
+        found = shape_remedies(request, graph, not isinstance(error, SignatureError))
     if not found:
         return error
     lead = "It fits" if short else "There are plans"
@@ -314,7 +331,7 @@ def unfit(found: list[Refused], offload: str, bound_ns: float) -> InfeasibleErro
     """
     close = [(one.candidate, one.error) for one in found if isinstance(one.error, MemoryLimitError)]
     first = found[0].error
-    if isinstance(first, HostMemoryError):
+    if isinstance(first, HostMemoryError) or (not close and isinstance(first, SignatureError)):
         return first
     if not close:
         return InfeasibleError(f"{found[0].candidate.text}: {first}")

@@ -84,7 +84,7 @@ def test_a_file_that_fixes_its_length_is_not_opened_at_another(tmp_path):
     ("text", "reason"),
     [
         ("gpt5", "there is no model `gpt5`"),
-        ("nowhere/gpt", "there is no file `nowhere/gpt`; a model is a name"),
+        ("nowhere/gpt", "there is no file `nowhere/gpt`; models are not fetched from a hub"),
         ("none.onnx", "`none.onnx` cannot be read"),
         ("none.pt2", "`none.pt2` cannot be read"),
         ("none.json", "configuration `none.json` cannot be read"),
@@ -116,5 +116,5 @@ def test_a_precision_is_checked_before_a_file_is_read():
 def test_without_its_package_a_file_is_refused_with_the_extra_that_brings_it(tmp_path, monkeypatch):
     path = saved(with_weights(parsed(MLP)), tmp_path / "mlp.onnx")
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(ModelError, match=re.escape("pip install 'millrace[onnx]'")):
+    with pytest.raises(ModelError, match=re.escape("pip install '.[onnx]' in Millrace's checkout")):
         open_model(str(path))

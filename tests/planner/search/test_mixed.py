@@ -187,3 +187,9 @@ def test_the_documented_cluster_of_two_kinds_is_planned(tmp_path: Path) -> None:
     found = layers_by_device(plan)
     # One stage of H100, two of A100: 989 to 312 TFLOPS in bf16 by their data sheets.
     assert found["h100-sxm-80gb"] > found["a100-sxm-80gb"] / 2
+
+
+def test_a_single_microbatch_which_is_all_ramp_is_divided_without_a_warning() -> None:
+    plan = search(request(global_batch=1, pins=Pins(recompute="full")))
+    assert plan.microbatches == 1
+    assert sum(layers_by_device(plan).values()) == 16

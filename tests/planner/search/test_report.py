@@ -123,6 +123,15 @@ def test_every_choice_has_a_reason_and_alternatives_an_effect_or_what_they_lack(
         )
 
 
+def test_more_tensor_parallelism_than_heads_names_them_and_offers_what_they_divide() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        search(request(8, pins=Pins(tp=8), global_batch=1))
+    said = str(caught.value)
+    assert "attn.core` has no legal signature on a mesh of 8: what it may split is " in said
+    assert "1 samples of a microbatch, 32 tokens or 4 heads" in said
+    assert said.endswith("There are plans with --tp 4 or without --tp")
+
+
 def test_where_ops_disagree_no_number_is_given_for_the_micro_batch(
     recorded: tuple[Plan, Record],
 ) -> None:
