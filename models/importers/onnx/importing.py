@@ -103,8 +103,7 @@ def import_file(
     path : str or Path
         The file; weights kept beside it need not be there.
     loss : str or None
-        cross_entropy (against class or token ids) or logistic (one number against 0 or 1); None:
-        the second where the output has one number a sample, else the first.
+        cross_entropy (of ids) or logistic (one number against 0 or 1); None: by the output's shape.
     name : str, optional
         Name of the graph; the file's by default.
     precision : str
@@ -112,14 +111,12 @@ def import_file(
     seq_len : int, optional
         Tokens of a sample, where the file leaves that open.
     output : str or int, optional
-        Which of several outputs the predictions are; `logits`, or the only floating one, by
-        default.
+        Which output the predictions are; `logits`, or the only floating one, by default.
     classes_dim : int, optional
         Which dim of the predictions is classes. Known by itself for [batch, classes], for
         predictions of every token (the last) and for images (1, as PyTorch's cross_entropy has it).
     frozen : sequence of str, optional
-        Weights that are not trained, by their names in the file; `*` stands for anything. An ONNX
-        file does not say which these are.
+        Weights that are not trained, by their names in the file; `*` stands for anything.
 
     Raises
     ------
@@ -136,27 +133,32 @@ def import_file(
     """
     if loss is not None and loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
-    path = Path(path)
-    source = read_file(path)
-    batch = fixed_batch(source)
+    source = read_file(Path(path))
     known = {entry.name for entry in source.inputs if describes_sequence(entry)}
     question = _Question(
+        path=path,
         source=source,
         roles=trained_roles(source, known),
         frozen=matching(source, frozen),
         output=output,
         classes_dim=classes_dim,
-        name=path.stem if name is None else name,
+        name=Path(path).stem if name is None else name,
         precision=precision,
         loss=loss,
         seq_len=seq_len,
     )
+    return _imported(question)
+
+
+def _imported(question: "_Question") -> Imported:
+    """Import at one batch, or at two where the file leaves it open."""
+    source, batch = question.source, fixed_batch(question.source)
     read = [_read(question, size) for size in (BATCHES if batch is None else (batch,))]
     graph, variables, at = read[0]
     if batch is None:
         if with_batch(graph, BATCHES[1]) != read[1].graph:
             raise ModelError(
-                f"`{path}` depends on the batch otherwise than by its size, so no graph of one "
+                f"`{question.path}` depends on the batch otherwise than by its size, so no graph of one "
                 f"sample's work can be made of it; export it with a fixed batch"
             )
         graph = with_batch(graph, 1)
@@ -184,6 +186,7 @@ def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Ar
 class _Question:
     """What is to be imported, and how."""
 
+    path: str | Path
     source: Source
     roles: Mapping[str, Role]
     name: str
