@@ -158,8 +158,8 @@ def _imported(question: "_Question") -> Imported:
     if batch is None:
         if with_batch(graph, BATCHES[1]) != read[1].graph:
             raise ModelError(
-                f"`{question.path}` depends on the batch otherwise than by its size, so no graph of "
-                f"one sample's work can be made of it; export it with a fixed batch"
+                f"`{question.path}` depends on the batch otherwise than by its size, so no graph "
+                f"of one sample's work can be made of it; export it with a fixed batch"
             )
         graph = with_batch(graph, 1)
     found = cut(graph)
