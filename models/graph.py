@@ -6,6 +6,7 @@ join the two. `batch_dim` says which dim of a tensor grows with the number of sa
 `with_batch` can give the same graph for another microbatch size.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -113,8 +114,16 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def parameter_count(self) -> int:
         """Number of values of all variables, frozen ones too."""
+        return self._values_of(op for op in self.ops if op.kind == "variable")
+
+    @property
+    def trained_count(self) -> int:
+        """Number of values of the variables that are trained."""
+        return self._values_of(op for op in self.ops if op.trains)
+
+    def _values_of(self, ops: Iterable[Op]) -> int:
         tensors = self.tensors_by_name
-        return sum(prod(tensors[op.outputs[0]].shape) for op in self.ops if op.kind == "variable")
+        return sum(prod(tensors[op.outputs[0]].shape) for op in ops)
 
     def validate(self) -> "Graph":
         """Return the graph itself once it is known to be well formed.

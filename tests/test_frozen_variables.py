@@ -129,6 +129,8 @@ def test_what_only_frozen_variables_need_has_no_gradient_and_nothing_updates_the
     updated = {op.inputs[0] for op in graph.ops if op.kind in OPTIMIZERS}
     assert updated == {op.outputs[0] for op in graph.ops if op.trains}
     assert len(frozen(graph)) == 7
+    frozen_values = VOCAB * WIDTH + 2 * (WIDTH + 2 * WIDTH * HIDDEN)
+    assert graph.parameter_count - graph.trained_count == frozen_values
     assert not any(op.phase is Phase.UPDATE and frozen(graph) & set(op.inputs) for op in graph.ops)
 
 

@@ -277,9 +277,10 @@ def _goodput(failures: Failures | None, plan: Plan) -> Row:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes that a run is resumed from: every parameter and its moments, in fp32."""
+    """Bytes that a run is resumed from: all parameters, and moments of the trained, in fp32."""
     moments = 2 if plan.training.optimizer == "adamw" else int(plan.training.momentum > 0)
-    return plan_graph(plan).parameter_count * 4 * (1 + moments)
+    graph = plan_graph(plan)
+    return 4 * (graph.parameter_count + moments * graph.trained_count)
 
 
 def _binding(plan: Plan) -> Row:

@@ -159,9 +159,9 @@ def with_own_buckets(cluster: Cluster, state_bytes: int) -> Cluster:
 
 
 def state_bytes_of(graph: Graph) -> int:
-    """Return the bytes of all variables of a graph, as `with_own_buckets` takes them."""
+    """Return the bytes of all trained variables of a graph, as `with_own_buckets` takes them."""
     tensors = graph.tensors_by_name
-    made = (op.outputs[0] for op in graph.ops if op.kind == "variable")
+    made = (op.outputs[0] for op in graph.ops if op.trains)
     return sum(tensors[name].size_bytes for name in made)
 
 

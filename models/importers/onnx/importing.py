@@ -6,9 +6,10 @@ graph: a model that depends on the batch otherwise than by its size is refused, 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from millrace.models.importers.onnx.inputs import (
     prescribed,
 )
 from millrace.models.importers.onnx.labelling import labels_of_tensor
-from millrace.models.importers.onnx.loss import LOSSES, add_loss, pruned
+from millrace.models.importers.onnx.loss import LOSSES, Asked, add_loss, pruned
 from millrace.models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
+from millrace.models.importers.onnx.outputs import chosen
 from millrace.models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
 from millrace.models.importers.onnx.rules.fused import read_twice
 from millrace.models.importers.onnx.rules.table import RULES
@@ -39,7 +41,13 @@ from millrace.models.importers.onnx.values import (
     UnsupportedError,
     Value,
 )
-from millrace.models.importers.onnx.weights import Parameter, Role, trained_roles
+from millrace.models.importers.onnx.weights import (
+    Parameter,
+    Role,
+    matching,
+    trained_roles,
+    untrained,
+)
 from millrace.models.inference import check_graph
 from millrace.models.labels import BATCH, SEQUENCE
 
@@ -60,11 +68,14 @@ class Imported:
         Every variable of the graph and where its value is found.
     values : dict or None
         Every variable's value; None where the file's weights are not there.
+    classes_dim : int or None
+        Which dim of the predictions is classes.
     """
 
     graph: Graph
     parameters: dict[str, Parameter]
     values: dict[str, Array] | None
+    classes_dim: int | None = None
 
 
 def import_file(
@@ -74,34 +85,45 @@ def import_file(
     name: str | None = None,
     precision: str = "fp32",
     seq_len: int | None = None,
+    output: str | int | None = None,
+    classes_dim: int | None = None,
+    frozen: Sequence[str] = (),
 ) -> Imported:
     """Read an ONNX file of opset 17 or newer as a graph to train.
 
     The first dim of the inputs is the batch, the second of an integer input the sequence. The loss
-    is that of the graph's first output against an input `targets` (of next tokens, where the output
-    has a sequence, else of classes). Batch norms take the statistics of the microbatch, as in
-    training, whatever the file says. Inputs of ids that are a mask, positions or token types
-    (by their names) are those of one whole sequence: ones, 0 to t - 1, zeros.
+    is that of one output against an input `targets` (of next tokens, where the output has a
+    sequence, else of classes). Inputs of one kind read data of their own. Batch norms take the
+    statistics of the microbatch, as in training, whatever the file says. Inputs of ids that are a
+    mask, positions or token types (by their names) are those of one whole sequence: ones, 0 to
+    t - 1, zeros.
 
     Parameters
     ----------
     path : str or Path
         The file; weights kept beside it need not be there.
     loss : str or None
-        cross_entropy (over the output's last dim) or logistic (one number against 0 or 1); None:
-        the second where the output has one number a sample, else the first.
+        cross_entropy (of ids) or logistic (one number against 0 or 1); None: by the output's shape.
     name : str, optional
         Name of the graph; the file's by default.
     precision : str
         fp64, fp32, tf32, bf16 or fp16.
     seq_len : int, optional
         Tokens of a sample, where the file leaves that open.
+    output : str or int, optional
+        Which output the predictions are; `logits`, or the only floating one, by default.
+    classes_dim : int, optional
+        Which dim of the predictions is classes. Known by itself for [batch, classes], for
+        predictions of every token (the last) and for images (1, as PyTorch's cross_entropy has it).
+    frozen : sequence of str, optional
+        Weights that are not trained, by their names in the file; `*` stands for anything.
 
     Raises
     ------
     ModelError
         The file is malformed or too old, sizes are open, or ops are not supported: all of them are
-        named, with the module that produced each.
+        named, with the module that produced each. It has several outputs, or predictions whose dim
+        of classes cannot be told; or parameters that the exporter noted would become constants.
 
     Notes
     -----
@@ -111,31 +133,42 @@ def import_file(
     """
     if loss is not None and loss not in LOSSES:
         raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
-    path = Path(path)
-    source = read_file(path)
-    batch = fixed_batch(source)
+    source = read_file(Path(path))
     known = {entry.name for entry in source.inputs if describes_sequence(entry)}
     question = _Question(
+        path=path,
         source=source,
         roles=trained_roles(source, known),
-        name=path.stem if name is None else name,
+        frozen=matching(source, frozen),
+        output=output,
+        classes_dim=classes_dim,
+        name=Path(path).stem if name is None else name,
         precision=precision,
         loss=loss,
         seq_len=seq_len,
     )
+    return _imported(question)
+
+
+def _imported(question: "_Question") -> Imported:
+    """Import at one batch, or at two where the file leaves it open."""
+    source, batch = question.source, fixed_batch(question.source)
     read = [_read(question, size) for size in (BATCHES if batch is None else (batch,))]
-    graph, variables = read[0]
+    graph, variables, at = read[0]
     if batch is None:
-        if with_batch(graph, BATCHES[1]) != read[1][0]:
+        if with_batch(graph, BATCHES[1]) != read[1].graph:
             raise ModelError(
-                f"`{path}` depends on the batch otherwise than by its size, so no graph of one "
-                f"sample's work can be made of it; export it with a fixed batch"
+                f"`{question.path}` depends on the batch otherwise than by its size, so no graph "
+                f"of one sample's work can be made of it; export it with a fixed batch"
             )
         graph = with_batch(graph, 1)
     found = cut(graph)
     parameters = {found.names[name]: parameter for name, parameter in variables.items()}
     return Imported(
-        graph=check_graph(found.graph), parameters=parameters, values=_values(source, parameters)
+        graph=check_graph(found.graph),
+        parameters=parameters,
+        values=_values(source, parameters),
+        classes_dim=at,
     )
 
 
@@ -153,22 +186,34 @@ def _values(source: Source, parameters: Mapping[str, Parameter]) -> dict[str, Ar
 class _Question:
     """What is to be imported, and how."""
 
+    path: str | Path
     source: Source
     roles: Mapping[str, Role]
     name: str
     precision: str
     loss: str | None
     seq_len: int | None
+    output: str | int | None
+    classes_dim: int | None
+    frozen: frozenset[str]
 
 
-def _read(question: _Question, batch: int) -> tuple[Graph, dict[str, Parameter]]:
+class _Read(NamedTuple):
+    """A graph, where its variables' values are found, and which dim of the output is classes."""
+
+    graph: Graph
+    parameters: dict[str, Parameter]
+    classes_dim: int | None
+
+
+def _read(question: _Question, batch: int) -> _Read:
     """Import at one batch; again where a tensor was cut that is read whole as well."""
     uncut: frozenset[str] = frozenset()
     while True:
-        graph, parameters = _Import(question, batch, uncut).run()
-        again = read_twice(parameters)
+        read = _Import(question, batch, uncut).run()
+        again = read_twice(read.parameters)
         if not again:
-            return graph, parameters
+            return read
         uncut |= again
 
 
@@ -176,8 +221,7 @@ class _Import:
     """One pass over a file at one batch."""
 
     def __init__(self, question: _Question, batch: int, uncut: frozenset[str]) -> None:
-        self.source = question.source
-        self.loss = question.loss
+        self.source, self.question = question.source, question
         self.batch = Factor(BATCH, batch)
         self.inputs = Inputs(question.source, question.seq_len)
         self.builder = GraphBuilder(
@@ -187,28 +231,46 @@ class _Import:
             precision=question.precision,
         )
         self.builder.begin_block(BLOCK)
-        self.low = Lowering(self.builder, question.source, question.roles, uncut)
+        self.low = Lowering(self.builder, question.source, question.roles, uncut, question.frozen)
 
-    def run(self) -> tuple[Graph, dict[str, Parameter]]:
-        """Return the graph and, per variable, where its value is found."""
+    def run(self) -> _Read:
+        """Return the graph and what is known of it."""
         for entry in self.source.inputs:
             self.low.values[entry.name] = self._input(entry)
         for initializer in self.source.initializers.values():
             self.low.values[initializer.name] = self._initializer(initializer)
         for node in self.source.nodes:
             self._lower(node)
-        output = self.low.values.get(self.source.outputs[0])
+        name = chosen(self.source.outputs, self.low.values, self.question.output)
+        output = self.low.values[name]
         if isinstance(output, Unknown):
             raise ModelError(self._complaint(output))
-        if not isinstance(output, Traced) or output.ids:
-            raise ModelError(
-                f"output `{self.source.outputs[0]}` depends on no floating data; the first output "
-                f"is to be the model's logits"
-            )
-        add_loss(self.low, self.loss, output, self.inputs.targets)
+        assert isinstance(output, Traced), "chosen among such"
+        self._check_trained(name)
+        asked = Asked(
+            kind=self.question.loss,
+            classes_dim=self.question.classes_dim,
+            targets=self.inputs.targets,
+            tokens=any(not entry.floating for entry in self.inputs.data),
+        )
+        at = add_loss(self.low, asked, output)
         graph = pruned(self.builder.build())
         read = {op.outputs[0] for op in graph.ops if op.kind == "variable"}
-        return graph, {name: own for name, own in self.low.parameters.items() if name in read}
+        found = {name: own for name, own in self.low.parameters.items() if name in read}
+        return _Read(graph, found, at)
+
+    def _check_trained(self, output: str) -> None:
+        """Refuse parameters that would become constants."""
+        question = self.question
+        lost = untrained(self.source, question.roles, output, question.frozen)
+        if lost:
+            shown = ", ".join(f"`{name}`" for name in lost[:4])
+            more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
+            raise ModelError(
+                f"`{self.builder.name}`: the output depends on {shown}{more} by a computation of "
+                f"constants alone, so they would not be trained; to take them as they are, name "
+                f"them in frozen="
+            )
 
     def _complaint(self, output: Unknown) -> str:
         listed = sorted(output.problems)
@@ -306,6 +368,7 @@ class _Import:
             shape,
             source=source.name,
             values=source.values,
+            floating=entry.floating,
         )
         return Traced(tensor=tensor, operand=operand, dims=operand, ids=not entry.floating)
 

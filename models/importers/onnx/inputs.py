@@ -66,6 +66,11 @@ class Inputs:
     seq_len : int or None
         Tokens of a sample, where it was asked for.
 
+    Attributes
+    ----------
+    data : tuple of Input
+        Those that read data, and are read.
+
     Raises
     ------
     ModelError
@@ -76,6 +81,10 @@ class Inputs:
         self._source = source
         self._rows = embedded_rows(source)
         self._decoder = any("decoder" in entry.name.lower() for entry in source.inputs)
+        read = {name for node in source.nodes for name in node.inputs}
+        self.data = tuple(
+            entry for entry in source.inputs if entry.name in read and not describes_sequence(entry)
+        )
         self.seq_len = _seq_len(source, seq_len)
 
     @property
@@ -84,14 +93,18 @@ class Inputs:
         return "decoder_targets" if self._decoder else "targets"
 
     def source_of(self, entry: Input) -> Read:
-        """Return what an input reads of the data."""
+        """Return what an input reads of the data; inputs of one kind read data of their own."""
+        kind = self._kind(entry)
+        kinds = [self._kind(other) for other in self.data]
+        source = kind if kinds.count(kind) < 2 else f"input.{entry.name}"
+        return Read(source, 0 if entry.floating else self._rows.get(entry.name, 0))
+
+    def _kind(self, entry: Input) -> str:
         if entry.floating:
-            return Read("images" if len(entry.dims) == 4 else "features", 0)
-        name = "tokens"
-        if self._decoder:
-            first = "decoder" in entry.name.lower()
-            name = "decoder_tokens" if first else "source_tokens"
-        return Read(name, self._rows.get(entry.name, 0))
+            return "images" if len(entry.dims) == 4 else "features"
+        if not self._decoder:
+            return "tokens"
+        return "decoder_tokens" if "decoder" in entry.name.lower() else "source_tokens"
 
     def shape(self, entry: Input, batch: int) -> tuple[int, ...]:
         """Return the sizes of an input; raises ModelError where one is open."""

@@ -1,6 +1,8 @@
 """The loss of an imported model, and the removal of ops that do not lead to it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -8,58 +10,117 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.importers.onnx.labelling import labels_of_tensor
 from millrace.models.importers.onnx.lowering import BLOCK, Lowering
-from millrace.models.importers.onnx.values import Dims, Factor, Traced
+from millrace.models.importers.onnx.values import Dim, Dims, Factor, Traced
 from millrace.models.labels import BATCH, SEQUENCE
 
 
-def _cross_entropy(low: Lowering, output: Traced, source: str) -> tuple[Traced, Traced]:
-    """Losses and targets of logits over the last dim."""
-    if len(output.dims) < 2 or output.shape[-1] == 1:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The loss that is asked for.
+
+    Attributes
+    ----------
+    kind : str or None
+        A key of `LOSSES`; None: as the predictions' shape says.
+    classes_dim : int or None
+        The dim of the predictions that is classes, where it is said.
+    targets : str
+        Source of the targets of a sequence.
+    tokens : bool
+        Whether an input is of ids.
+    """
+
+    kind: str | None
+    classes_dim: int | None
+    targets: str
+    tokens: bool
+
+
+class Added(NamedTuple):
+    """Losses, the targets that they are against, and which dim of the predictions is classes."""
+
+    losses: Traced
+    targets: Traced
+    classes_dim: int | None
+
+
+def _classes_dim(output: Traced, asked: Asked) -> int:
+    """Which dim of the predictions is classes: as PyTorch's cross entropy has it, or the last."""
+    shape, rank = output.shape, len(output.dims)
+    found, said = rank - 1, asked.classes_dim
+    if said is not None:
+        if not -rank < said < rank or said % rank == 0:
+            raise ModelError(f"the predictions have shape {shape}: classes_dim={said} is none")
+        found = said % rank
+    elif rank == 3 and asked.tokens:
+        found = 1 if _along(output.dims[2]) and not _along(output.dims[1]) else 2
+    elif rank > 3 and not asked.tokens:
+        found = 1
+    elif rank > 2:
         raise ModelError(
-            f"the first output has shape {output.shape}: a cross entropy needs logits (batch, …, "
-            f"classes) of at least two classes; one number a sample has a logistic loss"
+            f"the predictions have shape {shape}: which dim is classes? Say classes_dim=1 (as "
+            f"PyTorch's cross_entropy has it) or classes_dim={rank - 1} (the last)"
         )
-    last = output.dims[-1]
+    if rank < 2 or shape[found] == 1:
+        raise ModelError(
+            f"the predictions have shape {shape}: over one class cross entropy is always zero; "
+            f'for one logit against 0 or 1 say loss="logistic"'
+        )
+    return found
+
+
+def _along(dim: Dim) -> bool:
+    """Whether a dim runs along the tokens."""
+    return any(factor.name == SEQUENCE for factor in dim)
+
+
+def _cross_entropy(low: Lowering, output: Traced, asked: Asked) -> Added:
+    """Losses and targets of logits over their dim of classes."""
+    at = _classes_dim(output, asked)
+    last = output.dims[at]
+    output = output.seen_as((*output.dims[:at], *output.dims[at + 1 :], last))
     logits = _with_batch(low, output, (*_rows(output), last))
-    sequence = any(factor.name == SEQUENCE for dim in logits.operand for factor in dim)
-    read = source if sequence else "classes"
+    sequence = any(map(_along, logits.operand[:-1]))
+    read = asked.targets if sequence or len(logits.operand) > 2 else "classes"
     targets = _targets(low, logits.operand[:-1], read, output.shape[-1])
     rows = logits.operand[:-1]
     names = {last[0]: "v"} if sequence else {last[0]: "c"}
     losses = low.emit(
         "cross_entropy", "loss", (logits, targets), (rows, rows), whole=last, names=names
     )
-    return losses, targets
+    return Added(losses, targets, at)
 
 
-def _logistic(low: Lowering, output: Traced, source: str) -> tuple[Traced, Traced]:
+def _logistic(low: Lowering, output: Traced, asked: Asked) -> Added:
     """Losses and targets of one logit per sample."""
     if any(factor.size > 1 and factor.name != BATCH for dim in output.dims for factor in dim):
         raise ModelError(
-            f"the first output has shape {output.shape}: a logistic loss needs one number a sample"
+            f"the predictions have shape {output.shape}: a logistic loss needs one number a sample"
         )
     seen = output.seen_as(dim for dim in output.dims if any(f.name == BATCH for f in dim))
     logits = _with_batch(low, seen, _rows(seen.seen_as((*seen.dims, ()))))
     targets = _targets(low, logits.operand, "clicks", 2)
-    return low.emit("logistic_loss", "loss", (logits, targets), (logits.operand,)), targets
+    losses = low.emit("logistic_loss", "loss", (logits, targets), (logits.operand,))
+    return Added(losses, targets, None)
 
 
-LOSSES: dict[str, Callable[[Lowering, Traced, str], tuple[Traced, Traced]]] = {
+LOSSES: dict[str, Callable[[Lowering, Traced, Asked], Added]] = {
     "cross_entropy": _cross_entropy,
     "logistic": _logistic,
 }
 
 
-def add_loss(low: Lowering, loss: str | None, output: Traced, source: str) -> None:
+def add_loss(low: Lowering, asked: Asked, output: Traced) -> int | None:
     """Add targets, the losses against them, their sum and the count of those that are valid.
 
-    `source` names the targets of a sequence; without a loss the output's shape decides.
+    Returns which dim of the predictions is classes.
     """
     alone = len(output.dims) < 2 or output.shape[-1] == 1
-    chosen = loss or ("logistic" if alone else "cross_entropy")
-    losses, targets = LOSSES[chosen](low, low.used(output), source)
-    low.emit("sum", "loss_sum", (losses,), ((),))
-    low.emit("count_valid", "token_count", (targets,), ((),))
+    kind = asked.kind or ("logistic" if alone else "cross_entropy")
+    added = LOSSES[kind](low, low.used(output), asked)
+    low.emit("sum", "loss_sum", (added.losses,), ((),))
+    low.emit("count_valid", "token_count", (added.targets,), ((),))
+    return added.classes_dim
 
 
 def _rows(output: Traced) -> Dims:
@@ -73,7 +134,7 @@ def _rows(output: Traced) -> Dims:
 def _with_batch(low: Lowering, output: Traced, operand: Dims) -> Traced:
     if not operand or [factor.name for factor in operand[0]] != [BATCH]:
         raise ModelError(
-            f"the first output has shape {output.shape}, in which the batch is not a dim"
+            f"the predictions have shape {output.shape}, in which the batch is not a dim"
         )
     return low.laid_out(output, operand, "logits")
 

@@ -66,6 +66,8 @@ class Lowering:
         The initializers that are trained (`weights.trained_roles`).
     uncut : set of str
         Initializers of which no piece may be a variable.
+    frozen : set of str
+        Initializers that are not trained.
 
     Attributes
     ----------
@@ -74,14 +76,19 @@ class Lowering:
     """
 
     def __init__(
-        self, builder: GraphBuilder, source: Source, roles: Mapping[str, Role], uncut: Set[str]
+        self,
+        builder: GraphBuilder,
+        source: Source,
+        roles: Mapping[str, Role],
+        uncut: Set[str],
+        frozen: Set[str] = frozenset(),
     ) -> None:
         self.builder = builder
         self.source = source
         self.roles = roles
         self.values: dict[str, Value] = {}
         self.parameters: dict[str, Parameter] = {}
-        self.uncut = uncut
+        self.uncut, self.frozen = uncut, frozen
         self._producer = {name: node for node in source.nodes for name in node.outputs if name}
         self._first_names: dict[str, str] = {}
         self._count = 0
@@ -106,6 +113,7 @@ class Lowering:
             init=role.init,
             std=role.std,
             decay=role.decay,
+            frozen=initializer in self.frozen,
         )
         found = Parameter(initializer=initializer, shape=kept, piece=piece)
         self.parameters[self.full_name(name)] = found

@@ -307,6 +307,20 @@ def test_what_attention_cannot_do_is_refused_by_name():
         make_calls(attention_context(4, 4, 4, dtype="float16"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_that_labels_leave_out_makes_the_same_calls(dtype: str):
+    def calls(heads: str, *sizes: int) -> tuple[str, list[list[float]]]:
+        q, k = (whole((2, t, *sizes, 8), dtype) for t in (5, 5))
+        statistic = whole((2, 5, *sizes), "float32")
+        labels = f"b t {heads}d!, b s! {heads}d!, b s! {heads}d! -> b t {heads}d!, b t {heads}"
+        made = make_calls(
+            context_of("attention", labels.rstrip(), [q, k, k], [q, statistic], CAUSAL)
+        )
+        return repr(made.of(0)), [np.ravel(table).tolist() for table in made.tables]
+
+    assert calls("") == calls("h ", 1)
+
+
 @pytest.mark.parametrize(("dtype", "numbers", "tile"), [("float32", 1, 64), ("bfloat16", 2, 128)])
 def test_a_long_sequence_takes_memory_for_few_numbers_per_query(
     dtype: str, numbers: int, tile: int

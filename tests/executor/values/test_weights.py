@@ -10,6 +10,7 @@ from millrace.executor.data import open_dataset
 from millrace.executor.errors import DataError
 from millrace.executor.launch import execute
 from millrace.executor.reference import Reference
+from millrace.executor.values.initial import initial_value, stored
 from millrace.executor.values.weights import Weights, check_weights
 from millrace.models.zoo.catalogue import build_training
 from tests.millrace.plans import data_parallel_pipeline
@@ -102,6 +103,19 @@ def test_malformed_members_are_refused(tmp_path: Path) -> None:
     path.write_bytes(good[:at] + (212).to_bytes(2, "little") + good[at + 2 :])
     with pytest.raises(DataError, match="cannot be read"):
         check_weights(path, GRAPH)
+
+
+def test_bfloat16_values_are_kept_as_the_bits_of_the_nearest_rounded_to_even() -> None:
+    bits = np.arange(0x3F00, 0x4100, dtype=np.uint32) << 16
+    exact = bits.view(np.float32)
+    middles = (bits + 0x8000).view(np.float32)
+    upper = stored(exact, "bfloat16")
+    np.testing.assert_array_equal(upper, bits >> 16)
+    np.testing.assert_array_equal(stored(np.nextafter(middles, exact), "bfloat16"), upper)
+    np.testing.assert_array_equal(stored(np.nextafter(middles, 9), "bfloat16"), (bits >> 16) + 1)
+    assert not (stored(middles, "bfloat16") & 1).any()
+    assert stored(-exact, "bfloat16").dtype == np.uint16
+    assert initial_value("w", (2,), "bfloat16", {"init": "ones"}, 0).tolist() == [0x3F80, 0x3F80]
 
 
 def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:

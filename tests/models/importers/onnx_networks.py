@@ -171,3 +171,27 @@ class Encoder(nn.Module):
 
     def forward(self, ids):
         return self.head(self.layers(self.tokens(ids)))
+
+
+class Recurrent(nn.Module):
+    """An LSTM written out over four tokens, and a norm whose scale is one plus its weight."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.table = nn.Embedding(40, width)
+        self.gates = nn.Linear(2 * width, 4 * width)
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.head = nn.Linear(width, 40)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        h = c = torch.zeros(x.shape[0], x.shape[2])
+        made = []
+        for t in range(4):
+            i, f, g, o = self.gates(torch.cat([x[:, t], h], -1)).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            made.append(h)
+        y = torch.stack(made, 1)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+        return self.head(y)

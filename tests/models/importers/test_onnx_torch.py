@@ -148,3 +148,14 @@ def test_a_vision_transformer_exported_for_one_image_has_the_gradients_of_pytorc
     more = torch.randn(BATCH, 1, 8, 8)
     imported = assert_same_as_torch(module, more, path, 4, "images")
     assert sum(op.kind == "attention" for op in imported.graph.ops) == 1
+
+
+def test_a_written_out_lstm_and_a_norm_of_one_plus_its_weight_have_its_gradients(tmp_path):
+    module = randomised(networks.Recurrent())
+    ids = torch.randint(0, 40, (BATCH, 4))
+    path = tmp_path / "recurrent.onnx"
+    exported(module, ids, path, 18, open_batch=False, optimize=False)
+    imported = assert_same_as_torch(module, ids, path, 40, "tokens")
+    assert "rms_norm" in {op.kind for op in imported.graph.ops}
+    exported(module, ids, path, 18, open_batch=False)  # folds the sum into a weight of its own
+    assert import_file(path).graph.parameter_count == imported.graph.parameter_count

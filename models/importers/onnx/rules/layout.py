@@ -164,6 +164,7 @@ def concat(low: Lowering, node: Node) -> Traced:
         raise ModelError(f"{node.title} joins tensors of {sorted(ranks)} dims")
     (rank,) = ranks
     axis = axis_of(node, node.integer("axis"), rank)
+    sizes = [low.value(node, at).shape[axis] for at in range(len(inputs))]
     columns = [[(at, dim) for at in range(len(inputs))] for dim in range(rank) if dim != axis]
     alone = [[(at, axis)] for at in range(len(inputs))]
     values = unified(inputs, [*columns, *alone], low.fresh)
@@ -174,18 +175,26 @@ def concat(low: Lowering, node: Node) -> Traced:
         next((d for v in values if (d := v.dims[at])), ()) if at != axis else ()
         for at in range(rank)
     ]
-    pieces = [_along(low, value, dims, axis, f"{name}.{at}") for at, value in enumerate(values)]
+    pieces = [
+        _along(low, value, dims, axis, size, f"{name}.{at}")
+        for at, (value, size) in enumerate(zip(values, sizes, strict=True))
+    ]
     dims[axis] = (low.fresh(sum(size_of(piece.dims[axis]) for piece in pieces)),)
     operand = tuple(dim for dim in dims if dim)
     whole = [dims[axis][0], *(piece.dims[axis][0] for piece in pieces)]
     return low.emit("concat", name, pieces, (operand,), dims=dims, whole=whole)
 
 
-def _along(low: Lowering, value: Traced, dims: list[Dim], axis: int, name: str) -> Traced:
-    """Lay a tensor out as seen, with one factor of its own in dim `axis`."""
+def _along(
+    low: Lowering, value: Traced, dims: list[Dim], axis: int, size: int, name: str
+) -> Traced:
+    """Lay a tensor out as seen, with one factor of its own, of this size, in dim `axis`.
+
+    Of a constant that does not vary along it, that dim was left out.
+    """
     own = value.dims[axis]
     asked = list(dims)
-    asked[axis] = own or (low.fresh(1),)
+    asked[axis] = own or (low.fresh(size),)
     laid = low.laid_out(value.seen_as(asked), tuple(dim for dim in asked if dim), name)
     return one_factor(low, laid, axis)
 
