@@ -119,17 +119,20 @@ class GraphBuilder:
         source: str,
         values: int = 0,
         channels_last: bool = False,
+        floating: bool | None = None,
+        attributes: Attributes | None = None,
     ) -> str:
         """Add a batch of the data and return its tensor.
 
         `source` is one of `FLOATING_SOURCES` (brought to the arithmetic's dtype), or else names
-        int32 ids below `values` (tokens, targets, classes, categories, clicks, ...). Images are
-        channels, rows and columns, or with `channels_last` rows, columns and channels.
+        int32 ids below `values` (tokens, targets, classes, categories, clicks, ...); `floating`
+        says so of a source that no data holds. Images are channels, rows and columns, or with
+        `channels_last` rows, columns and channels.
         """
-        floating = source in FLOATING_SOURCES
+        floating = source in FLOATING_SOURCES if floating is None else floating
         full = self.full_name(name)
         dtype = self.precision.variable if floating else "int32"
-        attributes: Attributes = {"source": source, "values": values}
+        attributes = {"source": source, "values": values, **(attributes or {})}
         if channels_last:
             attributes = {**attributes, "channels_last": True}
         self.emit(
