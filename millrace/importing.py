@@ -5,7 +5,7 @@ are computed twice: by the graph, on one device, and by PyTorch's autograd in th
 that is further from PyTorch than rounding is refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import ITEMSIZE, with_batch
+from millrace.models.importers.opening import open_model
 from millrace.models.ops import model_flops
-from millrace.models.spec import TrainingSpec
+from millrace.models.spec import ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
     from millrace.models.importers.torch_export import Imported
@@ -85,6 +86,25 @@ def import_module(module: Any, inputs: Any, **options: Any) -> "Imported":
     if imported.precision in _SIXTEEN and imported.values is not None:
         exact = imported_from(module, inputs, **{**options, "precision": "fp32"})
     return replace(imported, notes=(*imported.notes, checked(exact, module, inputs)))
+
+
+def opened(
+    model: str,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    told: Callable[[str], None] | None = None,
+) -> ModelSpec:
+    """Open a model as `open_model` does; a PyTorch program is checked, and `told` of what of."""
+    return open_model(model, seq_len, precision, told=told, check=_checked_program)
+
+
+def _checked_program(imported: "Imported", program: Any) -> str:
+    from millrace.models.importers.torch_export import import_program
+
+    exact = imported
+    if imported.precision in _SIXTEEN:
+        exact = import_program(program, name=imported.graph.name)
+    return checked(exact, program)
 
 
 def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
@@ -211,6 +231,7 @@ class _Batch:
     """A dataset of one batch, by source."""
 
     by_source: Mapping[str, Values]
+    description: str = "one random batch"
 
     def read(self, source: Any, samples: NDArray[np.int64]) -> Values:
         """Return samples of a source."""

@@ -121,9 +121,8 @@ def plan(
     training = TrainingSpec(attention=attention)
     # Before this machine is measured, which takes a while.
     check_training(training)
-    opened = api.check_question(
-        model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
-    )
+    asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
+    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
     on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
     began = perf_counter()
@@ -137,10 +136,9 @@ def plan(
             memory_limit_bytes=limit_bytes,
             max_gap=max_gap,
             seed=seed,
-            optimize_for=optimize_for,
-            pins=pins,
             progress=told,
             record=record,
+            **asked,
         )
     document = _documented(found, record, perf_counter() - began, explain)
     if output is not None:

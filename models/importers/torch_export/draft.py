@@ -170,7 +170,9 @@ class Draft:
         )
         return tensor
 
-    def variable(self, source: Source, shape: Sequence[int], keep_units: bool) -> Array:
+    def variable(
+        self, source: Source, shape: Sequence[int], keep_units: bool, trained: bool = True
+    ) -> Array:
         """Add a parameter; its dims of size one are left out unless they are to be kept."""
         groups = tuple((Axis(size),) if size > 1 or keep_units else () for size in shape)
         tensor = Tensor(
@@ -178,7 +180,7 @@ class Draft:
             axes=tuple(axis for group in groups for axis in group),
             kind="variable",
             payload=source,
-            trained=True,
+            trained=trained,
         )
         return Array(tensor, groups)
 

@@ -184,7 +184,9 @@ class Reader:
         if key not in self._parameters:
             shape = tuple(int(size) for size in tensor.shape)
             source = Source(fqn=name.removeprefix(WRAPPED), shape=shape)
-            self._parameters[key] = self.draft.variable(source, shape, keep)
+            self._parameters[key] = self.draft.variable(
+                source, shape, keep, trained=bool(tensor.requires_grad)
+            )
         return self._parameters[key]
 
     def _input(self, name: str, value: Any) -> Array:

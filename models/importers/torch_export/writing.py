@@ -175,7 +175,13 @@ class Writer:
         # He et al., arXiv 1502.01852 (2015), section 2.2, for convolutions; else GPT-2's.
         std = sqrt(2 / prod(shape[1:])) if self._convolved(tensor) else 0.02
         return self.builder.variable(
-            tensor.name, dims, shape, init=init, std=std, decay=len(source.shape) > 1
+            tensor.name,
+            dims,
+            shape,
+            init=init,
+            std=std,
+            decay=len(source.shape) > 1,
+            frozen=not tensor.trained,
         )
 
     def _convolved(self, tensor: Tensor) -> bool:

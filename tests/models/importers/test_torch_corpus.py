@@ -1,4 +1,4 @@
-"""Imports are what PyTorch computes, loss and every gradient, or refused in words: none silently."""
+"""Imports are what PyTorch computes, loss and every gradient, or are refused in words."""
 
 import warnings
 from typing import Any
@@ -9,7 +9,8 @@ from millrace.importing import check
 from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export import Imported, import_module
 from tests.extras import optional
-from tests.models.importers.torch_corpus import EXACT, REFUSED, Build
+from tests.models.importers.torch_corpus import Build
+from tests.models.importers.torch_corpus_shapes import EXACT, REFUSED
 
 torch = optional("torch")
 TOLERANCE = 1e-4
