@@ -68,7 +68,7 @@ def gradients(
             loss.backward()
     named = dict(module.named_parameters(remove_duplicate=False))
     return Gradients(
-        loss=float(loss),
+        loss=float(loss.detach()),
         by_name={
             source.fqn: _numbers(named[source.fqn]) for source in imported.parameters.values()
         },

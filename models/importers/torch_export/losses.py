@@ -101,6 +101,11 @@ def add_loss(
         targets.tensor.attributes |= {"values": 2, "source": "clicks"}
         read, extras = Operand(logits.tensor, rows), ()
     kind = "cross_entropy" if loss.kind == "cross_entropy" else "logistic_loss"
+    if loss.mask_id is not None and targets.tensor.attributes["source"] != "masked_targets":
+        raise ModelError(
+            "mask_id is for a model whose attention looks both ways and that predicts the tokens; "
+            "this one does not: leave it out"
+        )
     losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
     total = draft.make("sum", (Operand(losses, rows),), (), name="loss_sum", across=True)
     count = draft.make("count_valid", (targets,), (), name="token_count", across=True)
@@ -124,14 +129,18 @@ def _name_targets(tensor: Tensor, inputs: Sequence[Array], loss: Loss, both_ways
         tensor.attributes["source"] = "classes"
         return
     sources = {array.tensor.attributes["source"]: array.tensor for array in inputs}
+    tokens = sources.get("tokens")
     if "decoder_tokens" in sources:
         tensor.attributes["source"] = "decoder_targets"
+    elif tokens is None:
+        tensor.attributes["source"] = "targets"
+    elif int(tensor.attributes["values"]) < int(tokens.attributes.get("values", 0)):
+        tensor.attributes["source"] = "token_classes"  # these are no ids of tokens
     elif not both_ways:
         tensor.attributes["source"] = "targets"
     else:
         tensor.attributes["source"] = "masked_targets"
-        if loss.mask_id is not None and "tokens" in sources:
-            tokens = sources["tokens"]
+        if loss.mask_id is not None:
             masked = max(1, round(_MASKED * tokens.axes[-1].size))
             tokens.attributes |= {"masked": masked, "mask_id": loss.mask_id}
             tokens.attributes["source"] = "masked_tokens"

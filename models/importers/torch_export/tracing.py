@@ -7,6 +7,7 @@ neither reads nor makes a weight: a model of any size traces in the time its lay
 import copy
 import inspect
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -80,14 +81,15 @@ def load(path: str | Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch.export from printing tracebacks, and its whole graph, where it fails."""
+    """Keep torch.export from warning of itself, and from printing its graph where it fails."""
     names = ("torch.export", "torch.fx.experimental.symbolic_shapes")
     logs = [logging.getLogger(name) for name in names]
     silent = [log.disabled for log in logs]
     try:
         for log in logs:
             log.disabled = True
-        with redirect_stderr(StringIO()):
+        with redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         for log, was in zip(logs, silent, strict=True):
@@ -235,8 +237,8 @@ def functional(exported: Any) -> Any:
             return changed.run_decompositions({})
     except Exception as error:
         raise ModelError(
-            f"the program's writes in place cannot be undone: {_first_line(error)}; rewrite them "
-            f"without"
+            f"the program's writes in place cannot be taken out ({_first_line(error)}); write it "
+            f"without them"
         ) from error
 
 

@@ -1,6 +1,5 @@
 """Imports are what PyTorch computes, loss and every gradient, or are refused in words."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -19,13 +18,10 @@ TOLERANCE = 1e-4
 def imported(build: Build) -> tuple[Imported, Any, Any]:
     torch.manual_seed(0)
     module, inputs, options = build()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about itself
-        return import_module(module, inputs, **options), module, inputs
+    return import_module(module, inputs, **options), module, inputs
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.filterwarnings("ignore")
 def test_a_module_is_imported_as_pytorch_computes_it(name: str) -> None:
     found, module, inputs = imported(EXACT[name])
     if found.values is not None:
@@ -34,7 +30,6 @@ def test_a_module_is_imported_as_pytorch_computes_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.filterwarnings("ignore")
 def test_a_module_is_refused_in_words(name: str) -> None:
     build, phrase = REFUSED[name]
     with pytest.raises(ModelError) as caught:

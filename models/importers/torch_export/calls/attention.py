@@ -27,7 +27,7 @@ def _attention(reader: Reader, a: Arguments) -> Array:
     scale = 1 / sqrt(query.shape[-1]) if a["scale"] is None else float(a["scale"])
     if len(query.dims) != 4:
         raise UnsupportedError("expected query, key and value of [batch, heads, tokens, features]")
-    if a["enable_gqa"] and key.shape[1] != query.shape[1]:
+    if (a["enable_gqa"] or key.shape[1] == 1) and key.shape[1] != query.shape[1]:
         times = query.shape[1] // key.shape[1]
         key, value = (_grouped(array, times) for array in (key, value))
     mask = a["attn_mask"]
