@@ -175,6 +175,8 @@ def _checked(imported: "Imported", source: Any, inputs: Any, seed: int) -> Impor
     ours = _reference(imported, {op: given[name] for name, op in imported.inputs if op} | data)
     try:
         theirs = _by_variable(imported, gradients(*asked), ours[1])
+    except ModelError:
+        raise
     except (RuntimeError, ValueError, AssertionError, IndexError) as error:
         raise _FixedError(str(error)) from error
     found = _compared(imported, ours, theirs)

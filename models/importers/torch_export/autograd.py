@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export.outputs import chosen
 from millrace.models.importers.torch_export.sources import Imported
-from millrace.models.importers.torch_export.tracing import arguments, is_floating
+from millrace.models.importers.torch_export.tracing import (
+    arguments,
+    is_floating,
+    quiet,
+    whole_number,
+)
 
 Values = NDArray[Any]
 
@@ -42,22 +46,18 @@ def gradients(
     source : torch.nn.Module or torch.export.ExportedProgram
         What was imported; it is copied, so that nothing of it changes.
     inputs : Any
-        Example inputs of a module; None for those of a program.
+        Example inputs of a module; of a program None.
     imported : Imported
         What it was imported as.
     data, targets : mapping, array
         Values of the inputs by their names in the program, and the ids that are to be predicted.
     double : bool
         Compute in double precision.
-
-    Raises
-    ------
-    ModelError
-        A program came without example inputs.
     """
     import torch
 
-    module, args, kwargs = _called(source, inputs)
+    with quiet():
+        module, args, kwargs = _called(source, inputs)
     module = module.cpu().double() if double else module.cpu().float()
     names = [name for name, _ in imported.inputs]
     args, kwargs = _with_data(args, kwargs, names, data, double)
@@ -82,9 +82,19 @@ def _called(source: Any, inputs: Any) -> tuple[Any, tuple[Any, ...], dict[str, A
     if isinstance(source, torch.nn.Module):
         args, kwargs = arguments(source, inputs)
         return copy.deepcopy(source), args, kwargs
-    if source.example_inputs is None:
-        raise ModelError("the program came without example inputs")
-    args, kwargs = source.example_inputs
+    from torch.utils import _pytree
+
+    nodes = {node.name: node for node in source.graph.nodes}
+    flat = []
+    for entry in source.graph_signature.input_specs:
+        if entry.kind.name == "USER_INPUT":
+            value = getattr(nodes.get(entry.arg.name), "meta", {}).get("val")
+            if isinstance(value, torch.Tensor):
+                shape = [whole_number(size) for size in value.shape]
+                flat.append(torch.zeros(shape, dtype=value.dtype))
+            else:
+                flat.append(getattr(entry.arg, "value", value))
+    args, kwargs = _pytree.tree_unflatten(flat, source.call_spec.in_spec)
     return copy.deepcopy(source.module()), tuple(args), dict(kwargs)
 
 

@@ -68,7 +68,7 @@ def load(path: str | Path) -> Any:
     if not Path(path).is_file():
         raise ModelError(f"`{path}`: there is no such file; expected a .pt2 file")
     try:
-        with _quiet(), plain_archive(Path(path)) as plain:
+        with quiet(), plain_archive(Path(path)) as plain:
             return torch.export.load(plain)
     except ModelError:
         raise
@@ -80,7 +80,7 @@ def load(path: str | Path) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch.export from warning of itself, and from printing its graph where it fails."""
     names = ("torch.export", "torch.fx.experimental.symbolic_shapes")
     logs = [logging.getLogger(name) for name in names]
@@ -124,7 +124,7 @@ def trace(module: Any, inputs: Any, output: str | int | None = None) -> Any:
 
     try:
         wrapper = _wrapper(_fake_copy(module, mode), output).train(module.training)
-        with _quiet(), torch.enable_grad() if _trainable(module) else torch.no_grad():
+        with quiet(), torch.enable_grad() if _trainable(module) else torch.no_grad():
             return torch.export.export(
                 wrapper,
                 tuple(fake(value) for value in args),
@@ -233,7 +233,7 @@ def functional(exported: Any) -> Any:
         verifiers=exported.verifiers,
     )
     try:
-        with _quiet():
+        with quiet():
             return changed.run_decompositions({})
     except Exception as error:
         raise ModelError(
