@@ -19,8 +19,8 @@ import msgspec
 
 from millrace.compare import Comparison, join
 from millrace.files import load_profile
+from millrace.importing import opened
 from millrace.models.graph import Graph
-from millrace.models.importers.opening import open_model
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
@@ -63,7 +63,7 @@ def build(
     """
     from millrace.models.zoo.catalogue import build_training
 
-    return build_training(open_model(model, seq_len, precision), TrainingSpec(), batch)
+    return build_training(opened(model, seq_len, precision), TrainingSpec(), batch)
 
 
 def cluster(
@@ -117,8 +117,9 @@ def check_question(
     precision: str = "fp32",
     pins: Mapping[str, str | int | bool] | None = None,
     optimize_for: str = "throughput",
+    told: Progress | None = None,
 ) -> ModelSpec:
-    """Return the model opened, or raise what `search` would of it and of pins, without a cluster.
+    """Return the model opened (`told` what to know of it), or raise what `search` would of all.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def check_question(
 
     check_objective(optimize_for)
     Pins.of(pins or {}).check()
-    return open_model(model, seq_len, precision)
+    return opened(model, seq_len, precision, told)
 
 
 def search(
@@ -190,7 +191,7 @@ def search(
 
     plan = search_for(
         SearchRequest(
-            model=open_model(model, seq_len, precision) if isinstance(model, str) else model,
+            model=opened(model, seq_len, precision, progress) if isinstance(model, str) else model,
             training=training or TrainingSpec(),
             cluster=on,
             global_batch=global_batch,
@@ -256,7 +257,7 @@ def scale(
     from millrace.planner.clusters.fabrics import network
     from millrace.scaling import WORTH, Sweep, sweep
 
-    spec = open_model(model, seq_len, precision) if isinstance(model, str) else model
+    spec = opened(model, seq_len, precision, progress) if isinstance(model, str) else model
     asked = Sweep(
         model=spec,
         clusters=tuple((text, _resizable(text, progress)) for text in clusters),

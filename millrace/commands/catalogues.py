@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 
-from millrace.output import Json, answer
+from millrace.output import Json, answer, say
 from millrace.units import format_rate, format_seconds
 
 
@@ -65,11 +65,11 @@ def clusters(
 
 
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
+    from millrace.importing import opened
     from millrace.models.counting import splits, training_flops
-    from millrace.models.importers.opening import open_model
     from millrace.models.zoo.catalogue import build
 
-    spec = open_model(name, seq_len)
+    spec = opened(name, seq_len, told=say)
     graph = build(spec, 1)
     found = splits(graph)
     return {

@@ -125,9 +125,8 @@ def plan(
     pins = _pinned(*chosen, sequence_parallel, offload, ring, fusion)
     # Before this machine is measured, which takes a while.
     check_training(training := TrainingSpec(attention=attention))
-    opened = api.check_question(
-        model, seq_len=seq_len, precision=precision, pins=pins, optimize_for=optimize_for
-    )
+    asked: dict[str, Any] = {"pins": pins, "optimize_for": optimize_for}
+    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say, **asked)
     on = api.driven(api.cluster(cluster, profile=profile, progress=say), framework)
     check_known(on, optimize_for)
     _warn(opened, global_batch, on.devices, pins)
@@ -142,10 +141,9 @@ def plan(
             memory_limit_bytes=limit_bytes,
             max_gap=max_gap,
             seed=seed,
-            optimize_for=optimize_for,
-            pins=pins,
             progress=told,
             record=record,
+            **asked,
         )
     document = _documented(found, record, perf_counter() - began, explain)
     if output is not None:

@@ -76,7 +76,7 @@ def scale(
     if plot is not None:
         check_drawable(plot)
     share = WORTH if worth is None else worth
-    opened = api.check_question(model, seq_len=seq_len, precision=precision)
+    opened = api.check_question(model, seq_len=seq_len, precision=precision, told=say)
     if stretched := beyond_positions(opened):
         say(stretched)
     rows = api.scale(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
@@ -20,13 +20,26 @@ KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .
 `package.module:function`"
 
 
+Told = Callable[[str], None]
+Check = Callable[[Any, Any], str]
+
+
 class _Question(NamedTuple):
     path: Path
     seq_len: int | None
     precision: str
+    told: Told | None
+    check: Check | None
 
 
-def open_model(text: str, seq_len: int | None = None, precision: str = "fp32") -> ModelSpec:
+def open_model(
+    text: str,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    *,
+    told: Told | None = None,
+    check: Check | None = None,
+) -> ModelSpec:
     """Return the specification of a model, however it is named.
 
     Parameters
@@ -39,6 +52,10 @@ def open_model(text: str, seq_len: int | None = None, precision: str = "fp32") -
         Tokens of a sample; the model's longest, or what the file fixes, by default.
     precision : str
         fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
+    told : callable, optional
+        Told in words what the user should know of an import.
+    check : callable, optional
+        Given a PyTorch program as imported and the program, says how well they agree.
 
     Raises
     ------
@@ -52,9 +69,9 @@ def open_model(text: str, seq_len: int | None = None, precision: str = "fp32") -
     path = Path(text)
     reader = READERS.get(path.suffix.lower())
     if reader is not None:
-        return reader(_Question(path, seq_len, precision))
+        return reader(_Question(path, seq_len, precision, told, check))
     if ":" not in text and (_looks_like_path(text) or not _in_zoo(text)) and _exists(path):
-        return _config(_Question(path, seq_len, precision))
+        return _config(_Question(path, seq_len, precision, told, check))
     if _looks_like_path(text):
         raise ModelError(f"there is no file `{text}`; {_hub_hint(text) or f'a model is {KINDS}'}")
     return model_spec(text, seq_len, precision)
@@ -121,9 +138,17 @@ def _torch_export(question: _Question) -> ModelSpec:
             f"`{question.path}`: reading .pt2 files needs the package torch: "
             f"pip install '.[torch]' in Millrace's checkout"
         )
-    from millrace.models.importers.torch_export import import_file
+    from millrace.models.importers.torch_export import import_program, load
 
-    imported = import_file(question.path, precision=question.precision)
+    program = load(question.path)
+    imported = import_program(program, name=question.path.stem, precision=question.precision)
+    if question.told is not None:
+        for note in imported.notes:
+            question.told(f"`{question.path}`: {note}")
+    if question.check is not None:
+        found = question.check(imported, program)
+        if question.told is not None:
+            question.told(f"`{question.path}`: {found}")
     return _of_graph(imported.graph, question)
 
 

@@ -11,5 +11,6 @@ from millrace.models.importers.torch_export.importing import (
     import_program,
 )
 from millrace.models.importers.torch_export.sources import Imported, Source, spec
+from millrace.models.importers.torch_export.tracing import load
 
-__all__ = ["Imported", "Source", "import_file", "import_module", "import_program", "spec"]
+__all__ = ["Imported", "Source", "import_file", "import_module", "import_program", "load", "spec"]

@@ -26,6 +26,7 @@ from millrace.models.importers.torch_export.extents import (
     paired,
     size_of,
 )
+from millrace.models.labels import BATCH
 
 Pair = tuple[Axis | None, Axis | None]
 
@@ -166,6 +167,9 @@ def product(
     mine = "".join(x for x in mine if x in yours + kept)
     right = _sum_alone(draft, right, yours, mine + kept)
     yours = "".join(x for x in yours if x in mine + kept)
+    gone = [letter for letter in dict.fromkeys(mine + yours) if letter not in kept]
+    left = spread(draft, left, [left.dims[mine.index(letter)] for letter in gone])
+    right = spread(draft, right, [right.dims[yours.index(letter)] for letter in gone])
     letters = list(dict.fromkeys(kept + mine + yours))
     groups = [
         (
@@ -209,6 +213,8 @@ def _sum_alone(draft: Draft, array: Array, letters: str, elsewhere: str) -> Arra
 def reduced(draft: Draft, array: Array, dims: Sequence[int], *, keep: bool) -> Array:
     """Sum over dims; one along which the tensor is the same counts as often as it is long."""
     places = {dim % len(array.dims) for dim in dims}
+    if any(axis.role == BATCH for at in places for axis in leaves(array.dims[at])):
+        raise ShapeError("it computes across samples")
     gone = [x for at in places for x in real_leaves(array, array.dims[at])]
     times = prod(array.dims[at][i].size for at in places for i in range(len(array.dims[at])))
     times //= prod(axis.size for axis in gone)

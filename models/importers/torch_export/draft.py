@@ -9,8 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.models.importers.torch_export.extents import Axis, Extent, Group, leaves, size_of
+from millrace.models.importers.torch_export.extents import (
+    Axis,
+    Extent,
+    Group,
+    ShapeError,
+    leaves,
+    size_of,
+)
 from millrace.models.importers.torch_export.sources import Source
+from millrace.models.labels import BATCH
 
 Value = int | float | str | bool
 
@@ -132,8 +140,17 @@ class Draft:
         attributes: Mapping[str, Value] | None = None,
         ordered: bool = False,
         integer: bool = False,
+        across: bool = False,
     ) -> Tensor:
-        """Add a step and return the tensor it makes, its axes those of `slots` in order."""
+        """Add a step and return the tensor it makes, its axes those of `slots` in order.
+
+        Raises
+        ------
+        ShapeError
+            It would let samples meet, which only what reduces `across` them may.
+        """
+        if not across:
+            _check_samples(inputs, slots)
         path = f"{self.where}.{name or kind}".lstrip(".")
         tensor = Tensor(
             name=self.name(path),
@@ -153,7 +170,9 @@ class Draft:
         )
         return tensor
 
-    def variable(self, source: Source, shape: Sequence[int], keep_units: bool) -> Array:
+    def variable(
+        self, source: Source, shape: Sequence[int], keep_units: bool, trained: bool = True
+    ) -> Array:
         """Add a parameter; its dims of size one are left out unless they are to be kept."""
         groups = tuple((Axis(size),) if size > 1 or keep_units else () for size in shape)
         tensor = Tensor(
@@ -161,9 +180,23 @@ class Draft:
             axes=tuple(axis for group in groups for axis in group),
             kind="variable",
             payload=source,
-            trained=True,
+            trained=trained,
         )
         return Array(tensor, groups)
+
+
+def _check_samples(inputs: Sequence[Operand], slots: Sequence[Slot]) -> None:
+    """Every sample of what is made comes from the same sample of what is read."""
+    kept = {id(slot.token) for slot in slots if _of_samples(slot) and not slot.token.whole}
+    for operand in inputs:
+        if any(_of_samples(slot) and id(slot.token) not in kept for slot in operand.slots):
+            raise ShapeError("it computes across samples")
+    if sum(len([x for x in leaves(slot.axes) if x.role == BATCH]) for slot in slots) > 1:
+        raise ShapeError("it computes across samples")
+
+
+def _of_samples(slot: Slot) -> bool:
+    return any(axis.role == BATCH for axis in leaves(slot.axes))
 
 
 def alike(array: Array) -> tuple[Operand, list[Slot]]:

@@ -1,24 +1,26 @@
 """The importer's front: module, program or file in, `Imported` out."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from millrace.models.blocks import cut
 from millrace.models.builder import GraphBuilder
-from millrace.models.errors import ModelError
-from millrace.models.graph import with_batch
+from millrace.models.graph import Graph, with_batch
 from millrace.models.importers.torch_export.calls import (
     attention,
     elementwise,
     layers,
     mixture,
+    places,
     products,
     rotary,
     shapes,
 )
-from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Step, Tensor, Token
-from millrace.models.importers.torch_export.extents import Axis, leaves, size_of
+from millrace.models.importers.torch_export.draft import Array, Step
 from millrace.models.importers.torch_export.fused import taken_apart
+from millrace.models.importers.torch_export.losses import Loss, add_loss, name_sources
 from millrace.models.importers.torch_export.patterns import MATCHERS
 from millrace.models.importers.torch_export.reading import Handler, Reader
 from millrace.models.importers.torch_export.sources import Imported, Source
@@ -41,9 +43,8 @@ HANDLERS: dict[str, Handler] = {
     **mixture.HANDLERS,
     **rotary.HANDLERS,
     **layers.HANDLERS,
+    **places.HANDLERS,
 }
-
-LOSSES = ("cross_entropy", "logistic")
 
 
 def import_module(
@@ -53,6 +54,9 @@ def import_module(
     loss: str = "cross_entropy",
     name: str | None = None,
     precision: str = "fp32",
+    output: str | int | None = None,
+    classes_dim: int | None = None,
+    mask_id: int | None = None,
 ) -> Imported:
     """Import a PyTorch module.
 
@@ -63,10 +67,18 @@ def import_module(
     inputs : tensor, sequence or mapping
         Example inputs, positional or by name; dim 0 of each is the batch.
     loss : str
-        cross_entropy (of the last dim of the predictions against class or token ids) or logistic
-        (of one logit per sample against 0 or 1).
+        cross_entropy (against class or token ids) or logistic (of one logit per sample against 0
+        or 1).
     name, precision : str
         The graph's; the module's class name by default.
+    output : str or int, optional
+        Which of several outputs the predictions are; `logits`, or the only floating one, by
+        default.
+    classes_dim : int, optional
+        Which dim of the predictions is classes. Known by itself for [batch, classes], for
+        predictions of every token (the last) and for images (1, as PyTorch's cross_entropy has it).
+    mask_id : int, optional
+        The id of a hidden token; a model that fills in masked text needs it to be trained.
 
     Returns
     -------
@@ -76,7 +88,8 @@ def import_module(
     Raises
     ------
     ModelError
-        The module cannot be traced, or calls cannot be expressed: all of them are named.
+        The module cannot be traced; calls cannot be expressed: all of them are named; it returns
+        several tensors, or predictions whose dim of classes cannot be told.
 
     Notes
     -----
@@ -89,11 +102,15 @@ def import_module(
     >>> import_module(module, ids).graph.blocks  # doctest: +SKIP
     ('stem', 'layer.0', 'layer.1', 'head')
     """
-    exported = trace(module, inputs)
-    program = program_of(exported, module)
-    found = _imported(program, loss, name or type(module).__name__, precision)
-    asked = _samples(inputs)
-    return found if asked == program.batch else _for_batch(found, asked)
+    asked = _Asked(
+        loss=Loss(kind=loss, classes_dim=classes_dim, mask_id=mask_id),
+        name=name or type(module).__name__,
+        precision=precision,
+        output=output,
+    )
+    found = _imported(program_of(trace(module, inputs, output), module, output=output), asked)
+    samples = _samples(inputs)
+    return found if samples == found.graph.batch else _for_batch(found, samples)
 
 
 def import_program(
@@ -102,13 +119,22 @@ def import_program(
     loss: str = "cross_entropy",
     name: str | None = None,
     precision: str = "fp32",
+    output: str | int | None = None,
+    classes_dim: int | None = None,
+    mask_id: int | None = None,
 ) -> Imported:
     """Import a `torch.export.ExportedProgram`; parameters and errors as for `import_module`.
 
     The program is best as `torch.export.export` gives it: taken down to core ops
     (`run_decompositions`), attention is no longer one op and cannot be recognised.
     """
-    return _imported(program_of(exported), loss, name or "program", precision)
+    asked = _Asked(
+        loss=Loss(kind=loss, classes_dim=classes_dim, mask_id=mask_id),
+        name=name or "program",
+        precision=precision,
+        output=output,
+    )
+    return _imported(program_of(exported, output=output), asked)
 
 
 def import_file(
@@ -117,25 +143,45 @@ def import_file(
     loss: str = "cross_entropy",
     name: str | None = None,
     precision: str = "fp32",
+    output: str | int | None = None,
+    classes_dim: int | None = None,
+    mask_id: int | None = None,
 ) -> Imported:
     """Import a `.pt2` file; parameters and errors as for `import_module`."""
-    return import_program(load(path), loss=loss, name=name or Path(path).stem, precision=precision)
+    return import_program(
+        load(path),
+        loss=loss,
+        name=name or Path(path).stem,
+        precision=precision,
+        output=output,
+        classes_dim=classes_dim,
+        mask_id=mask_id,
+    )
 
 
-def _imported(program: Program, loss: str, name: str, precision: str) -> Imported:
-    if loss not in LOSSES:
-        raise ModelError(f"there is no loss `{loss}`; choose one of {', '.join(LOSSES)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What an importer is asked for besides the program."""
+
+    loss: Loss
+    name: str
+    precision: str
+    output: str | int | None = None
+
+
+def _imported(program: Program, asked: _Asked) -> Imported:
     matchers = (*MATCHERS, *rotary.MATCHERS, mixture.mixture)
     reader = Reader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
-    _sources_of(reader.inputs)
-    steps, kept = _with_loss(reader, predictions, loss)
-    steps = _live(taken_apart(reader.draft, steps), kept)
+    name_sources(reader.inputs)
+    both_ways = bool(reader.both_ways)
+    added = add_loss(reader.draft, reader.inputs, predictions, asked.loss, both_ways)
+    steps = _live(taken_apart(reader.draft, reader.draft.steps), added.kept)
     builder = GraphBuilder(
-        name=name,
+        name=asked.name,
         batch=program.batch,
         tokens_per_sample=_tokens(reader.inputs),
-        precision=precision,
+        precision=asked.precision,
     )
     builder.begin_block(BLOCK)
     writer = Writer(builder=builder)
@@ -146,17 +192,54 @@ def _imported(program: Program, loss: str, name: str, precision: str) -> Importe
         graph=in_blocks.graph,
         parameters=sources,
         values=_values(program, sources),
-        precision=precision,
+        precision=asked.precision,
+        inputs=_fed(program, reader, in_blocks.names),
+        loss=asked.loss.kind,
+        output=asked.output,
+        classes_dim=added.classes_dim,
+        notes=(*_left_out(program, reader, sources), *_seen_answers(reader, in_blocks.graph)),
     )
+
+
+def _fed(program: Program, reader: Reader, names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The program's inputs, each with the op that reads its data."""
+    read = {
+        array.tensor.name: names.get(f"{BLOCK}.{array.tensor.name}", "") for array in reader.inputs
+    }
+    return tuple((name, read.get(name, "")) for name in program.inputs)
+
+
+def _left_out(program: Program, reader: Reader, sources: Mapping[str, Source]) -> Iterator[str]:
+    """Notes on the inputs and parameters that the loss does not depend on."""
+    for name in program.inputs:
+        if all(array.tensor.name != name for array in reader.inputs):
+            yield f"the loss does not depend on input `{name}`: left out"
+    found = {source.fqn for source in sources.values()}
+    gone = {
+        name.removeprefix(WRAPPED): tensor
+        for name, tensor in program.parameters.values()
+        if name.removeprefix(WRAPPED) not in found
+    }
+    if gone:
+        shown = ", ".join(f"`{name}`" for name in list(gone)[:4])
+        more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
+        values = sum(tensor.numel() for tensor in gone.values())
+        yield f"the loss does not depend on {shown}{more} ({values:,} values): left out"
+
+
+def _seen_answers(reader: Reader, graph: Graph) -> Iterator[str]:
+    """A note where training on the next tokens would show each answer."""
+    sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
+    if "masked_targets" in sources and "masked_tokens" not in sources:
+        yield (
+            f"attention looks both ways (`{reader.both_ways[0] or 'the module itself'}`), so next "
+            f"tokens are no task for it: say mask_id= (the id of a hidden token) to train on "
+            f"masked text"
+        )
 
 
 def _for_batch(imported: Imported, batch: int) -> Imported:
-    return Imported(
-        graph=with_batch(imported.graph, batch),
-        parameters=imported.parameters,
-        values=imported.values,
-        precision=imported.precision,
-    )
+    return replace(imported, graph=with_batch(imported.graph, batch))
 
 
 def _samples(inputs: Any) -> int:
@@ -166,22 +249,6 @@ def _samples(inputs: Any) -> int:
     return next(whole_number(x.shape[0]) for x in values if getattr(x, "ndim", 0))
 
 
-_NAMED = {"token_type": "segments", "decoder": "decoder_tokens", "categor": "categories"}
-
-
-def _sources_of(inputs: list[Array]) -> None:
-    """Say what kind of data each input is; next to a decoder's tokens others are its source."""
-    pair = any("decoder" in array.tensor.name for array in inputs)
-    for array in inputs:
-        tensor = array.tensor
-        if not tensor.integer:
-            source = "images" if len(array.dims) == 4 else "features"
-        else:
-            named = [kind for word, kind in _NAMED.items() if word in tensor.name]
-            source = named[0] if named else "source_tokens" if pair else "tokens"
-        tensor.attributes["source"] = source
-
-
 def _tokens(inputs: list[Array]) -> int:
     """Tokens of a sample: those of the decoder where there is one."""
     for array in sorted(inputs, key=lambda x: x.tensor.attributes["source"] != "decoder_tokens"):
@@ -189,47 +256,6 @@ def _tokens(inputs: list[Array]) -> int:
             if axis.role == "t":
                 return axis.size
     return 1
-
-
-def _with_loss(reader: Reader, logits: Array, loss: str) -> tuple[list[Step], set[int]]:
-    """Targets, their loss, its sum and the count; also which tensors are kept."""
-    draft = reader.draft
-    draft.where = ""
-    squeeze = loss == "logistic" and size_of(logits.dims[-1]) == 1 and len(logits.dims) > 1
-    lead = logits.dims[:-1] if loss == "cross_entropy" or squeeze else logits.dims
-    axes = tuple(axis for group in lead for axis in leaves(group))
-    if not axes or axes[0].role != "b" or not all(logits.real(axis) for axis in axes):
-        raise ModelError(
-            f"the predictions have shape {logits.shape}; `{loss}` expects the batch first"
-            + (" and the classes last" if loss == "cross_entropy" else "")
-        )
-    tensor = Tensor(
-        name=draft.name("targets"),
-        axes=tuple(Axis(axis.extent) for axis in axes),
-        kind="input",
-        integer=True,
-    )
-    rows = tuple(Slot(Token(), (axis,)) for axis in axes)
-    targets = Operand(
-        tensor,
-        tuple(Slot(row.token, (axis,)) for row, axis in zip(rows, tensor.axes, strict=True)),
-    )
-    if loss == "cross_entropy":
-        classes = Slot(Token(single=True, whole=True, label="v"), leaves(logits.dims[-1]))
-        tensor.attributes["values"] = size_of(logits.dims[-1])
-        pair = any(x.tensor.attributes["source"] == "decoder_tokens" for x in reader.inputs)
-        tokens = "decoder_targets" if pair else "targets"
-        tensor.attributes["source"] = "classes" if len(axes) == 1 else tokens
-        read = Operand(logits.tensor, (*rows, classes))
-        extras: tuple[tuple[Token, ...], ...] = (tuple(row.token for row in rows),)
-    else:
-        tensor.attributes |= {"values": 2, "source": "clicks"}
-        read, extras = Operand(logits.tensor, rows), ()
-    kind = "cross_entropy" if loss == "cross_entropy" else "logistic_loss"
-    losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
-    total = draft.make("sum", (Operand(losses, rows),), (), name="loss_sum")
-    count = draft.make("count_valid", (targets,), (), name="token_count")
-    return draft.steps, {id(total), id(count)}
 
 
 def _live(steps: list[Step], kept: set[int]) -> list[Step]:

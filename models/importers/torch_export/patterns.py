@@ -166,10 +166,10 @@ def eager_attention(node: Any) -> Found | None:
     if not is_call(node, "matmul", "bmm"):
         return None
     weights, value = bare(node.args[0]), node.args[1]
-    if is_call(weights, "dropout"):
-        if weights.args[1] and weights.args[2]:
-            return None
-        weights = bare(weights.args[0])
+    dropped = 0.0
+    if is_call(weights, "getitem") and is_call(weights.args[0], "native_dropout"):
+        weights, dropped, train = weights.args[0].args
+        weights, dropped = bare(weights), dropped if train is not False else 0.0
     if not is_call(weights, "softmax") or value.meta["val"].ndim != 4:
         return None
     if weights.args[1] not in (-1, weights.meta["val"].ndim - 1):
@@ -194,7 +194,7 @@ def eager_attention(node: Any) -> Found | None:
         "key": key.args[0],
         "value": value,
         "attn_mask": mask,
-        "dropout_p": 0.0,
+        "dropout_p": dropped,
         "is_causal": False,
         "scale": scale,
         "enable_gqa": False,

@@ -6,9 +6,9 @@ expressed do not stop the reading: all of them are named in one error.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export.draft import Array, Draft, Tensor, fresh
@@ -19,9 +19,12 @@ from millrace.models.importers.torch_export.tracing import (
     WRAPPED,
     Program,
     has_values,
+    module_path,
     whole_number,
 )
 from millrace.models.labels import BATCH, SEQUENCE
+
+Kind = TypeVar("Kind")
 
 
 class UnsupportedError(Exception):
@@ -40,15 +43,12 @@ Handler = Callable[["Reader", Arguments], Any]
 # Calls that have no value of their own to look at.
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _SHAPE_ONLY = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
-_SHAPE_ONLY |= {"empty_like": 0.0, "new_empty": 0.0}
-# Calls by which values decide what meets what: routing, as a rule.
-_ROUTING = ("topk", "gather", "scatter", "one_hot", "index_put", "index_add", "nonzero", "index")
+_SHAPE_ONLY |= {"empty_like": 0.0, "new_empty": 0.0, "zero": 0.0}
+_STATISTICS = ("running_mean", "running_var")  # of a batch norm, which says itself what it reads
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
 
 
-_ROUTING_HINT = (
-    "; where they route tokens to experts, import the model from its config.json instead"
-)
+_ROUTING_HINT = "; as it routes tokens to experts, its config.json may import instead"
 
 
 class BatchNumber(int):
@@ -75,6 +75,7 @@ class Reader:
     draft: Draft = field(init=False)
     inputs: list[Array] = field(init=False, default_factory=list)
     unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
+    both_ways: list[str] = field(init=False, default_factory=list)  # attention that is not causal
     _constants: dict[bytes, Array] = field(init=False, default_factory=dict)
     _parameters: dict[int, Array] = field(init=False, default_factory=dict)
     _batch_symbols: set[str] = field(init=False, default_factory=set)
@@ -98,10 +99,15 @@ class Reader:
             if node.name in self.program.inputs and len(getattr(value, "shape", ())) > 0:
                 self._batch_symbols |= _symbols(value.shape[0])
         with torch.no_grad():
-            returned = self._run(self.program.graph, {}, self.program.predictions)
+            returned = self._run(nodes)
         self._raise_unsupported()
         if not isinstance(returned, Array):
             raise ModelError("the module's predictions depend on neither its inputs nor parameters")
+        if not returned.tensor.trained:
+            raise ModelError(
+                "the module's predictions depend on no parameter that is trained: requires_grad is "
+                "off wherever there is one"
+            )
         return returned
 
     def array(self, value: Any) -> Array:
@@ -130,10 +136,9 @@ class Reader:
             return float(value.item())
         return None
 
-    def _run(self, graph: Any, given: Mapping[str, Any], only: str = "") -> Any:
-        """Read the calls of a graph in order and return what it returns, or one call's value."""
-        nodes = list(graph.nodes)
-        wanted = [node for node in nodes if (node.name == only if only else node.op == "output")]
+    def _run(self, nodes: list[Any]) -> Any:
+        """Read the calls that the predictions need, in order, and return the predictions."""
+        wanted = next(node for node in nodes if node.name == self.program.predictions)
         rewrites = {
             node: found
             for node in nodes
@@ -144,17 +149,12 @@ class Reader:
         for node in nodes:
             if node not in needed:
                 continue
-            if node.op == "output":
-                return _looked_up(node.args[0], values)
             self.draft.where = module_path(node) or self.draft.where
             if node.op == "placeholder":
-                values[node] = given[node.name] if given else self._placeholder(node)
-            elif node.op == "get_attr":
-                values[node] = node.target
+                values[node] = self._placeholder(node)
             else:
                 values[node] = self._called(node, rewrites, values)
-                self._mutated(node, values)
-        return values[wanted[0]]
+        return values[wanted]
 
     def _match(self, node: Any) -> Found | None:
         found = (matcher(node) for matcher in self.matchers)
@@ -168,8 +168,11 @@ class Reader:
             name, tensor = program.parameters[node.name]
             return self._parameter(node, name, tensor)
         if node.name in program.buffers:
-            tensor = program.buffers[node.name][1]
-            return tensor if has_values(tensor) else _Missing(program.buffers[node.name][0])
+            name, tensor = program.buffers[node.name]
+            name = name.removeprefix(WRAPPED)
+            if node.name in program.changed:
+                return _Missing(f"buffer `{name}` is another one after every step")
+            return tensor if has_values(tensor) else _Missing(f"buffer `{name}` has no values")
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             return value
@@ -181,7 +184,9 @@ class Reader:
         if key not in self._parameters:
             shape = tuple(int(size) for size in tensor.shape)
             source = Source(fqn=name.removeprefix(WRAPPED), shape=shape)
-            self._parameters[key] = self.draft.variable(source, shape, keep)
+            self._parameters[key] = self.draft.variable(
+                source, shape, keep, trained=bool(tensor.requires_grad)
+            )
         return self._parameters[key]
 
     def _input(self, name: str, value: Any) -> Array:
@@ -215,8 +220,6 @@ class Reader:
         if node in rewrites:
             name, arguments = rewrites[node]
             arguments = {key: _looked_up(value, values) for key, value in arguments.items()}
-        elif name.startswith("wrap_with"):
-            return self._inlined(node, values)
         else:
             arguments = _bound(node, values)
         try:
@@ -237,46 +240,20 @@ class Reader:
             value = node.meta["val"]
             shape = [whole_number(size) for size in value.shape]
             return torch.full(shape, _SHAPE_ONLY[name], dtype=value.dtype)
+        read = [value for key, value in arguments.items() if key not in _STATISTICS]
+        for buffer in _those(read, _Missing):
+            raise UnsupportedError(buffer.why)
+        if name in _RANDOM:
+            raise UnsupportedError("it draws random values")
         if not any(_holds(value, Array) for value in arguments.values()):
-            if name in _RANDOM:
-                raise UnsupportedError("it draws random values")
-            missing = [x for x in arguments.values() if isinstance(x, _Missing)]
-            if missing:
-                raise UnsupportedError(f"buffer `{missing[0].name}` has no values: it is fake")
             return _computed(node, values)
         return self._handler(node, name)(self, arguments)
 
     def _handler(self, node: Any, name: str) -> Handler:
-        handler = self.handlers.get(name.removesuffix("_") if _mutates(node) else name)
+        handler = self.handlers.get(name)
         if handler is None:
             raise UnsupportedError
         return handler
-
-    def _inlined(self, node: Any, values: Mapping[Any, Any]) -> Any:
-        """Read the calls of a region (no gradients, mixed precision) as if they stood here."""
-        at = next(i for i, x in enumerate(node.args) if getattr(x, "op", "") == "get_attr")
-        graph = getattr(self.program.root, node.args[at].target).graph
-        inner = [inside for inside in graph.nodes if inside.op == "placeholder"]
-        outer = [_looked_up(argument, values) for argument in node.args[at + 1 :]]
-        given = {place.name: value for place, value in zip(inner, outer, strict=True)}
-        returned = self._run(graph, given)
-        stops = "grad" in kind(node) and node.args[0] is False
-        arrays = returned if isinstance(returned, list) else [returned]
-        if stops and any(isinstance(x, Array) and x.tensor.trained for x in arrays):
-            reason = "no_grad (it stops a gradient, which a graph cannot)"
-            self.unsupported.setdefault(reason, []).append(module_path(node))
-        return returned
-
-    def _mutated(self, node: Any, values: dict[Any, Any]) -> None:
-        """What an op wrote in place is what later calls read."""
-        if not _mutates(node):
-            return
-        target = node.args[0]
-        values[target] = values[node]
-        readers = target.args[0].users if _is_view(target) else ()
-        if any(reader is not target and reader is not node for reader in readers):
-            where = module_path(node)
-            self.unsupported.setdefault(f"{kind(node)} (writes into a view)", []).append(where)
 
     def _constant(self, tensor: Any) -> Array:
         """A tensor as part of the graph; dims along which it is the same are left out."""
@@ -328,29 +305,15 @@ class Reader:
             f"{sum(map(len, self.unsupported.values()))} calls cannot be expressed: "
             + "; ".join(lines)
             + ". Rewrite these parts with supported ops"
-            + _ROUTING_HINT * any(name.startswith(_ROUTING) for name in self.unsupported)
+            + _ROUTING_HINT * any(kind(node) == "topk" for node in self.program.graph.nodes)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """A buffer without values."""
+    """A buffer that cannot be read, and why."""
 
-    name: str
-
-
-_VIEWS = {
-    "view", "reshape", "select", "slice", "transpose", "permute", "unsqueeze", "squeeze", "expand",
-    "t", "flatten", "narrow",
-}  # fmt: skip
-
-
-def _is_view(node: Any) -> bool:
-    """Whether a call returns part of what it reads."""
-    name = kind(node)
-    if name == "getitem":
-        return kind(node.args[0]) in ("split", "split_with_sizes", "chunk", "unbind")
-    return name in _VIEWS
+    why: str
 
 
 def nearby(name: str, handlers: Mapping[str, Handler]) -> str:
@@ -364,33 +327,17 @@ def nearby(name: str, handlers: Mapping[str, Handler]) -> str:
     return f" (supported: {', '.join(close)})" if close else ""
 
 
-def module_path(node: Any) -> str:
-    """Path of the module that a call stands in."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    return path.removeprefix(WRAPPED.rstrip(".")).removeprefix(".")
-
-
-def _needed(nodes: list[Any], rewrites: Mapping[Any, Any], wanted: list[Any]) -> set[Any]:
-    """The calls that the wanted ones read, directly or not."""
-    needed: set[Any] = set(wanted)
+def _needed(nodes: list[Any], rewrites: Mapping[Any, Any], wanted: Any) -> set[Any]:
+    """The calls that the wanted one reads, directly or not, and itself."""
+    needed: set[Any] = {wanted}
     for node in reversed(nodes):
-        target = node.args[0] if _mutates(node) else None
-        if node not in needed and target not in needed:
+        if node not in needed:
             continue
-        needed.add(node)
         if node in rewrites:
             needed |= {x for x in rewrites[node][1].values() if hasattr(x, "meta")}
         else:
             needed |= set(node.all_input_nodes)
     return needed
-
-
-def _mutates(node: Any) -> bool:
-    schema = getattr(getattr(node, "target", None), "_schema", None)
-    return schema is not None and schema.is_mutable and str(schema.name).endswith("_")
 
 
 def _bound(node: Any, values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -420,9 +367,16 @@ def _looked_up(value: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def _holds(value: Any, wanted: type) -> bool:
+    return next(_those(value, wanted), None) is not None
+
+
+def _those(value: Any, wanted: type[Kind]) -> Iterator[Kind]:
+    """What is of a type in a value, or in the lists that it is."""
     if isinstance(value, list | tuple):
-        return any(_holds(one, wanted) for one in value)
-    return isinstance(value, wanted)
+        for one in value:
+            yield from _those(one, wanted)
+    elif isinstance(value, wanted):
+        yield value
 
 
 def _scalar(value: Any, batch_symbols: set[str]) -> int | float | bool | None:
@@ -452,6 +406,4 @@ def _computed(node: Any, values: Mapping[Any, Any]) -> Any:
         for key, value in node.kwargs.items()
         if key != "pin_memory"
     }
-    if _mutates(node):
-        arguments[0] = arguments[0].clone()
     return node.target(*arguments, **keywords)

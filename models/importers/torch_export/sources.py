@@ -77,12 +77,23 @@ class Imported:
         Variable to its value; None where the module has none (a fake or meta one).
     precision : str
         What the graph computes in.
+    inputs : tuple of (str, str)
+        The program's inputs in order, each with its op in the graph, or "" where it is not read.
+    loss, output, classes_dim
+        The kind of loss, what it is taken of, and which dim of that is classes.
+    notes : tuple of str
+        What the user should know: parameters left out, data that the model is not made for.
     """
 
     graph: Graph
     parameters: dict[str, Source]
     values: dict[str, NDArray[Any]] | None = None
     precision: str = "fp32"
+    inputs: tuple[tuple[str, str], ...] = ()
+    loss: str = "cross_entropy"
+    output: str | int | None = None
+    classes_dim: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def spec(imported: Imported) -> ModelSpec:

@@ -7,15 +7,21 @@ neither reads nor makes a weight: a model of any size traces in the time its lay
 import copy
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export.archive import plain_archive
+from millrace.models.importers.torch_export.outputs import LOGITS, chosen
 
 WRAPPED = "module."  # where the traced module hangs
+STOPPED = "wrap_with_set_grad_enabled"  # a region with gradients off or on
+_EXPERTS_HINT = " (a mixture of experts that does so can be imported from its config.json)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +32,22 @@ class Program:
     ----------
     graph : torch.fx.Graph
         Its calls.
-    root : torch.fx.GraphModule
-        Holds the submodules that calls refer to.
     parameters, buffers : dict
         Placeholder to (name in the module, tensor); tensors may be fake.
+    changed : frozenset of str
+        Placeholders of the buffers that are others after a step.
     inputs : tuple of str
         Placeholders of the user's inputs.
     predictions : str
-        The call whose value the loss is taken of: the first floating output.
+        The call whose value the loss is taken of.
     batch : int
         Samples it was traced with.
     """
 
     graph: Any
-    root: Any
     parameters: dict[str, tuple[str, Any]]
     buffers: dict[str, tuple[str, Any]]
+    changed: frozenset[str]
     inputs: tuple[str, ...]
     predictions: str
     batch: int
@@ -61,10 +67,8 @@ def load(path: str | Path) -> Any:
 
     if not Path(path).is_file():
         raise ModelError(f"`{path}`: there is no such file; expected a .pt2 file")
-    log = logging.getLogger("torch.export")  # prints a traceback of every file it cannot read
-    silent, log.disabled = log.disabled, True
     try:
-        with plain_archive(Path(path)) as plain:
+        with quiet(), plain_archive(Path(path)) as plain:
             return torch.export.load(plain)
     except ModelError:
         raise
@@ -73,12 +77,29 @@ def load(path: str | Path) -> Any:
             f"`{path}` is not an exported program ({_first_line(error)}); write it with "
             f"torch.export.save"
         ) from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch.export from warning of itself, and from printing its graph where it fails."""
+    names = ("torch.export", "torch.fx.experimental.symbolic_shapes")
+    logs = [logging.getLogger(name) for name in names]
+    silent = [log.disabled for log in logs]
+    try:
+        for log in logs:
+            log.disabled = True
+        with redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        log.disabled = silent
+        for log, was in zip(logs, silent, strict=True):
+            log.disabled = was
 
 
-def trace(module: Any, inputs: Any) -> Any:
+def trace(module: Any, inputs: Any, output: str | int | None = None) -> Any:
     """Export a module on fake tensors and return the exported program.
+
+    It returns first what the loss is taken of (see `outputs.chosen`), then what else is floating.
 
     Raises
     ------
@@ -88,7 +109,7 @@ def trace(module: Any, inputs: Any) -> Any:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    args, kwargs = _arguments(module, inputs)
+    args, kwargs = arguments(module, inputs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     batch = _batch([*args, *kwargs.values()])
 
@@ -102,19 +123,22 @@ def trace(module: Any, inputs: Any) -> Any:
             return torch.zeros(shape, dtype=value.dtype)
 
     try:
-        wrapper = _wrapper(_fake_copy(module, mode)).train(module.training)
-        with torch.no_grad() if not _trainable(module) else torch.enable_grad():
+        wrapper = _wrapper(_fake_copy(module, mode), output).train(module.training)
+        with quiet(), torch.enable_grad() if _trainable(module) else torch.no_grad():
             return torch.export.export(
                 wrapper,
                 tuple(fake(value) for value in args),
                 {name: fake(value) for name, value in kwargs.items()},
                 strict=False,
             )
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"module `{type(module).__name__}` cannot be exported: {_first_line(error)}; "
-            f"control flow and shapes may not depend on values (a mixture of experts that does so "
-            f"can be imported from its config.json)"
+            f"control flow and shapes may not depend on values"
+            + _EXPERTS_HINT
+            * any("expert" in name for name, _ in module.named_modules())
         ) from error
 
 
@@ -127,8 +151,8 @@ def _first_line(error: BaseException) -> str:
     return lines[0].rstrip(".:; ")
 
 
-def _arguments(module: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named inputs; positional ones by their names where `forward` has some."""
+def arguments(module: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named inputs; positional ones go by name where `forward` has names."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     given = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
@@ -163,8 +187,8 @@ def _fake_copy(module: Any, mode: Any) -> Any:
     return copied
 
 
-def _wrapper(module: Any) -> Any:
-    """A module that returns only the tensor the loss is taken of."""
+def _wrapper(module: Any, output: str | int | None) -> Any:
+    """A module that returns the tensor the loss is taken of by the name of logits, and others."""
     import torch
 
     class Wrapper(torch.nn.Module):
@@ -173,34 +197,81 @@ def _wrapper(module: Any) -> Any:
             self.module = module
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return predictions(self.module(*args, **kwargs))
+            found, others = chosen(self.module(*args, **kwargs), output, is_floating)
+            return {LOGITS: found, "others": others}
 
     return Wrapper()
 
 
-def predictions(returned: Any) -> Any:
-    """The tensor a loss is taken of: `logits` where there is one, else the first floating one."""
+def functional(exported: Any) -> Any:
+    """The program without writes: what it wrote through views and in place, it makes anew.
+
+    A region without gradients would vanish on the way, so what it returns is detached first.
+    """
     import torch
 
-    if isinstance(returned, torch.Tensor):
-        return returned
-    if hasattr(returned, "logits"):
-        return returned.logits
-    if isinstance(returned, Mapping):
-        if "logits" in returned:
-            return returned["logits"]
-        returned = tuple(returned.values())
-    for value in returned if isinstance(returned, list | tuple) else ():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value
-    raise ModelError(
-        f"the module returns a {type(returned).__name__} without a floating tensor; the loss needs "
-        f"its predictions"
+    graph, signature = copy.deepcopy(exported.graph), copy.deepcopy(exported.graph_signature)
+    for old, new in zip(exported.graph.nodes, graph.nodes, strict=True):
+        new.name = old.name  # a copy gives another name to what is called like a built-in
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") == STOPPED and node.args[0] is False:
+            for part in list(node.users):
+                with graph.inserting_after(part):
+                    stopped = graph.call_function(torch.ops.aten.detach.default, (part,))
+                stopped.meta = dict(part.meta)
+                part.replace_all_uses_with(stopped, lambda user, own=stopped: user is not own)
+                signature.replace_all_uses(part.name, stopped.name)
+    changed = torch.export.ExportedProgram(
+        root=exported.graph_module,
+        graph=graph,
+        graph_signature=signature,
+        state_dict=exported.state_dict,
+        range_constraints=exported.range_constraints,
+        module_call_graph=exported.module_call_graph,
+        example_inputs=exported.example_inputs,
+        constants=exported.constants,
+        verifiers=exported.verifiers,
     )
+    try:
+        with quiet():
+            return changed.run_decompositions({})
+    except Exception as error:
+        raise ModelError(
+            f"the program's writes in place cannot be taken out ({_first_line(error)}); write it "
+            f"without them"
+        ) from error
 
 
-def program_of(exported: Any, module: Any = None) -> Program:
-    """Sort the placeholders of an exported program; `module` holds the real tensors, if any."""
+def _check_constants(exported: Any) -> None:
+    """Refuse a value of the program that it holds as a constant: what `.data` reads, say."""
+    for name, value in exported.graph_signature.inputs_to_lifted_tensor_constants.items():
+        made = "lifted_tensor" in value  # not an attribute of the module
+        if made and not has_values(exported.constants[value]):
+            nodes = (node for node in exported.graph.nodes if node.name == name)
+            places = {module_path(user) for node in nodes for user in node.users}
+            where = ", ".join(f"`{place or 'the module itself'}`" for place in sorted(places))
+            raise ModelError(
+                f"{where} reads `.data` of a value (or makes a tensor past the tracer), which "
+                f"torch.export takes as a constant; use `detach()`, or compute with the value"
+            )
+
+
+def module_path(node: Any) -> str:
+    """Path of the module that a call stands in."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return path.removeprefix(WRAPPED.rstrip(".")).removeprefix(".")
+
+
+def program_of(exported: Any, module: Any = None, *, output: str | int | None = None) -> Program:
+    """Sort the placeholders of an exported program.
+
+    `module` holds the real tensors, if any, and was traced for this output.
+    """
+    _check_constants(exported)
+    exported = functional(exported)
     state = dict(exported.state_dict) | dict(exported.constants)
     if module is not None:
         named = [*module.named_parameters(remove_duplicate=False)]
@@ -220,27 +291,67 @@ def program_of(exported: Any, module: Any = None) -> Program:
             buffers[name] = (entry.target, state[entry.target])
         elif kind == "USER_INPUT" and name:
             inputs.append(name)
+    changed = set(exported.graph_signature.buffers_to_mutate.values())
     values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     shaped = [values[name] for name in inputs if getattr(values[name], "ndim", 0)]
     if not shaped:
         raise ModelError("the program has no input with a batch dim")
     return Program(
         graph=exported.graph,
-        root=exported.graph_module,
         parameters=parameters,
         buffers=buffers,
+        changed=frozenset(name for name, (target, _) in buffers.items() if target in changed),
         inputs=tuple(inputs),
-        predictions=_predictions_of(exported, values),
+        predictions=_predictions_of(exported, output, traced=module is not None),
         batch=whole_number(shaped[0].shape[0]),
     )
 
 
-def _predictions_of(exported: Any, values: Mapping[str, Any]) -> str:
-    for name in exported.graph_signature.user_outputs:
-        floating = getattr(values.get(str(name)), "is_floating_point", None)
-        if floating is not None and floating():
-            return str(name)
-    raise ModelError("the program returns no floating tensor; the loss needs its predictions")
+def _predictions_of(exported: Any, output: str | int | None, traced: bool) -> str:
+    """The call the loss is taken of, among those that the program returns."""
+    from torch.utils import _pytree
+
+    nodes = {node.name: node for node in exported.graph.nodes}
+
+    def floating(name: Any) -> bool:
+        return str(name) in nodes and is_floating(nodes[str(name)].meta.get("val"))
+
+    names = list(exported.graph_signature.user_outputs)
+    returned = _pytree.tree_unflatten(names, exported.call_spec.out_spec)
+    found, others = chosen(returned, LOGITS if traced else output, floating)
+    if output is None:
+        _check_others(exported, nodes[found], [nodes[name] for name in others])
+    return str(found)
+
+
+def _check_others(exported: Any, predictions: Any, others: Sequence[Any]) -> None:
+    """Refuse to leave out what has parameters of its own."""
+    parameters = exported.graph_signature.inputs_to_parameters
+    gone = _behind(others) - _behind([predictions])
+    lost = sorted(parameters[node.name] for node in gone if node.name in parameters)
+    if lost:
+        shown = ", ".join(f"`{name.removeprefix(WRAPPED)}`" for name in lost[:3])
+        raise ModelError(
+            f"the module returns more than its predictions, and what is left out has "
+            f"{len(lost)} parameters of its own ({shown}{' ...' * (len(lost) > 3)}), which would "
+            f"not be trained; to leave them out, say what the loss is taken of (output=)"
+        )
+
+
+def _behind(nodes: Sequence[Any]) -> set[Any]:
+    """All that some calls read, directly or not, and themselves."""
+    found, queue = set(nodes), list(nodes)
+    while queue:
+        new = [node for node in queue.pop().all_input_nodes if node not in found]
+        found.update(new)
+        queue += new
+    return found
+
+
+def is_floating(value: Any) -> bool:
+    """Whether a value is a tensor of numbers."""
+    floating = getattr(value, "is_floating_point", None)
+    return floating is not None and bool(floating())
 
 
 def _identity(tensor: Any) -> Any:
@@ -275,7 +386,7 @@ def _buffers_from_nothing(module: Any) -> dict[str, Any]:
     for path, part in module.named_modules():
         able[path] = getattr(part, "_init_weights", able.get(path.rpartition(".")[0]))
         own = dict(part.named_buffers(recurse=False))
-        if all(has_values(tensor) for tensor in own.values()) or any(part.parameters()):
+        if all(has_values(tensor) for tensor in own.values()) or list(part.parameters()):
             continue
         if able[path] is None:
             continue

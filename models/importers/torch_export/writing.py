@@ -16,7 +16,10 @@ from millrace.models.importers.torch_export.sources import Source
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Dim, write
 
 BLOCK = "model"
-_SPARE = "knduhgrsvcyxijpqmzwaflo"
+_MASKED = ("masked", "mask_id")  # of tokens of masked text
+_LETTERS = "knduhgrsvcyxijpqmzwaflo"
+# More dims than letters are rare: views that take every dim apart.
+_SPARE = (*_LETTERS, *(f"{letter}{number}" for number in (1, 2, 3) for letter in _LETTERS))
 
 Layout = tuple[Group, ...]  # per dim the leaf axes in it
 
@@ -25,6 +28,7 @@ class _Labels:
     """The labels of one op: one per leaf of each token."""
 
     def __init__(self, step: Step) -> None:
+        self._step = step
         self.whole: set[str] = set()
         self._taken: set[str] = {label for token in _tokens(step) for label in token.labels}
         self._found: dict[tuple[int, int], Dim] = {}
@@ -62,7 +66,10 @@ class _Labels:
                     continue
                 self._taken.add(label)
                 return label
-        raise ModelError("an op has more dims than there are labels")
+        raise ModelError(
+            f"`{self._step.output.tensor.name}` ({self._step.kind}) has more dims than there are "
+            f"labels ({len(_SPARE)}); rewrite its views with fewer dims"
+        )
 
     def dim(self, token: Token, at: int) -> Dim:
         """Labels of a leaf of a token (of the whole token where it is single)."""
@@ -134,6 +141,8 @@ class Writer:
                 tuple(axis.size for axis in tensor.axes),
                 source=str(tensor.attributes["source"]),
                 values=int(tensor.attributes.get("values", 0)),
+                floating=not tensor.integer,
+                attributes={x: tensor.attributes[x] for x in _MASKED if x in tensor.attributes},
             )
             # The data has the dims of the program's input; views of it come after.
             apart = tuple((axis,) for axis in tensor.leaves())
@@ -166,7 +175,13 @@ class Writer:
         # He et al., arXiv 1502.01852 (2015), section 2.2, for convolutions; else GPT-2's.
         std = sqrt(2 / prod(shape[1:])) if self._convolved(tensor) else 0.02
         return self.builder.variable(
-            tensor.name, dims, shape, init=init, std=std, decay=len(source.shape) > 1
+            tensor.name,
+            dims,
+            shape,
+            init=init,
+            std=std,
+            decay=len(source.shape) > 1,
+            frozen=not tensor.trained,
         )
 
     def _convolved(self, tensor: Tensor) -> bool:
@@ -300,10 +315,16 @@ class Writer:
         text = write(sides[:1], sides[1:])
         flat = any(len(group) > 1 for group in have)
         shapes = (tuple(x.size for group in wanted for x in group),) if flat else (shape,)
+        return self._moved("rearrange", name, title, text, shapes)
+
+    def _moved(
+        self, kind: str, name: str, title: str, labels: str, shapes: Sequence[tuple[int, ...]] = ()
+    ) -> str:
+        """The output of an op that makes ids of ids."""
         dtype = self.builder.tensors[name].dtype
         ids = dtype if dtype.startswith("int") else None
         full = self._full(title)
-        return self.builder.emit("rearrange", full, (name,), text, shapes=shapes, dtype=ids)[0]
+        return self.builder.emit(kind, full, (name,), labels, shapes=shapes, dtype=ids)[0]
 
     def _without_units(self, name: str, layout: Layout, title: str) -> str:
         """Sum away the dims of size one that a layout has no axis for."""
@@ -311,8 +332,7 @@ class Writer:
             return name
         dims = _numbered(layout)
         kept = tuple(dim for dim, group in zip(dims, layout, strict=True) if group)
-        full = self._full(title)
-        return self.builder.emit("sum", full, (name,), write((dims,), (kept,)))[0]
+        return self._moved("sum", name, title, write((dims,), (kept,)))
 
     def _with_units(self, name: str, wanted: Layout, title: str) -> str:
         """Add the dims of size one that a layout has."""
@@ -320,7 +340,7 @@ class Writer:
         have = tuple(dim for dim, group in zip(dims, wanted, strict=True) if group)
         text = write((have,), (dims,))
         shape = tuple(prod(x.size for x in group) for group in wanted)
-        return self.builder.emit("broadcast", self._full(title), (name,), text, shapes=(shape,))[0]
+        return self._moved("broadcast", name, title, text, (shape,))
 
 
 def _drop_samples(tensor: Tensor) -> None:

@@ -67,7 +67,7 @@ def data_of(graph: Graph, inputs: Any) -> tuple[dict[str, Any], Any]:
         if op.kind != "input":
             continue
         source = str(op.attributes["source"])
-        if source in ("targets", "classes", "decoder_targets"):
+        if source.endswith(("targets", "classes")):
             shape = graph.tensor(op.outputs[0]).shape
             targets = generator.integers(0, int(op.attributes["values"]), shape).astype(np.int32)
             given[source] = targets

@@ -142,6 +142,18 @@ def test_dims_taken_apart_in_two_ways_are_made_one_first() -> None:
     assert any(step.kind == "merge" for step in draft.steps)
 
 
+def test_more_dims_than_letters_have_labels_too() -> None:
+    draft = Draft(batch=2)
+    axes = (Axis(Extent(2, "b")), *(Axis(2) for _ in range(30)))
+    tensor = Tensor(name=draft.name("x"), axes=axes, kind="input")
+    tensor.attributes["source"] = "features"
+    pointwise(draft, "relu", Array(tensor, tuple((axis,) for axis in axes)))
+    builder = GraphBuilder(name="wide", batch=2, tokens_per_sample=1)
+    builder.begin_block(BLOCK)
+    Writer(builder=builder).write(draft.steps)
+    assert len(builder.build().ops[-1].labels.split()) == 2 * 31 + 1
+
+
 def test_the_batch_is_never_split() -> None:
     draft, inputs, _ = drafted((4, 6))
     with pytest.raises(ShapeError, match="batch"):

@@ -27,7 +27,7 @@ def _attention(reader: Reader, a: Arguments) -> Array:
     scale = 1 / sqrt(query.shape[-1]) if a["scale"] is None else float(a["scale"])
     if len(query.dims) != 4:
         raise UnsupportedError("expected query, key and value of [batch, heads, tokens, features]")
-    if a["enable_gqa"] and key.shape[1] != query.shape[1]:
+    if (a["enable_gqa"] or key.shape[1] == 1) and key.shape[1] != query.shape[1]:
         times = query.shape[1] // key.shape[1]
         key, value = (_grouped(array, times) for array in (key, value))
     mask = a["attn_mask"]
@@ -38,6 +38,8 @@ def _attention(reader: Reader, a: Arguments) -> Array:
             bias = reader.array(mask if isinstance(mask, Array) else _additive(mask))
         else:
             causal, window = found
+    if not (causal or _shuts(mask)) and _of_tokens(reader, query, key):
+        reader.both_ways.append(reader.draft.where)
     per_sample = (
         bias is not None
         and len(bias.dims) == 4
@@ -74,6 +76,30 @@ def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
     if bool((plane == (ones.tril() & ~ones.tril(-window))).all()):
         return True, 0 if window == keys else window
     return None
+
+
+def _shuts(mask: Any) -> bool:
+    """Whether a mask, constant or a learned term plus one, shows no place those behind it."""
+    import torch
+
+    if mask is None or isinstance(mask, Array):
+        return False
+    plane = _additive(mask).reshape(-1, *mask.shape[-2:])
+    behind = torch.ones(plane.shape[-2:], dtype=torch.bool).triu(1)
+    return bool((plane[:, behind] < -1.0e4).all())
+
+
+def _of_tokens(reader: Reader, query: Array, key: Array) -> bool:
+    """Whether queries and keys both run along the tokens of one input."""
+    along = [
+        {axis.extent.root() for axis in leaves(group)} for group in (query.dims[2], key.dims[2])
+    ]
+    return any(
+        axis.extent.root() in along[0] & along[1]
+        for array in reader.inputs
+        if array.tensor.integer and len(array.dims) > 1
+        for axis in leaves(array.dims[1])
+    )
 
 
 def _additive(mask: Any) -> Any:

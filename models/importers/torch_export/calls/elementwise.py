@@ -239,7 +239,8 @@ def _masked_fill(reader: Reader, a: Arguments) -> Array:
     return kept if value == 0 else added(reader, kept, mask.float() * value)
 
 
-def _where(reader: Reader, a: Arguments) -> Array:
+def where(reader: Reader, a: Arguments) -> Array:
+    """One of two values, by a constant condition."""
     mask = a["condition"]
     if isinstance(mask, Array):
         raise UnsupportedError("its condition depends on the inputs")
@@ -298,5 +299,5 @@ HANDLERS: dict[str, Handler] = {
     "mean": _mean,
     "linalg_vector_norm": _vector_norm,
     "masked_fill": _masked_fill,
-    "where": _where,
+    "where": where,
 }

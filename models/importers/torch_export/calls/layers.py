@@ -103,9 +103,11 @@ def _batch_norm(reader: Reader, a: Arguments) -> Array:
             slots.append(Slot(Token(), (axis,)))
     read = Operand(x.tensor, tuple(slots))
     one = [Slot(channel, inside)]
-    sums = draft.make("channel_sums", (read,), one, name="sums", ordered=True)
+    sums = draft.make("channel_sums", (read,), one, name="sums", ordered=True, across=True)
     of_sums = Operand(sums, tuple(one))
-    squares = draft.make("channel_squares", (read, of_sums), one, name="squares", ordered=True)
+    squares = draft.make(
+        "channel_squares", (read, of_sums), one, name="squares", ordered=True, across=True
+    )
     weights = [Operand(w.tensor, (Slot(channel, leaves(w.dims[0])),)) for w in (gamma, beta)]
     tensor = draft.make(
         "batch_norm",
@@ -307,6 +309,10 @@ def _native_batch_norm(reader: Reader, a: Arguments) -> list[Array]:
     return [_batch_norm(reader, {**a, "training": a.get("training", False)})]
 
 
+def _native_dropout(reader: Reader, a: Arguments) -> list[Array]:
+    return [_dropout(reader, {**a, "train": a["train"] is not False})]
+
+
 def _max_pool2d_with_indices(reader: Reader, a: Arguments) -> list[Array]:
     return [_max_pool2d(reader, a)]
 
@@ -320,6 +326,7 @@ HANDLERS: dict[str, Handler] = {
         ),
         _native_batch_norm,
     ),
+    "native_dropout": _native_dropout,
     "convolution": _convolution,
     "native_layer_norm": _native_layer_norm,
     "max_pool2d_with_indices": _max_pool2d_with_indices,

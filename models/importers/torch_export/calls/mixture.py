@@ -48,7 +48,9 @@ def mixture(node: Any) -> Found | None:
     gate, up = bare(bare(active.args[0]).args[0]), bare(active.args[1])
     if not (is_call(gate, "getitem") and is_call(up, "getitem") and gate.args[0] is up.args[0]):
         return None
-    if (gate.args[1], up.args[1]) != (0, 1) or not is_call(gate.args[0], "chunk"):
+    if (gate.args[1], up.args[1]) != (0, 1) or not is_call(gate.args[0], "split"):
+        return None
+    if gate.meta["val"].shape[-1] * 2 != gate.args[0].args[0].meta["val"].shape[-1]:
         return None
     wide = _gathered(bare(gate.args[0].args[0]))
     if wide is None or wide[1] is not ids or not is_call(wide[2], "repeat_interleave"):

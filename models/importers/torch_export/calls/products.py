@@ -88,7 +88,8 @@ def _einsum(reader: Reader, a: Arguments) -> Array:
     return found
 
 
-def _embedding(reader: Reader, a: Arguments) -> Array:
+def embedding(reader: Reader, a: Arguments) -> Array:
+    """Rows of a table by ids."""
     table, ids = a["weight"], a["indices"]
     padding = -1 if a.get("padding_idx") is None else int(a["padding_idx"])
     if not isinstance(ids, Array) and not bool((ids == padding).any()):
@@ -111,29 +112,24 @@ def _embedding(reader: Reader, a: Arguments) -> Array:
         attributes={"padding": padding} if padding >= 0 else None,
         ordered=True,
     )
-    given = _origin(reader, ids.tensor)
-    known, size = int(given.attributes.get("values", 0)), size_of(rows)
-    given.attributes["values"] = min(known, size) if known else size
+    size = size_of(rows)
+    for given in _origins(reader, ids.tensor):
+        known = int(given.attributes.get("values", 0))
+        given.attributes["values"] = min(known, size) if known else size
     return Array(tensor, (*ids.dims, features))
 
 
-def _index(reader: Reader, a: Arguments) -> Array:
-    """Rows of a table by ids; nothing else is indexed."""
-    table, indices = a["self"], a["indices"]
-    ids = indices[0]
-    if len(indices) != 1 or not isinstance(table, Array) or len(table.dims) != 2:
-        raise UnsupportedError("expected rows of a table by ids")
-    if not (ids.tensor.integer if isinstance(ids, Array) else ids.dtype.itemsize > 1):
-        raise UnsupportedError("a mask chooses what is kept")
-    return _embedding(reader, {"weight": table, "indices": ids})
-
-
-def _origin(reader: Reader, tensor: Tensor) -> Tensor:
-    """The input of which a tensor of ids is a part."""
+def _origins(reader: Reader, tensor: Tensor) -> list[Tensor]:
+    """The inputs of which a tensor of ids is made."""
     makers = {id(step.output.tensor): step for step in reader.draft.steps}
-    while id(tensor) in makers:
-        tensor = makers[id(tensor)].inputs[0].tensor
-    return tensor
+    found, queue = [], [tensor]
+    while queue:
+        one = queue.pop()
+        if id(one) in makers:
+            queue += [operand.tensor for operand in makers[id(one)].inputs]
+        elif one.kind == "input":
+            found.append(one)
+    return found
 
 
 def _known_rows(reader: Reader, table: Array, ids: Any) -> Array | None:
@@ -156,6 +152,5 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "linear": _linear,
     "einsum": _einsum,
-    "embedding": _embedding,
-    "index": _index,
+    "embedding": embedding,
 }

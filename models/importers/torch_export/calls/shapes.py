@@ -212,6 +212,15 @@ def _roll(reader: Reader, a: Arguments) -> Array:
     return array
 
 
+def _pixel_shuffle(reader: Reader, a: Arguments) -> Array:
+    array, factor = _array(a["self"]), int(a["upscale_factor"])
+    batch, channels, rows, columns = array.shape
+    kept = channels // factor**2
+    apart = views.viewed(reader.draft, array, (batch, kept, factor, factor, rows, columns))
+    turned = views.permuted(apart, (0, 1, 4, 2, 5, 3))
+    return views.viewed(reader.draft, turned, (batch, kept, rows * factor, columns * factor))
+
+
 def _stack(reader: Reader, a: Arguments) -> Array:
     arrays = [reader.array(part) for part in a["tensors"]]
     arrays = [views.unsqueezed(array, a["dim"]) for array in arrays]
@@ -247,6 +256,7 @@ HANDLERS: dict[str, Handler] = {
     "getitem": _getitem,
     "stack": _stack,
     "roll": _roll,
+    "pixel_shuffle": _pixel_shuffle,
     "pad": _pad,
     "constant_pad_nd": _pad,
 }

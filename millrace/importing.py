@@ -1,0 +1,302 @@
+"""Importing a PyTorch module or program, and holding the import against PyTorch itself.
+
+Where the weights are real and a step is small enough, loss and all gradients of one random batch
+are computed twice: by the graph, on one device, and by PyTorch's autograd in the module. An import
+that is further from PyTorch than rounding is refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.models.errors import ModelError
+from millrace.models.graph import ITEMSIZE, with_batch
+from millrace.models.importers.opening import open_model
+from millrace.models.ops import model_flops
+from millrace.models.spec import ModelSpec, TrainingSpec
+
+if TYPE_CHECKING:
+    from millrace.models.importers.torch_export import Imported
+    from millrace.models.importers.torch_export.autograd import Gradients
+
+Values = NDArray[Any]
+
+CHECKED_FLOPS = 2 * 10**10  # of a step: a second or so on a few cores
+CHECKED_BYTES = 2**30  # of all its tensors, which the check keeps
+TOLERANCE = 1e-4  # of a gradient's largest value: fp32 through some ten layers
+_SMALL = 1e-3  # of the largest gradient: below it one is rounding alone (the bias of keys)
+_ROUNDINGS = 10  # how much further than PyTorch's own fp32 from fp64 an import may be
+_SIXTEEN = ("bf16", "fp16", "fp8", "mxfp8")  # NumPy has no such arithmetic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportCheck:
+    """How far an import is from PyTorch.
+
+    Attributes
+    ----------
+    loss_error : float
+        Of the loss of a random batch, relative.
+    gradient_error : float
+        The largest over all parameters, relative to the parameter's own largest gradient.
+    worst_parameter : str
+        Which that is.
+    """
+
+    loss_error: float
+    gradient_error: float
+    worst_parameter: str
+
+    @property
+    def line(self) -> str:
+        """The check in words."""
+        return (
+            f"checked against PyTorch: the loss is {self.loss_error:.1e} off, gradients "
+            f"{self.gradient_error:.1e} at most (`{self.worst_parameter}`)"
+        )
+
+
+def import_module(module: Any, inputs: Any, **options: Any) -> "Imported":
+    """Import a PyTorch module and check the import against it.
+
+    Parameters
+    ----------
+    module, inputs, options
+        As for `millrace.models.importers.torch_export.import_module`.
+
+    Returns
+    -------
+    Imported
+        Its last note is what the check found, or why there was none.
+
+    Raises
+    ------
+    ModelError
+        The module cannot be imported, or the import is further from PyTorch than rounding.
+    """
+    from millrace.models.importers.torch_export import import_module as imported_from
+
+    imported = imported_from(module, inputs, **options)
+    exact = imported
+    if imported.precision in _SIXTEEN and imported.values is not None:
+        exact = imported_from(module, inputs, **{**options, "precision": "fp32"})
+    return replace(imported, notes=(*imported.notes, checked(exact, module, inputs)))
+
+
+def opened(
+    model: str,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    told: Callable[[str], None] | None = None,
+) -> ModelSpec:
+    """Open a model as `open_model` does; a PyTorch program is checked, and `told` of what of."""
+    return open_model(model, seq_len, precision, told=told, check=_checked_program)
+
+
+def _checked_program(imported: "Imported", program: Any) -> str:
+    from millrace.models.importers.torch_export import import_program
+
+    exact = imported
+    if imported.precision in _SIXTEEN:
+        exact = import_program(program, name=imported.graph.name)
+    return checked(exact, program)
+
+
+def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
+    """Return in words what checking an import found, or why it was not checked.
+
+    Parameters
+    ----------
+    imported : Imported
+        In a precision that NumPy computes in.
+    source, inputs
+        The module and its example inputs, or the program.
+
+    Raises
+    ------
+    ModelError
+        The import is further from PyTorch than rounding; names the worst parameter.
+    """
+    reason = _unchecked(imported)
+    return (
+        f"not checked against PyTorch: {reason}" if reason else check(imported, source, inputs).line
+    )
+
+
+def check(imported: "Imported", source: Any, inputs: Any = None, seed: int = 0) -> ImportCheck:
+    """Return how far an import is from the module, or program, that it is of.
+
+    Parameters
+    ----------
+    imported, source, inputs
+        As for `checked`; the import has values.
+    seed : int
+        Of the random batch.
+
+    Raises
+    ------
+    ModelError
+        The import is further from PyTorch than rounding; names the worst parameter.
+    """
+    graph = imported.graph
+    if inputs is None:
+        return _checked(imported, source, inputs, seed)
+    # With other samples than it was traced with: what counts them would be as wrong as it looks.
+    more = replace(imported, graph=with_batch(graph, graph.batch + 1))
+    try:
+        return _checked(more, source, inputs, seed)
+    except _FixedError:
+        return _checked(imported, source, inputs, seed)
+    except ModelError:
+        _checked(imported, source, inputs, seed)
+        raise ModelError(
+            f"`{graph.name}` computes with the number of samples ({graph.batch} in the example), "
+            f"which a graph cannot: write it so that a sample does not depend on how many there are"
+        ) from None
+
+
+class _FixedError(Exception):
+    """A module does not run with another number of samples."""
+
+
+def _checked(imported: "Imported", source: Any, inputs: Any, seed: int) -> ImportCheck:
+    """Check with as many samples as the graph has."""
+    from millrace.models.importers.torch_export.autograd import gradients
+
+    data = _batch(imported, np.random.default_rng(seed))
+    given = {name: data.pop(op) for name, op in imported.inputs if op}
+    (targets,) = data.values()
+    asked = (source, inputs, imported, given, targets)
+    ours = _reference(imported, {op: given[name] for name, op in imported.inputs if op} | data)
+    try:
+        theirs = _by_variable(imported, gradients(*asked), ours[1])
+    except ModelError:
+        raise
+    except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+        raise _FixedError(str(error)) from error
+    found = _compared(imported, ours, theirs)
+    if max(found.loss_error, found.gradient_error) <= TOLERANCE:
+        return found
+    exact = _by_variable(imported, gradients(*asked, double=True), ours[1])
+    rounding = _compared(imported, theirs, exact)
+    allowed = max(TOLERANCE, _ROUNDINGS * max(rounding.loss_error, rounding.gradient_error))
+    if max(found.loss_error, found.gradient_error) <= allowed:
+        return found
+    raise ModelError(
+        f"`{imported.graph.name}` as imported is not what PyTorch computes: the loss is "
+        f"{found.loss_error:.1e} off and the gradient of `{found.worst_parameter}` "
+        f"{found.gradient_error:.1e}, where rounding explains {allowed:.1e}; please report it with "
+        f"the module"
+    )
+
+
+def _unchecked(imported: "Imported") -> str:
+    """Why an import cannot be checked, or nothing."""
+    from millrace.models.training import training_graph
+
+    if imported.values is None:
+        return "the module has no values"
+    if imported.precision in _SIXTEEN:
+        return f"NumPy has no arithmetic in {imported.precision}"
+    graph = training_graph(imported.graph, TrainingSpec())
+    flops = model_flops(graph)
+    held = sum(prod(tensor.shape) * ITEMSIZE[tensor.dtype] for tensor in graph.tensors)
+    if flops > CHECKED_FLOPS:
+        return f"a step computes {flops / 1e9:,.0f} GFLOP ({CHECKED_FLOPS / 1e9:.0f} at most are)"
+    if held > CHECKED_BYTES:
+        return f"a step holds {held / 2**30:,.1f} GiB ({CHECKED_BYTES / 2**30:.0f} at most are)"
+    return ""
+
+
+def _batch(imported: "Imported", random: np.random.Generator) -> dict[str, Values]:
+    """Random values of every input, and the targets, by their ops."""
+    found: dict[str, Values] = {}
+    for op in imported.graph.ops:
+        if op.kind != "input":
+            continue
+        tensor = imported.graph.tensor(op.outputs[0])
+        if tensor.dtype.startswith("int"):
+            ids = random.integers(0, max(1, int(op.attributes["values"])), tensor.shape)
+            found[op.name] = ids.astype(np.int32)
+        else:
+            found[op.name] = random.normal(size=tensor.shape).astype(np.float32)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A dataset of one batch, by source."""
+
+    by_source: Mapping[str, Values]
+    description: str = "one random batch"
+
+    def read(self, source: Any, samples: NDArray[np.int64]) -> Values:
+        """Return samples of a source."""
+        found: Values = self.by_source[source.name][samples]
+        return found
+
+
+def _reference(imported: "Imported", data: Mapping[str, Values]) -> tuple[float, dict[str, Values]]:
+    """Loss, and gradients by variable, as the graph has them; nothing is dropped."""
+    from millrace.executor.reference import Reference
+    from millrace.models.training import STEP_TOTALS, training_graph
+
+    assert imported.values is not None
+    ops = tuple(
+        msgspec.structs.replace(op, attributes={**op.attributes, "rate": 0.0})
+        if op.kind == "dropout"
+        else op
+        for op in imported.graph.ops
+    )
+    forward = msgspec.structs.replace(imported.graph, ops=ops)
+    by_source = {str(op.attributes["source"]): data[op.name] for op in ops if op.kind == "input"}
+    reference = Reference(training_graph(forward, TrainingSpec()), 1, _Batch(by_source), 0)
+    for variable, value in imported.values.items():
+        np.copyto(reference.values[variable], value)
+    reference.accumulate_gradients()
+    return float(reference.values[STEP_TOTALS][0]), reference.gradients()
+
+
+def _by_variable(
+    imported: "Imported", found: "Gradients", of: Iterable[str]
+) -> tuple[float, dict[str, Values]]:
+    """Loss, and gradients by variable, as PyTorch has them."""
+    sources = imported.parameters
+    return found.loss, {name: sources[name].read(found.by_name[sources[name].fqn]) for name in of}
+
+
+def _compared(
+    imported: "Imported",
+    ours: tuple[float, Mapping[str, Values]],
+    theirs: tuple[float, Mapping[str, Values]],
+) -> ImportCheck:
+    """How far `ours` is from `theirs`."""
+    loss, wanted = theirs
+    largest = max((float(np.abs(value).max()) for value in wanted.values()), default=0.0)
+    errors = {
+        imported.parameters[name].fqn: _apart(ours[1][name], value, _SMALL * largest)
+        for name, value in wanted.items()
+    }
+    worst = max(errors, key=errors.__getitem__, default="")
+    return ImportCheck(
+        loss_error=_apart(np.asarray(ours[0]), np.asarray(loss), 1e-30),
+        gradient_error=errors.get(worst, 0.0),
+        worst_parameter=worst,
+    )
+
+
+def _apart(ours: Values, theirs: Values, least: float) -> float:
+    """The largest difference, relative to the largest value (`least` is added to that).
+
+    What only one of them has no number for is infinitely far.
+    """
+    difference = np.abs(ours.astype(np.float64) - theirs)
+    if not np.isfinite(difference).all():
+        same = np.array_equal(np.isfinite(ours), np.isfinite(theirs))
+        return 0.0 if same and not np.isfinite(theirs).any() else float("inf")
+    return float(difference.max(initial=0.0) / (np.abs(theirs).max(initial=0.0) + least))

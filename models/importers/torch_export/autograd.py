@@ -1,0 +1,165 @@
+"""Autograd: what PyTorch itself finds of an imported module, to hold the import against.
+
+Dropout is off here, wherever it is written; all else is as the module's mode says.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.models.importers.torch_export.outputs import chosen
+from millrace.models.importers.torch_export.sources import Imported
+from millrace.models.importers.torch_export.tracing import (
+    arguments,
+    is_floating,
+    quiet,
+    whole_number,
+)
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """The loss summed over all targets, and its gradient by each parameter's name."""
+
+    loss: float
+    by_name: Mapping[str, Values]
+
+
+def gradients(
+    source: Any,
+    inputs: Any,
+    imported: Imported,
+    data: Mapping[str, Values],
+    targets: Values,
+    double: bool = False,
+) -> Gradients:
+    """Return loss and gradients as PyTorch computes them.
+
+    Parameters
+    ----------
+    source : torch.nn.Module or torch.export.ExportedProgram
+        What was imported; it is copied, so that nothing of it changes.
+    inputs : Any
+        Example inputs of a module; of a program None.
+    imported : Imported
+        What it was imported as.
+    data, targets : mapping, array
+        Values of the inputs by their names in the program, and the ids that are to be predicted.
+    double : bool
+        Compute in double precision.
+    """
+    import torch
+
+    with quiet():
+        module, args, kwargs = _called(source, inputs)
+    module = module.cpu().double() if double else module.cpu().float()
+    names = [name for name, _ in imported.inputs]
+    args, kwargs = _with_data(args, kwargs, names, data, double)
+    with torch.enable_grad(), _without_dropout():
+        logits, _ = chosen(module(*args, **kwargs), imported.output, is_floating)
+        loss = _loss(imported, logits, targets)
+        if loss.requires_grad:
+            loss.backward()
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return Gradients(
+        loss=float(loss.detach()),
+        by_name={
+            source.fqn: _numbers(named[source.fqn]) for source in imported.parameters.values()
+        },
+    )
+
+
+def _called(source: Any, inputs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A module of its own and what it is called with."""
+    import torch
+
+    if isinstance(source, torch.nn.Module):
+        args, kwargs = arguments(source, inputs)
+        return copy.deepcopy(source), args, kwargs
+    from torch.utils import _pytree
+
+    nodes = {node.name: node for node in source.graph.nodes}
+    flat = []
+    for entry in source.graph_signature.input_specs:
+        if entry.kind.name == "USER_INPUT":
+            value = getattr(nodes.get(entry.arg.name), "meta", {}).get("val")
+            if isinstance(value, torch.Tensor):
+                shape = [whole_number(size) for size in value.shape]
+                flat.append(torch.zeros(shape, dtype=value.dtype))
+            else:
+                flat.append(getattr(entry.arg, "value", value))
+    args, kwargs = _pytree.tree_unflatten(flat, source.call_spec.in_spec)
+    return copy.deepcopy(source.module()), tuple(args), dict(kwargs)
+
+
+def _with_data(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str],
+    data: Mapping[str, Values],
+    double: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with other values, in the order in which the program names them."""
+    import torch
+    from torch.utils import _pytree
+
+    flat, form = _pytree.tree_flatten((tuple(args), dict(kwargs)))
+    made = []
+    for name, value in zip(names, flat, strict=True):
+        if name in data:
+            value = torch.from_numpy(data[name]).to(value.dtype)
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            value = value.double() if double and value.is_floating_point() else value
+        made.append(value)
+    found: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(made, form)
+    return found
+
+
+def _loss(imported: Imported, logits: Any, targets: Values) -> Any:
+    import torch
+
+    functional = torch.nn.functional
+    ids = torch.from_numpy(targets).reshape(-1)
+    if imported.loss == "logistic":
+        wanted = ids.to(logits.dtype)
+        return functional.binary_cross_entropy_with_logits(
+            logits.reshape(-1), wanted, reduction="sum"
+        )
+    assert imported.classes_dim is not None
+    rows = logits.movedim(imported.classes_dim, -1)
+    return functional.cross_entropy(rows.reshape(-1, rows.shape[-1]), ids.long(), reduction="sum")
+
+
+def _numbers(parameter: Any) -> Values:
+    if parameter.grad is None:
+        return np.zeros(tuple(parameter.shape), np.float32)
+    found: Values = parameter.grad.numpy()
+    return found
+
+
+def _without_dropout() -> Any:
+    """A mode in which no call drops anything, that of a module and that of a program alike."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+
+    class WithoutDropout(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function is aten.native_dropout.default:
+                return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+            if function is aten.bernoulli_.float:  # what is kept, before it is divided by the share
+                kept = (kwargs or {}).get("p", args[1] if len(args) > 1 else 0.5)
+                return args[0].fill_(kept)
+            return function(*args, **(kwargs or {}))
+
+    return WithoutDropout()

@@ -1,0 +1,183 @@
+"""Losses: what kind of data each input is, the targets, and the loss over the predictions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.models.errors import ModelError
+from millrace.models.importers.torch_export.algebra import spread
+from millrace.models.importers.torch_export.draft import Array, Draft, Operand, Slot, Tensor, Token
+from millrace.models.importers.torch_export.extents import Axis, Group, leaves, size_of
+from millrace.models.labels import BATCH, SEQUENCE
+
+KINDS = ("cross_entropy", "logistic")
+_NAMED = {"token_type": "segments", "decoder": "decoder_tokens", "categor": "categories"}
+_MASKED = 0.15  # of the positions are predicted; Devlin et al., arXiv 1810.04805 (2018), 3.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The loss that is asked for.
+
+    Attributes
+    ----------
+    kind : str
+        cross_entropy or logistic.
+    classes_dim : int or None
+        The dim of the predictions that is classes, where it is said.
+    mask_id : int or None
+        The id that stands for a hidden token, where the model fills in masked text.
+    """
+
+    kind: str
+    classes_dim: int | None = None
+    mask_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ModelError(f"there is no loss `{self.kind}`; choose one of {', '.join(KINDS)}")
+
+
+class Added(NamedTuple):
+    """What adding a loss gives: the tensors to keep, by id, and the dim of classes."""
+
+    kept: set[int]
+    classes_dim: int | None
+
+
+def name_sources(inputs: Sequence[Array]) -> None:
+    """Say what kind of data each input is; next to a decoder's tokens others are its source.
+
+    Inputs of one kind read data of their own: no two may see the same.
+    """
+    pair = any("decoder" in array.tensor.name for array in inputs)
+    for array in inputs:
+        array.tensor.attributes["source"] = _source(array, pair)
+    sources = [array.tensor.attributes["source"] for array in inputs]
+    for array, source in zip(inputs, sources, strict=True):
+        if sources.count(source) > 1:
+            array.tensor.attributes["source"] = f"input.{array.tensor.name}"
+
+
+def _source(array: Array, pair: bool) -> str:
+    tensor = array.tensor
+    if not tensor.integer:
+        return "images" if len(array.dims) == 4 else "features"
+    named = [kind for word, kind in _NAMED.items() if word in tensor.name]
+    return named[0] if named else "source_tokens" if pair else "tokens"
+
+
+def add_loss(
+    draft: Draft, inputs: Sequence[Array], logits: Array, loss: Loss, both_ways: bool
+) -> Added:
+    """Draft targets, their loss, its sum and the count.
+
+    `both_ways`: attention shows every token those behind it.
+    """
+    draft.where = ""
+    rank = len(logits.dims)
+    logits = spread(draft, logits, logits.dims[1:])
+    at = None
+    if loss.kind == "cross_entropy":
+        at = _classes_dim(logits, inputs, loss.classes_dim)
+    elif rank > 1 and size_of(logits.dims[-1]) == 1:
+        at = rank - 1
+    lead = [group for dim, group in enumerate(logits.dims) if dim != at]
+    axes = tuple(axis for group in lead for axis in leaves(group))
+    if not axes or axes[0].role != BATCH or not all(logits.real(axis) for axis in axes):
+        raise ModelError(
+            f"the predictions have shape {logits.shape}; `{loss.kind}` expects the batch first"
+        )
+    rows = tuple(Slot(Token(), (axis,)) for axis in axes)
+    targets = _targets(draft, axes, rows)
+    if loss.kind == "cross_entropy":
+        assert at is not None
+        classes = Slot(Token(single=True, whole=True, label="v"), leaves(logits.dims[at]))
+        targets.tensor.attributes["values"] = size_of(logits.dims[at])
+        _name_targets(targets.tensor, inputs, loss, both_ways)
+        read = Operand(logits.tensor, (*rows, classes))
+        extras: tuple[tuple[Token, ...], ...] = (tuple(row.token for row in rows),)
+    else:
+        targets.tensor.attributes |= {"values": 2, "source": "clicks"}
+        read, extras = Operand(logits.tensor, rows), ()
+    kind = "cross_entropy" if loss.kind == "cross_entropy" else "logistic_loss"
+    if loss.mask_id is not None and targets.tensor.attributes["source"] != "masked_targets":
+        raise ModelError(
+            "mask_id is for a model whose attention looks both ways and that predicts the tokens; "
+            "this one does not: leave it out"
+        )
+    losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
+    total = draft.make("sum", (Operand(losses, rows),), (), name="loss_sum", across=True)
+    count = draft.make("count_valid", (targets,), (), name="token_count", across=True)
+    return Added({id(total), id(count)}, at if loss.kind == "cross_entropy" else None)
+
+
+def _targets(draft: Draft, axes: Group, rows: Sequence[Slot]) -> Operand:
+    tensor = Tensor(
+        name=draft.name("targets"),
+        axes=tuple(Axis(axis.extent) for axis in axes),
+        kind="input",
+        integer=True,
+    )
+    slots = (Slot(row.token, (axis,)) for row, axis in zip(rows, tensor.axes, strict=True))
+    return Operand(tensor, tuple(slots))
+
+
+def _name_targets(tensor: Tensor, inputs: Sequence[Array], loss: Loss, both_ways: bool) -> None:
+    """The kind of data that targets of classes are, which may change that of the tokens."""
+    if len(tensor.axes) == 1:
+        tensor.attributes["source"] = "classes"
+        return
+    sources = {array.tensor.attributes["source"]: array.tensor for array in inputs}
+    tokens = sources.get("tokens")
+    if "decoder_tokens" in sources:
+        tensor.attributes["source"] = "decoder_targets"
+    elif tokens is None:
+        tensor.attributes["source"] = "targets"
+    elif int(tensor.attributes["values"]) < int(tokens.attributes.get("values", 0)):
+        tensor.attributes["source"] = "token_classes"  # these are no ids of tokens
+    elif not both_ways:
+        tensor.attributes["source"] = "targets"
+    else:
+        tensor.attributes["source"] = "masked_targets"
+        if loss.mask_id is not None:
+            masked = max(1, round(_MASKED * tokens.axes[-1].size))
+            tokens.attributes |= {"masked": masked, "mask_id": loss.mask_id}
+            tokens.attributes["source"] = "masked_tokens"
+
+
+def _classes_dim(logits: Array, inputs: Sequence[Array], asked: int | None) -> int:
+    """Which dim of the predictions is classes: as PyTorch's cross entropy has it, or the last.
+
+    Raises
+    ------
+    ModelError
+        It cannot be told, or it is one class only.
+    """
+    shape, rank = logits.shape, len(logits.dims)
+    tokens = any(array.tensor.integer for array in inputs)
+    found = rank - 1
+    if asked is not None:
+        if not -rank < asked < rank or asked % rank == 0:
+            raise ModelError(f"the predictions have shape {shape}: classes_dim={asked} is none")
+        found = asked % rank
+    elif rank == 3 and tokens:
+        found = 1 if _along(logits.dims[2]) and not _along(logits.dims[1]) else 2
+    elif rank > 3 and not tokens:
+        found = 1
+    elif rank > 2:
+        raise ModelError(
+            f"the predictions have shape {shape}: which dim is classes? Say classes_dim=1 (as "
+            f"PyTorch's cross_entropy has it) or classes_dim={rank - 1} (the last)"
+        )
+    if rank < 2 or shape[found] == 1:
+        raise ModelError(
+            f"the predictions have shape {shape}: over one class cross entropy is always zero; "
+            f'for one logit against 0 or 1 say loss="logistic"'
+        )
+    return found
+
+
+def _along(group: Group) -> bool:
+    """Whether a dim runs along the tokens."""
+    return any(axis.role == SEQUENCE for axis in leaves(group))

@@ -1,0 +1,196 @@
+"""An import is held against PyTorch, and what comes of it is said; wrong ones are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace import importing
+from millrace.executor.data.opening import open_dataset
+from millrace.executor.errors import DataError
+from millrace.importing import check, checked, import_module, opened
+from millrace.models.errors import ModelError
+from millrace.models.importers.torch_export import Imported, spec
+from millrace.models.importers.torch_export import import_module as imported_from
+from millrace.models.spec import TrainingSpec
+from millrace.models.training import training_graph
+from millrace.planner.clusters import local_cluster
+from millrace.planner.search import SearchRequest, search
+from tests.extras import optional
+
+torch = optional("torch")
+nn = torch.nn
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
+
+
+EXAMPLE = torch.zeros(4, 6)
+
+
+def test_a_module_is_imported_with_what_its_check_found() -> None:
+    found = import_module(network(), EXAMPLE)
+    assert found.notes[-1].startswith("checked against PyTorch: the loss is ")
+    checked = check(found, network(), EXAMPLE)
+    assert checked.loss_error < 1e-6
+    assert checked.gradient_error < 1e-5
+
+
+def wrong() -> Imported:
+    found = imported_from(network(), EXAMPLE)
+    assert found.values is not None
+    name = next(name for name, source in found.parameters.items() if source.fqn == "3.weight")
+    return replace(found, values={**found.values, name: found.values[name] * 1.01})
+
+
+def test_an_import_that_is_not_what_pytorch_computes_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"is not what PyTorch computes: .* of `0.bias`"):
+        check(wrong(), network(), EXAMPLE)
+
+
+class PerSample(nn.Linear):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) / x.shape[0]
+
+
+class OneBatch(nn.Linear):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return super().forward(x.view(4, 6))
+
+
+def test_what_counts_the_samples_is_refused() -> None:
+    with pytest.raises(ModelError, match="computes with the number of samples"):
+        import_module(PerSample(6, 3), EXAMPLE)
+
+
+def test_a_module_for_one_batch_is_checked_with_that() -> None:
+    assert import_module(OneBatch(6, 3), EXAMPLE).notes[-1].startswith("checked")
+
+
+def test_a_check_changes_nothing_of_the_module() -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    import_module(module, EXAMPLE)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_what_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        without = import_module(network(), torch.zeros(4, 6))
+    assert without.notes == ("not checked against PyTorch: the module has no values",)
+    found = imported_from(network(), EXAMPLE)
+    monkeypatch.setattr(importing, "CHECKED_BYTES", 100)
+    assert "a step holds" in checked(found, network(), EXAMPLE)
+    monkeypatch.setattr(importing, "CHECKED_FLOPS", 100)
+    assert "a step computes" in checked(found, network(), EXAMPLE)
+
+
+def test_an_import_in_16_bits_is_checked_in_32() -> None:
+    found = import_module(network(), EXAMPLE, precision="bf16")
+    assert found.precision == "bf16"
+    assert found.notes[-1].startswith("checked")
+
+
+def test_a_program_is_checked_as_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "network.pt2"
+    torch.export.save(torch.export.export(network(), (EXAMPLE,)), path)
+    told: list[str] = []
+    opened(str(path), told=told.append)
+    assert [line.partition(" is ")[0] for line in told] == [
+        f"`{path}`: checked against PyTorch: the loss"
+    ]
+
+
+class Frozen(nn.Module):  # type: ignore[misc]
+    """A frozen layer with a trained correction, and a part that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 3).requires_grad_(False)
+        self.more = nn.Linear(6, 3)
+        self.unused = nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) + self.more(x)
+
+
+def test_frozen_parameters_are_neither_trained_nor_forgotten() -> None:
+    found = imported_from(Frozen(), EXAMPLE)
+    trained = training_graph(found.graph, TrainingSpec())
+    moved = {op.inputs[0] for op in trained.ops if op.kind == "adamw"}
+    assert {found.parameters[name].fqn for name in moved} == {"more.weight", "more.bias"}
+    assert found.graph.parameter_count == 2 * (6 * 3 + 3)
+    assert found.notes == (
+        "the loss does not depend on `unused.weight`, `unused.bias` (21 values): left out",
+    )
+
+
+class Difference(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return self.head(left - right)
+
+
+def test_inputs_of_one_kind_are_planned_but_not_fed_the_same_data() -> None:
+    model = spec(imported_from(Difference(), (EXAMPLE, EXAMPLE)))
+    on = local_cluster(1, cores=1, memory_bytes=2**33)
+    search(SearchRequest(model=model, training=TrainingSpec(), cluster=on, global_batch=4))
+    with pytest.raises(DataError, match=r"reads classes, input.left, input.right, which no data"):
+        open_dataset(None, model, 0)
+
+
+class Filled(nn.Module):  # type: ignore[misc]
+    """Attention that looks both ways, and predictions of every token."""
+
+    def __init__(self, classes: int = 260) -> None:
+        super().__init__()
+        self.table = nn.Embedding(260, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.layer(self.table(ids)))
+
+
+IDS = torch.zeros(2, 12, dtype=torch.long)
+
+
+def test_attention_that_looks_both_ways_reads_masked_text_or_no_data() -> None:
+    masked = imported_from(Filled(), IDS, mask_id=0)
+    data = open_dataset(None, spec(masked), 0)
+    assert data.description.startswith("text with ids hidden")
+    found = imported_from(Filled(), IDS)
+    assert "attention looks both ways (`layer.self_attn`)" in found.notes[0]
+    with pytest.raises(DataError, match="reads masked_targets, tokens, which no data"):
+        open_dataset(None, spec(found), 0)
+
+
+def test_classes_of_tokens_are_no_next_tokens() -> None:
+    with pytest.raises(DataError, match="reads token_classes, tokens, which no data"):
+        open_dataset(None, spec(imported_from(Filled(5), IDS)), 0)
+    with pytest.raises(ModelError, match="mask_id is for a model"):
+        imported_from(Filled(5), IDS, mask_id=0)
+
+
+class Choosing(nn.Linear):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match="cannot be exported"):
+        imported_from(Choosing(6, 3), EXAMPLE)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_dropout_stays_in_the_graph_though_the_check_drops_nothing() -> None:
+    found = import_module(Filled(), IDS)
+    kinds = [op.kind for op in found.graph.ops]
+    assert kinds.count("dropout") == 4  # one of them on the probabilities of attention

@@ -1,0 +1,253 @@
+"""More small modules: views and joins, parts of networks, inputs, outputs and dims of classes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.models.importers.torch_corpus import (
+    EXACT,
+    FEATURES,
+    REFUSED,
+    F,
+    Pair,
+    Written,
+    case,
+    changed,
+    ends,
+    ids,
+    nn,
+    torch,
+)
+
+__all__ = ["EXACT", "REFUSED"]
+
+# Places, joins and views.
+changed("a listed place", lambda h: h.view(-1, 2, 3)[:, [-1]].expand(-1, 2, 3).reshape(-1, 6))
+changed("listed places", lambda h: h[:, [5, 0, 1, 2, 4, 3]])
+changed(
+    "listed pairs",
+    lambda h: h.view(-1, 2, 3)[
+        :, torch.tensor([0, 1, 1]).repeat(2), torch.tensor([2, 0, 1]).repeat(2)
+    ],
+)
+changed("masked places", lambda h: h[:, torch.tensor([True, False] * 3)].repeat(1, 2))
+changed("chosen places", lambda h: h.index_select(1, torch.tensor([0, 0, 1, 1, 2, 5])))
+changed("a table of places", lambda h: h[:, torch.tensor([[0, 1, 2], [3, 5, 4]])].flatten(1))
+changed("listed samples", lambda h: h[torch.tensor([0, 1])], refused="among samples")
+changed("the first samples", lambda h: h + h[:1], refused="sample")
+changed("rolled", lambda h: h.roll(2, 1))
+changed("rolled over samples", lambda h: h.roll(1, 0), refused="sample")
+changed("flipped", lambda h: h.flip(-1), refused="flip")
+changed("padded and cut", lambda h: F.pad(h, (1, 2))[:, 2:8])
+changed("stacked", lambda h: torch.stack([h[:, :3], h[:, 3:]], 2).flatten(1))
+changed("split and joined", lambda h: torch.cat([*reversed(h.split([1, 2, 3], -1))], -1))
+changed("a sum over samples", lambda h: h - h.sum(0), refused="sample")
+changed("a mean over samples", lambda h: h - h.mean(0), refused="sample")
+changed("a softmax over samples", lambda h: h.softmax(0), refused="sample")
+changed("products of samples", lambda h: (h @ h.t()) @ h, refused="sample")
+
+# Normal parts.
+changed("a softmax", lambda h: h.softmax(-1))
+changed("dropout", lambda h: F.dropout(h, 0.5, training=True))
+changed(
+    "a layer norm written out",
+    lambda h: (h - h.mean(-1, keepdim=True)) / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt(),
+)
+changed("where", lambda h: torch.where(torch.arange(6) < 2, h, -h))
+changed("a chain of functions", lambda h: F.gelu(F.silu(h).tanh() * F.softplus(h)).clamp(-1, 2))
+changed("what no graph has", lambda h: F.elu(h).cumsum(-1), refused="`cumsum`")
+
+
+def attention(**options: Any) -> Callable[[], Any]:
+    def forward(self: Any, x: Any) -> Any:
+        h = self.table(x)
+        parts = (part.unflatten(-1, (2, 3)).transpose(1, 2) for part in self.qkv(h).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(*parts, **options)
+        return self.head(h + mixed.transpose(1, 2).flatten(2))
+
+    return lambda: Written(
+        forward, table=nn.Embedding(9, 6), qkv=nn.Linear(6, 18), head=nn.Linear(6, 9)
+    )
+
+
+case("attention", attention(is_causal=True), ids)
+case("attention both ways", attention(), ids)
+case("attention with dropout", attention(dropout_p=0.3, is_causal=True), ids)
+case("attention behind a mask", attention(attn_mask=torch.ones(8, 8).tril() > 0), ids)
+case("masked text", attention(), ids, mask_id=0)
+case(
+    "an encoder layer",
+    lambda: Written(
+        lambda self, x: self.head(self.layer(self.table(x))),
+        table=nn.Embedding(9, 6),
+        layer=nn.TransformerEncoderLayer(6, 2, 12, batch_first=True),
+        head=nn.Linear(6, 9),
+    ),
+    ids,
+)
+case(
+    "an image network",
+    lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 4 * 6, 5),
+    ),
+    lambda: torch.zeros(3, 3, 8, 12),
+)
+
+
+# Inputs and outputs.
+def two_inputs() -> Any:
+    return torch.zeros(FEATURES), torch.zeros(FEATURES)
+
+
+case(
+    "two inputs",
+    lambda: Pair(lambda self, a, b: self.leave(self.enter(a) - b), **ends()),
+    two_inputs,
+)
+case(
+    "two inputs of ids",
+    lambda: Pair(
+        lambda self, a, b: self.head((self.users(a) * self.items(b)).sum(1)),
+        users=nn.Embedding(9, 6),
+        items=nn.Embedding(7, 6),
+        head=nn.Linear(6, 3),
+    ),
+    lambda: (ids(), ids()),
+)
+case(
+    "inputs by name",
+    lambda: Pair(lambda self, a, b: self.leave(a * b), **ends()),
+    lambda: {"right": torch.zeros(FEATURES), "left": torch.zeros(FEATURES)},
+)
+case(
+    "an input that is not read",
+    lambda: Pair(lambda self, a, b: self.leave(b), **ends()),
+    two_inputs,
+)
+
+
+def two(self: Any, x: Any) -> Any:
+    return self.enter(x), self.leave(x)
+
+
+case("two outputs", lambda: Written(two, **ends()), refused="say which")
+case("the second of two outputs", lambda: Written(two, **ends()), output=1)
+case("the third of two outputs", lambda: Written(two, **ends()), output=2, refused="choose one of")
+case(
+    "named outputs",
+    lambda: Written(lambda self, x: dict(zip("ab", two(self, x), strict=True)), **ends()),
+    refused="output='a'",
+)
+case(
+    "a named output",
+    lambda: Written(lambda self, x: dict(zip("ab", two(self, x), strict=True)), **ends()),
+    output="b",
+)
+case(
+    "logits and more of the same",
+    lambda: Written(
+        lambda self, x: {"hidden": (h := self.enter(x)), "logits": self.leave(h)}, **ends()
+    ),
+)
+case(
+    "logits and another head",
+    lambda: Written(
+        lambda self, x: dict(zip(("boxes", "logits"), two(self, x), strict=True)), **ends()
+    ),
+    refused="parameters of its own",
+)
+case(
+    "hidden states",
+    lambda: Written(lambda self, x: {"last_hidden_state": self.leave(x)}, **ends()),
+    refused="hidden states",
+)
+case("a number as well", lambda: Written(lambda self, x: (self.leave(x), None, 3), **ends()))
+case(
+    "nothing floating",
+    lambda: Written(lambda self, x: self.leave(x) > 0, **ends()),
+    refused="no floating tensor",
+)
+case(
+    "only constants",
+    lambda: Written(lambda self, x: torch.ones(4, 3), **ends()),
+    refused="depend on neither",
+)
+
+
+# The dim of classes.
+def images() -> Any:
+    return torch.zeros(2, 3, 4, 6)
+
+
+case("classes of every place of an image", lambda: nn.Conv2d(3, 5, 3, padding=1), images)
+case("classes of an image, last", lambda: nn.Conv2d(3, 5, 3, padding=1), images, classes_dim=-1)
+case(
+    "rows of features",
+    lambda: nn.Linear(6, 3),
+    lambda: torch.zeros(2, 5, 6),
+    refused="classes_dim=1",
+)
+case(
+    "rows of features, last", lambda: nn.Linear(6, 3), lambda: torch.zeros(2, 5, 6), classes_dim=-1
+)
+case(
+    "rows of features, first", lambda: nn.Linear(6, 3), lambda: torch.zeros(2, 5, 6), classes_dim=1
+)
+case(
+    "classes of tokens before them",
+    lambda: Written(
+        lambda self, x: self.head(self.table(x)).transpose(1, 2),
+        table=nn.Embedding(9, 6),
+        head=nn.Linear(6, 5),
+    ),
+    ids,
+)
+case(
+    "several predictions of a token",
+    lambda: Written(
+        lambda self, x: self.head(self.table(x)).unflatten(-1, (2, 9)),
+        table=nn.Embedding(9, 6),
+        head=nn.Linear(6, 18),
+    ),
+    ids,
+    refused="which dim is classes",
+)
+case("a dim that is none", lambda: nn.Linear(6, 3), classes_dim=2, refused="classes_dim=2")
+case("the batch as classes", lambda: nn.Linear(6, 3), classes_dim=0, refused="classes_dim=0")
+case("one logit", lambda: nn.Linear(6, 1), refused='loss="logistic"')
+case(
+    "one logit, squeezed",
+    lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
+    refused='loss="logistic"',
+)
+case("one logit against 0 or 1", lambda: nn.Linear(6, 1), loss="logistic")
+case(
+    "one squeezed logit against 0 or 1",
+    lambda: Written(lambda self, x: self.enter(x)[:, 0], **ends()),
+    loss="logistic",
+)
+
+# Modules without values, and what cannot be traced.
+case(
+    "meta, with batch norm",
+    lambda: nn.Sequential(
+        nn.Linear(6, 5, device="meta"),
+        nn.BatchNorm1d(5, device="meta"),
+        nn.Linear(5, 3, device="meta"),
+    ),
+)
+case(
+    "meta, with an unknown buffer",
+    lambda: Written(
+        lambda self, x: self.enter(x) * self.table,
+        enter=nn.Linear(6, 6, device="meta"),
+        table=torch.zeros(6, device="meta"),
+        own=nn.Parameter(torch.zeros(1, device="meta")),
+    ),
+    refused="has no values",
+)
+changed("a choice by values", lambda h: h if h.sum() > 0 else -h, refused="cannot be exported")
