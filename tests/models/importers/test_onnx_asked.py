@@ -12,6 +12,7 @@ from tests.extras import optional
 onnx = optional("onnx", "onnx")
 
 from millrace.models.importers.onnx import import_file  # noqa: E402
+from millrace.models.importers.opening import open_model  # noqa: E402
 from tests.models.importers.onnx_files import MLP, attention_text, parsed, saved, with_weights  # noqa: E402
 
 NOTE = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -163,6 +164,9 @@ def test_attention_that_looks_both_ways_is_trained_on_masked_text_alone(tmp_path
     path = written(tmp_path, text.replace("Softmax (masked)", "Softmax (scaled)"))
     imported = import_file(path)
     assert "attention looks both ways" in imported.notes[0]
+    told: list[str] = []
+    open_model(str(path), told=told.append)
+    assert told == [f"`{path}`: {imported.notes[0]}"]
     with pytest.raises(DataError, match="reads masked_targets, tokens, which no data holds"):
         open_dataset(None, graph_spec(imported.graph, "fp32"), 0)
     imported = import_file(path, mask_id=0)
