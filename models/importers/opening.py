@@ -127,6 +127,9 @@ def _onnx(question: _Question) -> ModelSpec:
     imported = import_file(
         question.path, loss=None, seq_len=question.seq_len, precision=question.precision
     )
+    if question.told is not None:
+        for note in imported.notes:
+            question.told(f"`{question.path}`: {note}")
     return _of_graph(imported.graph, question)
 
 

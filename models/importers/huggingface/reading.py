@@ -95,7 +95,7 @@ def _by_class(file: Path, classes: Sequence[str]) -> str:
     return (
         f"; its class may import through torch.export, in Python: config = "
         f"transformers.AutoConfig.from_pretrained({str(file.parent)!r}); module = {made}; "
-        f"imported = millrace.models.importers.torch_export.import_module(module, "
+        f"imported = millrace.importing.import_module(module, "
         f"(torch.zeros(1, 128, dtype=torch.int64),))"
     )
 

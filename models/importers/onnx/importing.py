@@ -27,6 +27,7 @@ from millrace.models.importers.onnx.inputs import (
 from millrace.models.importers.onnx.labelling import labels_of_tensor
 from millrace.models.importers.onnx.loss import LOSSES, Asked, add_loss, pruned
 from millrace.models.importers.onnx.lowering import BLOCK, BlockedError, Lowering
+from millrace.models.importers.onnx.notes import for_masked_text, notes_on
 from millrace.models.importers.onnx.outputs import chosen
 from millrace.models.importers.onnx.reading import Initializer, Input, Node, Source, read_file
 from millrace.models.importers.onnx.rules.fused import read_twice
@@ -70,12 +71,15 @@ class Imported:
         Every variable's value; None where the file's weights are not there.
     classes_dim : int or None
         Which dim of the predictions is classes.
+    notes : tuple of str
+        What the user should know: weights left out, data that the model is not made for.
     """
 
     graph: Graph
     parameters: dict[str, Parameter]
     values: dict[str, Array] | None
     classes_dim: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def import_file(
@@ -87,16 +91,15 @@ def import_file(
     seq_len: int | None = None,
     output: str | int | None = None,
     classes_dim: int | None = None,
+    mask_id: int | None = None,
     frozen: Sequence[str] = (),
 ) -> Imported:
     """Read an ONNX file of opset 17 or newer as a graph to train.
 
     The first dim of the inputs is the batch, the second of an integer input the sequence. The loss
-    is that of one output against an input `targets` (of next tokens, where the output has a
-    sequence, else of classes). Inputs of one kind read data of their own. Batch norms take the
-    statistics of the microbatch, as in training, whatever the file says. Inputs of ids that are a
-    mask, positions or token types (by their names) are those of one whole sequence: ones, 0 to
-    t - 1, zeros.
+    is that of one output against an input `targets` (next tokens of a sequence, else classes).
+    Inputs of one kind read data of their own. Batch norms take the statistics of the microbatch.
+    Ids called a mask, positions or types are those of one whole sequence: ones, 0 to t - 1, zeros.
 
     Parameters
     ----------
@@ -104,10 +107,8 @@ def import_file(
         The file; weights kept beside it need not be there.
     loss : str or None
         cross_entropy (of ids) or logistic (one number against 0 or 1); None: by the output's shape.
-    name : str, optional
-        Name of the graph; the file's by default.
-    precision : str
-        fp64, fp32, tf32, bf16 or fp16.
+    name, precision : str, optional
+        The graph's; the file's name by default.
     seq_len : int, optional
         Tokens of a sample, where the file leaves that open.
     output : str or int, optional
@@ -115,15 +116,17 @@ def import_file(
     classes_dim : int, optional
         Which dim of the predictions is classes. Known by itself for [batch, classes], for
         predictions of every token (the last) and for images (1, as PyTorch's cross_entropy has it).
+    mask_id : int, optional
+        The id of a hidden token; a model that fills in masked text needs it to be trained.
     frozen : sequence of str, optional
         Weights that are not trained, by their names in the file; `*` stands for anything.
 
     Raises
     ------
     ModelError
-        The file is malformed or too old, sizes are open, or ops are not supported: all of them are
-        named, with the module that produced each. It has several outputs, or predictions whose dim
-        of classes cannot be told; or parameters that the exporter noted would become constants.
+        The file is malformed or too old, sizes are open, or ops are not supported: all are named,
+        with the module of each. It has several outputs, predictions whose dim of classes cannot be
+        told, or parameters, by the exporter's word, that would become constants.
 
     Notes
     -----
@@ -142,6 +145,7 @@ def import_file(
         frozen=matching(source, frozen),
         output=output,
         classes_dim=classes_dim,
+        mask_id=mask_id,
         name=Path(path).stem if name is None else name,
         precision=precision,
         loss=loss,
@@ -162,13 +166,16 @@ def _imported(question: "_Question") -> Imported:
                 f"of one sample's work can be made of it; export it with a fixed batch"
             )
         graph = with_batch(graph, 1)
+    graph = for_masked_text(graph, question.mask_id)
     found = cut(graph)
     parameters = {found.names[name]: parameter for name, parameter in variables.items()}
+    used = {one.initializer for one in parameters.values()}
     return Imported(
         graph=check_graph(found.graph),
         parameters=parameters,
         values=_values(source, parameters),
         classes_dim=at,
+        notes=tuple(notes_on(source, used | question.frozen, graph)),
     )
 
 
@@ -195,6 +202,7 @@ class _Question:
     seq_len: int | None
     output: str | int | None
     classes_dim: int | None
+    mask_id: int | None
     frozen: frozenset[str]
 
 

@@ -129,7 +129,7 @@ def test_a_class_that_no_mapping_knows_may_be_imported_itself(
         read(tmp_path, LLAMA | changes)
     said = str(refused.value)
     assert f"AutoConfig.from_pretrained({str(tmp_path)!r}); {made}; imported = " in said
-    assert "torch_export.import_module(module, " in said
+    assert "millrace.importing.import_module(module, " in said
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ def test_masks_positions_and_types_are_those_of_one_whole_sequence(tmp_path):
     path = saved(with_weights(parsed(DESCRIBED)), tmp_path / "described.onnx")
     imported = import_file(path, seq_len=5)
     sources = {op.attributes["source"] for op in imported.graph.ops if op.kind == "input"}
-    assert sources == {"tokens", "targets"}
+    assert sources == {"tokens", "masked_targets"}
     (attention,) = (op for op in imported.graph.ops if op.kind == "attention")
     assert attention.attributes["causal"] is False
     starts = {op.name: op.attributes["start"] for op in imported.graph.ops if op.kind == "narrow"}
@@ -365,7 +365,7 @@ def test_masks_positions_and_types_are_those_of_one_whole_sequence(tmp_path):
     given = {"attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     given |= {"ids": ids, "position_ids": np.arange(5)[None]}
     (logits,) = session.run(None, given)
-    own = np.take_along_axis(logits, data["targets"][..., None].astype(int), -1)[..., 0]
+    own = np.take_along_axis(logits, data["masked_targets"][..., None].astype(int), -1)[..., 0]
     loss = float((np.log(np.exp(logits).sum(-1)) - own).sum())
     assert run_ours(imported.graph, imported.values, data)[0] == pytest.approx(loss, rel=1e-5)
 

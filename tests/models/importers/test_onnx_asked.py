@@ -12,7 +12,8 @@ from tests.extras import optional
 onnx = optional("onnx", "onnx")
 
 from millrace.models.importers.onnx import import_file  # noqa: E402
-from tests.models.importers.onnx_files import MLP, parsed, saved, with_weights  # noqa: E402
+from millrace.models.importers.opening import open_model  # noqa: E402
+from tests.models.importers.onnx_files import MLP, attention_text, parsed, saved, with_weights  # noqa: E402
 
 NOTE = "pkg.torch.export.graph_signature.InputSpec.kind"
 
@@ -154,3 +155,26 @@ def test_one_class_is_refused_with_the_loss_that_is_meant(tmp_path):
         import_file(path)
     graph = import_file(path, loss="logistic").graph
     assert "logistic_loss" in {op.kind for op in graph.ops}
+
+
+def test_attention_that_looks_both_ways_is_trained_on_masked_text_alone(tmp_path):
+    text = attention_text("where").replace("20", "256").replace("batch, seq", "batch, 8")
+    causal = import_file(written(tmp_path, text))
+    assert causal.notes == ()
+    path = written(tmp_path, text.replace("Softmax (masked)", "Softmax (scaled)"))
+    imported = import_file(path)
+    assert "attention looks both ways" in imported.notes[0]
+    told: list[str] = []
+    open_model(str(path), told=told.append)
+    assert told == [f"`{path}`: {imported.notes[0]}"]
+    with pytest.raises(DataError, match="reads masked_targets, tokens, which no data holds"):
+        open_dataset(None, graph_spec(imported.graph, "fp32"), 0)
+    imported = import_file(path, mask_id=0)
+    assert imported.notes == ()
+    open_dataset(None, graph_spec(imported.graph, "fp32"), 0)
+
+
+def test_parameters_of_another_output_are_left_out_and_named(tmp_path):
+    text = TWO_HEADS.replace("{FIRST}", "logits")
+    imported = import_file(written(tmp_path, text, parameters=("w1", "w2")))
+    assert imported.notes == ("the loss does not depend on `w2` (18 values): left out",)

@@ -69,7 +69,8 @@ def assert_same_as_torch(module, inputs, path, classes, source):
     }
     assert {id(parameter) for parameter, _ in found.values()} == {*map(id, parameters.values())}
     gradients = {name: gradient for name, (_, gradient) in found.items()}
-    target = "targets" if logits.ndim == 3 else "classes"
+    sources = [op.attributes["source"] for op in graph.ops if op.kind == "input"]
+    (target,) = {"targets", "masked_targets", "classes"}.intersection(sources)
     data = {source: inputs.numpy(), target: targets.numpy().astype(np.int32)}
     assert_same(graph, imported.values, data, loss, gradients)
     return imported

@@ -4,8 +4,9 @@ import pytest
 
 from millrace.planner.actors.graph import Leave
 from millrace.planner.actors.protocol import Fire, Protocol
+from millrace.planner.actors.validate import validate
 from millrace.planner.errors import ProtocolError
-from tests.planner.actors.nets import actor, chain, program, queue, register
+from tests.planner.actors.nets import actor, chain, graph, program, queue, register
 
 
 def test_a_producer_runs_ahead_by_its_slots_and_no_further():
@@ -27,6 +28,22 @@ def test_a_producer_writes_beside_the_version_that_is_there_before_the_first_ste
     assert sorted(protocol.start()) == [Fire(0, 0, (0,), ()), Fire(1, 0, (), (1,))]
     assert protocol.completed(1) == []
     assert sorted(protocol.completed(0)) == [Fire(0, 1, (1,), ()), Fire(1, 1, (), (0,))]
+
+
+def test_what_no_actor_writes_is_there_for_every_step():
+    net = program(
+        [register("frozen", initial=1)],
+        [actor("read", (0,), ((0, 2),), firings=2)],
+        [queue("compute", [0, 0])],
+    )
+    validate(graph(net))
+    protocol = Protocol(net, steps=2)
+    fires = protocol.start()
+    for _ in range(4):
+        assert [fire.reads for fire in fires] == [(0,)]
+        assert not protocol.waits()
+        fires = protocol.completed(0)
+    assert protocol.finished
 
 
 def test_a_slot_comes_back_only_when_every_consumer_has_read_it():
