@@ -159,7 +159,7 @@ def _answers(
     work: Callable[[Asking], Answer], jobs: Sequence[Asking], children: list[Child]
 ) -> Iterator[Answer]:
     numbers = iter(range(len(jobs)))
-    found: dict[int, Answer] = {}
+    found: dict[int, tuple[Answer, ...]] = {}
     busy: dict[object, tuple[Child, int]] = {}
 
     def hand(child: Child) -> None:
@@ -182,6 +182,7 @@ def _answers(
                         f"one of {len(children)} processes was ended by {child.end()}; where "
                         f"memory had run out, fewer processes need less"
                     ) from None
-                found[number] = answer[0] if answer else work(jobs[number])
+                found[number] = answer
                 hand(child)
-        yield found.pop(at)
+        answer = found.pop(at)
+        yield answer[0] if answer else work(jobs[at])  # which raises what it raised there
