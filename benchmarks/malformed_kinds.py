@@ -264,12 +264,11 @@ def loaded(folder: Path) -> object:
     from millrace.executor.data import open_dataset
     from millrace.executor.kernels import RunState
     from millrace.executor.rank import RankState
-    from millrace.executor.values.checkpoint import find_checkpoint, load_checkpoint, read_manifest
+    from millrace.executor.values.checkpoint import checked_checkpoint, load_checkpoint
 
     plan = tiny_plan("mlp", 1)
     graph, data = api.compile(plan), open_dataset(None, plan.model, 0)
-    source = find_checkpoint(folder)
-    read_manifest(source).check(graph, plan.model.name)
+    source, _ = checked_checkpoint(folder, graph, plan.model.name)
     run = RunState(seed=0, dataset=data, global_batch=8, microbatches=1, batch=8)
     state = RankState(graph, 0, run)
     load_checkpoint(source, state)

@@ -32,8 +32,6 @@ POLL_S = 0.02
 END_S_MAX = 5.0  # ranks are gone some 60 ms after mpiexec (MPICH 5.0, November 2026)
 TOKEN = "MILLRACE_JOB"
 LINE_NUMBER = 900
-# Before Python runs, a rank's line has one of these numbers: the other may be MPI's.
-FIRST_LINES = (8, 7)
 DONE = b"."  # what a rank says on its line when it has done its work
 # Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
 LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
@@ -84,14 +82,9 @@ def open_line(folder: Path, rank: int) -> Callable[[], None]:
     before MPICH does, which then ends the others.
     """
     path = folder / f"line.{rank}"
-    low = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    line = min(LINE_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
-    os.dup2(low, line)
+    low, line = os.open(path, os.O_WRONLY | os.O_NONBLOCK), _line_number()
+    os.dup2(low, line)  # in place of the one that was opened before Python started
     os.close(low)
-    for number in FIRST_LINES:
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(number), path.stat()):
-                os.close(number)
     end_with(line, lambda: shutil.rmtree(folder, ignore_errors=True))
 
     def done() -> None:
@@ -99,6 +92,10 @@ def open_line(folder: Path, rank: int) -> Callable[[], None]:
             os.write(line, DONE)
 
     return done
+
+
+def _line_number() -> int:
+    return min(LINE_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
 
 
 def usable_cores() -> int:
@@ -201,12 +198,13 @@ def run_ranks(
                 ends.look()
                 watch()
                 sleep(POLL_S)
-            ends.look()
             watch()
         finally:
-            ends.close()
             with _uninterruptible():
+                ends.look()
                 _end(process, token)
+                ends.look()
+                ends.close()
                 _remove_segments(segments)
     failed = process.returncode != 0 or list(folder.glob("failure.*.json"))
     if failed and not ends.all_done:  # what befalls ranks that are done takes nothing away
@@ -221,8 +219,8 @@ class _Ends:
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        self.first: int | None = None
-        self._done = 0
+        self._first: int | None = None
+        self._closed = self._done = 0
         self._poll = select.epoll()
         self._ranks: dict[int, int] = {}
         for rank in range(ranks):
@@ -233,14 +231,20 @@ class _Ends:
             self._poll.register(line, select.EPOLLHUP)
 
     def look(self) -> None:
-        """Take note of the first rank that has ended since the last call, its work not done."""
-        while self.first is None and (closed := self._poll.poll(0, 1)):
+        """Take note of the ranks that have ended since the last call."""
+        while closed := self._poll.poll(0, 1):
             line = closed[0][0]
             self._poll.unregister(line)
+            self._closed += 1
             if os.read(line, len(DONE)) == DONE:
                 self._done += 1
-            else:
-                self.first = self._ranks[line]
+            elif self._first is None:
+                self._first = self._ranks[line]
+
+    @property
+    def first(self) -> int | None:
+        """The rank that ended first, all having ended; None where one died before it had a line."""
+        return self._first if self._closed == len(self._ranks) else None
 
     @property
     def all_done(self) -> bool:
@@ -257,18 +261,17 @@ class _Ends:
 def _command(module: str, ranks: int, folder: Path) -> list[str]:
     """What starts the ranks.
 
-    `-m mpi4py` ends all ranks when one raises; without it the others would wait for ever. The shell
-    opens a rank's line before Python starts (`<>`: not to wait for a parent that has ended).
+    `-m mpi4py` ends all ranks when one raises; without it the others would wait for ever. Where
+    there is a shell that can, it opens a rank's line before Python starts, for reading too, so as
+    not to wait for a parent that has ended.
     """
     launcher = [_mpiexec(), "-launcher", "fork", "-n", str(ranks)]
-    first, other = FIRST_LINES
-    opened = '"$0/line.$PMI_RANK"'
-    script = (
-        f'if [ "$PMI_FD" = {first} ]; then exec "$@" {other}<>{opened}; fi; '
-        f'exec "$@" {first}<>{opened}'
-    )
     rank = [sys.executable, "-P", "-m", "mpi4py", "-m", module, str(folder)]
-    return [*launcher, "sh", "-c", script, str(folder), *rank]
+    shell = shutil.which("bash")
+    if shell is not None:
+        script = f'exec "$@" {_line_number()}<>"$0/line.$PMI_RANK"'
+        launcher += [shell, "-p", "-c", script, str(folder)]
+    return [*launcher, *rank]
 
 
 def _mpiexec() -> str:
