@@ -34,6 +34,7 @@ FUSIONS = (UNFUSED, FUSED)
 COUNT_MAX = 2**24
 # Tokens of a step, a thousand times as many as are usual: FLOPs of more would not fit 64 bits.
 TOKENS_MAX = 2**34
+SEED_MAX = 2**63 - 1  # what a document holds
 # Ends of the names of figures that are numbers.
 NUMBERS = ("_s", "_max", "_per_gpu", "mfu", "_fraction")
 

@@ -72,6 +72,8 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(call, tmp_path)
         (("--memory-limit", "64 apples"), 2, "64 apples"),
         (("--memory-limit", "64"), 2, "64 bytes: write 64GiB"),
         (("--global-batch", str(10**9)), 2, "expected 1 to 16,777,216 samples"),
+        (("--seed", str(2**63)), 2, "--seed"),
+        (("--micro-batch", str(10**20)), 1, "There are plans with --micro-batch 8 or without"),
         (("--seq-len", str(10**12)), 2, "1000000000000 tokens do not fit; use 1 to 16,777,216"),
         (("--schedule", "none"), 2, "1f1b"),
         (("--optimize-for", "fame"), 2, "throughput"),
