@@ -30,6 +30,24 @@ def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Clus
     return found
 
 
+def crowding(ranks: int, cores: int) -> str:
+    """Say what becomes of many processes on few cores; empty where they are not so many.
+
+    Examples
+    --------
+    >>> crowding(64, 2)
+    '64 processes share 2 cores: measuring them takes minutes, and their steps are mostly waiting'
+    >>> crowding(8, 2)
+    ''
+    """
+    if ranks <= CROWDED * cores:
+        return ""
+    return (
+        f"{ranks} processes share {cores} cores: measuring them takes minutes, and their steps "
+        f"are mostly waiting"
+    )
+
+
 def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:
     """Return a cluster of this machine as it is measured, once, and kept.
 
@@ -52,12 +70,9 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
     else:
         from millrace.executor.measure import cached_profile
 
-        cores = machine_cores()
         parse_cluster(text)  # refuses what the machine cannot hold
-        if progress is not None and ranks > CROWDED * cores:
-            progress(
-                f"--cluster {text}: {ranks} processes share {cores} cores, so measuring them takes "
-                f"minutes, and so does every step"
-            )
+        crowded = crowding(ranks, machine_cores())
+        if progress is not None and crowded:
+            progress(f"--cluster {text}: {crowded}")
         device = cached_profile(ranks, progress=progress)
     return parse_cluster(text, device)

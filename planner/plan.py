@@ -32,6 +32,9 @@ UNFUSED, FUSED = "none", "full"
 FUSIONS = (UNFUSED, FUSED)
 # Samples of a step, stages and chunks.
 COUNT_MAX = 2**24
+# Tokens of a step, a thousand times as many as are usual: FLOPs of more would not fit 64 bits.
+TOKENS_MAX = 2**34
+SEED_MAX = 2**63 - 1  # what a document holds
 # Ends of the names of figures that are numbers.
 NUMBERS = ("_s", "_max", "_per_gpu", "mfu", "_fraction")
 
@@ -164,6 +167,8 @@ def _faults(plan: Plan) -> Iterator[str]:
         most = MICROBATCHES_MAX if name == "microbatches" else COUNT_MAX
         if not 1 <= getattr(plan, name) <= most:
             yield f"`{name}` is {getattr(plan, name)}, expected 1 to {most:,}"
+    if plan.global_batch * plan.model.seq_len > TOKENS_MAX:
+        yield f"a step of {plan.global_batch * plan.model.seq_len} tokens; at most {TOKENS_MAX:,}"
     for axis in plan.mesh.axes:
         if axis.size < 1:
             yield f"mesh axis `{axis.name}` has size {axis.size}"

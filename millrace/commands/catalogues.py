@@ -67,9 +67,11 @@ def clusters(
 def _model_row(name: str, seq_len: int | None) -> dict[str, Any]:
     from millrace.importing import opened
     from millrace.models.counting import splits, training_flops
-    from millrace.models.zoo.catalogue import build
+    from millrace.models.zoo.catalogue import beyond_positions, build
 
     spec = opened(name, seq_len, told=say)
+    if stretched := beyond_positions(spec):
+        say(stretched)
     graph = build(spec, 1)
     found = splits(graph)
     return {

@@ -18,7 +18,7 @@ from millrace.models.spec import TrainingSpec
 from millrace.output import Json, answer, say, stdout, training, working
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Cluster
-from millrace.planner.plan import Plan
+from millrace.planner.plan import SEED_MAX, Plan
 from millrace.units import format_percent, format_seconds
 
 MODEL = "gpt-demo"
@@ -38,7 +38,9 @@ def demo(
     data: Annotated[
         Path | None, typer.Option(help="File or folder; the standard library's sources by default.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and samples.")
+    ] = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for plan, traces and page.")
     ] = None,

@@ -15,7 +15,7 @@ from millrace.models.training import check_training
 from millrace.models.unfused import FLASH
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
-from millrace.planner.plan import MAX_GAP, Plan
+from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def plan(
     profile: Profile = None,
     memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
     max_gap: MaxGap = MAX_GAP,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX)] = 0,
     optimize_for: OptimizeFor = "throughput",
     framework: Framework = None,
     explain: Explain = False,

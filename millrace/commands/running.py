@@ -16,6 +16,7 @@ from millrace.compare import ActorRow, CauseRow, Comparison
 from millrace.models.zoo.catalogue import beyond_positions, unit_of
 from millrace.output import Json, answer, say, training, working
 from millrace.planner.errors import PlanError
+from millrace.planner.plan import SEED_MAX
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def simulate(
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="3:2.0: rank 3 takes twice.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of the jitter.")] = 0,
     fidelity: Annotated[
         str | None,
         typer.Option(
@@ -143,7 +144,9 @@ def run(
     ] = False,
     deterministic: Deterministic = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of initial values and samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and samples.")
+    ] = 0,
     weights: Annotated[
         Path | None, typer.Option(help="Initial values: a .npz of arrays by variable.")
     ] = None,

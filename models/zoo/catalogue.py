@@ -16,7 +16,7 @@ from millrace.models.quantised import NARROW, with_quantised_products
 from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.zoo import bert, decoder, face, gpt, mlp, resnet, t5, vit, wide_deep
-from millrace.models.zoo.family import SAMPLE, TOKEN, Family
+from millrace.models.zoo.family import SAMPLE, TOKEN, Family, check_length
 
 FAMILIES: dict[str, Family] = {
     "mlp": mlp.FAMILY,
@@ -86,6 +86,7 @@ def model_spec(name: str, seq_len: int | None = None, precision: str = "fp32") -
         seq_len=family.default_seq_len(config) if seq_len is None else seq_len,
         precision=precision,
     )
+    check_length(spec)
     family.check(spec, config)
     return spec
 
@@ -164,6 +165,7 @@ def _as_written(spec: ModelSpec, batch: int) -> Graph:
         raise ModelError(
             f"model `{spec.name}`: configuration of `{spec.family}`: {error}"
         ) from None
+    check_length(spec)
     family.check(spec, config)
     return family.build(spec, config, batch)
 

@@ -10,6 +10,7 @@ from millrace.models.spec import Config, ModelSpec
 LAYERS_MAX = 1_000
 """Layers are built one by one, some seconds for so many: the deepest model that was trained has a
 thousand (DeepNet, arXiv 2203.00555, 2022)."""
+SEQ_LEN_MAX = 2**24  # sixteen million tokens: ten times the longest that was ever published
 TOKEN, IMAGE, SAMPLE = "token", "image", "sample"
 
 
@@ -27,6 +28,14 @@ class Family(NamedTuple):
     models: dict[str, Config]
     aliases: dict[str, str]
     unit: str = TOKEN
+
+
+def check_length(spec: ModelSpec) -> None:
+    """Raise ModelError where a sequence is longer than sizes of tensors can be written down."""
+    if not 1 <= spec.seq_len <= SEQ_LEN_MAX:
+        raise ModelError(
+            f"model `{spec.name}`: {spec.seq_len} tokens do not fit; use 1 to {SEQ_LEN_MAX:,}"
+        )
 
 
 def one_item(config: Any) -> int:

@@ -11,7 +11,15 @@ from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.buckets import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import reserved_bytes, slack_fraction
-from millrace.planner.plan import COUNT_MAX, FUSED, MAX_GAP, ON_DEVICES, OPTIMIZER
+from millrace.planner.plan import (
+    COUNT_MAX,
+    FUSED,
+    MAX_GAP,
+    ON_DEVICES,
+    OPTIMIZER,
+    SEED_MAX,
+    TOKENS_MAX,
+)
 from millrace.planner.plan import UNFUSED as NOT_FUSED
 from millrace.planner.search.pins import Pins
 from millrace.planner.wording import one_of, size
@@ -140,6 +148,13 @@ class SearchRequest:
             raise PlanError(
                 f"--global-batch is {self.global_batch}: expected 1 to {COUNT_MAX:,} samples"
             )
+        if (tokens := self.global_batch * self.model.seq_len) > TOKENS_MAX:
+            raise PlanError(
+                f"--global-batch {self.global_batch} with --seq-len {self.model.seq_len}: a step "
+                f"of {tokens:,} tokens, expected at most {TOKENS_MAX:,}"
+            )
+        if not 0 <= self.seed <= SEED_MAX:
+            raise PlanError(f"--seed is {self.seed}: expected 0 to {SEED_MAX}")
         if not self.max_gap >= 0:
             raise PlanError(f"--max-gap is {self.max_gap}: expected 0 or more")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:

@@ -51,6 +51,14 @@ def test_training_flops_are_those_of_one_sample_at_the_length_asked_for(call):
     assert json.loads(out)["rows"][0]["training_flops"] == 512 * (6 * weights + attention)
 
 
+def test_a_length_beyond_what_a_model_was_made_for_is_told_beside_the_answer(call):
+    code, out, err = call("models", "llama3-8b", "--seq-len", "1000000", "--json")
+    assert (code, json.loads(out)["rows"][0]["seq_len"]) == (0, 1_000_000)
+    assert "`llama3-8b` was made for sequences of at most 8,192 tokens" in err
+    code, _, err = call("models", "gpt2-small", "--seq-len", "1025")
+    assert (code, "1025 tokens do not fit; use 1 to 1024" in err) == (2, True)
+
+
 def test_devices_are_listed_and_a_cluster_is_described(call):
     _, out, _ = call("clusters", "--json")
     assert "a100-sxm-80gb" in [row["name"] for row in json.loads(out)["rows"]]

@@ -10,7 +10,7 @@ from millrace.cli import run
 from millrace.executor.gpu.probing.measuring import profile_key
 from millrace.executor.measure import kept_profile
 from millrace.files import write_document
-from millrace.machine import is_local
+from millrace.machine import crowding, is_local
 from millrace.planner.clusters import device
 from millrace.planner.errors import ClusterError, InfeasibleError
 from tests.executor.gpu.test_availability import machine
@@ -160,3 +160,8 @@ def test_clusters_of_this_machine_are_told_from_others():
     assert is_local("local:2")
     assert is_local("local-gpu:1")
     assert not is_local("locals.toml")
+
+
+def test_many_processes_on_few_cores_are_told_of_before_they_are_measured():
+    assert crowding(64, 2).startswith("64 processes share 2 cores: measuring them takes minutes")
+    assert crowding(8, 2) == ""

@@ -14,6 +14,7 @@ from millrace.models.importers.huggingface.mapping import ModelType
 from millrace.models.importers.huggingface.table import MODEL_TYPES
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import FAMILIES
+from millrace.models.zoo.family import check_length
 
 FILE_NAME = "config.json"
 
@@ -59,6 +60,7 @@ def read_config(
     )
     family = FAMILIES[spec.family]
     try:
+        check_length(spec)
         family.check(spec, msgspec.convert(spec.config, family.config))
     except ModelError as error:
         raise ModelError(f"{keys.where}: {error}") from None

@@ -16,7 +16,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.memory import UPDATES, beside, plan_memory, reserved_bytes
-from millrace.planner.plan import ON_DEVICES, OPTIMIZER, plan_graph
+from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX, plan_graph
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.meshes import divisors
@@ -74,7 +74,8 @@ def _batches(request: SearchRequest) -> list[int]:
     around = [below, below + unit]
     if pins.pp and pins.schedule not in (None, "1f1b", "gpipe"):
         around.append(unit * pins.pp)
-    mine = [one for one in around if one > 0 and one != request.global_batch]
+    most = min(COUNT_MAX, TOKENS_MAX // request.model.seq_len)
+    mine = [one for one in around if 0 < one <= most and one != request.global_batch]
     return sorted(mine, key=lambda one: (abs(one - request.global_batch), one))
 
 

@@ -25,6 +25,7 @@ from tests.small_models import small
 
 ANY = 5.0  # a gap with which a search is over soon: any plan serves
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+LONG = replace(data_parallel_pipeline().model, seq_len=2**24)
 
 
 def plan_with(**changes) -> Plan:
@@ -267,6 +268,7 @@ def test_more_devices_on_an_axis_change_no_program():
         ({"microbatches": 3}, PlanError, "16 does not divide into 3 `microbatches`"),
         ({"global_batch": 10**9, "microbatches": 10**9}, PlanError, "`global_batch` is 1000000000"),
         ({"figures": {"step_time_s": "soon"}}, PlanError, r"`figures\.step_time_s` is 'soon'"),
+        ({"global_batch": 2**24, "model": LONG}, PlanError, "a step of 281474976710656 tokens"),
         ({"figures": {"mfu": -1.0}}, PlanError, r"`figures\.mfu` is -1\.0"),
         ({"chunks": ()}, PlanError, "stage 0 holds no chunk"),
         ({"variants": ()}, PlanError, "block `embedding` names variant 0"),
