@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from millrace.chrome import chrome_trace
 from millrace.models.documents import (
     FileError,
     decode_json,
@@ -22,6 +21,7 @@ from millrace.planner.cluster import Device
 from millrace.planner.clusters import validate
 from millrace.planner.errors import ClusterError, PlanError
 from millrace.planner.plan import Plan, check_plan
+from millrace.traces.chrome import chrome_trace
 
 PLAN_BYTES_MAX = 2**27
 """A plan of 126 layers has 50 kB; one with an imported graph, constants and all, megabytes."""

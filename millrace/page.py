@@ -13,7 +13,7 @@ from millrace.drawing import headline
 from millrace.models.documents import write_bytes
 from millrace.planner.actors.trace import Trace
 from millrace.planner.plan import Plan
-from millrace.timeline import COLOURS, Timeline, timeline
+from millrace.traces.timeline import COLOURS, Timeline, timeline
 from millrace.units import format_percent, format_seconds
 
 LABEL_PX = 190

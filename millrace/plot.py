@@ -12,7 +12,7 @@ from millrace.drawing import stage_blocks
 from millrace.models.documents import FileError, write_bytes
 from millrace.planner.plan import Plan
 from millrace.scaling.drawing import line_name
-from millrace.timeline import COLOURS, Timeline
+from millrace.traces.timeline import COLOURS, Timeline
 from millrace.units import format_count
 
 # Ten colours that are told apart in print and by most who see few colours (Okabe and Ito 2008, and

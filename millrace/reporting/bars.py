@@ -7,7 +7,7 @@ from typing import NamedTuple
 from millrace.page import round_step
 from millrace.simulator.account import Account, CommunicationRow, StageRow
 from millrace.simulator.simulate import Run, Simulated
-from millrace.timeline import COLOURS, Bar, Row, Timeline
+from millrace.traces.timeline import COLOURS, Bar, Row, Timeline
 from millrace.units import format_percent, format_seconds
 
 LABEL_PX, PLOT_PX, SIDE_PX = 90, 960, 120

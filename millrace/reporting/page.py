@@ -19,7 +19,7 @@ from millrace.reporting.bars import (
 from millrace.simulator.account import Account, MemoryCourse
 from millrace.simulator.account.memory import between
 from millrace.simulator.simulate import Simulated
-from millrace.timeline import COLOURS
+from millrace.traces.timeline import COLOURS
 from millrace.units import format_bytes, format_percent, format_seconds
 
 SHOWN_KINDS = 14  # of ops; the others are one row

@@ -293,7 +293,7 @@ def test_a_slice_of_any_size_is_as_near_to_a_cube_as_it_goes() -> None:
         (replace(TREE, leaves=Leaves(nodes=0)), "leaves.nodes is 0"),
         (replace(TREE, leaves=Leaves(nodes=2, oversubscription=0.5)), "oversubscription is 0.5"),
         (replace(MIXED, others=(replace(OLD, nodes=0),)), r"others\[0\].nodes is 0"),
-        (replace(MIXED, others=(replace(OLD, device=plain(rate=2.0)),)), "two devices are called"),
+        (replace(MIXED, others=(replace(OLD, device=plain(rate=2e9)),)), "two devices are called"),
         (replace(FLAT, device=replace(plain(), power_watts=-1.0)), "device.power_watts is -1"),
     ],
 )
