@@ -117,6 +117,11 @@ def _too_large(path: Path, what: str, size: str, bytes_max: int) -> str:
     return f"the {what} `{path}` has {size}; expected at most {bytes_max} bytes"
 
 
+def as_text(name: str) -> str:
+    """Return a file's name as text, with `?` for the bytes in it that are none."""
+    return name.encode("utf-8", "replace").decode()
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file by way of a neighbour, so that no half-written file is left behind.
 
