@@ -84,8 +84,8 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     entries = archive.infolist()
     if any(entry.filename == OLDER for entry in entries):
         raise ModelError(
-            f"`{path}` is of the form of torch before 2.8, whose weights are a pickle; load it with "
-            f"torch.export.load where you trust it, and save it with torch 2.8 or newer"
+            f"`{path}` is of the form of torch before 2.8, whose weights are a pickle; where you "
+            f"trust it, load it with torch.export.load and save it with torch 2.8 or newer"
         )
     if len({entry.filename for entry in entries}) != len(entries):
         raise ModelError(f"`{path}` is not an exported program: it has two members of one name")
