@@ -9,6 +9,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -139,6 +140,8 @@ def of_lines(separator: str) -> Mutation:
             change = draw.randrange(6)
             if change <= 2:
                 value = deepcopy(draw.choice(draw.choice((NUMBERS, TEXTS, OTHERS))))
+                with suppress(ValueError):
+                    value = extreme(int(fields[field].replace("_", "")), draw)
                 fields[field] = _text(value) if draw.random() < 0.5 else str(value)
             elif change == 3:
                 del fields[field]

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from errno import ENAMETOOLONG
 from functools import cache
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -87,9 +88,18 @@ def exit_code_of(error: BaseException) -> int | None:
         return 2
     if isinstance(error, DataError | CheckpointError | FileError):
         return 2
+    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # what was given is no name
+        return 2
     if isinstance(error, ExecutorError | ProtocolError | ChildError | OSError | MemoryError):
         return 3
     return None
+
+
+def _sentence(error: Exception) -> str:
+    """What is said of an error that we know."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"`{error.filename}`: {error.strerror.lower()}"
+    return str(error) or type(error).__name__
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
@@ -156,7 +166,7 @@ def run(arguments: list[str] | None = None) -> int:
             return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
         code = exit_code_of(error)
         if code is not None:
-            return _fail(str(error) or type(error).__name__, code)
+            return _fail(_sentence(error), code)
         return _fail(
             f"a bug in Millrace: {type(error).__name__}: {error} "
             f"(set MILLRACE_TRACEBACK=1 to see where)",

@@ -84,19 +84,23 @@ def read_text(path: Path, what: str, *, bytes_max: int, error: Refusal = FileErr
 
 
 def read_bytes(path: Path, what: str, *, bytes_max: int, error: Refusal = FileError) -> bytes:
-    """Return the content of a file, or of a pipe."""
-    return _content(path, what, bytes_max, error, lambda piece: None)
+    """Return the content of a file, which is no pipe: what is no text may be as long as it is."""
+    return _content(path, what, bytes_max, error, None)
 
 
 def _content(
-    path: Path, what: str, bytes_max: int, error: Refusal, check: Callable[[bytes], None]
+    path: Path, what: str, bytes_max: int, error: Refusal, check: Callable[[bytes], None] | None
 ) -> bytes:
-    """The content of a file, refused before more than `bytes_max` are held."""
+    """The content of a file, refused before more than `bytes_max` are held; `check` as it comes."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:  # what has come is looked at, not waited for
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode) and found.st_size > bytes_max:
                 raise error(_too_large(path, what, f"{found.st_size} bytes", bytes_max))
+            if check is None:
+                if not stat.S_ISREG(found.st_mode):
+                    raise error(f"the {what} `{path}` cannot be read: it is no regular file")
+                return file.readall()
             content = BytesIO()
             while piece := file.read(PIECE_BYTES):
                 check(piece)
@@ -115,6 +119,11 @@ def _content(
 
 def _too_large(path: Path, what: str, size: str, bytes_max: int) -> str:
     return f"the {what} `{path}` has {size}; expected at most {bytes_max} bytes"
+
+
+def as_text(name: str) -> str:
+    """Return a file's name as text, with `?` for the bytes in it that are none."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -193,10 +193,20 @@ def _faults(plan: Plan) -> Iterator[str]:
                 yield f"block `{choice.block}` names variant {choice.variant}"
     if missing := sorted(set(range(plan.stages)) - {chunk.stage for chunk in plan.chunks}):
         yield f"stage {missing[0]} holds no chunk"
+    if not _is_sizes(held := plan.figures.get("memory_by_kind", ())):
+        yield f"`figures.memory_by_kind` is {held!r:.60}, expected bytes by kind of every stage"
     for name, value in plan.figures.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name.endswith(NUMBERS) and value is not None and not (number and value >= 0):
             yield f"`figures.{name}` is {value!r}, expected a number of at least 0"
+
+
+def _is_sizes(stages: Any) -> bool:
+    return isinstance(stages, list | tuple) and all(
+        isinstance(by_kind, dict)
+        and all(type(size) in (int, float) and size >= 0 for size in by_kind.values())
+        for by_kind in stages
+    )
 
 
 def check_blocks(plan: Plan, graph: Graph) -> None:

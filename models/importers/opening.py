@@ -10,7 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from millrace.models.builder import PRECISIONS
+from millrace.models.documents import as_text
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, graph_spec
@@ -69,12 +72,19 @@ def open_model(
     path = Path(text)
     reader = READERS.get(path.suffix.lower())
     if reader is not None:
-        return reader(_Question(path, seq_len, precision, told, check))
+        return _sayable(reader(_Question(path, seq_len, precision, told, check)))
     if ":" not in text and (_looks_like_path(text) or not _in_zoo(text)) and _exists(path):
-        return _config(_Question(path, seq_len, precision, told, check))
+        return _sayable(_config(_Question(path, seq_len, precision, told, check)))
     if _looks_like_path(text):
         raise ModelError(f"there is no file `{text}`; {_hub_hint(text) or f'a model is {KINDS}'}")
     return model_spec(text, seq_len, precision)
+
+
+def _sayable(spec: ModelSpec) -> ModelSpec:
+    """The specification under a name that is text; a file's may hold bytes that are none."""
+    name = as_text(spec.name)
+    graph = None if spec.graph is None else replace(spec.graph, name=as_text(spec.graph.name))
+    return spec if name == spec.name else replace(spec, name=name, graph=graph)
 
 
 def _looks_like_path(text: str) -> bool:

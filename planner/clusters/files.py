@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.models.documents import decode_toml, read_text
+from millrace.models.documents import as_text, decode_toml, read_text
 from millrace.planner.cluster import (
     Cluster,
     Device,
@@ -147,7 +147,7 @@ def read_cluster(path: Path) -> Cluster:
         The file cannot be read, or a field is unknown, missing or out of its range.
     """
     text = read_text(path, "cluster file", bytes_max=BYTES_MAX, error=ClusterError)
-    return _decode(text.decode(), f"cluster file `{path}`", path.stem)
+    return _decode(text.decode(), f"cluster file `{path}`", as_text(path.stem))
 
 
 def _decode(text: str, where: str, name: str = "") -> Cluster:

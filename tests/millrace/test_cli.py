@@ -111,6 +111,9 @@ def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(cal
         assert shown in out
 
 
+LONG = "a" * 5000
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -123,6 +126,12 @@ def test_a_cluster_of_several_kinds_is_shown_kind_by_kind_and_level_by_level(cal
         (("show", "nowhere.json"), "the plan `nowhere.json` cannot be read: no such file"),
         (("plan", "gpt2", "--cluster", "local:2"), "--global-batch"),
         (("no-such-command",), "no-such-command"),
+        (("models", f"{LONG}.pt2"), "aaa.pt2`: file name too long"),
+        (("models", f"{LONG}.json"), "aaa.json`: file name too long"),
+        (
+            ("scale", "mlp", "--cluster=local:2", "--nodes=1", "--global-batch=8", f"--csv={LONG}"),
+            "aaa`: file name too long",
+        ),
     ],
 )
 def test_what_cannot_be_understood_ends_with_2_and_one_sentence(call, arguments, said):

@@ -50,6 +50,8 @@ def test_what_is_not_there_or_not_a_plan_is_named(tmp_path):
         ({"stages": 1}, PlanError, "chunk 1 lies on stage 1 of 1"),
         ({"mesh": Mesh(axes=(Axis(name="dp", size=64),))}, InfeasibleError, "need 128 devices"),
         ({"figures": {"step_time_s": -1}}, PlanError, r"`figures\.step_time_s` is -1"),
+        ({"figures": {"memory_by_kind": [{"a": "1"}]}}, PlanError, r"`figures\.memory_by_kind` is"),
+        ({"figures": {"memory_by_kind": 7}}, PlanError, r"`figures\.memory_by_kind` is 7"),
         ({"cluster": slow()}, ClusterError, r"intra_node\.latency_ns is 9223372036854775807"),
     ],
 )

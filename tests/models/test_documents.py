@@ -74,8 +74,8 @@ def test_the_caller_says_which_error_it_is(tmp_path: Path) -> None:
 def test_a_device_without_an_end_is_refused_at_once() -> None:
     with pytest.raises(FileError, match="not UTF-8 text"):
         read_text(Path("/dev/zero"), "plan", bytes_max=2**40)
-    with pytest.raises(FileError, match="has more; expected at most 4096 bytes"):
-        read_bytes(Path("/dev/zero"), "model", bytes_max=4096)
+    with pytest.raises(FileError, match="the model `/dev/zero` cannot be read: it is no regular"):
+        read_bytes(Path("/dev/zero"), "model", bytes_max=2**31)
 
 
 def test_a_file_with_a_hole_is_refused_by_its_size(tmp_path: Path) -> None:
@@ -98,6 +98,15 @@ def test_a_pipe_is_read_to_its_end_with_letters_across_its_pieces(tmp_path: Path
     writer.start()
     assert read_text(path, "text", bytes_max=2**22).decode() == text
     writer.join()
+
+
+def test_text_without_an_end_is_read_to_the_limit() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"a" * 4097)
+    with pytest.raises(FileError, match="has more; expected at most 4096 bytes"):
+        read_text(Path(f"/dev/fd/{reading}"), "text", bytes_max=4096)
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.parametrize(

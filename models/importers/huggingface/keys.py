@@ -6,7 +6,6 @@ key.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, TypeVar
 
 from millrace.models.errors import ModelError
@@ -81,7 +80,7 @@ class Keys:
         """Return a finite number from `least` to `most`."""
         value = self._value(name, default, null)
         known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or not isfinite(value) or not least <= value <= most:
+        if not known or not least <= value <= most:  # which nan is not
             raise self.error(name, f"expected a number from {least:g} to {most:g}")
         return float(value)
 

@@ -28,6 +28,7 @@ PLAIN = re.compile(
     r"|data/constants/(tensor_\d+|[^/]+_constants_config\.json)"
 )
 INPUTS = re.compile(r"data/sample_inputs/[^/]+\.pt")  # read by torch, and never by us
+OLDER = "serialized_exported_program.json"
 CALLS = ("torch.", "_operator.", "math.")
 _SYMPY = frozenset(
     (
@@ -81,6 +82,11 @@ def plain_archive(path: Path) -> Iterator[IO[bytes]]:
 def _entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     """The members, known to be as long as the file has bytes, and one of each name."""
     entries = archive.infolist()
+    if any(entry.filename == OLDER for entry in entries):
+        raise ModelError(
+            f"`{path}` is of the form of torch before 2.8, whose weights are a pickle; where you "
+            f"trust it, load it with torch.export.load and save it with torch 2.8 or newer"
+        )
     if len({entry.filename for entry in entries}) != len(entries):
         raise ModelError(f"`{path}` is not an exported program: it has two members of one name")
     for entry in entries:

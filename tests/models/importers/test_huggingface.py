@@ -144,6 +144,8 @@ def test_a_class_that_no_mapping_knows_may_be_imported_itself(
         ({"hidden_size": True}, "`hidden_size` is true; expected an integer"),
         ({"hidden_size": None}, "`hidden_size` is null; expected an integer"),
         ({"hidden_size": 2**80}, "expected an integer from 1"),
+        ({"rms_norm_eps": 10**400}, "expected a number from 0 to"),
+        ({"rope_theta": -(10**400)}, "expected a number from 0 to 1e+30"),
         ({"num_hidden_layers": 10**8}, "expected an integer from 1 to 10000"),
         ({"num_attention_heads": 64}, "`hidden_size` is 32; expected a multiple of"),
         ({"num_key_value_heads": 3}, "heads (4) is not divisible by kv_heads (3)"),

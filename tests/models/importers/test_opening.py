@@ -51,6 +51,14 @@ def test_a_folder_named_like_a_model_of_the_zoo_needs_its_path(tmp_path, monkeyp
     assert open_model("./gpt2").config["hidden"] == 32
 
 
+def test_a_model_in_a_folder_whose_name_is_no_text_can_be_written(tmp_path):
+    folder = tmp_path / "a\udcff"  # a byte of no letter, as Python has it
+    folder.mkdir()
+    spec = open_model(str(written_config(folder)))
+    assert spec.name == "a?"
+    assert b"a?" in to_json(spec)
+
+
 def test_an_onnx_file_lies_in_its_specification(tmp_path):
     path = saved(with_weights(parsed(attention_text("add"))), tmp_path / "tiny.onnx")
     spec = open_model(str(path), 6)
