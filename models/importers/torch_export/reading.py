@@ -152,6 +152,8 @@ class Reader:
             self.draft.where = module_path(node) or self.draft.where
             if node.op == "placeholder":
                 values[node] = self._placeholder(node)
+            elif node.op == "get_attr":  # the graph of a branch or loop
+                values[node] = node.target
             else:
                 values[node] = self._called(node, rewrites, values)
         return values[wanted]
@@ -406,4 +408,8 @@ def _computed(node: Any, values: Mapping[Any, Any]) -> Any:
         for key, value in node.kwargs.items()
         if key != "pin_memory"
     }
-    return node.target(*arguments, **keywords)
+    try:
+        return node.target(*arguments, **keywords)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UnsupportedError(f"it cannot be worked out: {lines[0]}") from None
