@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace import importing
 from millrace.executor.data.opening import open_dataset
 from millrace.executor.errors import DataError
-from millrace.importing import check, checked, import_module, opened
+from millrace.importing import check, checked, checking, import_module, opened
 from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export import Imported, spec
 from millrace.models.importers.torch_export import import_module as imported_from
@@ -83,9 +82,9 @@ def test_what_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         without = import_module(network(), torch.zeros(4, 6))
     assert without.notes == ("not checked against PyTorch: the module has no values",)
     found = imported_from(network(), EXAMPLE)
-    monkeypatch.setattr(importing, "CHECKED_BYTES", 100)
+    monkeypatch.setattr(checking, "CHECKED_BYTES", 100)
     assert "a step holds" in checked(found, network(), EXAMPLE)
-    monkeypatch.setattr(importing, "CHECKED_FLOPS", 100)
+    monkeypatch.setattr(checking, "CHECKED_FLOPS", 100)
     assert "a step computes" in checked(found, network(), EXAMPLE)
 
 
