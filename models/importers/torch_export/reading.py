@@ -75,7 +75,8 @@ class Reader:
     draft: Draft = field(init=False)
     inputs: list[Array] = field(init=False, default_factory=list)
     unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
-    both_ways: list[str] = field(init=False, default_factory=list)  # attention that is not causal
+    # Inputs whose tokens see those behind them, and the first attention that shows them.
+    both_ways: dict[str, str] = field(init=False, default_factory=dict)
     _constants: dict[bytes, Array] = field(init=False, default_factory=dict)
     _parameters: dict[int, Array] = field(init=False, default_factory=dict)
     _batch_symbols: set[str] = field(init=False, default_factory=set)
