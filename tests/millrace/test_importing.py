@@ -171,6 +171,32 @@ def test_attention_that_looks_both_ways_reads_masked_text_or_no_data() -> None:
         open_dataset(None, spec(found), 0)
 
 
+class Biased(nn.Module):  # type: ignore[misc]
+    """Attention with a learned term, and what is ahead shut off in it or not."""
+
+    def __init__(self, shut: bool) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(260, 8), nn.Linear(8, 260)
+        self.bias = nn.Parameter(torch.zeros(12, 12))
+        self.register_buffer("mask", torch.full((12, 12), -1e9).triu(1) * shut)
+
+    def forward(self, decoder_ids: Any) -> Any:
+        h = self.table(decoder_ids).unflatten(-1, (2, 4)).transpose(1, 2)
+        bias = self.bias + self.mask
+        mixed = nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=bias)
+        return self.head(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("shut", "targets"), [(True, "decoder_targets"), (False, "masked_targets")]
+)
+def test_a_learned_term_behind_a_mask_looks_one_way(shut: bool, targets: str) -> None:
+    found = import_module(Biased(shut), IDS)
+    assert found.notes[-1].startswith("checked")
+    read = {op.attributes["source"] for op in found.graph.ops if op.kind == "input"}
+    assert read == {"decoder_tokens", targets}
+
+
 def test_classes_of_tokens_are_no_next_tokens() -> None:
     with pytest.raises(DataError, match="reads token_classes, tokens, which no data"):
         open_dataset(None, spec(imported_from(Filled(5), IDS)), 0)
