@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace import importing
 from millrace.executor.data.opening import open_dataset
 from millrace.executor.errors import DataError
-from millrace.importing import check, checked, import_module, opened
+from millrace.importing import check, checked, checking, import_module, opened
 from millrace.models.errors import ModelError
 from millrace.models.importers.torch_export import Imported, spec
 from millrace.models.importers.torch_export import import_module as imported_from
@@ -83,9 +82,9 @@ def test_what_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         without = import_module(network(), torch.zeros(4, 6))
     assert without.notes == ("not checked against PyTorch: the module has no values",)
     found = imported_from(network(), EXAMPLE)
-    monkeypatch.setattr(importing, "CHECKED_BYTES", 100)
+    monkeypatch.setattr(checking, "CHECKED_BYTES", 100)
     assert "a step holds" in checked(found, network(), EXAMPLE)
-    monkeypatch.setattr(importing, "CHECKED_FLOPS", 100)
+    monkeypatch.setattr(checking, "CHECKED_FLOPS", 100)
     assert "a step computes" in checked(found, network(), EXAMPLE)
 
 
@@ -170,6 +169,32 @@ def test_attention_that_looks_both_ways_reads_masked_text_or_no_data() -> None:
     assert "attention looks both ways (`layer.self_attn`)" in found.notes[0]
     with pytest.raises(DataError, match="reads masked_targets, tokens, which no data"):
         open_dataset(None, spec(found), 0)
+
+
+class Biased(nn.Module):  # type: ignore[misc]
+    """Attention with a learned term, and what is ahead shut off in it or not."""
+
+    def __init__(self, shut: bool) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(260, 8), nn.Linear(8, 260)
+        self.bias = nn.Parameter(torch.zeros(12, 12))
+        self.register_buffer("mask", torch.full((12, 12), -1e9).triu(1) * shut)
+
+    def forward(self, decoder_ids: Any) -> Any:
+        h = self.table(decoder_ids).unflatten(-1, (2, 4)).transpose(1, 2)
+        bias = self.bias + self.mask
+        mixed = nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=bias)
+        return self.head(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("shut", "targets"), [(True, "decoder_targets"), (False, "masked_targets")]
+)
+def test_a_learned_term_behind_a_mask_looks_one_way(shut: bool, targets: str) -> None:
+    found = import_module(Biased(shut), IDS)
+    assert found.notes[-1].startswith("checked")
+    read = {op.attributes["source"] for op in found.graph.ops if op.kind == "input"}
+    assert read == {"decoder_tokens", targets}
 
 
 def test_classes_of_tokens_are_no_next_tokens() -> None:

@@ -1,6 +1,7 @@
 """Autograd: what PyTorch itself finds of an imported module, to hold the import against.
 
-Dropout is off here, wherever it is written; all else is as the module's mode says.
+Dropout is off here, wherever it is written, and nothing is cast to fewer bits, as a graph has one
+precision; all else is as the module's mode says.
 """
 
 import copy
@@ -61,7 +62,7 @@ def gradients(
     module = module.cpu().double() if double else module.cpu().float()
     names = [name for name, _ in imported.inputs]
     args, kwargs = _with_data(args, kwargs, names, data, double)
-    with torch.enable_grad(), _without_dropout():
+    with torch.enable_grad(), _exact():
         logits, _ = chosen(module(*args, **kwargs), imported.output, is_floating)
         loss = _loss(imported, logits, targets)
         if loss.requires_grad:
@@ -144,17 +145,25 @@ def _numbers(parameter: Any) -> Values:
     return found
 
 
-def _without_dropout() -> Any:
-    """A mode in which no call drops anything, that of a module and that of a program alike."""
+def _is_cast(tensor: Any, options: Any) -> bool:
+    """Whether a copy changes the width of numbers alone."""
+    dtype = (options or {}).get("dtype")
+    return dtype is not None and dtype.is_floating_point and is_floating(tensor)
+
+
+def _exact() -> Any:
+    """A mode in which no call drops anything, and all numbers stay as wide as they came."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     aten = torch.ops.aten
 
-    class WithoutDropout(TorchDispatchMode):
+    class Exact(TorchDispatchMode):
         def __torch_dispatch__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if function is aten._to_copy.default and _is_cast(args[0], kwargs):
+                return args[0].clone()
             if function is aten.native_dropout.default:
                 return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
             if function is aten.bernoulli_.float:  # what is kept, before it is divided by the share
@@ -162,4 +171,4 @@ def _without_dropout() -> Any:
                 return args[0].fill_(kept)
             return function(*args, **(kwargs or {}))
 
-    return WithoutDropout()
+    return Exact()

@@ -174,8 +174,7 @@ def _imported(program: Program, asked: _Asked) -> Imported:
     reader = Reader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
     name_sources(reader.inputs)
-    both_ways = bool(reader.both_ways)
-    added = add_loss(reader.draft, reader.inputs, predictions, asked.loss, both_ways)
+    added = add_loss(reader.draft, reader.inputs, predictions, asked.loss, reader.both_ways)
     steps = _live(taken_apart(reader.draft, reader.draft.steps), added.kept)
     builder = GraphBuilder(
         name=asked.name,
@@ -231,8 +230,9 @@ def _seen_answers(reader: Reader, graph: Graph) -> Iterator[str]:
     """A note where training on the next tokens would show each answer."""
     sources = {op.attributes["source"] for op in graph.ops if op.kind == "input"}
     if "masked_targets" in sources and "masked_tokens" not in sources:
+        first = next(iter(reader.both_ways.values()))
         yield (
-            f"attention looks both ways (`{reader.both_ways[0] or 'the module itself'}`), so next "
+            f"attention looks both ways (`{first or 'the module itself'}`), so next "
             f"tokens are no task for it: say mask_id= (the id of a hidden token) to train on "
             f"masked text"
         )

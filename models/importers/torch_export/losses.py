@@ -1,6 +1,6 @@
 """Losses: what kind of data each input is, the targets, and the loss over the predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,11 +68,11 @@ def _source(array: Array, pair: bool) -> str:
 
 
 def add_loss(
-    draft: Draft, inputs: Sequence[Array], logits: Array, loss: Loss, both_ways: bool
+    draft: Draft, inputs: Sequence[Array], logits: Array, loss: Loss, both_ways: Container[str]
 ) -> Added:
     """Draft targets, their loss, its sum and the count.
 
-    `both_ways`: attention shows every token those behind it.
+    `both_ways`: inputs whose tokens see those behind them.
     """
     draft.where = ""
     rank = len(logits.dims)
@@ -123,27 +123,28 @@ def _targets(draft: Draft, axes: Group, rows: Sequence[Slot]) -> Operand:
     return Operand(tensor, tuple(slots))
 
 
-def _name_targets(tensor: Tensor, inputs: Sequence[Array], loss: Loss, both_ways: bool) -> None:
+def _name_targets(
+    tensor: Tensor, inputs: Sequence[Array], loss: Loss, both_ways: Container[str]
+) -> None:
     """The kind of data that targets of classes are, which may change that of the tokens."""
     if len(tensor.axes) == 1:
         tensor.attributes["source"] = "classes"
         return
     sources = {array.tensor.attributes["source"]: array.tensor for array in inputs}
-    tokens = sources.get("tokens")
-    if "decoder_tokens" in sources:
-        tensor.attributes["source"] = "decoder_targets"
-    elif tokens is None:
+    tokens = sources.get("decoder_tokens", sources.get("tokens"))
+    if tokens is None:
         tensor.attributes["source"] = "targets"
     elif int(tensor.attributes["values"]) < int(tokens.attributes.get("values", 0)):
         tensor.attributes["source"] = "token_classes"  # these are no ids of tokens
-    elif not both_ways:
-        tensor.attributes["source"] = "targets"
-    else:
+    elif tokens.name in both_ways:
         tensor.attributes["source"] = "masked_targets"
-        if loss.mask_id is not None:
+        if loss.mask_id is not None and "tokens" in sources:
             masked = max(1, round(_MASKED * tokens.axes[-1].size))
             tokens.attributes |= {"masked": masked, "mask_id": loss.mask_id}
             tokens.attributes["source"] = "masked_tokens"
+    else:
+        decoder = "decoder_tokens" in sources
+        tensor.attributes["source"] = "decoder_targets" if decoder else "targets"
 
 
 def _classes_dim(logits: Array, inputs: Sequence[Array], asked: int | None) -> int:

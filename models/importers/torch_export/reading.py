@@ -75,7 +75,8 @@ class Reader:
     draft: Draft = field(init=False)
     inputs: list[Array] = field(init=False, default_factory=list)
     unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
-    both_ways: list[str] = field(init=False, default_factory=list)  # attention that is not causal
+    # Inputs whose tokens see those behind them, and the first attention that shows them.
+    both_ways: dict[str, str] = field(init=False, default_factory=dict)
     _constants: dict[bytes, Array] = field(init=False, default_factory=dict)
     _parameters: dict[int, Array] = field(init=False, default_factory=dict)
     _batch_symbols: set[str] = field(init=False, default_factory=set)
@@ -152,6 +153,8 @@ class Reader:
             self.draft.where = module_path(node) or self.draft.where
             if node.op == "placeholder":
                 values[node] = self._placeholder(node)
+            elif node.op == "get_attr":  # the graph of a branch or loop
+                values[node] = node.target
             else:
                 values[node] = self._called(node, rewrites, values)
         return values[wanted]
@@ -406,4 +409,8 @@ def _computed(node: Any, values: Mapping[Any, Any]) -> Any:
         for key, value in node.kwargs.items()
         if key != "pin_memory"
     }
-    return node.target(*arguments, **keywords)
+    try:
+        return node.target(*arguments, **keywords)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UnsupportedError(f"it cannot be worked out: {lines[0]}") from None

@@ -365,6 +365,11 @@ def whole_number(size: Any) -> int:
     """A size as a number: that of the example where it is a symbol."""
     if isinstance(size, int):
         return size
+    if size.node.hint is None:
+        raise ModelError(
+            f"a size of the program depends on values (`{size}`): choose places by constants, or "
+            f"multiply by a mask"
+        )
     return int(size.node.hint)
 
 

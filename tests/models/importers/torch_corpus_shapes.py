@@ -32,6 +32,11 @@ changed(
 changed("masked places", lambda h: h[:, torch.tensor([True, False] * 3)].repeat(1, 2))
 changed("chosen places", lambda h: h.index_select(1, torch.tensor([0, 0, 1, 1, 2, 5])))
 changed("a table of places", lambda h: h[:, torch.tensor([[0, 1, 2], [3, 5, 4]])].flatten(1))
+changed(
+    "as many places as a mask has",
+    lambda h: h * h.masked_select(torch.arange(6) > 2).numel(),
+    refused="depends on values",
+)
 changed("listed samples", lambda h: h[torch.tensor([0, 1])], refused="among samples")
 changed("the first samples", lambda h: h + h[:1], refused="sample")
 changed("rolled", lambda h: h.roll(2, 1))

@@ -3,10 +3,21 @@
 from math import sqrt
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millrace.models.importers.torch_export.algebra import scaled, spread
 from millrace.models.importers.torch_export.calls.elementwise import added, floating
 from millrace.models.importers.torch_export.calls.products import matrices
-from millrace.models.importers.torch_export.draft import Array, Operand, Slot, Token, pointwise
+from millrace.models.importers.torch_export.draft import (
+    Array,
+    Operand,
+    Slot,
+    Step,
+    Tensor,
+    Token,
+    pointwise,
+)
 from millrace.models.importers.torch_export.extents import (
     Axis,
     leaves,
@@ -38,8 +49,8 @@ def _attention(reader: Reader, a: Arguments) -> Array:
             bias = reader.array(mask if isinstance(mask, Array) else _additive(mask))
         else:
             causal, window = found
-    if not (causal or _shuts(mask)) and _of_tokens(reader, query, key):
-        reader.both_ways.append(reader.draft.where)
+    if not (causal or _shuts(reader, mask)) and (name := _tokens_of(reader, query, key)):
+        reader.both_ways.setdefault(name, reader.draft.where)
     per_sample = (
         bias is not None
         and len(bias.dims) == 4
@@ -78,28 +89,61 @@ def mask_of(mask: Any, queries: int, keys: int) -> tuple[bool, int] | None:
     return None
 
 
-def _shuts(mask: Any) -> bool:
-    """Whether a mask, constant or a learned term plus one, shows no place those behind it."""
-    import torch
-
-    if mask is None or isinstance(mask, Array):
-        return False
-    plane = _additive(mask).reshape(-1, *mask.shape[-2:])
-    behind = torch.ones(plane.shape[-2:], dtype=torch.bool).triu(1)
-    return bool((plane[:, behind] < -1.0e4).all())
-
-
-def _of_tokens(reader: Reader, query: Array, key: Array) -> bool:
-    """Whether queries and keys both run along the tokens of one input."""
+def _tokens_of(reader: Reader, query: Array, key: Array) -> str:
+    """The input along whose tokens queries and keys both run, if there is one."""
     along = [
         {axis.extent.root() for axis in leaves(group)} for group in (query.dims[2], key.dims[2])
     ]
-    return any(
-        axis.extent.root() in along[0] & along[1]
-        for array in reader.inputs
-        if array.tensor.integer and len(array.dims) > 1
-        for axis in leaves(array.dims[1])
-    )
+    for array in reader.inputs:
+        tokens = array.dims[1] if array.tensor.integer and len(array.dims) > 1 else ()
+        if any(axis.extent.root() in along[0] & along[1] for axis in leaves(tokens)):
+            return array.tensor.name
+    return ""
+
+
+def _shuts(reader: Reader, mask: Any) -> bool:
+    """Whether a mask, constant or a learned term plus one, shows no place those behind it."""
+    if mask is None:
+        return False
+    if not isinstance(mask, Array):
+        return _is_shut(_additive(mask).numpy(), mask.ndim - 2, mask.ndim - 1)
+    rows, columns = (leaves(group) for group in mask.dims[-2:])
+    return len(rows) == len(columns) == 1 and _term_shuts(reader, mask.tensor, rows[0], columns[0])
+
+
+def _term_shuts(reader: Reader, tensor: Tensor, row: Axis, column: Axis) -> bool:
+    """Whether some constant term of a sum does so, along these axes of the sum."""
+    axes = tensor.leaves()
+    if tensor.kind == "constant" and tensor.payload is not None:
+        at = [next((i for i, x in enumerate(axes) if x is axis), None) for axis in (row, column)]
+        if at[0] is None or at[1] is None:
+            return False
+        return _is_shut(tensor.payload.reshape([x.size for x in axes]), at[0], at[1])
+    step = next((step for step in reader.draft.steps if step.output.tensor is tensor), None)
+    if step is None or step.kind not in ("add", "broadcast"):
+        return False
+    for operand in step.inputs:
+        mine = [_below(step, operand, axis) for axis in (row, column)]
+        if mine[0] and mine[1] and _term_shuts(reader, operand.tensor, mine[0], mine[1]):
+            return True
+    return False
+
+
+def _below(step: Step, operand: Operand, axis: Axis) -> Axis | None:
+    """The axis of an operand that stands where this one stands in what is made."""
+    for slot in step.output.slots:
+        for at, leaf in enumerate(leaves(slot.axes)):
+            if leaf is axis:
+                same = [x for x in operand.slots if x.token is slot.token]
+                return leaves(same[0].axes)[at] if same else None
+    return None
+
+
+def _is_shut(values: NDArray[Any], row: int, column: int) -> bool:
+    """Whether nothing is seen behind the diagonal of two dims."""
+    plane = np.moveaxis(values, (row, column), (-2, -1))
+    behind = np.triu(np.ones(plane.shape[-2:], bool), 1)
+    return bool((plane[..., behind] < -1.0e4).all())
 
 
 def _additive(mask: Any) -> Any:

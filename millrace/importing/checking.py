@@ -1,11 +1,11 @@
-"""Importing a PyTorch module or program, and holding the import against PyTorch itself.
+"""Checking: a PyTorch module or program as imported, held against PyTorch itself.
 
 Where the weights are real and a step is small enough, loss and all gradients of one random batch
 are computed twice: by the graph, on one device, and by PyTorch's autograd in the module. An import
 that is further from PyTorch than rounding is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import ITEMSIZE, with_batch
-from millrace.models.importers.opening import open_model
 from millrace.models.ops import model_flops
-from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from millrace.models.importers.torch_export import Imported
@@ -31,7 +30,7 @@ CHECKED_BYTES = 2**30  # of all its tensors, which the check keeps
 TOLERANCE = 1e-4  # of a gradient's largest value: fp32 through some ten layers
 _SMALL = 1e-3  # of the largest gradient: below it one is rounding alone (the bias of keys)
 _ROUNDINGS = 10  # how much further than PyTorch's own fp32 from fp64 an import may be
-_SIXTEEN = ("bf16", "fp16", "fp8", "mxfp8")  # NumPy has no such arithmetic
+SIXTEEN = ("bf16", "fp16", "fp8", "mxfp8")  # NumPy has no such arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,52 +58,6 @@ class ImportCheck:
             f"checked against PyTorch: the loss is {self.loss_error:.1e} off, gradients "
             f"{self.gradient_error:.1e} at most (`{self.worst_parameter}`)"
         )
-
-
-def import_module(module: Any, inputs: Any, **options: Any) -> "Imported":
-    """Import a PyTorch module and check the import against it.
-
-    Parameters
-    ----------
-    module, inputs, options
-        As for `millrace.models.importers.torch_export.import_module`.
-
-    Returns
-    -------
-    Imported
-        Its last note is what the check found, or why there was none.
-
-    Raises
-    ------
-    ModelError
-        The module cannot be imported, or the import is further from PyTorch than rounding.
-    """
-    from millrace.models.importers.torch_export import import_module as imported_from
-
-    imported = imported_from(module, inputs, **options)
-    exact = imported
-    if imported.precision in _SIXTEEN and imported.values is not None:
-        exact = imported_from(module, inputs, **{**options, "precision": "fp32"})
-    return replace(imported, notes=(*imported.notes, checked(exact, module, inputs)))
-
-
-def opened(
-    model: str,
-    seq_len: int | None = None,
-    precision: str = "fp32",
-    told: Callable[[str], None] | None = None,
-) -> ModelSpec:
-    """Open a model as `open_model` does; a PyTorch program is checked, and `told` of what of."""
-    return open_model(model, seq_len, precision, told=told, check=_checked_program)
-
-
-def _checked_program(imported: "Imported", program: Any) -> str:
-    from millrace.models.importers.torch_export import import_program
-
-    exact = imported
-    if imported.precision in _SIXTEEN:
-        exact = import_program(program, name=imported.graph.name)
-    return checked(exact, program)
 
 
 def checked(imported: "Imported", source: Any, inputs: Any = None) -> str:
@@ -201,7 +154,7 @@ def _unchecked(imported: "Imported") -> str:
 
     if imported.values is None:
         return "the module has no values"
-    if imported.precision in _SIXTEEN:
+    if imported.precision in SIXTEEN:
         return f"NumPy has no arithmetic in {imported.precision}"
     graph = training_graph(imported.graph, TrainingSpec())
     flops = model_flops(graph)
