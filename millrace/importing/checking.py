@@ -21,7 +21,7 @@ from millrace.models.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from millrace.models.importers.torch_export import Imported
-    from millrace.models.importers.torch_export.autograd import Gradients
+    from millrace.models.importers.torch_export.autograd import ModuleGradients
 
 Values = NDArray[Any]
 
@@ -216,7 +216,7 @@ def _reference(imported: "Imported", data: Mapping[str, Values]) -> tuple[float,
 
 
 def _by_variable(
-    imported: "Imported", found: "Gradients", of: Iterable[str]
+    imported: "Imported", found: "ModuleGradients", of: Iterable[str]
 ) -> tuple[float, dict[str, Values]]:
     """Loss, and gradients by variable, as PyTorch has them."""
     sources = imported.parameters

@@ -25,7 +25,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
+class ModuleGradients:
     """The loss summed over all targets, and its gradient by each parameter's name."""
 
     loss: float
@@ -39,7 +39,7 @@ def gradients(
     data: Mapping[str, Values],
     targets: Values,
     double: bool = False,
-) -> Gradients:
+) -> ModuleGradients:
     """Return loss and gradients as PyTorch computes them.
 
     Parameters
@@ -68,7 +68,7 @@ def gradients(
         if loss.requires_grad:
             loss.backward()
     named = dict(module.named_parameters(remove_duplicate=False))
-    return Gradients(
+    return ModuleGradients(
         loss=float(loss.detach()),
         by_name={
             source.fqn: _numbers(named[source.fqn]) for source in imported.parameters.values()

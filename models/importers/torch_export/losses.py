@@ -38,7 +38,7 @@ class Loss:
             raise ModelError(f"there is no loss `{self.kind}`; choose one of {', '.join(KINDS)}")
 
 
-class Added(NamedTuple):
+class WithLoss(NamedTuple):
     """What adding a loss gives: the tensors to keep, by id, and the dim of classes."""
 
     kept: set[int]
@@ -69,7 +69,7 @@ def _source(array: Array, pair: bool) -> str:
 
 def add_loss(
     draft: Draft, inputs: Sequence[Array], logits: Array, loss: Loss, both_ways: Container[str]
-) -> Added:
+) -> WithLoss:
     """Draft targets, their loss, its sum and the count.
 
     `both_ways`: inputs whose tokens see those behind them.
@@ -109,7 +109,7 @@ def add_loss(
     losses = draft.make(kind, (read, targets), rows, name="loss", extras=extras, ordered=True)
     total = draft.make("sum", (Operand(losses, rows),), (), name="loss_sum", across=True)
     count = draft.make("count_valid", (targets,), (), name="token_count", across=True)
-    return Added({id(total), id(count)}, at if loss.kind == "cross_entropy" else None)
+    return WithLoss({id(total), id(count)}, at if loss.kind == "cross_entropy" else None)
 
 
 def _targets(draft: Draft, axes: Group, rows: Sequence[Slot]) -> Operand:
