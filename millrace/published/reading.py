@@ -16,6 +16,7 @@ Row = dict[str, str]
 BYTES_MAX = 2**24
 ROWS_MAX = 10_000
 """Every row is planned and simulated: so many take hours. Published tables have hundreds."""
+WHOLE_MAX = 10**15  # nothing that is counted here comes near
 LINE = "line"  # the key under which a row holds its line in the file
 MALFORMED = "malformed"  # and under which one of another length than the header says so
 
@@ -122,8 +123,8 @@ def whole(row: Row, field: str, blank: int | None = None) -> int:
         Names the field, what it holds and what was expected.
     """
     found = number(row, field, blank)
-    if found != int(found) or found < 1:
-        raise _wrong(row, field, "a whole number of at least 1")
+    if found != int(found) or not 1 <= found <= WHOLE_MAX:
+        raise _wrong(row, field, f"a whole number of at least 1 and at most {WHOLE_MAX:g}")
     return int(found)
 
 

@@ -76,3 +76,8 @@ def test_more_rows_than_a_day_has_time_for_are_refused(tmp_path: Path):
     path.write_text(",".join(DLPERF) + "\n" + "x\n" * (ROWS_MAX + 1))
     with pytest.raises(FileError, match=r"long\.csv` has more than 10,000 rows"):
         read_table(path)
+
+
+def test_a_count_beyond_all_counts_is_refused():
+    with pytest.raises(InexpressibleError, match=r"gpus is `1e300`: .* at most 1e\+15"):
+        whole({"gpus": "1e300"}, "gpus")
