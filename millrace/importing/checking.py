@@ -119,6 +119,12 @@ class _FixedError(Exception):
 
 def _checked(imported: "Imported", source: Any, inputs: Any, seed: int) -> ImportCheck:
     """Check with as many samples as the graph has."""
+    with np.errstate(all="ignore"):  # what overflows here overflows in PyTorch, or is told below
+        return _held_against(imported, source, inputs, seed)
+
+
+def _held_against(imported: "Imported", source: Any, inputs: Any, seed: int) -> ImportCheck:
+    """The check itself."""
     from millrace.models.importers.torch_export.autograd import gradients
 
     data = _batch(imported, np.random.default_rng(seed))
@@ -154,6 +160,9 @@ def _unchecked(imported: "Imported") -> str:
 
     if imported.values is None:
         return "the module has no values"
+    for name, value in imported.values.items():
+        if not np.isfinite(value).all():
+            return f"`{imported.parameters[name].fqn}` holds values that are no finite numbers"
     if imported.precision in SIXTEEN:
         return f"NumPy has no arithmetic in {imported.precision}"
     graph = training_graph(imported.graph, TrainingSpec())
@@ -252,4 +261,5 @@ def _apart(ours: Values, theirs: Values, least: float) -> float:
     if not np.isfinite(difference).all():
         same = np.array_equal(np.isfinite(ours), np.isfinite(theirs))
         return 0.0 if same and not np.isfinite(theirs).any() else float("inf")
-    return float(difference.max(initial=0.0) / (np.abs(theirs).max(initial=0.0) + least))
+    worst, largest = difference.max(initial=0.0), np.abs(theirs).max(initial=0.0) + least
+    return float(worst / largest) if worst and largest else float("inf") if worst else 0.0

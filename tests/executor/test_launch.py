@@ -267,7 +267,9 @@ def test_one_that_dies_without_a_word_is_named_before_those_that_give_up(tmp_pat
 def test_what_befalls_a_rank_whose_work_is_done_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_script(tmp_path, monkeypatch, "done()\nos.kill(os.getpid(), signal.SIGKILL)")
+    run_script(
+        tmp_path, monkeypatch, "done()\nworld.barrier()\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
 
 
 def test_a_launcher_that_is_killed_is_named_and_no_rank(

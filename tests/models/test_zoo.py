@@ -78,7 +78,7 @@ def test_a_specification_builds_the_same_graph_after_a_round_trip() -> None:
         ("alexnet", {}, "`millrace models` lists them"),
         ("gpt2", {"precision": "int8"}, "no precision `int8`; choose one of fp64"),
         ("gpt2", {"seq_len": 2048}, "has 1024 positions: sequences of 2048 tokens do not fit"),
-        ("gpt2", {"seq_len": 0}, "use 1 to 1024"),
+        ("gpt2", {"seq_len": 0}, "use 1 to 16,777,216"),
         ("mlp", {"seq_len": 7}, "model `mlp` has no sequence"),
         ("no.such.module:graph", {}, "expected `package.module:function`"),
         ("millrace.models.graph:nothing", {}, "expected `package.module:function`"),
