@@ -1,6 +1,7 @@
 """`millrace simulate`, `run` and `compare`: a plan on simulated time, on devices, and joined."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -168,6 +169,8 @@ def run(
     if lr is not None and not 0 < lr < inf:
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     _check_saving(checkpoint, checkpoint_every, resume, weights)
+    if checkpoint is not None and not resume:
+        _warn_of_later(checkpoint, steps)
     check_writable(trace)
     planned = load_plan(plan, trust=trust)
     warn_of(planned)
@@ -202,6 +205,21 @@ def _check_saving(
         raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
     if resume and weights is not None:
         raise PlanError("--resume goes on with the values it saved: leave --weights out")
+
+
+def _warn_of_later(folder: Path, steps: int) -> None:
+    """Say that a folder holds an earlier run's state, which `--resume` would take for ours."""
+    from millrace.executor.errors import CheckpointError
+    from millrace.executor.values.checkpoint import find_checkpoint
+    from millrace.executor.values.manifest import step_folder
+
+    with suppress(CheckpointError):
+        last = find_checkpoint(folder)
+        if last.name > step_folder(steps):
+            say(
+                f"millrace: `{last}` is an earlier run's, and later than step {steps}: --resume "
+                f"would go on from it; give another folder to keep them apart"
+            )
 
 
 def _run_document(planned: "Plan", found: "Measured") -> dict[str, Any]:

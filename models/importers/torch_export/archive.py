@@ -7,6 +7,7 @@ these can run whatever the file's author wrote. Of what comes in here torch sees
 alone, in an archive written anew, so that no two readers of zip files can disagree about it.
 """
 
+import ast
 import json
 import os
 import re
@@ -30,33 +31,21 @@ PLAIN = re.compile(
 INPUTS = re.compile(r"data/sample_inputs/[^/]+\.pt")  # read by torch, and never by us
 OLDER = "serialized_exported_program.json"
 CALLS = ("torch.", "_operator.", "math.")
-_SYMPY = frozenset(
-    (
-        *(
-            "Symbol",
-            "Integer",
-            "Rational",
-            "Float",
-            "Add",
-            "Mul",
-            "Pow",
-            "Mod",
-            "Max",
-            "Min",
-            "Abs",
-        ),
-        *("And", "Or", "Not", "Abs", "Equality", "Unequality", "LessThan", "GreaterThan", "floor"),
-        *("StrictLessThan", "StrictGreaterThan", "ceiling", "Infinity", "NegativeInfinity"),
-        *("true", "false", "True", "False", "precision", "positive", "negative", "nonnegative"),
-        *("nonpositive", "integer", "real", "zero", "nonzero", "finite", "infinite", "FloorDiv"),
-        *("ModularIndexing", "Where", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt"),
-        *("CeilDiv", "LShift", "RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "Identity"),
-        *("IntTrueDiv", "IsNonOverlappingAndDenseIndicator", "TruncToFloat", "TruncToInt"),
-        *("RoundToInt", "RoundDecimal", "ToFloat"),
-    )
-)
-_EXPRESSION = re.compile(r"(?:[A-Za-z]\w*|'[\w.+-]*'|-?\d{1,19}(?:\.\d*)?|[(), =])*")
-_NAME = re.compile(r"(?<!')\b[A-Za-z]\w*\b(?!')")
+_SYMPY = {
+    "Symbol", "Integer", "Rational", "Float", "Infinity", "NegativeInfinity", "true", "false",
+    "True", "False", "Add", "Mul", "Pow", "Mod", "Max", "Min", "Abs", "floor", "ceiling", "And",
+    "Or", "Not", "Where", "Identity", "Equality", "Unequality", "LessThan", "GreaterThan",
+    "StrictLessThan", "StrictGreaterThan", "FloorDiv", "CleanDiv", "CeilDiv", "PythonMod",
+    "ModularIndexing", "CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt", "TruncToFloat",
+    "ToFloat", "RoundDecimal", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "PowByNatural", "LShift",
+    "RShift", "IsNonOverlappingAndDenseIndicator", "precision", "positive", "negative",
+    "nonnegative", "nonpositive", "integer", "real", "zero", "nonzero", "finite", "infinite",
+}  # fmt: skip
+_NAMING = ("Symbol", "Integer", "Float")  # what takes a text; elsewhere SymPy would evaluate it
+_GROWING = ("Pow", "PowByNatural", "FloatPow", "LShift")
+GROWING_MAX = 4
+_TEXT = re.compile(r"[\w.+-]{0,64}")
+EXPRESSION_LETTERS_MAX = 10_000
 
 
 @contextmanager
@@ -155,10 +144,38 @@ def _values(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_expression(text: Any) -> bool:
-    """Whether a text is what SymPy's `srepr` writes of sizes."""
-    if not isinstance(text, str) or not _EXPRESSION.fullmatch(text) or "__" in text:
+    """Whether a text is what SymPy's `srepr` writes of sizes, and soon worked out."""
+    if not isinstance(text, str) or len(text) > EXPRESSION_LETTERS_MAX:
         return False
-    return all(name in _SYMPY for name in _NAME.findall(text))
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    growing = sum(isinstance(one, ast.Name) and one.id in _GROWING for one in nodes)
+    return growing <= GROWING_MAX and all(map(_is_plain, nodes))
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Whether a part of an expression is a size, a number, or a function of sizes."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=args):
+            texts = any(isinstance(one, ast.Constant) and type(one.value) is str for one in args)
+            return (name in _NAMING or not texts) and (name not in _GROWING or _is_short(args[1:]))
+        case ast.Name(id=name) | ast.keyword(arg=str(name)):
+            return name in _SYMPY
+        case ast.Constant(value=str(text)):
+            return "__" not in text and _TEXT.fullmatch(text) is not None
+        case ast.Constant(value=value):
+            return isinstance(value, int | float) and abs(value) < 2**63
+    return isinstance(node, ast.Expression | ast.Load | ast.UnaryOp | ast.USub)
+
+
+def _is_short(exponent: list[ast.expr]) -> bool:
+    """Whether an exponent is one number of one digit: a larger power may have no end."""
+    match exponent:
+        case [ast.Call(func=ast.Name(id="Integer"), args=[number])]:
+            return isinstance(ast.literal_eval(number), int) and abs(ast.literal_eval(number)) < 10
+    return False
 
 
 def _is_tree(text: Any) -> bool:

@@ -109,6 +109,7 @@ def test_a_file_of_the_older_form_is_refused_without_a_look_at_its_pickles(
         ),
         ("models/model.json", "Symbol(", "().__class__.__base__(", "expr_str"),
         ("models/model.json", "Symbol(", "lambdify(", "expr_str"),
+        ("models/model.json", "Symbol(", "Pow(Integer(9), Integer(99), ", "expr_str"),
         ("models/model.json", "torch.ops.aten.linear.default", "#a:b", "target"),
         (
             "models/model.json",
