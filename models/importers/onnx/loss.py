@@ -11,6 +11,7 @@ from millrace.models.graph import Graph
 from millrace.models.importers.onnx.labelling import labels_of_tensor
 from millrace.models.importers.onnx.lowering import BLOCK, Lowering
 from millrace.models.importers.onnx.values import Dim, Dims, Factor, Traced
+from millrace.models.importers.predictions import classes_dim
 from millrace.models.labels import BATCH, SEQUENCE
 
 
@@ -44,31 +45,6 @@ class Added(NamedTuple):
     classes_dim: int | None
 
 
-def _classes_dim(output: Traced, asked: Asked) -> int:
-    """Which dim of the predictions is classes: as PyTorch's cross entropy has it, or the last."""
-    shape, rank = output.shape, len(output.dims)
-    found, said = rank - 1, asked.classes_dim
-    if said is not None:
-        if not -rank < said < rank or said % rank == 0:
-            raise ModelError(f"the predictions have shape {shape}: classes_dim={said} is none")
-        found = said % rank
-    elif rank == 3 and asked.tokens:
-        found = 1 if _along(output.dims[2]) and not _along(output.dims[1]) else 2
-    elif rank > 3 and not asked.tokens:
-        found = 1
-    elif rank > 2:
-        raise ModelError(
-            f"the predictions have shape {shape}: which dim is classes? Say classes_dim=1 (as "
-            f"PyTorch's cross_entropy has it) or classes_dim={rank - 1} (the last)"
-        )
-    if rank < 2 or shape[found] == 1:
-        raise ModelError(
-            f"the predictions have shape {shape}: over one class cross entropy is always zero; "
-            f'for one logit against 0 or 1 say loss="logistic"'
-        )
-    return found
-
-
 def _along(dim: Dim) -> bool:
     """Whether a dim runs along the tokens."""
     return any(factor.name == SEQUENCE for factor in dim)
@@ -76,7 +52,8 @@ def _along(dim: Dim) -> bool:
 
 def _cross_entropy(low: Lowering, output: Traced, asked: Asked) -> Added:
     """Losses and targets of logits over their dim of classes."""
-    at = _classes_dim(output, asked)
+    along = [_along(dim) for dim in output.dims]
+    at = classes_dim(output.shape, along, tokens=asked.tokens, asked=asked.classes_dim)
     last = output.dims[at]
     output = output.seen_as((*output.dims[:at], *output.dims[at + 1 :], last))
     logits = _with_batch(low, output, (*_rows(output), last))

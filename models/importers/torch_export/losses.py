@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from millrace.models.errors import ModelError
+from millrace.models.importers.predictions import classes_dim
 from millrace.models.importers.torch_export.algebra import spread
 from millrace.models.importers.torch_export.draft import Array, Draft, Operand, Slot, Tensor, Token
 from millrace.models.importers.torch_export.extents import Axis, Group, leaves, size_of
@@ -79,7 +80,9 @@ def add_loss(
     logits = spread(draft, logits, logits.dims[1:])
     at = None
     if loss.kind == "cross_entropy":
-        at = _classes_dim(logits, inputs, loss.classes_dim)
+        along = [_along(group) for group in logits.dims]
+        tokens = any(array.tensor.integer for array in inputs)
+        at = classes_dim(logits.shape, along, tokens=tokens, asked=loss.classes_dim)
     elif rank > 1 and size_of(logits.dims[-1]) == 1:
         at = rank - 1
     lead = [group for dim, group in enumerate(logits.dims) if dim != at]
@@ -145,38 +148,6 @@ def _name_targets(
     else:
         decoder = "decoder_tokens" in sources
         tensor.attributes["source"] = "decoder_targets" if decoder else "targets"
-
-
-def _classes_dim(logits: Array, inputs: Sequence[Array], asked: int | None) -> int:
-    """Which dim of the predictions is classes: as PyTorch's cross entropy has it, or the last.
-
-    Raises
-    ------
-    ModelError
-        It cannot be told, or it is one class only.
-    """
-    shape, rank = logits.shape, len(logits.dims)
-    tokens = any(array.tensor.integer for array in inputs)
-    found = rank - 1
-    if asked is not None:
-        if not -rank < asked < rank or asked % rank == 0:
-            raise ModelError(f"the predictions have shape {shape}: classes_dim={asked} is none")
-        found = asked % rank
-    elif rank == 3 and tokens:
-        found = 1 if _along(logits.dims[2]) and not _along(logits.dims[1]) else 2
-    elif rank > 3 and not tokens:
-        found = 1
-    elif rank > 2:
-        raise ModelError(
-            f"the predictions have shape {shape}: which dim is classes? Say classes_dim=1 (as "
-            f"PyTorch's cross_entropy has it) or classes_dim={rank - 1} (the last)"
-        )
-    if rank < 2 or shape[found] == 1:
-        raise ModelError(
-            f"the predictions have shape {shape}: over one class cross entropy is always zero; "
-            f'for one logit against 0 or 1 say loss="logistic"'
-        )
-    return found
 
 
 def _along(group: Group) -> bool:
