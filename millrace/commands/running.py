@@ -170,7 +170,7 @@ def run(
         raise PlanError(f"--lr {lr}: expected a learning rate above 0")
     _check_saving(checkpoint, checkpoint_every, resume, weights)
     if checkpoint is not None and not resume:
-        _warn_of_later(checkpoint, steps)
+        warn_of_later(checkpoint, steps)
     check_writable(trace)
     planned = load_plan(plan, trust=trust)
     warn_of(planned)
@@ -207,7 +207,7 @@ def _check_saving(
         raise PlanError("--resume goes on with the values it saved: leave --weights out")
 
 
-def _warn_of_later(folder: Path, steps: int) -> None:
+def warn_of_later(folder: Path, steps: int) -> None:
     """Say that a folder holds an earlier run's state, which `--resume` would take for ours."""
     from millrace.executor.errors import CheckpointError
     from millrace.executor.values.checkpoint import find_checkpoint

@@ -151,6 +151,8 @@ def _search(
             # Others that seemed slower may be faster: all below what was simulated are looked at.
             evaluator.wanted_ns = late
             ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
+            for outcome in ranking.everything:  # other meshes may have been tried
+                floors.setdefault(outcome.candidate, outcome.bound_ns)
             with record.layer(SIMULATION):
                 checked += _others(evaluator, ranking.found, checked, simulate, tell)
         record.count("simulated", len(checked))

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.cli import run
-from millrace.commands.running import _warn_of_later
+from millrace.commands.running import warn_of_later
 from millrace.executor.data import open_dataset
 from millrace.executor.reference import run_reference
 from millrace.files import load_plan, write_document
@@ -178,9 +178,9 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(call, plan, tmp_pa
 
 def test_a_state_that_resume_would_take_for_a_later_run_s_is_told(capsys, tmp_path):
     (tmp_path / "step-00000100").mkdir()
-    _warn_of_later(tmp_path, 100)
+    warn_of_later(tmp_path, 100)
     assert capsys.readouterr().err == ""
-    _warn_of_later(tmp_path, 30)
+    warn_of_later(tmp_path, 30)
     assert "is an earlier run's, and later than step 30" in " ".join(
         capsys.readouterr().err.split()
     )
