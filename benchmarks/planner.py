@@ -167,7 +167,7 @@ def _depth() -> list[Document]:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…")] = None,
     framework: Annotated[str, typer.Option(help="Only with this: default, or a name.")] = "",
     repeat: Annotated[int | None, typer.Option(min=2, help="Ask so often.")] = None,
     file: Annotated[Path | None, typer.Option("--json", help="Write what was printed.")] = None,
