@@ -1,117 +1,115 @@
-"""How long the planner takes, on how much memory, and how sure it is.
+"""How long the planner takes, on how much memory, how sure it is, and whether its plans got slower.
 
-Every question is a command of its own, `millrace plan … --json`, timed from typing to printing; two
-more are asked in this process: how depth enters (96 layers against 12), and the block program of
-Llama-3 8B on a mesh of 8 × 8, beside the integer program that HiGHS is given whole.
+Run `python -m benchmarks.planner [NAME…] [--framework NAME] [--json FILE]` from the root of the
+repository; a name is that of a question, `peers`, `mesh` or `depth`.
 
-Run `python -m benchmarks.planner [NAME…]` from the root of the repository; names are those of the
-rows, `depth` and `mesh`. Ratios are within one run.
+Every question is a command of its own, `millrace plan … --json`, timed from typing to printing, and
+asked once with --framework left out (`default`) and once with `--framework megatron-core`. A row
+tells its wall and processor seconds, the memory of its largest process, the simulated step of the
+plan, the objective, its bound and the gap between them; then wall seconds, gap and step of an
+earlier commit (`benchmarks/results/planner-earlier.json`, itself what `--json` once wrote). Marked
+is what is over the question's bar of seconds or of the gap, and a plan that is slower than the
+earlier one. Below stand the plan, how many programs each solver solved to which status, and the
+seconds of every layer.
+
+`peers` are questions that other planners have answered, whose times are quoted. Two more are asked
+in this process: `mesh`, the block program of Llama-3 8B on a mesh of 8 × 8, beside the integer
+program that HiGHS is given whole, and `depth`, how layers enter (96 against 12).
+
+`python -m benchmarks.planner --repeat N [NAME…]` asks each question N times instead, every time
+with another seed of Python's hashes, and says whether what is printed (but for its seconds) and the
+plan's file are the same, byte for byte; if not, it exits with 1.
 """
 
 import json
-import resource
+import os
 import subprocess
-import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Annotated
 
+import typer
+
+from benchmarks.planner_questions import DEFAULT, QUESTIONS, Question, arguments, ask
+from benchmarks.planner_rows import (
+    Document,
+    Row,
+    earlier_rows,
+    header,
+    lines,
+    row,
+    summary,
+    unsteady,
+)
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.search import Pins, SearchRequest, search
 
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A command, the seconds it should take at most, and what a peer takes."""
-
-    name: str
-    arguments: str
-    bar_s: float
-    peer: str = ""
-
-
-QUESTIONS = (
-    Question(
-        "gpt3-175b",
-        "gpt3-175b --cluster a100-sxm-80gb:8x128 --global-batch 1536 --seq-len 2048",
-        10.0,
-    ),
-    Question(
-        "llama3-405b",
-        "llama3-405b --cluster h100-sxm-80gb:8x2048 --global-batch 2048 --seq-len 8192",
-        30.0,
-    ),
-    Question(
-        "mixtral-8x7b",
-        "mixtral-8x7b --cluster h100-sxm-80gb:8x32 --global-batch 1024 --seq-len 4096",
-        15.0,
-    ),
-    Question(
-        "llama2-7b",
-        "llama2-7b --cluster a100-sxm-40gb:8x1 --memory-limit 38GiB --global-batch 64 "
-        "--seq-len 2048",
-        3.0,
-        "Galvatron-2: 247 CPU-s",
-    ),
-    Question(
-        "gpt3-13b",
-        "gpt3-13b --cluster v100-sxm-32gb:8x4 --precision fp16 --global-batch 1024 --seq-len 2048",
-        5.0,
-        "Aceso: a budget of 200 s; Alpa: 4,179-12,821 s",
-    ),
-)
-
+FRAMEWORKS = (DEFAULT, "megatron-core")
 DEPTHS = (12, 96)
+IN_PROCESS = ("mesh", "depth")
 
 
-def main(names: list[str]) -> None:
-    """Print every row that is asked for."""
-    print(f"{'question':14} {'wall s':>7} {'CPU s':>6} {'bar s':>6} {'GiB':>5} {'gap':>7}  plan")
-    for question in QUESTIONS:
-        if not names or question.name in names:
-            _row(question)
-    if not names or "mesh" in names:
-        _mesh()
-    if not names or "depth" in names:
-        _depth()
+def chosen(names: Sequence[str]) -> list[Question]:
+    """The questions of the names, all where there are none.
+
+    Raises
+    ------
+    typer.BadParameter
+        A name is of no row.
+    """
+    known = {one.name for one in QUESTIONS} | {"peers", *IN_PROCESS}
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"there is no row `{name}`: {', '.join(sorted(known))}")
+    return [
+        one
+        for one in QUESTIONS
+        if not names or one.name in names or (one.peer and "peers" in names)
+    ]
 
 
-def _row(question: Question) -> None:
-    arguments = question.arguments.split()
-    if "--precision" not in arguments:
-        arguments += ["--precision", "bf16"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace", "plan", *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    wall = perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    gib = after.ru_maxrss / 2**20  # the largest of all commands so far
-    if done.returncode:
-        print(f"{question.name:14} {wall:7.1f} {cpu:6.1f} {question.bar_s:6.1f} {gib:5.2f}  ",
-              done.stderr.strip().splitlines()[-1][:200])  # fmt: skip
-        return
-    plan = json.loads(done.stdout)
-    axes = " × ".join(f"{axis['name']} {axis['size']}" for axis in plan["axes"])
-    shape = f"pp {plan['pp']} of {axes or 'one device'}, {plan['microbatches']} microbatches"
-    print(
-        f"{question.name:14} {wall:7.1f} {cpu:6.1f} {question.bar_s:6.1f} {gib:5.2f} "
-        f"{plan['gap']:7.2%}  {shape}, {plan['schedule']}, recompute {plan['recompute']}, "
-        f"mfu {plan['mfu']:.1%}" + (f"  ({question.peer})" if question.peer else "")
-    )
-    for layer in plan.get("layers", []):
-        seconds = layer.get("seconds")
-        if seconds is not None:
-            print(f"{'':14} {seconds:7.1f}   in {layer['name']}")
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _mesh() -> None:
+def _timed(questions: Sequence[Question], frameworks: Sequence[str], folder: Path) -> list[Row]:
+    """Print the row of every question."""
+    commit, before = earlier_rows()
+    found = []
+    print(header(commit))
+    for question in questions:
+        for framework in frameworks:
+            answer = ask(arguments(question, framework), folder)
+            earlier = before.get((question.name, framework), {})
+            found.append(row(question, framework, answer, earlier))
+            print("\n".join(lines(found[-1], commit, question.peer)), flush=True)
+    print(summary(found))
+    return found
+
+
+def _repeated(
+    questions: Sequence[Question], frameworks: Sequence[str], times: int, folder: Path
+) -> list[Document]:
+    """Print whether every question has the same answer every time."""
+    found = []
+    for question in questions:
+        for framework in frameworks:
+            asked = arguments(question, framework)
+            told = unsteady([ask(asked, folder, hash_seed) for hash_seed in range(times)])
+            found.append({"question": question.name, "framework": framework, "times": times})
+            found[-1]["differences"] = told
+            text = "; ".join(told) or "the same bytes"
+            print(f"{question.name:16}{framework:14} {times} times: {text}", flush=True)
+    return found
+
+
+def _mesh() -> Document:
     """Operator-level sharding on one mesh, whole proof, from graph to plan."""
     spec = model_spec("llama3-8b", seq_len=8192, precision="bf16")
     cluster = parse_cluster("h100-sxm-80gb:8x8")
@@ -134,11 +132,12 @@ def _mesh() -> None:
         f"gap {plan.evidence.gap:.2%} over {plan.evidence.candidates} meshes and microbatches, "
         f"{seconds:.1f} s (AutoParallel, mesh 8 × 8 alone: 262 s build + 174 s solve)"
     )
+    return {"mesh": sizes, "gap": plan.evidence.gap, "wall_s": seconds}
 
 
-def _depth() -> None:
+def _depth() -> list[Document]:
     """What layers cost: the same search for few layers and for many."""
-    seconds: list[float] = []
+    found: list[Document] = []
     for layers in DEPTHS:
         spec = model_spec("gpt3-175b", seq_len=2048, precision="bf16")
         config = {**spec.config, "layers": layers}
@@ -160,10 +159,40 @@ def _depth() -> None:
         build_training(request.model, request.training, request.global_batch)
         built = perf_counter()
         search(request)
-        seconds.append(perf_counter() - built)
-        print(f"{layers:3} layers: graph {built - began:5.2f} s, search {seconds[-1]:5.2f} s")
-    print(f"ratio {seconds[-1] / seconds[0]:.2f}")
+        graph_s, search_s = built - began, perf_counter() - built
+        found.append({"layers": layers, "graph_s": graph_s, "search_s": search_s})
+        print(f"{layers:3} layers: graph {graph_s:5.2f} s, search {search_s:5.2f} s")
+    print(f"ratio {found[-1]['search_s'] / found[0]['search_s']:.2f}")
+    return found
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…")] = None,
+    framework: Annotated[str, typer.Option(help="Only with this: default, or a name.")] = "",
+    repeat: Annotated[int | None, typer.Option(min=2, help="Ask so often.")] = None,
+    file: Annotated[Path | None, typer.Option("--json", help="Write what was printed.")] = None,
+) -> None:
+    """Print every row that is asked for."""
+    wanted, frameworks = names or [], (framework,) if framework else FRAMEWORKS
+    found: Document = {"commit": _commit(), "cores": os.cpu_count()}
+    questions = chosen(wanted)
+    try:
+        with TemporaryDirectory() as folder:
+            if repeat:
+                found["repeats"] = _repeated(questions, frameworks, repeat, Path(folder))
+            elif questions:
+                rows = _timed(questions, frameworks, Path(folder))
+                found["rows"] = [asdict(one) for one in rows]
+        if not repeat and (not wanted or "mesh" in wanted):
+            found["mesh"] = _mesh()
+        if not repeat and (not wanted or "depth" in wanted):
+            found["depth"] = _depth()
+    finally:
+        if file is not None:
+            file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if any(one["differences"] for one in found.get("repeats", ())):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    typer.run(main)

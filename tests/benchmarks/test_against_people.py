@@ -10,6 +10,7 @@ from benchmarks.against_people import (
     report,
     sample,
     summary,
+    verdict,
     wrong_kind,
 )
 from millrace.models.spec import TrainingSpec
@@ -56,7 +57,15 @@ def test_what_came_of_a_row_says_what_explains_it():
         line=7, source="a paper", asked="a model", status="beaten", pinned_s=1.0, free_s=1.1,
         gain=1 / 1.1 - 1, pinned_plan="this", free_plan="that",
     )  # fmt: skip
-    assert lines(beaten)[1:] == ["    published: this", "    searched: that"]
+    assert lines(beaten)[1:] == ["    faster: this", "    searched: that"]
+    beaten.status, beaten.change_plan = verdict(0.1, 0.12), "this"
+    assert lines(beaten)[1:] == ["    faster: this", "    searched: that"]
+    assert [verdict(-0.1, 0.0), verdict(0.1, 0.1), verdict(0.0, None)] == [
+        "beaten",
+        "compared",
+        "compared",
+    ]
+    beaten.status = "beaten"
     large = Compared(
         line=8, source="a paper", asked="a model", status="infeasible", limit_bytes=10**10,
         memory={"gradient": 9 * 10**9, "parameter": 2 * 10**9},

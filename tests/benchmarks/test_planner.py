@@ -1,0 +1,96 @@
+"""The planner's benchmark: a command's figures, marks beside earlier ones, and equal bytes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks.planner import FRAMEWORKS, chosen
+from benchmarks.planner_questions import DEFAULT, QUESTIONS, Answer, Question, arguments, ask
+from benchmarks.planner_rows import earlier_rows, header, lines, row, summary, unsteady
+
+QUESTION = Question("mlp", "mlp --cluster a100-sxm-80gb:2x1 --global-batch 8", 1000.0, 0.5)
+SOLVE = {"program": "master", "solver": "GLOP", "status": "optimal", "count": 3}
+PRINTED = {
+    "axes": [{"name": "dp", "size": 2}], "pp": 4, "microbatches": 4, "global_batch": 8,
+    "schedule": "interleaved-1f1b", "interleave": 2, "zero": 1, "recompute": None,
+    "offload": "none", "fusion": "none", "mfu": 0.5, "step_time_s": 1.02, "objective": 1.0,
+    "bound": 0.98, "gap": 0.6, "search_time_s": 0.25, "solves": [SOLVE],
+    "layers": [{"name": "blocks", "seconds": 0.5, "programs": 7}],
+}  # fmt: skip
+
+
+def answered(**changed: object) -> Answer:
+    return Answer(
+        code=0, text=json.dumps(PRINTED | changed), error="", plan=b"plan", wall_s=2.0, cpu_s=3.0,
+        memory_bytes=2**30,
+    )  # fmt: skip
+
+
+def test_a_command_is_timed_and_answers_with_the_same_bytes(tmp_path: Path):
+    asked = arguments(QUESTION, DEFAULT)
+    found = [ask(asked, tmp_path, seed) for seed in range(2)]
+    assert unsteady(found) == []
+    assert json.loads(found[0].plan)
+    one = row(QUESTION, DEFAULT, found[0], {})
+    assert one.marks == ()
+    assert one.step_time_s is not None
+    assert one.wall_s > 0 < one.cpu_s
+    assert one.memory_bytes > 2**20
+    assert arguments(QUESTION, "megatron-core")[-2:] == ["--framework", "megatron-core"]
+
+
+def test_what_is_over_a_bar_or_slower_than_before_is_marked():
+    strict = replace(QUESTION, bar_s=1.5)
+    found = row(strict, DEFAULT, answered(), {"step_time_s": 1.0, "gap": 0.1, "wall_s": 4.0})
+    assert found.marks == ("seconds over 1.5", "gap over 50%", "slower plan, +2.0%")
+    first, plan, *below = lines(found, "abc1234")
+    assert first.endswith("4.0   10.00%   1.0000  " + "; ".join(found.marks))
+    assert first.index(" | ") == header("abc1234").index(" | ")
+    assert plan == (
+        "    pp 4 of dp 2, 4 microbatches of 2, interleaved-1f1b of 2 chunks, zero 1, "
+        "recompute mixed, mfu 50.0%"
+    )
+    assert below == ["    solved: master GLOP optimal × 3", "    seconds: blocks 0.5"]
+    fine = row(QUESTION, DEFAULT, answered(gap=0.5), {"step_time_s": 1.02 / 1.009})
+    assert fine.marks == ()
+    assert summary([found, fine]) == (
+        "2 rows: 0 no plan, 1 seconds over, 1 gap over, 1 slower plan"
+    )
+
+
+def test_a_refusal_is_a_row_too():
+    refused = replace(answered(), code=1, text="", error="millrace: no plan fits", plan=b"")
+    found = row(QUESTION, DEFAULT, refused, {"step_time_s": 1.0})
+    assert found.marks == ("no plan",)
+    assert lines(found, "abc1234")[1:] == ["    no plan: millrace: no plan fits"]
+    assert unsteady([answered(), refused]) == ["no plan in 1 of 2: 1 millrace: no plan fits"]
+
+
+def test_seconds_alone_may_differ_between_answers():
+    layers = [{"name": "blocks", "seconds": 0.7, "programs": 7}]
+    assert unsteady([answered(), answered(search_time_s=1.0, layers=layers)]) == []
+    layers[0]["programs"] = 8
+    other = replace(answered(layers=layers, gap=0.7), plan=b"another")
+    assert unsteady([answered(), answered(), other]) == [
+        "time 3 prints other gap, layers",
+        "time 3 writes another plan",
+    ]
+    reordered = replace(answered(), text=json.dumps(dict(reversed(PRINTED.items()))))
+    assert unsteady([answered(), reordered]) == ["time 2 prints other order of keys"]
+
+
+def test_names_choose_questions_and_a_name_of_none_is_refused():
+    assert chosen([]) == list(QUESTIONS)
+    assert [one.name for one in chosen(["mixed", "depth"])] == ["mixed"]
+    assert [one.name for one in chosen(["peers"])] == ["llama2-7b-38GiB", "gpt3-13b-v100"]
+    with pytest.raises(typer.BadParameter, match="there is no row `mixd`"):
+        chosen(["mixd"])
+
+
+def test_every_question_with_a_bar_of_the_gap_has_an_earlier_answer():
+    _, rows = earlier_rows()
+    barred = [one.name for one in QUESTIONS if one.bar_gap is not None]
+    assert sorted(rows) == sorted((name, kind) for name in barred for kind in FRAMEWORKS)
