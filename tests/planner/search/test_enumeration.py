@@ -167,54 +167,55 @@ def test_what_none_dominates_is_what_brute_force_finds(seed: int) -> None:
     assert undominated(figures).tolist() == kept
 
 
-def parted(tables: Tables, first: set[int]) -> Tables:
-    """Every net read only on one side."""
-    nets = []
+def handed_as(tables: Tables, options: tuple[int, ...]) -> Tables:
+    """Only options that join every net as these do."""
+    fits = [np.ones(len(choice.options), np.bool_) for choice in tables.choices]
     for net in tables.nets:
-        side = net.uses[0].choice in first
-        uses = tuple(use for use in net.uses if (use.choice in first) == side)
-        nets.append(replace(net, uses=uses))
-    return replace(tables, nets=tuple(nets))
+        fits[net.producer] &= net.makes == net.makes[options[net.producer]]
+        for use in net.uses:
+            fits[use.choice] &= use.wants == use.wants[options[use.choice]]
+    choices = (
+        replace(choice, legal=choice.legal & fit[:, None])
+        for choice, fit in zip(tables.choices, fits, strict=True)
+    )
+    return replace(tables, choices=tuple(choices))
 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_blocks_alone_add_up_to_the_whole(seed: int) -> None:
-    """For every way to hand tensors on that the other block leaves."""
     tables = random_tables(seed, forward=seed % 2 > 0)
-    blocks = [list(range(0, len(tables.choices), 2)), list(range(1, len(tables.choices), 2))]
-    tables = parted(tables, set(blocks[0]))
-    for options in list(solutions(tables))[::17]:
-        legal = tables
-        for net in tables.nets:
-            choice = legal.choices[net.producer]
-            same = net.makes == net.makes[options[net.producer]]
-            fixed = replace(choice, legal=choice.legal & same[:, None])
-            choices = [*legal.choices]
-            choices[net.producer] = fixed
-            legal = replace(legal, choices=tuple(choices))
-        whole = totals(tables, np.array(options).reshape(-1, 1))[0][:, 0]
+    blocks = [range(0, len(tables.choices), 2), range(1, len(tables.choices), 2)]
+    every = solutions(tables)
+    for options in list(every)[::17]:
         parts = np.zeros(5, np.int64)
         for block in blocks:
-            alone = block_tables(legal, block)
-            assert all(len(handed.options) == 1 for handed in alone.choices[len(block) :])
+            alone = block_tables(handed_as(tables, options), block)
+            handed = alone.choices[len(block) :]
+            assert all(len(ways.options) == 1 for ways in handed)
             mine = tuple(options[at] for at in block)
-            handed = (0,) * (len(alone.choices) - len(block))
-            every = solutions(alone)
-            parts += every[mine + handed]
-            found = solutions_within(alone, PRICES[0], np.inf, 10**4)
-            assert set(listed(found)) == set(every)
-        assert (parts == whole).all()
+            parts += solutions(alone)[mine + (0,) * len(handed)]
+        assert (parts == every[options]).all()
 
 
-def test_without_a_rule_a_block_chooses_how_it_is_handed_to() -> None:
-    tables = parted(random_tables(5), {3, 4, 5})
-    alone = block_tables(tables, [at for at in range(len(tables.choices)) if at > 2])
-    handed = alone.choices[len(tables.choices) - 3 :]
-    assert handed
-    assert all((choice.figures == 0).all() for choice in handed)
-    assert any(len(choice.options) > 1 for choice in handed)
-    for place, net in enumerate(alone.nets):
-        assert net.uses[0].choice < len(tables.choices) - 3, place
+@pytest.mark.parametrize("seed", range(16))
+def test_a_block_that_may_be_handed_to_in_any_way_bounds_the_whole(seed: int) -> None:
+    """Every solution is one of the block, with the ways that its other options come down to."""
+    tables = random_tables(seed, forward=seed % 2 > 0)
+    block = range(0, len(tables.choices), 2)
+    others = [replace(choice, figures=0 * choice.figures) for choice in tables.choices]
+    for at in block:
+        others[at] = tables.choices[at]
+    nets = tuple(net for net in tables.nets if net.uses[0].choice in block)
+    reference = solutions(Tables(choices=tuple(others), nets=nets))
+    alone = solutions(block_tables(tables, block))
+
+    def by_block(every: dict[tuple[int, ...], np.ndarray], places: range) -> set[tuple[int, ...]]:
+        return {
+            (*(options[at] for at in places), *figures.tolist())
+            for options, figures in every.items()
+        }
+
+    assert by_block(alone, range(len(block))) == by_block(reference, block)
 
 
 def space_and_tables(graph: Graph, mesh: tuple[int, ...]) -> tuple[Space, Tables]:
