@@ -8,6 +8,7 @@ prefixes, V criteria.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 
@@ -175,17 +176,18 @@ def _charges(tables: Tables, criteria: Floats) -> list[Charge]:
 
 
 def _order(tables: Tables) -> list[int]:
-    """All choices, each the one that leaves the fewest given ones beside ones that are not."""
+    """Choices in an order that leaves few states open: greedily, by their options."""
     beside: list[set[int]] = [set() for _ in tables.choices]
     for net in tables.nets:
         for use in net.uses:
             beside[net.producer].add(use.choice)
             beside[use.choice].add(net.producer)
+    sizes = [log(len(choice.options)) for choice in tables.choices]
     left, order = set(range(len(beside))), list[int]()
 
-    def width(at: int) -> tuple[int, int]:
+    def width(at: int) -> tuple[float, int]:
         after = left - {at}
-        return sum(not after.isdisjoint(beside[one]) for one in (*order, at)), at
+        return sum(sizes[one] for one in (*order, at) if not after.isdisjoint(beside[one])), at
 
     while left:
         order.append(min(left, key=width))
