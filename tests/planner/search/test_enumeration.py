@@ -20,7 +20,7 @@ from millrace.planner.search.blocks.folding import fold
 from millrace.planner.search.blocks.pricing import Pricing
 from millrace.planner.search.blocks.program import Prices
 from millrace.planner.search.blocks.solver import solve
-from millrace.planner.search.blocks.space import Space, build_space
+from millrace.planner.search.blocks.space import Space, Use, build_space
 from millrace.planner.search.blocks.tables import Tables, single, totals
 from tests.plain_links import without_library
 from tests.planner.search.random_tables import random_tables, solutions
@@ -68,6 +68,35 @@ def test_every_solution_within_the_budget_is_listed_and_no_other(seed: int) -> N
             for options, figures in zip(listed(found), found.figures.T, strict=True):
                 assert (every[options] == figures).all()
             assert (np.diff(prices @ found.figures) >= 0).all()
+
+
+def read_again(tables: Tables, seed: int) -> Tables:
+    """Nets that their producers read as well, and some readers twice."""
+    rng = np.random.default_rng(seed)
+    nets = []
+    for net in tables.nets:
+        uses = list(net.uses)
+        for choice in (net.producer, uses[-1].choice):
+            options = len(tables.choices[choice].options)
+            wants = rng.integers(0, net.reachable.shape[1], options)
+            again = Use(choice=choice, wants=wants, holds=bool(rng.random() < 0.5))
+            uses.insert(int(rng.integers(0, len(uses) + 1)), again)
+        nets.append(replace(net, uses=tuple(uses)))
+    return replace(tables, nets=tuple(nets))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_readers_that_produce_or_read_twice_pay_once(seed: int) -> None:
+    tables = read_again(random_tables(seed, forward=seed % 2 > 0), seed)
+    every = solutions(tables)
+    costs = {options: float(figures @ PRICES[0]) for options, figures in every.items()}
+    budget = budgets(costs)[2]
+    found = solutions_within(tables, PRICES[0], budget, 10**4)
+    assert set(listed(found)) == {options for options, cost in costs.items() if cost <= budget}
+    fronts = solutions_within(tables, PRICES[0], budget, 10**4, criteria=EACH)
+    assert found is not None
+    assert fronts is not None
+    assert rows(fronts.figures) == rows(found.figures[:, undominated(found.figures)])
 
 
 @pytest.mark.parametrize("seed", range(16))
