@@ -95,11 +95,15 @@ class BeyondCutoff(Exception):  # noqa: N818 - an outcome, not a fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ascended:
-    """What an ascent came to: the best solution that was read off (None: none), and the bound."""
+    """What an ascent came to: the best solution that was read off (None: none), and the bound.
+
+    Lifts of options add to `base`, the bound of this ascent alone: others may have proven more.
+    """
 
     options: tuple[int, ...] | None
     cost: float
     bound: float
+    base: float
 
 
 def evaluate(tables: Tables, options: tuple[int, ...]) -> Ints:
@@ -145,7 +149,7 @@ class _Solver:
             raise BeyondCutoff(best.bound)
         if self._proven(best.cost, best.bound):
             return self.solution(best.options, best.bound)
-        in_play = sum(int((lift < best.cost - best.bound).sum()) for lift in ascent.lifts())
+        in_play = sum(int((lift < best.cost - best.base).sum()) for lift in ascent.lifts())
         if in_play > ROW_OPTIONS:
             return self.solution(best.options, best.bound)
         return self._decided(best, ascent, memory, min(self.node_limit, ROW_NODES))
@@ -156,7 +160,7 @@ class _Solver:
         cost = float(ascent.costs[0])
         options = tuple(int(o) for o in ascent.options[:, 0]) if np.isfinite(cost) else None
         bound = min(float(ascent.bounds[0]), cost)
-        return Ascended(options=options, cost=cost, bound=bound), ascent
+        return Ascended(options=options, cost=cost, bound=bound, base=bound), ascent
 
     def _proven(self, cost: float, bound: float) -> bool:
         return np.isfinite(cost) and cost - bound <= max(self.max_gap, SETTLED) * abs(cost)
@@ -165,7 +169,7 @@ class _Solver:
         self, found: Ascended, ascent: Ascent, memory: MemoryRow | None, nodes: int
     ) -> Solution:
         """Ask the integer program for anything better than what was found."""
-        room = found.cost - found.bound
+        room = found.cost - found.base
         left = [np.flatnonzero(lift < room) for lift in ascent.lifts()]
         answer = None
         if all(len(one) for one in left):
@@ -207,14 +211,18 @@ class _Solver:
                 break
             low, high = (low, point) if fits else (point, high)
         assert ascent is not None, "one price at least is tried"
-        bound = min(max(bound, first.bound), best[0])
-        return Ascended(options=options, cost=best[0], bound=bound), ascent
+        return Ascended(
+            options=options,
+            cost=best[0],
+            bound=min(max(bound, first.bound), best[0]),
+            base=min(bound, best[0]),
+        ), ascent
 
     def _at(self, price: float, memory: MemoryRow) -> tuple[Ascended, Ascent]:
         """Solve at a price of memory; the bound is that of the program with the row."""
         found, ascent = self._ascended(self.prices.vector + price * memory.weights)
         bound = found.bound - price * memory.limit_bytes
-        return replace(found, bound=bound), ascent
+        return replace(found, bound=bound, base=bound), ascent
 
     def _measure(self, options: tuple[int, ...], memory: MemoryRow) -> tuple[float, float]:
         """Cost and bytes of a solution."""

@@ -83,6 +83,22 @@ def test_a_binding_memory_row_equals_brute_force(seed: int) -> None:
     assert np.array(solution.figures) @ weights <= limit
 
 
+@pytest.mark.parametrize(("seed", "share"), [(20, 0.2), (20, 0.5), (78, 0.5)])
+def test_what_is_proven_without_the_row_drops_no_option_with_it(seed: int, share: float) -> None:
+    """No price of memory proves as much as the program without the row does."""
+    tables = single(random_tables(seed, choices=7, forward=False), 0)
+    assert tables is not None
+    prices = Prices(microbatch=2.0, step=1.0)
+    weights = MemoryRow(inflight=2, limit_bytes=0).weights
+    least = min(float(figures @ weights) for figures in solutions(tables).values())
+    free = float(np.array(solve(tables, prices).figures) @ weights)
+    memory = MemoryRow(inflight=2, limit_bytes=int(least + share * (free - least)))
+    solution = solve(tables, prices, memory)
+    best = optimum(tables, prices.vector, memory)
+    assert solution.cost == pytest.approx(best, rel=1e-9)
+    assert solution.bound <= best * (1 + 1e-9)
+
+
 def test_a_memory_row_that_cannot_be_met_says_by_how_much() -> None:
     tables = single(random_tables(1), 0)
     assert tables is not None
