@@ -4,6 +4,6 @@ Comes in: a folded graph, a cluster, rows of mesh sizes and microbatches, prices
 of every choice, what they sum up to and the proven bound.
 
 Read first `space.py` (what there is to choose), `pricing.py` and `tables.py` (what it costs),
-`ascent.py` with `duals/` (bounds and solutions of all rows), `solver.py` (one row to its optimum)
-and `enumeration/` (all that is near the optimum of a row).
+`ascent.py` with `duals/` (bounds and solutions of all rows) and `solver.py` (one row to its
+optimum).
 """

@@ -157,17 +157,17 @@ def net_figures(net: Net, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
     fine = np.ones(len(places), np.bool_)
     held: list[Ints] = []
     for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
-        fresh, at = unlike(target, targets[:number]), (source, target, places)
+        fresh, at = _unlike(target, targets[:number]), (source, target, places)
         fine &= net.reachable[at]
         time += net.duration_ns[at] * fresh
         figures[PERSISTENT] += net.buffer_bytes[at] * fresh
         if use.holds:
-            figures[INFLIGHT] += net.held_bytes[target, places] * unlike(target, held)
+            figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held)
             held.append(target)
     return figures, fine
 
 
-def unlike(target: Ints, others: Sequence[Ints]) -> Bools:
+def _unlike(target: Ints, others: Sequence[Ints]) -> Bools:
     """Where a target is none of the others."""
     found = np.ones(len(target), np.bool_)
     for other in others:
