@@ -21,14 +21,16 @@ Sequential reweighted message passing: Kolmogorov, "A new look at reweighted mes
 TPAMI 37(5), 2015, figure 2, for pairwise terms, where it equals TRW-S.
 """
 
+from collections.abc import Hashable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.planner.search.blocks.duals.elimination import Eliminated, eliminate
 from millrace.planner.search.blocks.duals.pairs import Pair, Side
 from millrace.planner.search.blocks.duals.terms import Shared, Terms
-from millrace.planner.search.blocks.states import Bools
-from millrace.planner.search.blocks.tables import Tables
+from millrace.planner.search.blocks.states import Bools, Ints
+from millrace.planner.search.blocks.tables import Tables, joins, severed
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +49,10 @@ class Ascent:
         What one unit of each figure costs, row by row.
     whole : bool
         Keep every choice and option, for `lifts`.
+    groups : sequence, optional
+        Per choice, a number or the name of a template. Nets that join choices of different groups
+        are not swept, so that each group has a bound of its own (`bounds_by`), but they count in
+        `costs`, and in what is read off.
 
     Attributes
     ----------
@@ -58,17 +64,30 @@ class Ascent:
         That solution.
     """
 
-    def __init__(self, tables: Tables, prices: Floats, *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        prices: Floats,
+        *,
+        whole: bool = False,
+        groups: Sequence[Hashable] | None = None,
+    ) -> None:
         self.tables = tables
-        self.terms = Terms(tables, prices.astype(np.float64), whole=whole)
+        apart = [] if groups is None else [net for net in tables.nets if joins(net, groups)]
+        swept = tables if groups is None else severed(tables, groups)
+        self.terms = Terms(swept, prices.astype(np.float64), whole=whole, apart=apart)
         self.places = np.arange(tables.rows)  # rows that are still swept
         self.unit, self.own = self.terms.unit, self.terms.own
         self.apart: list[Eliminated] = []
         self.pairs = self.terms.pairs
         if not whole:
             self.apart, self.pairs = eliminate(self.own, self.pairs)
-        alone = [one.own.min(axis=0) for one in self.apart if one.pair is None]
-        self.fixed: Floats = np.sum([np.zeros(tables.rows), *alone], axis=0)
+        # Least costs of choices, those of the best sweep of every row.
+        self.least = np.zeros((len(self.own), tables.rows))
+        for one in self.apart:
+            if one.pair is None:
+                self.least[one.choice] = one.own.min(axis=0)
+        self.fixed: Floats = self.least.sum(axis=0)
         gone = {one.choice for one in self.apart}
         self.order = [at for at in range(len(self.own)) if at not in gone]
         # Of every choice its pairs with earlier ones, and those with later ones.
@@ -80,6 +99,7 @@ class Ascent:
         for at, both in enumerate(beside):
             self.sides[at] = [Side(at, pairs, tables.rows) if pairs else None for pairs in both]
         self._lay_out()
+        self._read_off()
         self.bounds = np.full(tables.rows, -np.inf)
         self.costs = np.full(tables.rows, np.inf)
         self.options = np.zeros((len(tables.choices), tables.rows), np.int64)
@@ -89,6 +109,14 @@ class Ascent:
         self.room = np.empty(max((pair.cost.size for pair in self.pairs), default=0))
         for side in self._all_sides():
             side.lay_out(self.room)
+
+    def _read_off(self) -> None:
+        """Note in which order options are taken, and per choice its joints with earlier ones."""
+        turn = [*self.order, *(one.choice for one in reversed(self.apart))]
+        place = {choice: number for number, choice in enumerate(turn)}
+        self.joints: list[list[Pair]] = [[] for _ in self.own]
+        for pair in self.terms.joints:
+            self.joints[max(pair.ends, key=place.__getitem__)].append(pair)
 
     def _all_sides(self) -> list[Side]:
         return [side for both in self.sides for side in both if side is not None]
@@ -139,11 +167,28 @@ class Ascent:
             self._visit(at, 0)
         for at in reversed(self.order):
             self._visit(at, 1)
-        bound = self.fixed.copy()
-        for at in self.order:
-            bound += self.own[at].min(axis=0)
-        bound *= self.unit
-        self.bounds[self.places] = np.maximum(self.bounds[self.places], bound)
+        least = np.empty((len(self.order), len(self.places)))
+        for number, at in enumerate(self.order):
+            self.own[at].min(axis=0, out=least[number])
+        bound = (self.fixed + least.sum(axis=0)) * self.unit
+        better = bound > self.bounds[self.places]
+        rows = self.places[better]
+        self.bounds[rows] = bound[better]
+        self.least[np.ix_(self.order, rows)] = least[:, better]
+
+    def bounds_by(self, groups: Sequence[int]) -> Floats:
+        """Bounds of groups of choices, all of the sweep that gave a row its bound: [G, K].
+
+        They add up to `bounds`; each holds alone where no net that is swept joins groups.
+
+        Parameters
+        ----------
+        groups : sequence of int
+            Per choice, from zero.
+        """
+        found = np.zeros((max(groups) + 1, self.tables.rows))
+        np.add.at(found, np.asarray(groups), self.least)
+        return found * self.terms.unit
 
     def _visit(self, at: int, toward: int) -> None:
         """Take in what pairs on one side hold, and hand an even share to those on the other."""
@@ -191,15 +236,24 @@ class Ascent:
                     cost, _, other, theirs = pair.seen_from(at)
                     rest[place] += cost[:, theirs[chosen[other]], rows]
                 value = value + side.spread(rest)
-            chosen[at] = value.argmin(axis=0)
+            chosen[at] = (value + self._joined(at, chosen, rows)).argmin(axis=0)
         for one in reversed(self.apart):
-            chosen[one.choice] = one.decide(chosen, rows)
+            value = one.costs(chosen, rows) + self._joined(one.choice, chosen, rows)
+            chosen[one.choice] = value.argmin(axis=0)
         for at, kept in enumerate(self.terms.kept):
             chosen[at] = kept[chosen[at]]
         cost = self.terms.measured(chosen, self.places)
         better = cost < self.costs[self.places]
         self.costs[self.places[better]] = cost[better]
         self.options[:, self.places[better]] = chosen[:, better]
+
+    def _joined(self, at: int, chosen: Ints, rows: Ints) -> Floats | float:
+        """Costs of a choice's options for nets that join it to choices that were decided."""
+        value: Floats | float = 0.0
+        for pair in self.joints[at]:
+            cost, mine, other, theirs = pair.seen_from(at)
+            value = value + cost[:, theirs[chosen[other]], rows].take(mine, axis=0)
+        return value
 
     def keep(self, rows: Bools) -> None:
         """Go on with some of the rows that are swept only."""
@@ -210,7 +264,7 @@ class Ascent:
         self.unit, self.fixed = self.unit[left], self.fixed[left]
         for at in self.order:
             self.own[at] = self.own[at].take(left, axis=1)
-        for pair in self.pairs:
+        for pair in (*self.pairs, *self.terms.joints):
             pair.keep(left)
         for one in self.apart:
             one.keep(left)

@@ -7,7 +7,7 @@ import pytest
 
 from millrace.planner.search.blocks.ascent import Ascent
 from millrace.planner.search.blocks.space import Use
-from millrace.planner.search.blocks.tables import Choice, Net, Tables, take
+from millrace.planner.search.blocks.tables import Choice, Net, Tables, severed, take
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
 ROWS = 3
@@ -78,6 +78,76 @@ def test_what_is_decided_apart_changes_no_optimum(seed: int, whole: bool) -> Non
             assert figures is not None
             assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
             assert ascent.costs[row] >= best[row] * (1 - 1e-9)
+
+
+def group_optimum(tables: Tables, groups: list[int], group: int, row: int) -> float:
+    """The least cost of the choices of one group, with the nets between them."""
+    inside = [at for at, mine in enumerate(groups) if mine == group]
+    left = severed(tables, groups)
+    alone = Tables(
+        choices=tuple(left.choices[at] for at in inside),
+        nets=tuple(
+            replace(
+                net,
+                producer=inside.index(net.producer),
+                uses=tuple(replace(use, choice=inside.index(use.choice)) for use in net.uses),
+            )
+            for net in left.nets
+            if groups[net.producer] == group
+        ),
+    )
+    return optimum(alone, PRICES[:, row], row=row)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_bounds_of_groups_hold_alone_and_add_up(seed: int) -> None:
+    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
+    groups = np.random.default_rng(seed).integers(0, 3, len(tables.choices)).tolist()
+    ascent = Ascent(tables, PRICES, groups=groups)
+    best = np.array(
+        [
+            [group_optimum(tables, groups, one, row) if one in groups else 0.0]
+            for row in range(ROWS)
+            for one in range(3)
+        ]
+    ).reshape(ROWS, 3)
+    for sweep in range(8):
+        ascent.sweep()
+        ascent.reshare()
+        apart = ascent.bounds_by(groups)
+        assert (apart <= best.T[: len(apart)] * (1 + 1e-9) + 1e-9).all()
+        assert apart.sum(axis=0) == pytest.approx(ascent.bounds)
+        if sweep == 4 and len(ascent.places) > 1:
+            ascent.keep(ascent.places != 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_read_off_counts_what_joins_groups(seed: int) -> None:
+    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
+    groups = [number * 2 // len(tables.choices) for number in range(len(tables.choices))]
+    ascent = Ascent(tables, PRICES, groups=groups)
+    apart = Ascent(severed(tables, groups), PRICES)
+    ascent.ascend(20)
+    apart.ascend(20)
+    for row in range(ROWS):
+        assert apart.bounds[row] <= apart.costs[row] * (1 + 1e-9)
+        best = optimum(tables, PRICES[:, row], row=row)
+        assert ascent.bounds[row] <= best * (1 + 1e-9)
+        if np.isfinite(ascent.costs[row]):
+            figures = by_hand(tables, tuple(ascent.options[:, row].tolist()), row)
+            assert figures is not None
+            assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
+            assert ascent.costs[row] >= best * (1 - 1e-9)
+
+
+def test_groups_that_nothing_joins_change_nothing() -> None:
+    tables = random_tables(5, ROWS)
+    alone, grouped = Ascent(tables, PRICES), Ascent(tables, PRICES, groups=["a"] * 6)
+    alone.ascend(5)
+    grouped.ascend(5)
+    assert (alone.bounds == grouped.bounds).all()
+    assert (alone.costs == grouped.costs).all()
+    assert alone.bounds_by([0] * len(tables.choices))[0] == pytest.approx(alone.bounds)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -47,10 +47,15 @@ class Terms:
         Boxing: a term for every use of a net.
     shared : list of Shared
         The pairs of every net that has several readers.
+    joints : list of Pair
+        What reading a solution off counts besides: boxing and kept tensors of nets apart.
     """
 
-    def __init__(self, tables: Tables, prices: Floats, *, whole: bool) -> None:
+    def __init__(
+        self, tables: Tables, prices: Floats, *, whole: bool, apart: Sequence[Net] = ()
+    ) -> None:
         self.tables = tables
+        self._apart = tuple(apart)
         self.kept = [_legal(choice, whole=whole) for choice in tables.choices]
         raw = [
             choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
@@ -70,6 +75,7 @@ class Terms:
             np.minimum(own, ILLEGAL, out=own)
         self.pairs: list[Pair] = []
         self.shared: list[Shared] = []
+        self.joints: list[Pair] = []
         self._boxed = self._add_boxing()
 
     def measured(self, chosen: Ints, places: Ints) -> Floats:
@@ -86,11 +92,13 @@ class Terms:
     def _add_held(self) -> None:
         self._kept_bytes: Counted | None = None
         price = self._scaled[INFLIGHT]
-        holding = [net for net in self.tables.nets if any(use.holds for use in net.uses)]
+        nets = (*self.tables.nets, *self._apart)
+        holding = [net for net in nets if any(use.holds for use in net.uses)]
         if not price.any() or not holding:
             return
         costs = [net.held_bytes * (net.count * price) for net in holding]
-        for net, cost in zip(holding, costs, strict=True):
+        swept = sum(net not in self._apart for net in holding)
+        for net, cost in zip(holding[:swept], costs[:swept], strict=True):
             holders = [use for use in net.uses if use.holds]
             for use in holders:
                 wants = use.wants[self.kept[use.choice]]
@@ -100,17 +108,22 @@ class Terms:
         self._kept_bytes = Counted.of(np.concatenate(costs), paid, sources=False)
 
     def _add_boxing(self) -> "Counted | None":
-        nets = self.tables.nets
+        nets = (*self.tables.nets, *self._apart)
         starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
         cost = np.empty((starts[-1], self.tables.rows))
         paid = []
-        for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
-            if self._price(net, cost[start:end].reshape(net.reachable.shape)):
-                paid.append((net, start))
+        for number, net in enumerate(nets):
+            boxing = cost[starts[number] : starts[number + 1]].reshape(net.reachable.shape)
+            if self._price(net, boxing):
+                paid.append((net, starts[number]))
+                if number < len(self.tables.nets):
+                    self._add_net(net, boxing)
+            if number >= len(self.tables.nets):
+                self.joints += self._joints_of(net, boxing)
         return Counted.of(cost, paid, sources=True) if paid else None
 
     def _price(self, net: Net, cost: Floats) -> bool:
-        """Note what every boxing of a net costs [A, B, K], and its pairs; whether there are any."""
+        """Note what every boxing of a net costs [A, B, K]; whether any costs something."""
         price = net.count * self._scaled
         np.multiply(net.duration_ns, price[STEP if net.step else MICROBATCH], out=cost)
         bytes_too = bool(net.buffer_bytes.any())
@@ -121,17 +134,11 @@ class Terms:
             return False
         if not whole:
             np.copyto(cost, np.inf, where=~net.reachable)
-        self._add_net(net, cost)
         return True
 
     def _add_net(self, net: Net, cost: Floats) -> None:
-        wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
-        wanted = np.zeros(cost.shape[1])
-        for columns, _ in wants:
-            wanted[columns] += 1
-        sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
-        share = _of(cost, sources, 0) / np.maximum(wanted, 1)[:, None]
-        np.minimum(share, ILLEGAL, out=share)
+        """Add the pairs of a net, and what boxing costs of options that read what they make."""
+        made, share, wants = self._shares(net, cost)
         pairs: list[Pair] = []
         wanted_by: list[Ints] = []
         for use, (columns, states) in zip(net.uses, wants, strict=True):
@@ -144,6 +151,31 @@ class Terms:
         self.pairs += pairs
         if len(pairs) > 1:
             self.shared.append(Shared.of(pairs, wanted_by))
+
+    def _joints_of(self, net: Net, cost: Floats) -> list[Pair]:
+        """Pairs of a net apart: its boxing, and the bytes that its readers keep."""
+        made, share, wants = self._shares(net, cost)
+        holders = sum(use.holds for use in net.uses)
+        price = net.count * self._scaled[INFLIGHT] / max(holders, 1)
+        pairs: list[Pair] = []
+        for use, (columns, states) in zip(net.uses, wants, strict=True):
+            if use.choice != net.producer:
+                boxing = share.take(columns, axis=1)
+                if use.holds:
+                    boxing += net.held_bytes[columns] * price
+                pairs.append(Pair((net.producer, use.choice), (made, states), boxing))
+        return pairs
+
+    def _shares(self, net: Net, cost: Floats) -> tuple[Ints, Floats, list[tuple[Ints, Ints]]]:
+        """Sources as options make them, an even share of boxing per use, and targets of uses."""
+        wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
+        wanted = np.zeros(cost.shape[1])
+        for columns, _ in wants:
+            wanted[columns] += 1
+        sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
+        share: Floats = _of(cost, sources, 0) / np.maximum(wanted, 1)[:, None]
+        np.minimum(share, ILLEGAL, out=share)
+        return made, share, wants
 
 
 @dataclass(frozen=True, slots=True, eq=False)
