@@ -111,12 +111,13 @@ class Ascent:
             side.lay_out(self.room)
 
     def _read_off(self) -> None:
-        """Note in which order options are taken, and per choice its joints with earlier ones."""
+        """Note per choice its joints, each with whether the other end is decided before."""
         turn = [*self.order, *(one.choice for one in reversed(self.apart))]
         place = {choice: number for number, choice in enumerate(turn)}
-        self.joints: list[list[Pair]] = [[] for _ in self.own]
+        self.joints: list[list[tuple[Pair, bool]]] = [[] for _ in self.own]
         for pair in self.terms.joints:
-            self.joints[max(pair.ends, key=place.__getitem__)].append(pair)
+            for end, other in (pair.ends, pair.ends[::-1]):
+                self.joints[end].append((pair, place[other] < place[end]))
 
     def _all_sides(self) -> list[Side]:
         return [side for both in self.sides for side in both if side is not None]
@@ -248,11 +249,19 @@ class Ascent:
         self.options[:, self.places[better]] = chosen[:, better]
 
     def _joined(self, at: int, chosen: Ints, rows: Ints) -> Floats | float:
-        """Costs of a choice's options for nets that join it to choices that were decided."""
+        """Costs of a choice's options for nets that join it to others.
+
+        Of others that are not decided yet, what their options cost after the sweep stands for what
+        they will take.
+        """
         value: Floats | float = 0.0
-        for pair in self.joints[at]:
+        for pair, decided in self.joints[at]:
             cost, mine, other, theirs = pair.seen_from(at)
-            value = value + cost[:, theirs[chosen[other]], rows].take(mine, axis=0)
+            if decided:
+                seen = cost[:, theirs[chosen[other]], rows]
+            else:
+                seen = (cost.take(theirs, axis=1) + self.own[other]).min(axis=1)
+            value = value + seen.take(mine, axis=0)
         return value
 
     def keep(self, rows: Bools) -> None:
@@ -268,6 +277,7 @@ class Ascent:
             pair.keep(left)
         for one in self.apart:
             one.keep(left)
+            self.own[one.choice] = one.own
         for side in self._all_sides():
             side.hold(side.taken.take(left, axis=1))
         self._lay_out()

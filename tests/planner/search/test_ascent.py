@@ -113,6 +113,7 @@ def test_bounds_of_groups_hold_alone_and_add_up(seed: int) -> None:
     ).reshape(ROWS, 3)
     for sweep in range(8):
         ascent.sweep()
+        ascent.decode()
         ascent.reshare()
         apart = ascent.bounds_by(groups)
         assert (apart <= best.T[: len(apart)] * (1 + 1e-9) + 1e-9).all()
