@@ -1,7 +1,8 @@
 """Terms: what every option, every boxing and every kept tensor of block programs costs at prices.
 
 Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
-where solutions are measured, and `ILLEGAL` where bounds are sought. Shapes: O options, A sources,
+where solutions are measured, and `ILLEGAL` where bounds are sought; boxing may be rounded down to
+single precision there. Shapes: O options, A sources,
 B targets, U uses, K rows, R columns of a solution.
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +29,11 @@ from millrace.planner.search.blocks.tables import (
 )
 
 Floats = NDArray[np.float64]
+Shares = NDArray[np.floating[Any]]
 
 # What is illegal costs this much, in units of which a row's options cost about one in all.
 ILLEGAL = 1e6
+EVENLY = 0.1  # share of boxing that readers have alike of what none of them needs
 
 
 class Terms:
@@ -52,10 +56,17 @@ class Terms:
     """
 
     def __init__(
-        self, tables: Tables, prices: Floats, *, whole: bool, apart: Sequence[Net] = ()
+        self,
+        tables: Tables,
+        prices: Floats,
+        *,
+        whole: bool,
+        precision: type[np.floating[Any]] = np.float64,
+        apart: Sequence[Net] = (),
     ) -> None:
         self.tables = tables
         self._apart = tuple(apart)
+        self._precision = precision
         self.kept = [_legal(choice, whole=whole) for choice in tables.choices]
         raw = [
             choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
@@ -138,61 +149,149 @@ class Terms:
 
     def _add_net(self, net: Net, cost: Floats) -> None:
         """Add the pairs of a net, and what boxing costs of options that read what they make."""
-        made, share, wants = self._shares(net, cost)
+        parts = self._shares(net, cost)
         pairs: list[Pair] = []
         wanted_by: list[Ints] = []
-        for use, (columns, states) in zip(net.uses, wants, strict=True):
+        for number, (use, (columns, states)) in enumerate(zip(net.uses, parts.wants, strict=True)):
             if use.choice == net.producer:
-                self.own[use.choice] += share[made, columns[states]]
+                self.own[use.choice] += parts.share[parts.made, columns[states]]
                 continue
-            mine = np.array(_of(share, columns, 1), copy=len(net.uses) > 1)
-            pairs.append(Pair((net.producer, use.choice), (made, states), mine))
+            mine = np.array(_of(parts.share, columns, 1), copy=len(net.uses) > 1)
+            pairs.append(parts.pair(net, number, mine))
             wanted_by.append(columns)
         self.pairs += pairs
         if len(pairs) > 1:
-            self.shared.append(Shared.of(pairs, wanted_by))
+            closed = ~net.reachable[parts.sources]
+            self.shared.append(Shared.of(pairs, wanted_by, parts.share, closed))
 
     def _joints_of(self, net: Net, cost: Floats) -> list[Pair]:
         """Pairs of a net apart: its boxing, and the bytes that its readers keep."""
-        made, share, wants = self._shares(net, cost)
+        parts = self._shares(net, cost)
         holders = sum(use.holds for use in net.uses)
         price = net.count * self._scaled[INFLIGHT] / max(holders, 1)
         pairs: list[Pair] = []
-        for use, (columns, states) in zip(net.uses, wants, strict=True):
+        for number, (use, (columns, _)) in enumerate(zip(net.uses, parts.wants, strict=True)):
             if use.choice != net.producer:
-                boxing = share.take(columns, axis=1)
+                boxing = parts.share.take(columns, axis=1)
                 if use.holds:
                     boxing += net.held_bytes[columns] * price
-                pairs.append(Pair((net.producer, use.choice), (made, states), boxing))
+                pairs.append(parts.pair(net, number, boxing))
         return pairs
 
-    def _shares(self, net: Net, cost: Floats) -> tuple[Ints, Floats, list[tuple[Ints, Ints]]]:
-        """Sources as options make them, an even share of boxing per use, and targets of uses."""
+    def _shares(self, net: Net, cost: Floats) -> "Split":
+        """Split what boxing costs evenly among the uses that want a target, rounded down."""
         wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
         wanted = np.zeros(cost.shape[1])
         for columns, _ in wants:
             wanted[columns] += 1
         sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
-        share: Floats = _of(cost, sources, 0) / np.maximum(wanted, 1)[:, None]
-        np.minimum(share, ILLEGAL, out=share)
-        return made, share, wants
+        # However the shares are rounded later, they never come to more than the cost.
+        lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
+        share: Shares = _of(cost, sources, 0) * (lower / np.maximum(wanted, 1))[:, None]
+        single = np.empty(share.shape, self._precision)
+        np.minimum(share, ILLEGAL, out=single, casting="same_kind")
+        return Split(single, sources, made, wants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """A net's boxing, in even shares of its uses.
+
+    Attributes
+    ----------
+    share : array [A, B, K]
+        Over the sources that options make.
+    sources, made : arrays
+        These sources, and which of them every option makes.
+    wants : list of pairs of arrays
+        Per use, the targets that its options want, and which of them each does.
+    """
+
+    share: Shares
+    sources: Ints
+    made: Ints
+    wants: list[tuple[Ints, Ints]]
+
+    def pair(self, net: Net, number: int, cost: Shares) -> Pair:
+        """The pair of one use, at this cost."""
+        columns, states = self.wants[number]
+        return Pair(
+            ends=(net.producer, net.uses[number].choice),
+            states=(self.made, states),
+            cost=cost,
+            numbers=(self.sources, columns),
+            use=(net.number, number),
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Shared:
     """Pairs of one net, between which the cost of boxing may be split in any way."""
 
     pairs: list[Pair]
     columns: list[Ints | slice]  # of every pair: the targets that its reader wants
-    takers: Floats  # [B, 1]: of how many pairs a target is one, 1 at least
+    total: Shares  # [A, B, K]: what the pairs cost together
+    takers: Shares  # [B, 1]: of how many pairs a target is one, 1 at least
+    closed: Bools  # [A, B, K]: what no pair can be boxed by, whatever the split
 
     @classmethod
-    def of(cls, pairs: list[Pair], wanted: Sequence[Ints]) -> "Shared":
-        """The pairs of readers that want these targets."""
+    def of(
+        cls, pairs: list[Pair], wanted: Sequence[Ints], share: Shares, closed: Bools
+    ) -> "Shared":
+        """The pairs of readers that want these targets, at this share each."""
         for pair in pairs:
             pair.shared = True
-        takers = np.maximum(np.bincount(np.concatenate(wanted)), 1.0)[:, None]
-        return cls(pairs, [_slice(columns) for columns in wanted], takers)
+        counts = np.bincount(np.concatenate(wanted), minlength=share.shape[1])[:, None]
+        takers = np.maximum(counts, 1).astype(share.dtype)
+        total = np.where(closed, 0.0, share * takers).astype(share.dtype)
+        return cls(pairs, [_slice(columns) for columns in wanted], total, takers, closed)
+
+    def split(self, room: Shares) -> None:
+        """Leave every pair what both ends have taken out of it, and split the rest anew.
+
+        Most goes where much was taken, `EVENLY` as much of the whole to all alike.
+        """
+        for pair in self.pairs:
+            used = room[: pair.cost.size].reshape(pair.cost.shape)
+            np.add(pair.taken[0][:, None], pair.taken[1], out=used)
+            np.minimum(used, pair.cost, out=used)
+            np.maximum(used, 0.0, out=pair.cost)
+        self.fit()
+
+    def begin(self) -> None:
+        """Split the cost in proportion to what the pairs have for theirs."""
+        sums = self._sums()
+        np.divide(self.total, sums, out=sums, where=sums > 0)
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
+            pair.cost *= sums[:, columns]
+        self.fit()
+
+    def _sums(self) -> Shares:
+        sums = np.zeros_like(self.total)
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
+            sums[:, columns] += pair.cost
+        return sums
+
+    def fit(self) -> None:
+        """Let the pairs, which cost no more together than they may, cost as much."""
+        used = self._sums()
+        evenly = self.total * EVENLY
+        scale = used + evenly
+        np.divide(self.total, scale, out=scale, where=scale > 0)
+        np.subtract(self.total, used, out=used)
+        used *= scale
+        used *= EVENLY / self.takers
+        np.copyto(used, ILLEGAL, where=self.closed)
+        scale *= 1 + EVENLY
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
+            pair.cost *= scale[:, columns]
+            pair.cost += used[:, columns]
+            np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
+
+    def keep(self, rows: Ints) -> None:
+        """Leave out all other rows; pairs are left to `Pair.keep`."""
+        self.total = self.total.take(rows, axis=2)
+        self.closed = self.closed.take(rows, axis=2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,7 +345,7 @@ class Counted:
         )
 
 
-def _of(values: Floats, places: Ints, axis: int) -> Floats:
+def _of(values: Shares, places: Ints, axis: int) -> Shares:
     """Some of the values along an axis, as they are where that is all."""
     return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
 
