@@ -105,7 +105,7 @@ class Ascent:
         self._read_off()
         self._left: list[tuple[Ints, Duals]] = []  # rows that are swept no more
         if start is not None:
-            start.begin(self.unit, self.levels, self.terms.shared)
+            start.begin(self.levels, self.terms.shared, self.room)
         self.bounds = np.full(tables.rows, -np.inf)
         self.costs = np.full(tables.rows, np.inf)
         self.options = np.zeros((len(tables.choices), tables.rows), np.int64)
@@ -113,7 +113,7 @@ class Ascent:
     def _lay_out(self) -> None:
         """Note where sweeps read and write, once for all of them."""
         sides = [side for level in self.levels for side in level.sides]
-        cells = [pair.cost.size for pair in self.pairs] + [side.room() for side in sides]
+        cells = [2 * one.total.size for one in self.terms.shared] + [side.room() for side in sides]
         self.room: Floats = np.empty(max(cells, default=0), self.precision)
         for side in sides:
             side.lay_out(self.room)
@@ -247,7 +247,7 @@ class Ascent:
             return
         left = np.flatnonzero(rows)
         gone = np.flatnonzero(~rows)
-        self._left.append((self.places[gone], Duals.of(self.unit, self.pairs).take(gone)))
+        self._left.append((self.places[gone], Duals.of(self.pairs).take(gone)))
         self.places = self.places[left]
         self.unit, self.fixed = self.unit[left], self.fixed[left]
         for pair in (*self.pairs, *self.terms.joints):
@@ -263,7 +263,7 @@ class Ascent:
 
     def duals(self) -> Duals:
         """The duals of all rows as they are now, to start another ascent with."""
-        parts = [*self._left, (self.places, Duals.of(self.unit, self.pairs))]
+        parts = [*self._left, (self.places, Duals.of(self.pairs))]
         return Duals.joined([part for _, part in parts], [places for places, _ in parts])
 
     def lifts(self) -> list[Doubles]:

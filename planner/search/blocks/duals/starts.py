@@ -1,7 +1,7 @@
 """Starts: the duals of an ascent, from which another at other prices may start.
 
-Any duals give a bound. Those that were best at prices near by, in the units of the new ones, are
-nearly the best there, above all how boxing is split among its readers.
+Any duals give a bound. Those that were best at prices near by, each in its own unit, are nearly
+the best, above all how boxing is split among its readers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from functools import reduce
 
 import numpy as np
 
-from millrace.planner.search.blocks.duals.pairs import ENOUGH, Doubles, Floats, Level, Pair
+from millrace.planner.search.blocks.duals.pairs import ENOUGH, Floats, Level, Pair
 from millrace.planner.search.blocks.duals.terms import Shared
 from millrace.planner.search.blocks.states import Ints
 
@@ -23,19 +23,16 @@ class Duals:
 
     Attributes
     ----------
-    unit : array [K]
-        In which the rest is.
     numbers : dict
         Per entry the states of its axes, as numbers of the net's sources and targets.
     values : dict of arrays [..., K]
     """
 
-    unit: Doubles
     numbers: dict[Key, tuple[Ints, ...]]
     values: dict[Key, Floats]
 
     @classmethod
-    def of(cls, unit: Doubles, pairs: Iterable[Pair]) -> "Duals":
+    def of(cls, pairs: Iterable[Pair]) -> "Duals":
         """The duals that pairs have now."""
         numbers: dict[Key, tuple[Ints, ...]] = {}
         values: dict[Key, Floats] = {}
@@ -45,48 +42,46 @@ class Duals:
                 values[*pair.use, end] = pair.taken[end]
             if pair.shared:
                 numbers[*pair.use, 2], values[*pair.use, 2] = pair.numbers, pair.cost
-        return cls(unit, numbers, values)
+        return cls(numbers, values)
 
     @classmethod
     def joined(cls, parts: "Sequence[Duals]", places: Sequence[Ints]) -> "Duals":
         """The rows of several, each at its places."""
         back = np.argsort(np.concatenate(places))
         first = parts[0]
-        unit = np.concatenate([part.unit for part in parts])[back]
         values = {
             key: np.concatenate([part.values[key] for part in parts], axis=-1).take(back, axis=-1)
             for key in first.values
         }
-        return cls(unit, first.numbers, values)
+        return cls(first.numbers, values)
 
     def take(self, rows: Ints) -> "Duals":
         """Some of the rows, in this order."""
         values = {key: value.take(rows, axis=-1) for key, value in self.values.items()}
-        return Duals(self.unit[rows], self.numbers, values)
+        return Duals(self.numbers, values)
 
-    def begin(self, unit: Doubles, levels: Sequence[Level], shared: Sequence[Shared]) -> None:
+    def begin(self, levels: Sequence[Level], shared: Sequence[Shared], room: Floats) -> None:
         """Let an ascent begin here; states that were not there begin with nothing."""
-        ratio = self.unit / unit
         for one in shared:
             for pair in one.pairs:
-                weights = self._at((*pair.use, 2), pair.numbers, ratio, pair.cost)
+                weights = self._at((*pair.use, 2), pair.numbers, pair.cost)
                 np.maximum(weights, 0.0, out=pair.cost)
-            one.begin()
+            one.begin(room)
         for level in levels:
             for side in level.sides:
                 taken = np.zeros_like(side.taken)
                 for (pair, end), place in zip(side.pairs, side.slices, strict=True):
                     key = *pair.use, end
-                    taken[place] = self._at(key, (pair.numbers[end],), ratio, taken[place])
+                    taken[place] = self._at(key, (pair.numbers[end],), taken[place])
+                # What is out of all proportion is illegal, which is found again.
+                taken[np.abs(taken) > ENOUGH] = 0.0
                 level.own += side.take(taken)
 
-    def _at(self, key: Key, numbers: tuple[Ints, ...], ratio: Doubles, other: Floats) -> Floats:
-        """Values of these states in the new unit, and the others' where there are none."""
+    def _at(self, key: Key, numbers: tuple[Ints, ...], other: Floats) -> Floats:
+        """Values of these states, and the others' where there are none."""
         if key not in self.values:
             return other
         value = self.values[key]
-        # What is out of all proportion is illegal, which is found again.
-        value = np.where(np.abs(value) < ENOUGH, value * ratio, 0.0)
         known = self.numbers[key]
         if all(map(np.array_equal, numbers, known)):
             return value

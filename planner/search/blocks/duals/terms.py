@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,11 @@ from millrace.planner.search.blocks.tables import (
 
 Floats = NDArray[np.float64]
 Shares = NDArray[np.floating[Any]]
+T = TypeVar("T", bound=np.generic)
 
 # What is illegal costs this much, in units of which a row's options cost about one in all.
 ILLEGAL = 1e6
+TINY = 1e-30  # no cost: what costs nothing is split into nothings
 EVENLY = 0.1  # share of boxing that readers have alike of what none of them needs
 
 
@@ -161,8 +163,8 @@ class Terms:
             wanted_by.append(columns)
         self.pairs += pairs
         if len(pairs) > 1:
-            closed = ~net.reachable[parts.sources]
-            self.shared.append(Shared.of(pairs, wanted_by, parts.share, closed))
+            reachable = net.reachable.take(parts.sources, axis=0)
+            self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
 
     def _joints_of(self, net: Net, cost: Floats) -> list[Pair]:
         """Pairs of a net apart: its boxing, and the bytes that its readers keep."""
@@ -187,10 +189,12 @@ class Terms:
         sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
         # However the shares are rounded later, they never come to more than the cost.
         lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
-        share: Shares = _of(cost, sources, 0) * (lower / np.maximum(wanted, 1))[:, None]
-        single = np.empty(share.shape, self._precision)
-        np.minimum(share, ILLEGAL, out=single, casting="same_kind")
-        return Split(single, sources, made, wants)
+        share: Shares = np.empty(cost.shape, self._precision)
+        factor = (lower / np.maximum(wanted, 1))[:, None]
+        np.multiply(cost, factor, out=share, casting="same_kind")
+        share = _of(share, sources, 0)
+        np.minimum(share, ILLEGAL, out=share)
+        return Split(share, sources, made, wants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,22 +233,27 @@ class Shared:
     """Pairs of one net, between which the cost of boxing may be split in any way."""
 
     pairs: list[Pair]
-    columns: list[Ints | slice]  # of every pair: the targets that its reader wants
-    total: Shares  # [A, B, K]: what the pairs cost together
-    takers: Shares  # [B, 1]: of how many pairs a target is one, 1 at least
-    closed: Bools  # [A, B, K]: what no pair can be boxed by, whatever the split
+    columns: list[Ints | slice]  # of every pair: which of the targets its reader wants
+    total: Shares  # [A, B, K]: what the pairs cost together, of targets that some reader wants
+    takers: Shares  # [B, 1]: of how many pairs a target is one
+    closed: Bools | None  # [A, B, K]: what no pair can be boxed by, whatever the split
 
     @classmethod
     def of(
-        cls, pairs: list[Pair], wanted: Sequence[Ints], share: Shares, closed: Bools
+        cls, pairs: list[Pair], wanted: Sequence[Ints], share: Shares, reachable: Bools
     ) -> "Shared":
         """The pairs of readers that want these targets, at this share each."""
         for pair in pairs:
             pair.shared = True
-        counts = np.bincount(np.concatenate(wanted), minlength=share.shape[1])[:, None]
-        takers = np.maximum(counts, 1).astype(share.dtype)
-        total = np.where(closed, 0.0, share * takers).astype(share.dtype)
-        return cls(pairs, [_slice(columns) for columns in wanted], total, takers, closed)
+        counts = np.bincount(np.concatenate(wanted))
+        every = np.flatnonzero(counts)
+        takers = counts[every, None].astype(share.dtype)
+        total = _of(share, every, 1) * takers
+        closed = ~_of(reachable, every, 1)
+        if closed.any():
+            total[closed] = 0.0
+        columns = [_slice(np.searchsorted(every, one)) for one in wanted]
+        return cls(pairs, columns, total, takers, closed if closed.any() else None)
 
     def split(self, room: Shares) -> None:
         """Leave every pair what both ends have taken out of it, and split the rest anew.
@@ -252,46 +261,53 @@ class Shared:
         Most goes where much was taken, `EVENLY` as much of the whole to all alike.
         """
         for pair in self.pairs:
-            used = room[: pair.cost.size].reshape(pair.cost.shape)
-            np.add(pair.taken[0][:, None], pair.taken[1], out=used)
-            np.minimum(used, pair.cost, out=used)
-            np.maximum(used, 0.0, out=pair.cost)
-        self.fit()
+            np.add(pair.taken[0][:, None], pair.taken[1], out=pair.cost)
+            np.maximum(pair.cost, 0.0, out=pair.cost)
+        self.fit(room)
 
-    def begin(self) -> None:
+    def begin(self, room: Shares) -> None:
         """Split the cost in proportion to what the pairs have for theirs."""
-        sums = self._sums()
-        np.divide(self.total, sums, out=sums, where=sums > 0)
-        for pair, columns in zip(self.pairs, self.columns, strict=True):
-            pair.cost *= sums[:, columns]
-        self.fit()
+        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
+        self._add_up(used)
+        np.divide(self.total, used + TINY, out=scale)
+        np.multiply(self.total, used < TINY, out=used)
+        used /= self.takers
+        self._set(scale, used)
 
-    def _sums(self) -> Shares:
-        sums = np.zeros_like(self.total)
-        for pair, columns in zip(self.pairs, self.columns, strict=True):
-            sums[:, columns] += pair.cost
-        return sums
-
-    def fit(self) -> None:
-        """Let the pairs, which cost no more together than they may, cost as much."""
-        used = self._sums()
-        evenly = self.total * EVENLY
-        scale = used + evenly
-        np.divide(self.total, scale, out=scale, where=scale > 0)
+    def fit(self, room: Shares) -> None:
+        """Let the pairs together cost what they may; `room` is for two arrays like `total`."""
+        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
+        self._add_up(used)
+        np.multiply(self.total, EVENLY, out=scale)
+        scale += used
+        scale += TINY
+        np.divide(self.total, scale, out=scale)
         np.subtract(self.total, used, out=used)
         used *= scale
         used *= EVENLY / self.takers
-        np.copyto(used, ILLEGAL, where=self.closed)
         scale *= 1 + EVENLY
+        self._set(scale, used)
+
+    def _set(self, scale: Shares, extra: Shares) -> None:
+        """Multiply what pairs cost, and add something."""
+        if self.closed is not None:
+            np.copyto(extra, ILLEGAL, where=self.closed)
         for pair, columns in zip(self.pairs, self.columns, strict=True):
             pair.cost *= scale[:, columns]
-            pair.cost += used[:, columns]
+            pair.cost += extra[:, columns]
             np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
+
+    def _add_up(self, used: Shares) -> None:
+        """What the pairs cost together."""
+        used.fill(0.0)
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
+            used[:, columns] += pair.cost
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows; pairs are left to `Pair.keep`."""
         self.total = self.total.take(rows, axis=2)
-        self.closed = self.closed.take(rows, axis=2)
+        if self.closed is not None:
+            self.closed = self.closed.take(rows, axis=2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,7 +361,7 @@ class Counted:
         )
 
 
-def _of(values: Shares, places: Ints, axis: int) -> Shares:
+def _of(values: NDArray[T], places: Ints, axis: int) -> NDArray[T]:
     """Some of the values along an axis, as they are where that is all."""
     return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
 
