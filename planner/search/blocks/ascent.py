@@ -108,6 +108,7 @@ class Ascent:
             start.begin(self.levels, self.terms.shared, self.room)
         self.bounds = np.full(tables.rows, -np.inf)
         self.costs = np.full(tables.rows, np.inf)
+        self.reached = np.full(tables.rows, np.inf)  # without what joins groups
         self.options = np.zeros((len(tables.choices), tables.rows), np.int64)
 
     def _lay_out(self) -> None:
@@ -157,8 +158,8 @@ class Ascent:
             if number == sweeps - 1 or (number and number % 2 == 0):
                 self.decode()
             history.append(self.bounds.copy())
-            gap = self.costs - self.bounds
-            settled = np.isfinite(gap) & (gap <= target * np.abs(self.costs))
+            gap = self.reached - self.bounds
+            settled = np.isfinite(gap) & (gap <= target * np.abs(self.reached))
             going = ~settled & (self.bounds < limit)
             if number >= STALE_SWEEPS:
                 risen = self.bounds - history[number - STALE_SWEEPS]
@@ -220,7 +221,8 @@ class Ascent:
             chosen[one.choice] = value.argmin(axis=0)
         for at, kept in enumerate(self.terms.kept):
             chosen[at] = kept[chosen[at]]
-        cost = self.terms.measured(chosen, self.places)
+        alone, cost = self.terms.measured(chosen, self.places)
+        self.reached[self.places] = np.minimum(self.reached[self.places], alone)
         better = cost < self.costs[self.places]
         self.costs[self.places[better]] = cost[better]
         self.options[:, self.places[better]] = chosen[:, better]

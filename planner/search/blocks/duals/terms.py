@@ -6,7 +6,7 @@ single precision there. Shapes: O options, A sources,
 B targets, U uses, K rows, R columns of a solution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -66,8 +66,7 @@ class Terms:
         precision: type[np.floating[Any]] = np.float64,
         apart: Sequence[Net] = (),
     ) -> None:
-        self.tables = tables
-        self._apart = tuple(apart)
+        self.rows = tables.rows
         self._precision = precision
         self.kept = [_legal(choice, whole=whole) for choice in tables.choices]
         raw = [
@@ -83,56 +82,60 @@ class Terms:
             cost[~choice.legal] = np.inf
             self._paid.append(cost)
             self.own.append(cost.take(kept, axis=0))
-        self._add_held()
-        for own in self.own:
-            np.minimum(own, ILLEGAL, out=own)
         self.pairs: list[Pair] = []
         self.shared: list[Shared] = []
         self.joints: list[Pair] = []
-        self._boxed = self._add_boxing()
+        held = self._hold(tables.nets, self._add_held)
+        for own in self.own:
+            np.minimum(own, ILLEGAL, out=own)
+        self._alone = [self._box(tables.nets, self._add_net), held]
+        self._joined = [self._box(apart, self._add_joints), self._hold(apart)]
 
-    def measured(self, chosen: Ints, places: Ints) -> Floats:
-        """Cost of one option per choice on some rows, infinite where that is illegal: [R]."""
+    def measured(self, chosen: Ints, places: Ints) -> tuple[Floats, Floats]:
+        """Cost of one option per choice on some rows, infinite where that is illegal: [R].
+
+        First without the nets apart, then with them.
+        """
         cost = np.zeros(len(places))
         for paid, option in zip(self._paid, chosen, strict=True):
             cost += paid[option, places]
-        for counted in (self._boxed, self._kept_bytes):
-            if counted is not None:
-                cost += counted.total(chosen, places)
-        found: Floats = cost * self.unit[places]
-        return found
+        alone = cost + _total(self._alone, chosen, places)
+        unit = self.unit[places]
+        return alone * unit, (alone + _total(self._joined, chosen, places)) * unit
 
-    def _add_held(self) -> None:
-        self._kept_bytes: Counted | None = None
+    def _hold(
+        self, nets: Sequence[Net], add: Callable[[Net, Floats], None] | None = None
+    ) -> "Counted | None":
+        """What is kept for readers."""
         price = self._scaled[INFLIGHT]
-        nets = (*self.tables.nets, *self._apart)
         holding = [net for net in nets if any(use.holds for use in net.uses)]
         if not price.any() or not holding:
-            return
+            return None
         costs = [net.held_bytes * (net.count * price) for net in holding]
-        swept = sum(net not in self._apart for net in holding)
-        for net, cost in zip(holding[:swept], costs[:swept], strict=True):
-            holders = [use for use in net.uses if use.holds]
-            for use in holders:
-                wants = use.wants[self.kept[use.choice]]
-                self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+        if add is not None:
+            for net, cost in zip(holding, costs, strict=True):
+                add(net, cost)
         starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
         paid = list(zip(holding, starts, strict=True))
-        self._kept_bytes = Counted.of(np.concatenate(costs), paid, sources=False)
+        return Counted.of(np.concatenate(costs), paid, sources=False)
 
-    def _add_boxing(self) -> "Counted | None":
-        nets = (*self.tables.nets, *self._apart)
+    def _add_held(self, net: Net, cost: Floats) -> None:
+        """Add an even share of what is kept to the options of every reader that keeps it."""
+        holders = [use for use in net.uses if use.holds]
+        for use in holders:
+            wants = use.wants[self.kept[use.choice]]
+            self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+
+    def _box(self, nets: Sequence[Net], add: Callable[[Net, Floats], None]) -> "Counted | None":
+        """What boxing costs; nets with any cost are added."""
         starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
-        cost = np.empty((starts[-1], self.tables.rows))
+        cost = np.empty((starts[-1], self.rows))
         paid = []
-        for number, net in enumerate(nets):
-            boxing = cost[starts[number] : starts[number + 1]].reshape(net.reachable.shape)
+        for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
+            boxing = cost[start:end].reshape(net.reachable.shape)
             if self._price(net, boxing):
-                paid.append((net, starts[number]))
-                if number < len(self.tables.nets):
-                    self._add_net(net, boxing)
-            if number >= len(self.tables.nets):
-                self.joints += self._joints_of(net, boxing)
+                add(net, boxing)
+                paid.append((net, start))
         return Counted.of(cost, paid, sources=True) if paid else None
 
     def _price(self, net: Net, cost: Floats) -> bool:
@@ -166,19 +169,17 @@ class Terms:
             reachable = net.reachable.take(parts.sources, axis=0)
             self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
 
-    def _joints_of(self, net: Net, cost: Floats) -> list[Pair]:
-        """Pairs of a net apart: its boxing, and the bytes that its readers keep."""
+    def _add_joints(self, net: Net, cost: Floats) -> None:
+        """Add the pairs of a net apart: its boxing, and the bytes that its readers keep."""
         parts = self._shares(net, cost)
         holders = sum(use.holds for use in net.uses)
         price = net.count * self._scaled[INFLIGHT] / max(holders, 1)
-        pairs: list[Pair] = []
         for number, (use, (columns, _)) in enumerate(zip(net.uses, parts.wants, strict=True)):
             if use.choice != net.producer:
                 boxing = parts.share.take(columns, axis=1)
                 if use.holds:
                     boxing += net.held_bytes[columns] * price
-                pairs.append(parts.pair(net, number, boxing))
-        return pairs
+                self.joints.append(parts.pair(net, number, boxing))
 
     def _shares(self, net: Net, cost: Floats) -> "Split":
         """Split what boxing costs evenly among the uses that want a target, rounded down."""
@@ -359,6 +360,15 @@ class Counted:
             firsts=(_firsts(states[0]), _firsts(states[1])),
             twins=(pairs[:, 0], pairs[:, 1]),
         )
+
+
+def _total(counted: "Sequence[Counted | None]", chosen: Ints, places: Ints) -> Floats:
+    """What a solution pays of all of these: [R]."""
+    paid = np.zeros(len(places))
+    for one in counted:
+        if one is not None:
+            paid += one.total(chosen, places)
+    return paid
 
 
 def _of(values: NDArray[T], places: Ints, axis: int) -> NDArray[T]:
