@@ -7,13 +7,19 @@ minimising every term alone::
     cost(o) ≥ Σ_c min_o own[c, o] + Σ_u min_ab pair[u, a, b]
 
 A sweep goes through the choices in order: each takes in what its pairs with earlier choices hold
-and hands an even share to its pairs with later ones; then back again. Boxing that several readers
-of a net may share is split among them, and the split follows the slack. After a sweep back every
-pair is empty at its least, so that the bound is in the choices alone, and a solution is read off
-by taking options one after the other, each the best beside those before it. Choices with one
-neighbour are taken out before, and decided last; options that are illegal in all rows are left out.
+and hands an even share to its pairs with later ones; then back again. Choices with no pair among
+them are dealt with at once (a level). Boxing that several readers of a net may share is split among
+them, and the split follows what they use of it. After a sweep back every pair is empty at its
+least, so that the bound is in the choices alone, and a solution is read off by taking options one
+after the other, each the best beside those before it. Choices with one neighbour are taken out
+before, and decided last; options that are illegal in all rows are left out.
 
-All arrays end in the rows: one pass of NumPy serves every mesh and microbatch.
+Where no net leads from one group of choices to another, the bound is a sum of bounds of the groups,
+each of which holds alone; nets that join groups can be left out of the sweeps to that end. An
+ascent at other prices is best begun with the duals of one before it: a sweep or two then do.
+
+All arrays end in the rows: one pass of NumPy serves every mesh and microbatch. Pairs are in single
+precision, half the memory to go through, and rounded such that bounds hold (`duals.pairs`).
 
 Notes
 -----
@@ -48,7 +54,7 @@ class Ascent:
     prices : array [F, K]
         What one unit of each figure costs, row by row.
     whole : bool
-        Keep every choice and option, for `lifts`.
+        Keep every choice and option, for `lifts`, and double precision.
     groups : sequence, optional
         Per choice, a number or the name of a template. Nets that join choices of different groups
         are not swept, so that each group has a bound of its own (`bounds_by`), but they count in

@@ -27,6 +27,8 @@ from millrace.planner.search.blocks.states import Ints
 Floats = NDArray[np.floating[Any]]
 Doubles = NDArray[np.float64]
 
+# What is illegal costs this much, in units of which a row's options cost about one in all.
+ILLEGAL = 1e6
 ENOUGH = 100.0  # no state is handed more: it can only be illegal, and large numbers are coarse
 CELLS = 2**16  # cells that are subtracted before their least is sought: they stay in the cache
 

@@ -11,7 +11,7 @@ from functools import reduce
 import numpy as np
 
 from millrace.planner.search.blocks.duals.pairs import ENOUGH, Floats, Level, Pair
-from millrace.planner.search.blocks.duals.terms import Shared
+from millrace.planner.search.blocks.duals.sharing import Shared
 from millrace.planner.search.blocks.states import Ints
 
 Key = tuple[int, int, int]  # net, use, and the end, or 2 for the cost of the pair

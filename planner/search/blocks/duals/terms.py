@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.duals.pairs import Pair
+from millrace.planner.search.blocks.duals.pairs import ILLEGAL, Pair
+from millrace.planner.search.blocks.duals.sharing import Shared, along
 from millrace.planner.search.blocks.space import Use
 from millrace.planner.search.blocks.states import Bools, Ints
 from millrace.planner.search.blocks.tables import (
@@ -30,12 +31,6 @@ from millrace.planner.search.blocks.tables import (
 
 Floats = NDArray[np.float64]
 Shares = NDArray[np.floating[Any]]
-T = TypeVar("T", bound=np.generic)
-
-# What is illegal costs this much, in units of which a row's options cost about one in all.
-ILLEGAL = 1e6
-TINY = 1e-30  # no cost: what costs nothing is split into nothings
-EVENLY = 0.1  # share of boxing that readers have alike of what none of them needs
 
 
 class Terms:
@@ -161,7 +156,7 @@ class Terms:
             if use.choice == net.producer:
                 self.own[use.choice] += parts.share[parts.made, columns[states]]
                 continue
-            mine = np.array(_of(parts.share, columns, 1), copy=len(net.uses) > 1)
+            mine = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
             pairs.append(parts.pair(net, number, mine))
             wanted_by.append(columns)
         self.pairs += pairs
@@ -193,7 +188,7 @@ class Terms:
         share: Shares = np.empty(cost.shape, self._precision)
         factor = (lower / np.maximum(wanted, 1))[:, None]
         np.multiply(cost, factor, out=share, casting="same_kind")
-        share = _of(share, sources, 0)
+        share = along(share, sources, 0)
         np.minimum(share, ILLEGAL, out=share)
         return Split(share, sources, made, wants)
 
@@ -227,88 +222,6 @@ class Split:
             numbers=(self.sources, columns),
             use=(net.number, number),
         )
-
-
-@dataclass(slots=True, eq=False)
-class Shared:
-    """Pairs of one net, between which the cost of boxing may be split in any way."""
-
-    pairs: list[Pair]
-    columns: list[Ints | slice]  # of every pair: which of the targets its reader wants
-    total: Shares  # [A, B, K]: what the pairs cost together, of targets that some reader wants
-    takers: Shares  # [B, 1]: of how many pairs a target is one
-    closed: Bools | None  # [A, B, K]: what no pair can be boxed by, whatever the split
-
-    @classmethod
-    def of(
-        cls, pairs: list[Pair], wanted: Sequence[Ints], share: Shares, reachable: Bools
-    ) -> "Shared":
-        """The pairs of readers that want these targets, at this share each."""
-        for pair in pairs:
-            pair.shared = True
-        counts = np.bincount(np.concatenate(wanted))
-        every = np.flatnonzero(counts)
-        takers = counts[every, None].astype(share.dtype)
-        total = _of(share, every, 1) * takers
-        closed = ~_of(reachable, every, 1)
-        if closed.any():
-            total[closed] = 0.0
-        columns = [_slice(np.searchsorted(every, one)) for one in wanted]
-        return cls(pairs, columns, total, takers, closed if closed.any() else None)
-
-    def split(self, room: Shares) -> None:
-        """Leave every pair what both ends have taken out of it, and split the rest anew.
-
-        Most goes where much was taken, `EVENLY` as much of the whole to all alike.
-        """
-        for pair in self.pairs:
-            np.add(pair.taken[0][:, None], pair.taken[1], out=pair.cost)
-            np.maximum(pair.cost, 0.0, out=pair.cost)
-        self.fit(room)
-
-    def begin(self, room: Shares) -> None:
-        """Split the cost in proportion to what the pairs have for theirs."""
-        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
-        self._add_up(used)
-        np.divide(self.total, used + TINY, out=scale)
-        np.multiply(self.total, used < TINY, out=used)
-        used /= self.takers
-        self._set(scale, used)
-
-    def fit(self, room: Shares) -> None:
-        """Let the pairs together cost what they may; `room` is for two arrays like `total`."""
-        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
-        self._add_up(used)
-        np.multiply(self.total, EVENLY, out=scale)
-        scale += used
-        scale += TINY
-        np.divide(self.total, scale, out=scale)
-        np.subtract(self.total, used, out=used)
-        used *= scale
-        used *= EVENLY / self.takers
-        scale *= 1 + EVENLY
-        self._set(scale, used)
-
-    def _set(self, scale: Shares, extra: Shares) -> None:
-        """Multiply what pairs cost, and add something."""
-        if self.closed is not None:
-            np.copyto(extra, ILLEGAL, where=self.closed)
-        for pair, columns in zip(self.pairs, self.columns, strict=True):
-            pair.cost *= scale[:, columns]
-            pair.cost += extra[:, columns]
-            np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
-
-    def _add_up(self, used: Shares) -> None:
-        """What the pairs cost together."""
-        used.fill(0.0)
-        for pair, columns in zip(self.pairs, self.columns, strict=True):
-            used[:, columns] += pair.cost
-
-    def keep(self, rows: Ints) -> None:
-        """Leave out all other rows; pairs are left to `Pair.keep`."""
-        self.total = self.total.take(rows, axis=2)
-        if self.closed is not None:
-            self.closed = self.closed.take(rows, axis=2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -369,17 +282,6 @@ def _total(counted: "Sequence[Counted | None]", chosen: Ints, places: Ints) -> F
         if one is not None:
             paid += one.total(chosen, places)
     return paid
-
-
-def _of(values: NDArray[T], places: Ints, axis: int) -> NDArray[T]:
-    """Some of the values along an axis, as they are where that is all."""
-    return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
-
-
-def _slice(places: Ints) -> Ints | slice:
-    """Places as a slice where they are one after the other: much faster to read."""
-    first, last = int(places[0]), int(places[-1])
-    return slice(first, last + 1) if last - first == len(places) - 1 else places
 
 
 def _firsts(arrays: Sequence[Ints]) -> Ints:

@@ -1,0 +1,114 @@
+"""Sharing: boxing that several readers of a net may want, split among their pairs.
+
+A target counts once, whoever reads it, so that any split of what it costs gives a bound. The best
+split gives every reader what it uses: what its ends have taken out of its pair. Shapes: A sources,
+B targets, K rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.planner.search.blocks.duals.pairs import ILLEGAL, Floats, Pair
+from millrace.planner.search.blocks.states import Bools, Ints
+
+T = TypeVar("T", bound=np.generic)
+
+TINY = 1e-30  # no cost: what costs nothing is split into nothings
+EVENLY = 0.1  # share of boxing that readers have alike of what none of them needs
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """Pairs of one net, between which the cost of boxing may be split in any way."""
+
+    pairs: list[Pair]
+    columns: list[Ints | slice]  # of every pair: which of the targets its reader wants
+    total: Floats  # [A, B, K]: what the pairs cost together, of targets that some reader wants
+    takers: Floats  # [B, 1]: of how many pairs a target is one
+    closed: Bools | None  # [A, B, K]: what no pair can be boxed by, whatever the split
+
+    @classmethod
+    def of(
+        cls, pairs: list[Pair], wanted: Sequence[Ints], share: Floats, reachable: Bools
+    ) -> "Shared":
+        """The pairs of readers that want these targets, at this share each."""
+        for pair in pairs:
+            pair.shared = True
+        counts = np.bincount(np.concatenate(wanted))
+        every = np.flatnonzero(counts)
+        takers = counts[every, None].astype(share.dtype)
+        total = along(share, every, 1) * takers
+        closed = ~along(reachable, every, 1)
+        if closed.any():
+            total[closed] = 0.0
+        columns = [_slice(np.searchsorted(every, one)) for one in wanted]
+        return cls(pairs, columns, total, takers, closed if closed.any() else None)
+
+    def split(self, room: Floats) -> None:
+        """Leave every pair what both ends have taken out of it, and split the rest anew.
+
+        Most goes where much was taken, `EVENLY` as much of the whole to all alike.
+        """
+        for pair in self.pairs:
+            np.add(pair.taken[0][:, None], pair.taken[1], out=pair.cost)
+            np.maximum(pair.cost, 0.0, out=pair.cost)
+        self.fit(room)
+
+    def begin(self, room: Floats) -> None:
+        """Split the cost in proportion to what the pairs have for theirs."""
+        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
+        self._add_up(used)
+        np.divide(self.total, used + TINY, out=scale)
+        np.multiply(self.total, used < TINY, out=used)
+        used /= self.takers
+        self._set(scale, used)
+
+    def fit(self, room: Floats) -> None:
+        """Let the pairs together cost what they may; `room` is for two arrays like `total`."""
+        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
+        self._add_up(used)
+        np.multiply(self.total, EVENLY, out=scale)
+        scale += used
+        scale += TINY
+        np.divide(self.total, scale, out=scale)
+        np.subtract(self.total, used, out=used)
+        used *= scale
+        used *= EVENLY / self.takers
+        scale *= 1 + EVENLY
+        self._set(scale, used)
+
+    def _set(self, scale: Floats, extra: Floats) -> None:
+        """Multiply what pairs cost, and add something."""
+        if self.closed is not None:
+            np.copyto(extra, ILLEGAL, where=self.closed)
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
+            pair.cost *= scale[:, columns]
+            pair.cost += extra[:, columns]
+            np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
+
+    def _add_up(self, used: Floats) -> None:
+        """What the pairs cost together."""
+        used.fill(0.0)
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
+            used[:, columns] += pair.cost
+
+    def keep(self, rows: Ints) -> None:
+        """Leave out all other rows; pairs are left to `Pair.keep`."""
+        self.total = self.total.take(rows, axis=2)
+        if self.closed is not None:
+            self.closed = self.closed.take(rows, axis=2)
+
+
+def along(values: NDArray[T], places: Ints, axis: int) -> NDArray[T]:
+    """Some of the values along an axis, as they are where that is all."""
+    return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
+
+
+def _slice(places: Ints) -> Ints | slice:
+    """Places as a slice where they are one after the other: much faster to read."""
+    first, last = int(places[0]), int(places[-1])
+    return slice(first, last + 1) if last - first == len(places) - 1 else places
