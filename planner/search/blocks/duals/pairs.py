@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,25 @@ Doubles = NDArray[np.float64]
 ILLEGAL = 1e6
 ENOUGH = 100.0  # no state is handed more: it can only be illegal, and large numbers are coarse
 CELLS = 2**16  # cells that are subtracted before their least is sought: they stay in the cache
+
+
+class Options(NamedTuple):
+    """The options of all states of a side, states with about as many together.
+
+    Attributes
+    ----------
+    every : array
+        Options, class after class: the first of every state, then the second …, and the first again
+        where others of the class have more.
+    classes : list
+        Where in `every` those of a class are, of how many states, and the places of these.
+    order : array [S]
+        The place of every state.
+    """
+
+    every: Ints
+    classes: list[tuple[slice, int, slice]]
+    order: Ints
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +174,7 @@ class Side:
         """Take this for what was taken."""
         self.taken = taken
         self._found = np.empty_like(taken)
-        self._gift = np.empty(taken.shape)
+        self._gift, self._least = np.empty((2, *taken.shape))
         self._moved = np.zeros((len(taken) + 1, taken.shape[1]))  # the last for no state
         for (pair, at), place in zip(self.pairs, self.slices, strict=True):
             pair.taken[at] = taken[place]
@@ -214,8 +233,16 @@ class Side:
 
     def hand(self, own: Doubles) -> Doubles:
         """Put a share of the least that options cost into every pair; what an option gains."""
-        for where, options in self.options:
-            self._gift[where] = np.minimum.reduce(own.take(options, axis=0), axis=0)
+        options, classes, order = self.options
+        offered = own.take(options, axis=0)
+        if len(classes) > 1:
+            for cells, count, into in classes:
+                each = offered[cells].reshape(-1, count, own.shape[1])
+                np.minimum.reduce(each, axis=0, out=self._least[into])
+            self._least.take(order, axis=0, out=self._gift, mode="clip")
+        else:
+            each = offered.reshape(-1, len(order), own.shape[1])
+            np.minimum.reduce(each, axis=0, out=self._gift)
         self._gift *= self._shares
         np.minimum(self._gift, ENOUGH, out=self._gift)
         np.subtract(self.taken, self._gift, out=self._found, casting="same_kind")
@@ -283,7 +310,7 @@ def _layout(
     homes: tuple[int, ...],
     starts: tuple[int, ...],
     options: int,
-) -> tuple[list[slice], Ints, list[tuple[Ints, Ints]]]:
+) -> tuple[list[slice], Ints, Options]:
     """How options fall on the states of all pairs of a side, laid one after the other.
 
     Parameters
@@ -301,9 +328,7 @@ def _layout(
         Where the states of every pair are.
     state : array [pairs of a choice, O]
         One behind the last state where a choice has fewer pairs than others.
-    options : list of pairs of arrays
-        Some of the states, and their options [·, states], the first of them again where others of
-        these have more.
+    options : Options
     """
     firsts = np.cumsum([0, *counts])
     rank = [homes[:number].count(home) for number, home in enumerate(homes)]
@@ -319,14 +344,21 @@ def _layout(
     return slices, state, _alike(at, option[np.argsort(at, kind="stable")])
 
 
-def _alike(states: Ints, options: Ints) -> list[tuple[Ints, Ints]]:
-    """States with about as many options, and these, of options in the order of their states."""
+def _alike(states: Ints, options: Ints) -> Options:
+    """Options of all states, from options in the order of their states."""
     sizes = np.bincount(states)
     first = np.cumsum(sizes) - sizes
-    classes = np.frexp(sizes - 0.5)[1]  # up to 1, 2, 4, 8 …
-    found = []
-    for one in np.unique(classes).tolist():
-        where = np.flatnonzero(classes == one)
+    kinds = np.frexp(sizes - 0.5)[1]  # up to 1, 2, 4, 8 …
+    order = np.argsort(kinds, kind="stable")
+    classes: list[tuple[slice, int, slice]] = []
+    every: list[Ints] = []
+    cells = done = 0
+    for kind in np.unique(kinds).tolist():
+        where = np.flatnonzero(kinds == kind)
         turn = np.arange(int(sizes[where].max()))[:, None]
-        found.append((where, options[first[where] + np.where(turn < sizes[where], turn, 0)]))
-    return found
+        place = first[where] + np.where(turn < sizes[where], turn, 0)
+        every.append(options[place].ravel())
+        into = slice(done, done + len(where))
+        classes.append((slice(cells, cells + place.size), len(where), into))
+        cells, done = cells + place.size, done + len(where)
+    return Options(np.concatenate(every), classes, np.argsort(order))

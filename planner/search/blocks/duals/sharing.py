@@ -6,7 +6,7 @@ B targets, K rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -30,6 +30,14 @@ class Shared:
     total: Floats  # [A, B, K]: what the pairs cost together, of targets that some reader wants
     takers: Floats  # [B, 1]: of how many pairs a target is one
     closed: Bools | None  # [A, B, K]: what no pair can be boxed by, whatever the split
+    floor: Floats = field(init=False)  # [A, B, K]: the part of the total that is split evenly
+    raised: Floats = field(init=False)  # [A, B, K]: the total and that part
+    even: Floats = field(init=False)  # [B, 1]
+
+    def __post_init__(self) -> None:
+        self.floor = self.total * EVENLY + TINY
+        self.raised = self.total * (1 + EVENLY)
+        self.even = EVENLY / (1 + EVENLY) / self.takers
 
     @classmethod
     def of(
@@ -71,14 +79,11 @@ class Shared:
         """Let the pairs together cost what they may; `room` is for two arrays like `total`."""
         used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
         self._add_up(used)
-        np.multiply(self.total, EVENLY, out=scale)
-        scale += used
-        scale += TINY
-        np.divide(self.total, scale, out=scale)
+        np.add(used, self.floor, out=scale)
+        np.divide(self.raised, scale, out=scale)
         np.subtract(self.total, used, out=used)
         used *= scale
-        used *= EVENLY / self.takers
-        scale *= 1 + EVENLY
+        used *= self.even
         self._set(scale, used)
 
     def _set(self, scale: Floats, extra: Floats) -> None:
@@ -99,6 +104,8 @@ class Shared:
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows; pairs are left to `Pair.keep`."""
         self.total = self.total.take(rows, axis=2)
+        self.floor = self.floor.take(rows, axis=2)
+        self.raised = self.raised.take(rows, axis=2)
         if self.closed is not None:
             self.closed = self.closed.take(rows, axis=2)
 
