@@ -161,7 +161,7 @@ class Ascent:
                 if not below.any():
                     break
                 self.keep(below)
-            if number == sweeps - 1 or (number and number % 2 == 0):
+            if number or sweeps == 1:
                 self.decode()
             history.append(self.bounds.copy())
             gap = self.reached - self.bounds
@@ -172,7 +172,7 @@ class Ascent:
                 going &= ~(np.isfinite(gap) & (risen < STALE * gap))
             if not going[self.places].any():
                 break
-            if number % 2 == 1 and going[self.places].mean() < WORTH:
+            if going[self.places].mean() < WORTH:
                 self.keep(going[self.places])
 
     # -- sweeping ----------------------------------------------------------------------------
