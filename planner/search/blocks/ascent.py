@@ -120,7 +120,7 @@ class Ascent:
     def _lay_out(self) -> None:
         """Note where sweeps read and write, once for all of them."""
         sides = [side for level in self.levels for side in level.sides]
-        cells = [2 * one.total.size for one in self.terms.shared] + [side.room() for side in sides]
+        cells = [3 * one.total.size for one in self.terms.shared] + [side.room() for side in sides]
         self.room: Floats = np.empty(max(cells, default=0), self.precision)
         for side in sides:
             side.lay_out(self.room)
@@ -255,7 +255,7 @@ class Ascent:
             return
         left = np.flatnonzero(rows)
         gone = np.flatnonzero(~rows)
-        self._left.append((self.places[gone], Duals.of(self.pairs).take(gone)))
+        self._left.append((self.places[gone], Duals.of(self.pairs, gone)))
         self.places = self.places[left]
         self.unit, self.fixed = self.unit[left], self.fixed[left]
         for pair in (*self.pairs, *self.terms.joints):
@@ -271,7 +271,8 @@ class Ascent:
 
     def duals(self) -> Duals:
         """The duals of all rows as they are now, to start another ascent with."""
-        parts = [*self._left, (self.places, Duals.of(self.pairs))]
+        swept = np.arange(len(self.places))
+        parts = [*self._left, (self.places, Duals.of(self.pairs, swept))]
         return Duals.joined([part for _, part in parts], [places for places, _ in parts])
 
     def lifts(self) -> list[Doubles]:

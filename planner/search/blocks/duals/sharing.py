@@ -35,7 +35,7 @@ class Shared:
     even: Floats = field(init=False)  # [B, 1]
 
     def __post_init__(self) -> None:
-        self.floor = self.total * EVENLY + TINY
+        self.floor = self.total * EVENLY
         self.raised = self.total * (1 + EVENLY)
         self.even = EVENLY / (1 + EVENLY) / self.takers
 
@@ -59,47 +59,34 @@ class Shared:
     def split(self, room: Floats) -> None:
         """Leave every pair what both ends have taken out of it, and split the rest anew.
 
-        Most goes where much was taken, `EVENLY` as much of the whole to all alike.
+        Most goes where much was taken, `EVENLY` as much of the whole to all alike. Where more was
+        taken than there is, all have less; none less than nothing, as few may come to want it.
+
+        Parameters
+        ----------
+        room : array
+            For three arrays like `total`.
         """
-        for pair in self.pairs:
+        used, scale, most = room[: 3 * self.total.size].reshape(3, *self.total.shape)
+        used.fill(TINY)
+        for pair, columns in zip(self.pairs, self.columns, strict=True):
             np.add(pair.taken[0][:, None], pair.taken[1], out=pair.cost)
             np.maximum(pair.cost, 0.0, out=pair.cost)
-        self.fit(room)
-
-    def begin(self, room: Floats) -> None:
-        """Split the cost in proportion to what the pairs have for theirs."""
-        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
-        self._add_up(used)
-        np.divide(self.total, used + TINY, out=scale)
-        np.multiply(self.total, used < TINY, out=used)
-        used /= self.takers
-        self._set(scale, used)
-
-    def fit(self, room: Floats) -> None:
-        """Let the pairs together cost what they may; `room` is for two arrays like `total`."""
-        used, scale = room[: 2 * self.total.size].reshape(2, *self.total.shape)
-        self._add_up(used)
+            used[:, columns] += pair.cost
         np.add(used, self.floor, out=scale)
         np.divide(self.raised, scale, out=scale)
+        np.divide(self.total, used, out=most)
+        np.minimum(scale, most, out=scale)
         np.subtract(self.total, used, out=used)
+        np.maximum(used, 0.0, out=used)
         used *= scale
         used *= self.even
-        self._set(scale, used)
-
-    def _set(self, scale: Floats, extra: Floats) -> None:
-        """Multiply what pairs cost, and add something."""
         if self.closed is not None:
-            np.copyto(extra, ILLEGAL, where=self.closed)
+            np.copyto(used, ILLEGAL, where=self.closed)
         for pair, columns in zip(self.pairs, self.columns, strict=True):
             pair.cost *= scale[:, columns]
-            pair.cost += extra[:, columns]
+            pair.cost += used[:, columns]
             np.copyto(pair.turned, pair.cost.swapaxes(0, 1))
-
-    def _add_up(self, used: Floats) -> None:
-        """What the pairs cost together."""
-        used.fill(0.0)
-        for pair, columns in zip(self.pairs, self.columns, strict=True):
-            used[:, columns] += pair.cost
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows; pairs are left to `Pair.keep`."""
