@@ -1,7 +1,7 @@
 """Duals: block programs as sums of terms over the options of one choice or of two.
 
 In come tables and prices; out come what options and pairs cost (`terms`), with the choices that
-can be decided beside their neighbours taken out (`elimination`), and the moves of cost between
-choices and pairs (`pairs`) that an ascent is made of. Read `millrace.planner.search.blocks.ascent`
-first.
+can be decided beside their neighbours taken out (`elimination`), and what an ascent is made of: the
+moves of cost between choices and pairs (`pairs`), the split of what readers of a net share
+(`sharing`), and duals to begin with (`starts`). Read `millrace.planner.search.blocks.ascent` first.
 """

@@ -31,14 +31,13 @@ class Eliminated:
     own: Floats  # [O, K]
     pair: Pair | None  # with the neighbour, where there is one
 
-    def decide(self, chosen: Ints, rows: Ints) -> Ints:
-        """The best option beside what the neighbour has: [K]."""
+    def costs(self, chosen: Ints, rows: Ints) -> Floats:
+        """Costs of the options beside what the neighbour has: [O, K]."""
         value = self.own
         if self.pair is not None:
             cost, mine, other, theirs = self.pair.seen_from(self.choice)
             value = value + cost[:, theirs[chosen[other]], rows].take(mine, axis=0)
-        found: Ints = value.argmin(axis=0)
-        return found
+        return value
 
     def keep(self, rows: Ints) -> None:
         """Leave out all other rows."""

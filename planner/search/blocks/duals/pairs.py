@@ -1,21 +1,55 @@
 """Pairs: terms over the states of two choices, and how cost moves between them and the choices.
 
-What a choice has taken out of its pairs with earlier choices lies in one array, and so does what
-it has taken out of those with later ones, so that a choice deals with all of a side at once.
-Arrays end in the rows. Shapes: O options, S states of all pairs of a side, K rows.
+Choices of one level have no pair among them, so that a sweep deals with all of them at once. What
+they have taken out of their pairs with earlier choices lies in one array, and so does what they
+have taken out of those with later ones. Arrays end in the rows. Shapes: O options of a level, S
+states of all pairs of a side, K rows.
+
+Notes
+-----
+Costs of pairs, and what is taken out of them, may be single precision: `taken` is then exact for
+what it is, as the options' costs (in double precision) change by just what it changes by. Going
+back, what is taken is lowered by more than the subtraction before may have rounded up, so that no
+cell of a pair is left with less than nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.planner.search.blocks.states import Ints
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
+Doubles = NDArray[np.float64]
+
+# What is illegal costs this much, in units of which a row's options cost about one in all.
+ILLEGAL = 1e6
+ENOUGH = 100.0  # no state is handed more: it can only be illegal, and large numbers are coarse
+CELLS = 2**16  # cells that are subtracted before their least is sought: they stay in the cache
+
+
+class Options(NamedTuple):
+    """The options of all states of a side, states with about as many together.
+
+    Attributes
+    ----------
+    every : array
+        Options, class after class: the first of every state, then the second …, and the first again
+        where others of the class have more.
+    classes : list
+        Where in `every` those of a class are, of how many states, and the places of these.
+    order : array [S]
+        The place of every state.
+    """
+
+    every: Ints
+    classes: list[tuple[slice, int, slice]]
+    order: Ints
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +59,8 @@ class Pair:
     ends: tuple[int, int]  # choices
     states: tuple[Ints, Ints]  # [options] → state, at either end
     cost: Floats  # [states, states, K]
+    numbers: tuple[Ints, Ints]  # of the states, among the net's sources and targets
+    use: tuple[int, int]  # number of the net, and which of its uses
     turned: Floats = field(init=False)  # the same from the other end, in memory as well
     taken: list[Floats] = field(init=False)  # what either end has taken out: [states, K]
     shared: bool = False  # with other readers, so that the cost may change
@@ -45,94 +81,284 @@ class Pair:
         self.turned = self.cost.swapaxes(0, 1).copy()
 
 
+@dataclass(slots=True, eq=False)
+class Level:
+    """Choices with no pair among them, and what their options cost.
+
+    Attributes
+    ----------
+    choices : tuple of int
+    own : array [O, K]
+        Costs of all options, choice after choice.
+    slices : list of slice
+        Where those of every choice are.
+    earlier, later : Side, optional
+        The pairs with choices of earlier levels, and of later ones.
+    """
+
+    choices: tuple[int, ...]
+    own: Doubles
+    slices: list[slice]
+    earlier: "Side | None" = None
+    later: "Side | None" = None
+
+    @property
+    def sides(self) -> "list[Side]":
+        """Those that there are."""
+        return [side for side in (self.earlier, self.later) if side is not None]
+
+    def forth(self) -> None:
+        """Take in what pairs with earlier choices hold, and hand on an even share to the others."""
+        if self.earlier is not None:
+            self.own += self.earlier.collect()
+        if self.later is not None:
+            self.own += self.later.hand(self.own)
+
+    def back(self) -> None:
+        """Take in what pairs with later choices hold, and hand on an even share to the others."""
+        if self.later is not None:
+            self.own += self.later.collect(lowered=True)
+        if self.earlier is not None:
+            self.own += self.earlier.hand(self.own)
+
+    def least(self) -> Doubles:
+        """The least that every choice's options cost: [choices, K]."""
+        found: Doubles = np.array([self.own[place].min(axis=0) for place in self.slices])
+        return found
+
+    def keep(self, rows: Ints) -> None:
+        """Leave out all other rows; pairs are left to `Pair.keep`."""
+        self.own = self.own.take(rows, axis=1)
+        for side in self.sides:
+            side.hold(side.taken.take(rows, axis=1))
+
+
 class Side:
-    """The pairs of one choice with earlier choices, or those with later ones: one at least.
+    """The pairs of a level's choices with earlier choices, or those with later ones: one at least.
+
+    Parameters
+    ----------
+    level : Level
+    pairs : sequence of sequences of Pair
+        Per choice of the level.
+    most : sequence of int
+        Per choice the number of its pairs on the side where there are more.
 
     Attributes
     ----------
     taken : array [S, K]
-        What the choice has taken out of these pairs.
+        What the choices have taken out of these pairs.
     slices : list of slice
         Which of it lies in which pair.
     """
 
-    def __init__(self, choice: int, pairs: Sequence[Pair], rows: int) -> None:
-        self.pairs = tuple((pair, pair.ends.index(choice)) for pair in pairs)
+    def __init__(self, level: Level, pairs: Sequence[Sequence[Pair]], most: Sequence[int]) -> None:
+        ends = zip(level.choices, pairs, strict=True)
+        own = [(pair, pair.ends.index(choice)) for choice, mine in ends for pair in mine]
+        homes = [number for number, mine in enumerate(pairs) for _ in mine]
+        # Pairs whose other ends have as many states lie side by side: one minimum serves them.
+        order = sorted(range(len(own)), key=lambda at: own[at][0].cost.shape[1 - own[at][1]])
+        self.pairs = tuple(own[at] for at in order)
+        homes = [homes[at] for at in order]
         counts = tuple(pair.cost.shape[at] for pair, at in self.pairs)
         states = tuple(pair.states[at].tobytes() for pair, at in self.pairs)
-        self.slices, self.state, self.options, self.plain = _layout(counts, states)
-        self.hold(np.zeros((sum(counts), rows)))
+        starts = tuple(place.start for place in level.slices)
+        self.slices, self.state, self.options = _layout(
+            counts, states, tuple(homes), starts, len(level.own)
+        )
+        shares = np.array([1 / most[home] for home in homes])
+        self._shares = np.repeat(shares, counts)[:, None]
+        self.hold(np.zeros((sum(counts), level.own.shape[1]), self.pairs[0][0].cost.dtype))
 
     def hold(self, taken: Floats) -> None:
         """Take this for what was taken."""
         self.taken = taken
-        self.found = np.empty_like(taken)
+        self._found = np.empty_like(taken)
+        self._gift, self._least = np.empty((2, *taken.shape))
+        self._moved = np.zeros((len(taken) + 1, taken.shape[1]))  # the last for no state
         for (pair, at), place in zip(self.pairs, self.slices, strict=True):
             pair.taken[at] = taken[place]
 
     def lay_out(self, room: Floats) -> None:
         """Note where `collect` reads and writes, once for every sweep; `room` is for its use."""
-        self.links = []
-        for (pair, at), place in zip(self.pairs, self.slices, strict=True):
-            cost = pair.cost if at else pair.turned
-            mine = room[: cost.size].reshape(cost.shape)
-            self.links.append((cost, pair.taken[1 - at][:, None], mine, self.found[place]))
+        self._groups: list[tuple[list[tuple[Floats, Floats, Floats]], Floats, Floats]] = []
+        for first, last in self._runs():
+            cells = slice(self.slices[first].start, self.slices[last].stop)
+            theirs = self._depth(first)
+            shape = theirs, cells.stop - cells.start, self.taken.shape[1]
+            left = room[: shape[0] * shape[1] * shape[2]].reshape(shape)
+            links = []
+            for number in range(first, last + 1):
+                (pair, at), place = self.pairs[number], self.slices[number]
+                into = left[:, place.start - cells.start : place.stop - cells.start]
+                cost = pair.cost if at else pair.turned
+                links.append((cost, pair.taken[1 - at][:, None], into))
+            self._groups.append((links, left, self._found[cells]))
 
-    def collect(self) -> Floats:
+    def room(self) -> int:
+        """Cells that `lay_out` needs."""
+        runs = (
+            (self.slices[a].start, self.slices[b].stop, self._depth(a)) for a, b in self._runs()
+        )
+        most: int = max((stop - start) * depth for start, stop, depth in runs)
+        return most * len(self.taken[0])
+
+    def _depth(self, number: int) -> int:
+        """States of a pair's other end."""
+        pair, at = self.pairs[number]
+        return len(pair.turned if at == 0 else pair.cost)
+
+    def _runs(self) -> list[tuple[int, int]]:
+        """First and last pair of those whose least is sought at once."""
+        runs: list[tuple[int, int]] = []
+        for number, place in enumerate(self.slices):
+            depth = self._depth(number)
+            if runs and self._depth(runs[-1][0]) == depth:
+                cells = (place.stop - self.slices[runs[-1][0]].start) * depth
+                if cells * self.taken.shape[1] <= CELLS:
+                    runs[-1] = runs[-1][0], number
+                    continue
+            runs.append((number, number))
+        return runs
+
+    def collect(self, *, lowered: bool = False) -> Doubles:
         """Take all that is left for each state out of the pairs; what that is for an option."""
-        for cost, other, room, least in self.links:
-            np.subtract(cost, other, out=room)
-            np.minimum.reduce(room, axis=0, out=least)
-        gain = self.spread(self.found - self.taken)
-        np.copyto(self.taken, self.found)
-        return gain
+        for links, left, least in self._groups:
+            for cost, other, into in links:
+                np.subtract(cost, other, out=into)
+            np.minimum.reduce(left, axis=0, out=least)
+        if lowered and self.taken.dtype == np.float32:
+            self._found -= np.abs(self._found) * np.finfo(np.float32).eps
+        return self.take(self._found)
 
-    def hand(self, own: Floats, share: float) -> None:
-        """Put a share of the least that options cost into every pair."""
-        gift: Floats
-        if len(self.options) == 1:
-            gift = own.take(self.options[0], axis=0)
+    def hand(self, own: Doubles) -> Doubles:
+        """Put a share of the least that options cost into every pair; what an option gains."""
+        options, classes, order = self.options
+        offered = own.take(options, axis=0)
+        if len(classes) > 1:
+            for cells, count, into in classes:
+                each = offered[cells].reshape(-1, count, own.shape[1])
+                np.minimum.reduce(each, axis=0, out=self._least[into])
+            self._least.take(order, axis=0, out=self._gift, mode="clip")
         else:
-            gift = np.minimum.reduce(own.take(self.options, axis=0), axis=0)
-        gift *= share
-        self.taken -= gift
-        own -= self.spread(gift)
+            each = offered.reshape(-1, len(order), own.shape[1])
+            np.minimum.reduce(each, axis=0, out=self._gift)
+        self._gift *= self._shares
+        np.minimum(self._gift, ENOUGH, out=self._gift)
+        np.subtract(self.taken, self._gift, out=self._found, casting="same_kind")
+        return self.take(self._found)
 
-    def spread(self, values: Floats) -> Floats:
-        """What the values of its states come to for an option: [O, K] of [S, K]."""
-        if self.plain:
-            return values
-        found: Floats
-        if len(self.state) == 1:
-            found = values.take(self.state[0], axis=0)
-            return found
-        found = np.add.reduce(values.take(self.state, axis=0), axis=0)
+    def take(self, taken: Floats) -> Doubles:
+        """Take so much instead of what was taken before; the difference for an option."""
+        np.subtract(taken, self.taken, out=self._moved[:-1], dtype=np.float64)
+        np.copyto(self.taken, taken)
+        return self.spread(self._moved)
+
+    def beside(self, chosen: Ints, rows: Ints) -> Doubles:
+        """What pairs still hold beside the options of their other ends, for an option: [O, K]."""
+        for (pair, at), place in zip(self.pairs, self.slices, strict=True):
+            cost = pair.turned if at else pair.cost
+            states = pair.states[1 - at][chosen[pair.ends[1 - at]]]
+            np.subtract(cost[:, states, rows], pair.taken[at], out=self._moved[place])
+        return self.spread(self._moved)
+
+    def spread(self, values: Doubles) -> Doubles:
+        """What the values of its states come to for an option: [O, K] of [S + 1, K]."""
+        found: Doubles = values.take(self.state[0], axis=0)
+        for state in self.state[1:]:
+            found += values.take(state, axis=0)
         return found
+
+
+def levels_of(order: Sequence[int], own: Sequence[Doubles], pairs: Sequence[Pair]) -> list[Level]:
+    """Choices by the longest way from one without earlier ones; pairs lead to later levels.
+
+    Parameters
+    ----------
+    order : sequence of int
+        The choices.
+    own : sequence of arrays
+        What the options of every choice cost.
+    pairs : sequence of Pair
+        All pairs between them.
+    """
+    beside: dict[int, tuple[list[Pair], list[Pair]]] = {at: ([], []) for at in order}
+    for pair in pairs:
+        beside[max(pair.ends)][0].append(pair)
+        beside[min(pair.ends)][1].append(pair)
+    depth: dict[int, int] = {}
+    for at in order:
+        depth[at] = max((depth[min(pair.ends)] + 1 for pair in beside[at][0]), default=0)
+    levels = []
+    for number in range(max(depth.values(), default=-1) + 1):
+        choices = tuple(at for at in order if depth[at] == number)
+        ends = np.cumsum([0, *(len(own[at]) for at in choices)]).tolist()
+        costs = np.concatenate([own[at] for at in choices])
+        level = Level(choices, costs, [slice(a, b) for a, b in pairwise(ends)])
+        most = [max(map(len, beside[at])) for at in choices]
+        earlier, later = ([beside[at][side] for at in choices] for side in (0, 1))
+        level.earlier = Side(level, earlier, most) if any(earlier) else None
+        level.later = Side(level, later, most) if any(later) else None
+        levels.append(level)
+    return levels
 
 
 @lru_cache(maxsize=2_000)
 def _layout(
-    counts: tuple[int, ...], states: tuple[bytes, ...]
-) -> tuple[list[slice], Ints, Ints, bool]:
+    counts: tuple[int, ...],
+    states: tuple[bytes, ...],
+    homes: tuple[int, ...],
+    starts: tuple[int, ...],
+    options: int,
+) -> tuple[list[slice], Ints, Options]:
     """How options fall on the states of all pairs of a side, laid one after the other.
+
+    Parameters
+    ----------
+    counts, states, homes : tuples
+        Per pair its states, which of them the choice's options have, and the choice's place.
+    starts : tuple
+        The first option of every choice.
+    options : int
+        Of all choices.
 
     Returns
     -------
     slices : list
         Where the states of every pair are.
-    state : array [pairs, O]
-    options : array [·, S]
-        The options of every state, the first of them again where others have more.
-    plain : bool
-        Whether there is one pair, and a state of it is an option.
+    state : array [pairs of a choice, O]
+        One behind the last state where a choice has fewer pairs than others.
+    options : Options
     """
-    starts = np.cumsum([0, *counts])
-    own = np.stack([np.frombuffer(one, np.int64) for one in states])
-    state = own + starts[:-1, None]
-    flat = state.ravel()
-    sizes = np.bincount(flat, minlength=int(starts[-1]))
-    rank = np.arange(int(sizes.max()))[:, None]
-    place = np.cumsum(sizes) - sizes + np.where(rank < sizes, rank, 0)
-    options = np.argsort(flat, kind="stable")[place] % state.shape[1]
-    plain = len(states) == 1 and bool((own[0] == np.arange(own.shape[1])).all())
-    return [slice(a, b) for a, b in pairwise(starts.tolist())], state, options, plain
+    firsts = np.cumsum([0, *counts])
+    rank = [homes[:number].count(home) for number, home in enumerate(homes)]
+    state = np.full((max(rank) + 1, options), firsts[-1])
+    flat: list[Ints] = []
+    for number, one in enumerate(states):
+        own = np.frombuffer(one, np.int64) + firsts[number]
+        start = starts[homes[number]]
+        state[rank[number], start : start + len(own)] = own
+        flat.append(np.stack([own, np.arange(start, start + len(own))]))
+    at, option = np.concatenate(flat, axis=1)
+    slices = [slice(a, b) for a, b in pairwise(firsts.tolist())]
+    return slices, state, _alike(at, option[np.argsort(at, kind="stable")])
+
+
+def _alike(states: Ints, options: Ints) -> Options:
+    """Options of all states, from options in the order of their states."""
+    sizes = np.bincount(states)
+    first = np.cumsum(sizes) - sizes
+    kinds = np.frexp(sizes - 0.5)[1]  # up to 1, 2, 4, 8 …
+    order = np.argsort(kinds, kind="stable")
+    classes: list[tuple[slice, int, slice]] = []
+    every: list[Ints] = []
+    cells = done = 0
+    for kind in np.unique(kinds).tolist():
+        where = np.flatnonzero(kinds == kind)
+        turn = np.arange(int(sizes[where].max()))[:, None]
+        place = first[where] + np.where(turn < sizes[where], turn, 0)
+        every.append(options[place].ravel())
+        into = slice(done, done + len(where))
+        classes.append((slice(cells, cells + place.size), len(where), into))
+        cells, done = cells + place.size, done + len(where)
+    return Options(np.concatenate(every), classes, np.argsort(order))

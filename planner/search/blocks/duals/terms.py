@@ -1,19 +1,22 @@
 """Terms: what every option, every boxing and every kept tensor of block programs costs at prices.
 
 Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
-where solutions are measured, and `ILLEGAL` where bounds are sought. Shapes: O options, A sources,
+where solutions are measured, and `ILLEGAL` where bounds are sought; boxing may be rounded down to
+single precision there. Shapes: O options, A sources,
 B targets, U uses, K rows, R columns of a solution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.blocks.duals.pairs import Pair
+from millrace.planner.search.blocks.duals.pairs import ILLEGAL, Pair
+from millrace.planner.search.blocks.duals.sharing import Shared, along
 from millrace.planner.search.blocks.space import Use
 from millrace.planner.search.blocks.states import Bools, Ints
 from millrace.planner.search.blocks.tables import (
@@ -27,9 +30,7 @@ from millrace.planner.search.blocks.tables import (
 )
 
 Floats = NDArray[np.float64]
-
-# What is illegal costs this much, in units of which a row's options cost about one in all.
-ILLEGAL = 1e6
+Shares = NDArray[np.floating[Any]]
 
 
 class Terms:
@@ -47,10 +48,21 @@ class Terms:
         Boxing: a term for every use of a net.
     shared : list of Shared
         The pairs of every net that has several readers.
+    joints : list of Pair
+        What reading a solution off counts besides: boxing and kept tensors of nets apart.
     """
 
-    def __init__(self, tables: Tables, prices: Floats, *, whole: bool) -> None:
-        self.tables = tables
+    def __init__(
+        self,
+        tables: Tables,
+        prices: Floats,
+        *,
+        whole: bool,
+        precision: type[np.floating[Any]] = np.float64,
+        apart: Sequence[Net] = (),
+    ) -> None:
+        self.rows = tables.rows
+        self._precision = precision
         self.kept = [_legal(choice, whole=whole) for choice in tables.choices]
         raw = [
             choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
@@ -65,52 +77,64 @@ class Terms:
             cost[~choice.legal] = np.inf
             self._paid.append(cost)
             self.own.append(cost.take(kept, axis=0))
-        self._add_held()
-        for own in self.own:
-            np.minimum(own, ILLEGAL, out=own)
         self.pairs: list[Pair] = []
         self.shared: list[Shared] = []
-        self._boxed = self._add_boxing()
+        self.joints: list[Pair] = []
+        held = self._hold(tables.nets, self._add_held)
+        for own in self.own:
+            np.minimum(own, ILLEGAL, out=own)
+        self._alone = [self._box(tables.nets, self._add_net), held]
+        self._joined = [self._box(apart, self._add_joints), self._hold(apart)]
 
-    def measured(self, chosen: Ints, places: Ints) -> Floats:
-        """Cost of one option per choice on some rows, infinite where that is illegal: [R]."""
+    def measured(self, chosen: Ints, places: Ints) -> tuple[Floats, Floats]:
+        """Cost of one option per choice on some rows, infinite where that is illegal: [R].
+
+        First without the nets apart, then with them.
+        """
         cost = np.zeros(len(places))
         for paid, option in zip(self._paid, chosen, strict=True):
             cost += paid[option, places]
-        for counted in (self._boxed, self._kept_bytes):
-            if counted is not None:
-                cost += counted.total(chosen, places)
-        found: Floats = cost * self.unit[places]
-        return found
+        alone = cost + _total(self._alone, chosen, places)
+        unit = self.unit[places]
+        return alone * unit, (alone + _total(self._joined, chosen, places)) * unit
 
-    def _add_held(self) -> None:
-        self._kept_bytes: Counted | None = None
+    def _hold(
+        self, nets: Sequence[Net], add: Callable[[Net, Floats], None] | None = None
+    ) -> "Counted | None":
+        """What is kept for readers."""
         price = self._scaled[INFLIGHT]
-        holding = [net for net in self.tables.nets if any(use.holds for use in net.uses)]
+        holding = [net for net in nets if any(use.holds for use in net.uses)]
         if not price.any() or not holding:
-            return
+            return None
         costs = [net.held_bytes * (net.count * price) for net in holding]
-        for net, cost in zip(holding, costs, strict=True):
-            holders = [use for use in net.uses if use.holds]
-            for use in holders:
-                wants = use.wants[self.kept[use.choice]]
-                self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+        if add is not None:
+            for net, cost in zip(holding, costs, strict=True):
+                add(net, cost)
         starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
         paid = list(zip(holding, starts, strict=True))
-        self._kept_bytes = Counted.of(np.concatenate(costs), paid, sources=False)
+        return Counted.of(np.concatenate(costs), paid, sources=False)
 
-    def _add_boxing(self) -> "Counted | None":
-        nets = self.tables.nets
+    def _add_held(self, net: Net, cost: Floats) -> None:
+        """Add an even share of what is kept to the options of every reader that keeps it."""
+        holders = [use for use in net.uses if use.holds]
+        for use in holders:
+            wants = use.wants[self.kept[use.choice]]
+            self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
+
+    def _box(self, nets: Sequence[Net], add: Callable[[Net, Floats], None]) -> "Counted | None":
+        """What boxing costs; nets with any cost are added."""
         starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
-        cost = np.empty((starts[-1], self.tables.rows))
+        cost = np.empty((starts[-1], self.rows))
         paid = []
         for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
-            if self._price(net, cost[start:end].reshape(net.reachable.shape)):
+            boxing = cost[start:end].reshape(net.reachable.shape)
+            if self._price(net, boxing):
+                add(net, boxing)
                 paid.append((net, start))
         return Counted.of(cost, paid, sources=True) if paid else None
 
     def _price(self, net: Net, cost: Floats) -> bool:
-        """Note what every boxing of a net costs [A, B, K], and its pairs; whether there are any."""
+        """Note what every boxing of a net costs [A, B, K]; whether any costs something."""
         price = net.count * self._scaled
         np.multiply(net.duration_ns, price[STEP if net.step else MICROBATCH], out=cost)
         bytes_too = bool(net.buffer_bytes.any())
@@ -121,46 +145,83 @@ class Terms:
             return False
         if not whole:
             np.copyto(cost, np.inf, where=~net.reachable)
-        self._add_net(net, cost)
         return True
 
     def _add_net(self, net: Net, cost: Floats) -> None:
+        """Add the pairs of a net, and what boxing costs of options that read what they make."""
+        parts = self._shares(net, cost)
+        pairs: list[Pair] = []
+        wanted_by: list[Ints] = []
+        for number, (use, (columns, states)) in enumerate(zip(net.uses, parts.wants, strict=True)):
+            if use.choice == net.producer:
+                self.own[use.choice] += parts.share[parts.made, columns[states]]
+                continue
+            mine = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
+            pairs.append(parts.pair(net, number, mine))
+            wanted_by.append(columns)
+        self.pairs += pairs
+        if len(pairs) > 1:
+            reachable = net.reachable.take(parts.sources, axis=0)
+            self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
+
+    def _add_joints(self, net: Net, cost: Floats) -> None:
+        """Add the pairs of a net apart: its boxing, and the bytes that its readers keep."""
+        parts = self._shares(net, cost)
+        holders = sum(use.holds for use in net.uses)
+        price = net.count * self._scaled[INFLIGHT] / max(holders, 1)
+        for number, (use, (columns, _)) in enumerate(zip(net.uses, parts.wants, strict=True)):
+            if use.choice != net.producer:
+                boxing = parts.share.take(columns, axis=1)
+                if use.holds:
+                    boxing += net.held_bytes[columns] * price
+                self.joints.append(parts.pair(net, number, boxing))
+
+    def _shares(self, net: Net, cost: Floats) -> "Split":
+        """Split what boxing costs evenly among the uses that want a target, rounded down."""
         wants = [_distinct(use.wants[self.kept[use.choice]], cost.shape[1]) for use in net.uses]
         wanted = np.zeros(cost.shape[1])
         for columns, _ in wants:
             wanted[columns] += 1
         sources, made = _distinct(net.makes[self.kept[net.producer]], cost.shape[0])
-        share = _of(cost, sources, 0) / np.maximum(wanted, 1)[:, None]
+        # However the shares are rounded later, they never come to more than the cost.
+        lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
+        share: Shares = np.empty(cost.shape, self._precision)
+        factor = (lower / np.maximum(wanted, 1))[:, None]
+        np.multiply(cost, factor, out=share, casting="same_kind")
+        share = along(share, sources, 0)
         np.minimum(share, ILLEGAL, out=share)
-        pairs: list[Pair] = []
-        wanted_by: list[Ints] = []
-        for use, (columns, states) in zip(net.uses, wants, strict=True):
-            if use.choice == net.producer:
-                self.own[use.choice] += share[made, columns[states]]
-                continue
-            mine = np.array(_of(share, columns, 1), copy=len(net.uses) > 1)
-            pairs.append(Pair((net.producer, use.choice), (made, states), mine))
-            wanted_by.append(columns)
-        self.pairs += pairs
-        if len(pairs) > 1:
-            self.shared.append(Shared.of(pairs, wanted_by))
+        return Split(share, sources, made, wants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shared:
-    """Pairs of one net, between which the cost of boxing may be split in any way."""
+class Split:
+    """A net's boxing, in even shares of its uses.
 
-    pairs: list[Pair]
-    columns: list[Ints | slice]  # of every pair: the targets that its reader wants
-    takers: Floats  # [B, 1]: of how many pairs a target is one, 1 at least
+    Attributes
+    ----------
+    share : array [A, B, K]
+        Over the sources that options make.
+    sources, made : arrays
+        These sources, and which of them every option makes.
+    wants : list of pairs of arrays
+        Per use, the targets that its options want, and which of them each does.
+    """
 
-    @classmethod
-    def of(cls, pairs: list[Pair], wanted: Sequence[Ints]) -> "Shared":
-        """The pairs of readers that want these targets."""
-        for pair in pairs:
-            pair.shared = True
-        takers = np.maximum(np.bincount(np.concatenate(wanted)), 1.0)[:, None]
-        return cls(pairs, [_slice(columns) for columns in wanted], takers)
+    share: Shares
+    sources: Ints
+    made: Ints
+    wants: list[tuple[Ints, Ints]]
+
+    def pair(self, net: Net, number: int, cost: Shares) -> Pair:
+        """The pair of one use, at this cost."""
+        columns, states = self.wants[number]
+        return Pair(
+            ends=(net.producer, net.uses[number].choice),
+            states=(self.made, states),
+            cost=cost,
+            numbers=(self.sources, columns),
+            use=(net.number, number),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,15 +275,13 @@ class Counted:
         )
 
 
-def _of(values: Floats, places: Ints, axis: int) -> Floats:
-    """Some of the values along an axis, as they are where that is all."""
-    return values if len(places) == values.shape[axis] else values.take(places, axis=axis)
-
-
-def _slice(places: Ints) -> Ints | slice:
-    """Places as a slice where they are one after the other: much faster to read."""
-    first, last = int(places[0]), int(places[-1])
-    return slice(first, last + 1) if last - first == len(places) - 1 else places
+def _total(counted: "Sequence[Counted | None]", chosen: Ints, places: Ints) -> Floats:
+    """What a solution pays of all of these: [R]."""
+    paid = np.zeros(len(places))
+    for one in counted:
+        if one is not None:
+            paid += one.total(chosen, places)
+    return paid
 
 
 def _firsts(arrays: Sequence[Ints]) -> Ints:
