@@ -14,10 +14,6 @@ least, so that the bound is in the choices alone, and a solution is read off by 
 after the other, each the best beside those before it. Choices with one neighbour are taken out
 before, and decided last; options that are illegal in all rows are left out.
 
-Where no net leads from one group of choices to another, the bound is a sum of bounds of the groups,
-each of which holds alone; nets that join groups can be left out of the sweeps to that end. An
-ascent at other prices is best begun with the duals of one before it: a sweep or two then do.
-
 All arrays end in the rows: one pass of NumPy serves every mesh and microbatch. Pairs are in single
 precision, half the memory to go through, and rounded such that bounds hold (`duals.pairs`).
 
@@ -27,17 +23,15 @@ Sequential reweighted message passing: Kolmogorov, "A new look at reweighted mes
 TPAMI 37(5), 2015, figure 2, for pairwise terms, where it equals TRW-S.
 """
 
-from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from millrace.planner.search.blocks.duals.elimination import Eliminated, eliminate
-from millrace.planner.search.blocks.duals.pairs import Doubles, Floats, Pair, levels_of
-from millrace.planner.search.blocks.duals.starts import Duals
+from millrace.planner.search.blocks.duals.pairs import Doubles, Floats, levels_of
 from millrace.planner.search.blocks.duals.terms import Terms
-from millrace.planner.search.blocks.states import Bools, Ints
-from millrace.planner.search.blocks.tables import Tables, joins, severed
+from millrace.planner.search.blocks.states import Bools
+from millrace.planner.search.blocks.tables import Tables
 
 # Gaps, as shares of the cost, at which a solution counts as proven: in double and single precision.
 SETTLED, NEARLY = 1e-9, 1e-5
@@ -55,12 +49,6 @@ class Ascent:
         What one unit of each figure costs, row by row.
     whole : bool
         Keep every choice and option, for `lifts`, and double precision.
-    groups : sequence, optional
-        Per choice, a number or the name of a template. Nets that join choices of different groups
-        are not swept, so that each group has a bound of its own (`bounds_by`), but they count in
-        `costs`, and in what is read off.
-    start : Duals, optional
-        The duals (`duals`) of an ascent of the same rows at other prices, to begin with.
 
     Attributes
     ----------
@@ -72,49 +60,26 @@ class Ascent:
         That solution.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        prices: Doubles,
-        *,
-        whole: bool = False,
-        groups: Sequence[Hashable] | None = None,
-        start: Duals | None = None,
-    ) -> None:
+    def __init__(self, tables: Tables, prices: Doubles, *, whole: bool = False) -> None:
         self.tables = tables
-        apart = [] if groups is None else [net for net in tables.nets if joins(net, groups)]
         self.precision: type[np.floating[Any]] = np.float64 if whole else np.float32
-        self.terms = Terms(
-            tables if groups is None else severed(tables, groups),
-            prices.astype(np.float64),
-            whole=whole,
-            precision=self.precision,
-            apart=apart,
-        )
+        self.terms = Terms(tables, prices.astype(np.float64), whole=whole, precision=self.precision)
         self.places = np.arange(tables.rows)  # rows that are still swept
         self.unit, self.own = self.terms.unit, self.terms.own
         self.apart: list[Eliminated] = []
         self.pairs = self.terms.pairs
         if not whole:
             self.apart, self.pairs = eliminate(self.own, self.pairs)
-        # Least costs of choices, those of the best sweep of every row.
-        self.least = np.zeros((len(self.own), tables.rows))
+        self.fixed = np.zeros(tables.rows)
         for one in self.apart:
             if one.pair is None:
-                self.least[one.choice] = one.own.min(axis=0)
-        self.fixed: Doubles = self.least.sum(axis=0)
+                self.fixed += one.own.min(axis=0)
         gone = {one.choice for one in self.apart}
-        self.order = [at for at in range(len(self.own)) if at not in gone]
-        self.levels = levels_of(self.order, self.own, self.pairs)
-        self.order = [choice for level in self.levels for choice in level.choices]
+        order = [at for at in range(len(self.own)) if at not in gone]
+        self.levels = levels_of(order, self.own, self.pairs)
         self._lay_out()
-        self._read_off()
-        self._left: list[tuple[Ints, Duals]] = []  # rows that are swept no more
-        if start is not None:
-            start.begin(self.levels, self.terms.shared, self.room)
         self.bounds = np.full(tables.rows, -np.inf)
         self.costs = np.full(tables.rows, np.inf)
-        self.reached = np.full(tables.rows, np.inf)  # without what joins groups
         self.options = np.zeros((len(tables.choices), tables.rows), np.int64)
 
     def _lay_out(self) -> None:
@@ -127,15 +92,6 @@ class Ascent:
         for level in self.levels:
             for choice, place in zip(level.choices, level.slices, strict=True):
                 self.own[choice] = level.own[place]
-
-    def _read_off(self) -> None:
-        """Note per choice its joints, each with whether the other end is decided before."""
-        turn = [*self.order, *(one.choice for one in reversed(self.apart))]
-        place = {choice: number for number, choice in enumerate(turn)}
-        self.joints: list[list[tuple[Pair, bool]]] = [[] for _ in self.own]
-        for pair in self.terms.joints:
-            for end, other in (pair.ends, pair.ends[::-1]):
-                self.joints[end].append((pair, place[other] < place[end]))
 
     def ascend(self, sweeps: int, max_gap: float = 0.0, cutoffs: Doubles | None = None) -> None:
         """Sweep until every row is settled, or its bound has stopped rising.
@@ -164,8 +120,8 @@ class Ascent:
             if number or sweeps == 1:
                 self.decode()
             history.append(self.bounds.copy())
-            gap = self.reached - self.bounds
-            settled = np.isfinite(gap) & (gap <= target * np.abs(self.reached))
+            gap = self.costs - self.bounds
+            settled = np.isfinite(gap) & (gap <= target * np.abs(self.costs))
             going = ~settled & (self.bounds < limit)
             if number >= STALE_SWEEPS:
                 risen = self.bounds - history[number - STALE_SWEEPS]
@@ -185,24 +141,7 @@ class Ascent:
             level.back()
         least = np.concatenate([np.zeros((0, len(self.places))), *(x.least() for x in self.levels)])
         bound = (self.fixed + least.sum(axis=0)) * self.unit
-        better = bound > self.bounds[self.places]
-        rows = self.places[better]
-        self.bounds[rows] = bound[better]
-        self.least[np.ix_(self.order, rows)] = least[:, better]
-
-    def bounds_by(self, groups: Sequence[int]) -> Doubles:
-        """Bounds of groups of choices, all of the sweep that gave a row its bound: [G, K].
-
-        They add up to `bounds`; each holds alone where no net that is swept joins groups.
-
-        Parameters
-        ----------
-        groups : sequence of int
-            Per choice, from zero.
-        """
-        found = np.zeros((max(groups) + 1, self.tables.rows))
-        np.add.at(found, np.asarray(groups), self.least)
-        return found * self.terms.unit
+        self.bounds[self.places] = np.maximum(self.bounds[self.places], bound)
 
     def reshare(self) -> None:
         """Move the split of shared boxing from uses with slack to the others."""
@@ -220,45 +159,24 @@ class Ascent:
             if level.earlier is not None:
                 value = value + level.earlier.beside(chosen, rows)
             for choice, place in zip(level.choices, level.slices, strict=True):
-                mine = value[place] + self._joined(choice, chosen, rows)
-                chosen[choice] = mine.argmin(axis=0)
+                chosen[choice] = value[place].argmin(axis=0)
         for one in reversed(self.apart):
-            value = one.costs(chosen, rows) + self._joined(one.choice, chosen, rows)
-            chosen[one.choice] = value.argmin(axis=0)
+            chosen[one.choice] = one.costs(chosen, rows).argmin(axis=0)
         for at, kept in enumerate(self.terms.kept):
             chosen[at] = kept[chosen[at]]
-        alone, cost = self.terms.measured(chosen, self.places)
-        self.reached[self.places] = np.minimum(self.reached[self.places], alone)
+        cost = self.terms.measured(chosen, self.places)
         better = cost < self.costs[self.places]
         self.costs[self.places[better]] = cost[better]
         self.options[:, self.places[better]] = chosen[:, better]
-
-    def _joined(self, at: int, chosen: Ints, rows: Ints) -> Floats | float:
-        """Costs of a choice's options for nets that join it to others.
-
-        Of others that are not decided yet, what their options cost after the sweep stands for what
-        they will take.
-        """
-        value: Floats | float = 0.0
-        for pair, decided in self.joints[at]:
-            cost, mine, other, theirs = pair.seen_from(at)
-            if decided:
-                seen = cost[:, theirs[chosen[other]], rows]
-            else:
-                seen = (cost.take(theirs, axis=1) + self.own[other]).min(axis=1)
-            value = value + seen.take(mine, axis=0)
-        return value
 
     def keep(self, rows: Bools) -> None:
         """Go on with some of the rows that are swept only."""
         if rows.all():
             return
         left = np.flatnonzero(rows)
-        gone = np.flatnonzero(~rows)
-        self._left.append((self.places[gone], Duals.of(self.pairs, gone)))
         self.places = self.places[left]
         self.unit, self.fixed = self.unit[left], self.fixed[left]
-        for pair in (*self.pairs, *self.terms.joints):
+        for pair in self.pairs:
             pair.keep(left)
         for shared in self.terms.shared:
             shared.keep(left)
@@ -266,14 +184,7 @@ class Ascent:
             level.keep(left)
         for one in self.apart:
             one.keep(left)
-            self.own[one.choice] = one.own
         self._lay_out()
-
-    def duals(self) -> Duals:
-        """The duals of all rows as they are now, to start another ascent with."""
-        swept = np.arange(len(self.places))
-        parts = [*self._left, (self.places, Duals.of(self.pairs, swept))]
-        return Duals.joined([part for _, part in parts], [places for places, _ in parts])
 
     def lifts(self) -> list[Doubles]:
         """Per choice and option, by how much taking it lifts the bound of the only row."""

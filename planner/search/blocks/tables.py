@@ -7,7 +7,7 @@ which schedules may defer. What each is worth is decided later, by a price each.
 O options, A sources, B targets, K rows.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,26 +76,6 @@ def take(tables: Tables, rows: Ints | Bools) -> Tables:
     if np.array_equal(places, np.arange(tables.rows)):
         return tables
     return _joined([tables], lambda parts: parts[0][..., places])
-
-
-def joins(net: Net, groups: Sequence[Hashable]) -> bool:
-    """Whether a net leads from a choice of one group to one of another; groups are per choice."""
-    return any(groups[use.choice] != groups[net.producer] for use in net.uses)
-
-
-def severed(tables: Tables, groups: Sequence[Hashable]) -> Tables:
-    """Tables without the nets that join choices of different groups.
-
-    As no figure is negative, the least costs of the groups alone add up to a bound of the whole.
-    A net that joins groups is left out with all its uses: nothing says whose they would be.
-
-    Parameters
-    ----------
-    tables : Tables
-    groups : sequence
-        Per choice, a number or the name of a template.
-    """
-    return replace(tables, nets=tuple(net for net in tables.nets if not joins(net, groups)))
 
 
 def stacked(parts: Sequence[Tables]) -> Tables:

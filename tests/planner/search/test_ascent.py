@@ -7,7 +7,7 @@ import pytest
 
 from millrace.planner.search.blocks.ascent import NEARLY, Ascent
 from millrace.planner.search.blocks.space import Use
-from millrace.planner.search.blocks.tables import Choice, Net, Tables, severed, take
+from millrace.planner.search.blocks.tables import Choice, Net, Tables, take
 from tests.planner.search.random_tables import by_hand, optimum, random_tables, solutions
 
 ROWS = 3
@@ -78,116 +78,6 @@ def test_what_is_decided_apart_changes_no_optimum(seed: int, whole: bool) -> Non
             assert figures is not None
             assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
             assert ascent.costs[row] >= best[row] * (1 - 1e-9)
-
-
-def group_optimum(tables: Tables, groups: list[int], group: int, row: int) -> float:
-    """The least cost of the choices of one group, with the nets between them."""
-    inside = [at for at, mine in enumerate(groups) if mine == group]
-    left = severed(tables, groups)
-    alone = Tables(
-        choices=tuple(left.choices[at] for at in inside),
-        nets=tuple(
-            replace(
-                net,
-                producer=inside.index(net.producer),
-                uses=tuple(replace(use, choice=inside.index(use.choice)) for use in net.uses),
-            )
-            for net in left.nets
-            if groups[net.producer] == group
-        ),
-    )
-    return optimum(alone, PRICES[:, row], row=row)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_bounds_of_groups_hold_alone_and_add_up(seed: int) -> None:
-    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
-    groups = np.random.default_rng(seed).integers(0, 3, len(tables.choices)).tolist()
-    ascent = Ascent(tables, PRICES, groups=groups)
-    best = np.array(
-        [
-            [group_optimum(tables, groups, one, row) if one in groups else 0.0]
-            for row in range(ROWS)
-            for one in range(3)
-        ]
-    ).reshape(ROWS, 3)
-    for sweep in range(8):
-        ascent.sweep()
-        ascent.decode()
-        ascent.reshare()
-        apart = ascent.bounds_by(groups)
-        assert (apart <= best.T[: len(apart)] * (1 + 1e-9) + 1e-9).all()
-        assert apart.sum(axis=0) == pytest.approx(ascent.bounds)
-        if sweep == 4 and len(ascent.places) > 1:
-            ascent.keep(ascent.places != 1)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_read_off_counts_what_joins_groups(seed: int) -> None:
-    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
-    groups = [number * 2 // len(tables.choices) for number in range(len(tables.choices))]
-    ascent = Ascent(tables, PRICES, groups=groups)
-    apart = Ascent(severed(tables, groups), PRICES)
-    ascent.ascend(20)
-    apart.ascend(20)
-    for row in range(ROWS):
-        assert apart.bounds[row] <= apart.costs[row] * (1 + 1e-9)
-        best = optimum(tables, PRICES[:, row], row=row)
-        assert ascent.bounds[row] <= best * (1 + 1e-9)
-        if np.isfinite(ascent.costs[row]):
-            figures = by_hand(tables, tuple(ascent.options[:, row].tolist()), row)
-            assert figures is not None
-            assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
-            assert ascent.costs[row] >= best * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_an_ascent_from_the_duals_of_another_bounds_its_own_optimum(seed: int) -> None:
-    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
-    first = Ascent(tables, PRICES)
-    first.sweep()
-    first.keep(first.places != seed % ROWS)
-    for _ in range(5):
-        first.reshare()
-        first.sweep()
-    same, turned = np.arange(ROWS), np.array([2, 0, 1])
-    for prices, rows, times in ((PRICES, same, 1), (3 * PRICES, turned, 3), (PRICES**2, same, 0)):
-        mine, prices = take(tables, rows), prices[:, rows]
-        best = [optimum(mine, prices[:, row], row=row) for row in range(ROWS)]
-        ascent = Ascent(mine, prices, start=first.duals().take(rows))
-        for _ in range(4):
-            ascent.sweep()
-            assert (ascent.bounds <= np.array(best) * (1 + 1e-9)).all()
-            ascent.reshare()
-        assert (ascent.bounds >= times * first.bounds[rows] * 0.999).all()
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_duals_of_other_options_start_with_the_states_that_are_there(seed: int) -> None:
-    tables = random_tables(seed, ROWS)
-    first = tables.choices[0]
-    legal = first.legal.copy()
-    legal[1:2] = False
-    fewer = replace(tables, choices=(replace(first, legal=legal), *tables.choices[1:]))
-    for before, after in ((tables, fewer), (fewer, tables)):
-        begun = Ascent(before, PRICES)
-        begun.ascend(5)
-        ascent = Ascent(after, PRICES, start=begun.duals())
-        ascent.ascend(5)
-        for row in range(ROWS):
-            best = optimum(after, PRICES[:, row], row=row)
-            assert ascent.bounds[row] <= best * (1 + 1e-9)
-            assert ascent.bounds[row] > 0
-
-
-def test_groups_that_nothing_joins_change_nothing() -> None:
-    tables = random_tables(5, ROWS)
-    alone, grouped = Ascent(tables, PRICES), Ascent(tables, PRICES, groups=["a"] * 6)
-    alone.ascend(5)
-    grouped.ascend(5)
-    assert (alone.bounds == grouped.bounds).all()
-    assert (alone.costs == grouped.costs).all()
-    assert alone.bounds_by([0] * len(tables.choices))[0] == pytest.approx(alone.bounds)
 
 
 @pytest.mark.parametrize("seed", range(8))

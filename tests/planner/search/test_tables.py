@@ -5,15 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millrace.planner.search.blocks.tables import (
-    compact,
-    joins,
-    reachable_options,
-    severed,
-    single,
-    take,
-    totals,
-)
+from millrace.planner.search.blocks.tables import compact, reachable_options, single, take, totals
 from tests.planner.search.random_tables import by_hand, everything, random_tables, solutions
 
 
@@ -42,19 +34,6 @@ def test_rows_that_are_taken_keep_their_figures(seed: int) -> None:
             mine, before = by_hand(some, options, row), by_hand(tables, options, at)
             assert (mine is None) == (before is None)
             assert mine is None or (mine == before).all()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_severed_tables_cost_the_less_and_by_group(seed: int) -> None:
-    tables = random_tables(seed, choices=5, forward=seed % 2 == 0)
-    groups = ["a", "b", "a", "b", "b"][: len(tables.choices)]
-    apart = severed(tables, groups)
-    assert [net for net in tables.nets if not joins(net, groups)] == list(apart.nets)
-    assert not any(joins(net, groups) for net in apart.nets)
-    for options, figures in solutions(tables).items():
-        alone = by_hand(apart, options, 0)
-        assert alone is not None
-        assert (alone <= figures).all()
 
 
 @pytest.mark.parametrize("seed", range(12))

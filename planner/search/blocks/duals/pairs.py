@@ -59,8 +59,6 @@ class Pair:
     ends: tuple[int, int]  # choices
     states: tuple[Ints, Ints]  # [options] → state, at either end
     cost: Floats  # [states, states, K]
-    numbers: tuple[Ints, Ints]  # of the states, among the net's sources and targets
-    use: tuple[int, int]  # number of the net, and which of its uses
     turned: Floats = field(init=False)  # the same from the other end, in memory as well
     taken: list[Floats] = field(init=False)  # what either end has taken out: [states, K]
     shared: bool = False  # with other readers, so that the cost may change

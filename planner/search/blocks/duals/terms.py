@@ -6,7 +6,7 @@ single precision there. Shapes: O options, A sources,
 B targets, U uses, K rows, R columns of a solution.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -48,8 +48,6 @@ class Terms:
         Boxing: a term for every use of a net.
     shared : list of Shared
         The pairs of every net that has several readers.
-    joints : list of Pair
-        What reading a solution off counts besides: boxing and kept tensors of nets apart.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Terms:
         *,
         whole: bool,
         precision: type[np.floating[Any]] = np.float64,
-        apart: Sequence[Net] = (),
     ) -> None:
         self.rows = tables.rows
         self._precision = precision
@@ -79,37 +76,29 @@ class Terms:
             self.own.append(cost.take(kept, axis=0))
         self.pairs: list[Pair] = []
         self.shared: list[Shared] = []
-        self.joints: list[Pair] = []
-        held = self._hold(tables.nets, self._add_held)
+        held = self._hold(tables.nets)
         for own in self.own:
             np.minimum(own, ILLEGAL, out=own)
-        self._alone = [self._box(tables.nets, self._add_net), held]
-        self._joined = [self._box(apart, self._add_joints), self._hold(apart)]
+        self._counted = [one for one in (self._box(tables.nets), held) if one is not None]
 
-    def measured(self, chosen: Ints, places: Ints) -> tuple[Floats, Floats]:
-        """Cost of one option per choice on some rows, infinite where that is illegal: [R].
-
-        First without the nets apart, then with them.
-        """
+    def measured(self, chosen: Ints, places: Ints) -> Floats:
+        """Cost of one option per choice on some rows, infinite where that is illegal: [R]."""
         cost = np.zeros(len(places))
         for paid, option in zip(self._paid, chosen, strict=True):
             cost += paid[option, places]
-        alone = cost + _total(self._alone, chosen, places)
-        unit = self.unit[places]
-        return alone * unit, (alone + _total(self._joined, chosen, places)) * unit
+        for counted in self._counted:
+            cost += counted.total(chosen, places)
+        return cost * self.unit[places]
 
-    def _hold(
-        self, nets: Sequence[Net], add: Callable[[Net, Floats], None] | None = None
-    ) -> "Counted | None":
+    def _hold(self, nets: Sequence[Net]) -> "Counted | None":
         """What is kept for readers."""
         price = self._scaled[INFLIGHT]
         holding = [net for net in nets if any(use.holds for use in net.uses)]
         if not price.any() or not holding:
             return None
         costs = [net.held_bytes * (net.count * price) for net in holding]
-        if add is not None:
-            for net, cost in zip(holding, costs, strict=True):
-                add(net, cost)
+        for net, cost in zip(holding, costs, strict=True):
+            self._add_held(net, cost)
         starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
         paid = list(zip(holding, starts, strict=True))
         return Counted.of(np.concatenate(costs), paid, sources=False)
@@ -121,7 +110,7 @@ class Terms:
             wants = use.wants[self.kept[use.choice]]
             self.own[use.choice] += (cost / len(holders)).take(wants, axis=0)
 
-    def _box(self, nets: Sequence[Net], add: Callable[[Net, Floats], None]) -> "Counted | None":
+    def _box(self, nets: Sequence[Net]) -> "Counted | None":
         """What boxing costs; nets with any cost are added."""
         starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
         cost = np.empty((starts[-1], self.rows))
@@ -129,7 +118,7 @@ class Terms:
         for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
             boxing = cost[start:end].reshape(net.reachable.shape)
             if self._price(net, boxing):
-                add(net, boxing)
+                self._add_net(net, boxing)
                 paid.append((net, start))
         return Counted.of(cost, paid, sources=True) if paid else None
 
@@ -163,18 +152,6 @@ class Terms:
         if len(pairs) > 1:
             reachable = net.reachable.take(parts.sources, axis=0)
             self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
-
-    def _add_joints(self, net: Net, cost: Floats) -> None:
-        """Add the pairs of a net apart: its boxing, and the bytes that its readers keep."""
-        parts = self._shares(net, cost)
-        holders = sum(use.holds for use in net.uses)
-        price = net.count * self._scaled[INFLIGHT] / max(holders, 1)
-        for number, (use, (columns, _)) in enumerate(zip(net.uses, parts.wants, strict=True)):
-            if use.choice != net.producer:
-                boxing = parts.share.take(columns, axis=1)
-                if use.holds:
-                    boxing += net.held_bytes[columns] * price
-                self.joints.append(parts.pair(net, number, boxing))
 
     def _shares(self, net: Net, cost: Floats) -> "Split":
         """Split what boxing costs evenly among the uses that want a target, rounded down."""
@@ -214,13 +191,11 @@ class Split:
 
     def pair(self, net: Net, number: int, cost: Shares) -> Pair:
         """The pair of one use, at this cost."""
-        columns, states = self.wants[number]
+        _, states = self.wants[number]
         return Pair(
             ends=(net.producer, net.uses[number].choice),
             states=(self.made, states),
             cost=cost,
-            numbers=(self.sources, columns),
-            use=(net.number, number),
         )
 
 
@@ -273,15 +248,6 @@ class Counted:
             firsts=(_firsts(states[0]), _firsts(states[1])),
             twins=(pairs[:, 0], pairs[:, 1]),
         )
-
-
-def _total(counted: "Sequence[Counted | None]", chosen: Ints, places: Ints) -> Floats:
-    """What a solution pays of all of these: [R]."""
-    paid = np.zeros(len(places))
-    for one in counted:
-        if one is not None:
-            paid += one.total(chosen, places)
-    return paid
 
 
 def _firsts(arrays: Sequence[Ints]) -> Ints:
