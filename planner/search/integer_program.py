@@ -19,11 +19,19 @@ NODE_LIMIT = 100_000
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Answer:
-    """Values of the columns, what they cost, and the proven least."""
+    """Values of the columns, what they cost, and the proven least.
+
+    Where the solver stopped before it found any there are no values, and the cost is infinite.
+    """
 
     values: Floats
     cost: float
     bound: float
+
+    @property
+    def found(self) -> bool:
+        """Whether there are values."""
+        return self.cost < float("inf")
 
 
 class IntegerProgram:
@@ -67,7 +75,15 @@ class IntegerProgram:
         self._entries.append((found[0].ravel(), found[1].ravel(), found[2].ravel()))
 
     def solve(self, max_gap: float = 0.0, node_limit: int = NODE_LIMIT) -> Answer | None:
-        """Return the best values and the proven bound; None where no values are feasible."""
+        """Return the best values and the proven bound; None where no values are feasible.
+
+        Parameters
+        ----------
+        max_gap : float
+            Relative gap at which to stop.
+        node_limit : int
+            Nodes of the branch and bound, after which it stops with what was found.
+        """
         from ortools.math_opt.python import mathopt
 
         cost = np.concatenate(self._cost)
@@ -81,10 +97,18 @@ class IntegerProgram:
             random_seed=0,
         )
         result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
-        if not result.has_primal_feasible_solution():
+        if result.termination.reason is mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED:
+            parameters.presolve = mathopt.Emphasis.OFF  # which leaves open what it is
+            result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
+        if result.termination.reason is mathopt.TerminationReason.INFEASIBLE:
             return None
+        assert result.termination.reason is not mathopt.TerminationReason.UNBOUNDED, (
+            "columns without a limit lower the cost for ever"
+        )
+        bound = float(result.termination.objective_bounds.dual_bound * unit)
+        if not result.has_primal_feasible_solution():
+            return Answer(values=np.zeros(0), cost=float("inf"), bound=bound)
         values = np.array(result.variable_values(list(model.variables())))
-        bound = result.termination.objective_bounds.dual_bound * unit
         return Answer(values=values, cost=float(cost @ values), bound=bound)
 
     def _proto(self, cost: Floats) -> Any:
@@ -101,10 +125,14 @@ class IntegerProgram:
         proto.objective.linear_coefficients.ids.extend(charged.tolist())
         proto.objective.linear_coefficients.values.extend(cost[charged].tolist())
         proto.linear_constraints.ids.extend(range(self.rows))
-        proto.linear_constraints.lower_bounds.extend(np.concatenate(self._lower).tolist())
-        proto.linear_constraints.upper_bounds.extend(np.concatenate(self._upper).tolist())
+        for limits, given in (
+            (proto.linear_constraints.lower_bounds, self._lower),
+            (proto.linear_constraints.upper_bounds, self._upper),
+        ):
+            limits.extend(np.concatenate([np.zeros(0), *given]).tolist())
         rows, columns, values = (
-            np.concatenate([entry[i] for entry in self._entries]) for i in range(3)
+            np.concatenate([np.zeros(0, kind), *(entry[i] for entry in self._entries)])
+            for i, kind in enumerate((np.int64, np.int64, np.float64))
         )
         # Coefficients of one row and column add up.
         places, inverse = np.unique(rows * self.columns + columns, return_inverse=True)

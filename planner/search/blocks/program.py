@@ -81,8 +81,10 @@ def solve_program(
     *,
     max_gap: float = 0.0,
     node_limit: int = NODE_LIMIT,
-) -> tuple[tuple[int, ...], float] | None:
+) -> tuple[tuple[int, ...] | None, float] | None:
     """Return the option of every choice and the proven bound; None where nothing is feasible.
+
+    There are no options where the solver stopped before it found any.
 
     Parameters
     ----------
@@ -184,11 +186,13 @@ class _Program:
             self.program.enter(rows + targets, columns + targets, 1.0)
             self._taken(use.choice, rows + use.wants)
 
-    def solve(self, max_gap: float, node_limit: int) -> tuple[tuple[int, ...], float] | None:
+    def solve(self, max_gap: float, node_limit: int) -> tuple[tuple[int, ...] | None, float] | None:
         """Options and proven bound, None where nothing is feasible."""
         answer = self.program.solve(max_gap, node_limit)
         if answer is None:
             return None
+        if not answer.found:
+            return None, answer.bound
         options = tuple(
             int(np.argmax(answer.values[first : first + len(choice.options)]))
             for first, choice in zip(self.first, self.tables.choices, strict=True)

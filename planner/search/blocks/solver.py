@@ -179,8 +179,10 @@ class _Solver:
             )
         if answer is None:  # nothing that is left beats what was found
             return self.solution(found.options, found.cost)
-        options = tuple(int(kept[o]) for kept, o in zip(left, answer[0], strict=True))
         bound = max(found.bound, min(answer[1], found.cost))
+        if answer[0] is None:
+            return self.solution(found.options, bound)
+        options = tuple(int(kept[o]) for kept, o in zip(left, answer[0], strict=True))
         if found.cost < float(evaluate(self.tables, options) @ self.prices.vector):
             return self.solution(found.options, bound)
         return self.solution(options, bound)

@@ -79,7 +79,7 @@ def solve_jointly(
     limit_bytes: int | None,
     cutoff_ns: float,
 ) -> JointAnswer | None:
-    """Return the best plan of one shape and the bound of all; None where it is too large.
+    """Return the best plan of one shape and the bound of all; None where it is too large to solve.
 
     Parameters
     ----------
@@ -122,6 +122,8 @@ def solve_jointly(
         return None
     program = JointProgram(offered, templates, pipeline, limit_bytes, cutoff_ns)
     found = program.solve()
+    if found is None:
+        return None
     solutions = () if found.taken is None else _whole(offered, found.taken)
     return JointAnswer(
         solutions=solutions,

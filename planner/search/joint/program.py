@@ -109,8 +109,8 @@ class JointProgram:
             Parts(mode, templates).separate for mode in modes
         )
 
-    def solve(self, max_gap: float = 0.0) -> Joint:
-        """Return the best plan and the bound of every plan."""
+    def solve(self, max_gap: float = 0.0) -> Joint | None:
+        """Return the best plan and the bound of every plan; None where the solver found none."""
         self._add_blocks()
         self._add_handovers()
         for cell in self.cells:
@@ -118,6 +118,8 @@ class JointProgram:
         answer = self.program.solve(max_gap)
         if answer is None:
             return Joint(taken=None, bound_ns=float("inf"))
+        if not answer.found:
+            return None
         taken = []
         for block in range(len(self.templates)):
             cell = max(

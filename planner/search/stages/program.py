@@ -169,9 +169,9 @@ class StageProgram:
             program.enter(taken, reached, -blocks)
 
     def solve(self, max_gap: float) -> Division | None:
-        """Counts as a division; None where nothing is feasible."""
+        """Counts as a division; None where none was found."""
         answer = self.program.solve(max_gap)
-        if answer is None:
+        if answer is None or not answer.found:
             return None
         left = [list(run.blocks) for run in self.runs]
         chunks = []

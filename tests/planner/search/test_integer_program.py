@@ -1,0 +1,104 @@
+"""Programs solved whole: optima, and what is told where there is none."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from millrace.planner.search.integer_program import IntegerProgram
+
+Rows = list[tuple[float, float, list[float]]]
+
+
+def program(cost: list[float], rows: Rows, *, highest: float = np.inf) -> IntegerProgram:
+    """Rows are limits and coefficients."""
+    made = IntegerProgram()
+    made.add_columns(cost, integer=True, highest=highest)
+    for lower, upper, coefficients in rows:
+        made.enter(made.add_rows(1, lower, upper), np.arange(len(cost)), coefficients)
+    return made
+
+
+def random_rows(rng: np.random.Generator, columns: int) -> tuple[list[float], Rows]:
+    """Costs and rows around a point that is feasible, with limits of every kind."""
+    point = rng.integers(0, 4, columns)
+    rows = []
+    for kind in (0, 1, 2, 0, 1):
+        coefficients = rng.integers(-3, 8, columns)
+        at = float(coefficients @ point)
+        lower = -np.inf if kind == 1 else at - float(rng.integers(0, 2))
+        upper = np.inf if kind == 0 else at + float(rng.integers(0, 2))
+        rows.append((lower, upper, coefficients.astype(float).tolist()))
+    return rng.integers(-3, 10, columns).astype(float).tolist(), rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_values_are_the_best_of_all(seed: int) -> None:
+    cost, rows = random_rows(np.random.default_rng(seed), 4)
+    every = np.array(list(product(range(4), repeat=4)), float)
+    fits = np.ones(len(every), np.bool_)
+    for lower, upper, coefficients in rows:
+        fits &= (lower <= every @ coefficients) & (every @ coefficients <= upper)
+    best = float((every[fits] @ cost).min())
+    answer = program(cost, rows, highest=3.0).solve()
+    assert answer is not None
+    assert answer.found
+    assert answer.cost == pytest.approx(best)
+    assert answer.bound == pytest.approx(best)
+    assert answer.values @ np.array(cost) == pytest.approx(best)
+
+
+def test_where_nothing_is_feasible_there_is_no_answer() -> None:
+    rows = [(1.0, np.inf, [1.0, 1.0]), (-np.inf, 0.5, [1.0, 1.0])]
+    for cost in ([1.0, 1.0], [-1.0, 1.0]):
+        assert program(cost, rows).solve() is None
+    assert program([1.0, 1.0], [(1.0, 1.0, [2.0, 4.0])]).solve() is None
+
+
+def test_a_program_without_a_least_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="columns without a limit"):
+        program([-1.0, 1.0], [(0.0, np.inf, [1.0, 1.0])]).solve()
+
+
+def test_a_solver_that_stops_early_does_not_call_it_infeasible() -> None:
+    """Every other column, once, is feasible; one node does not find that."""
+    rng = np.random.default_rng(0)
+    coefficients = rng.integers(1, 1000, (5, 60)).astype(float)
+    half = coefficients[:, ::2].sum(axis=1)
+    rows = [
+        (total, total, row) for total, row in zip(half.tolist(), coefficients.tolist(), strict=True)
+    ]
+    cost = rng.random(60).tolist()
+    answer = program(cost, rows, highest=1.0).solve(node_limit=1)
+    assert answer is not None
+    assert not answer.found
+    assert answer.cost == np.inf
+    assert answer.bound <= float(np.array(cost)[::2].sum())
+
+
+def test_programs_may_lack_rows_and_costs() -> None:
+    answer = program([1.0, 2.0], []).solve()
+    assert answer is not None
+    assert answer.values.tolist() == [0.0, 0.0]
+    nothing_paid = program([0.0, 0.0], [(1.0, np.inf, [1.0, 1.0])]).solve()
+    assert nothing_paid is not None
+    assert (nothing_paid.cost, nothing_paid.bound) == (0.0, 0.0)
+
+
+def test_entries_of_one_place_add_up() -> None:
+    doubled = program([1.0, 3.0], [(4.0, np.inf, [1.0, 1.0])])
+    doubled.enter(0, [0, 1], [1.0, 1.0])
+    answer = doubled.solve()
+    assert answer is not None
+    assert answer.values.tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e12])
+def test_the_unit_of_costs_does_not_matter(unit: float) -> None:
+    cost, rows = random_rows(np.random.default_rng(3), 6)
+    plain = program(cost, rows, highest=3.0).solve()
+    scaled = program([unit * one for one in cost], rows, highest=3.0).solve()
+    assert plain is not None
+    assert scaled is not None
+    assert scaled.cost / unit == pytest.approx(plain.cost)
+    assert scaled.bound / unit == pytest.approx(plain.bound)
