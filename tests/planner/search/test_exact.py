@@ -18,7 +18,7 @@ from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 
 MIXED = 46  # questions from here on are about recomputation
-QUESTIONS = (*range(49), 56, 61, 63, 73)
+QUESTIONS = (*range(49), 56, 61, 63, 73, 178)
 # Long, and of a kind of which others are asked: only with -m exhaustive.
 LONG = (8, 26, 41, 49, 59)
 # What the answers to some are, which is why these are asked.
@@ -33,10 +33,10 @@ SHOWN = {
     36: {"2 stages", "full", "limited"},
     38: {"2 axes", "selective", "limited"},
     42: {"limited", "refused"},
-    47: {"2 axes", "none", "selective", "limited"},
     49: {"2 axes", "none", "full", "limited"},
     61: {"1 axis", "none", "full", "limited"},
     73: {"1 axis", "limited"},  # nor here
+    178: {"2 axes", "none", "selective", "limited"},
 }
 LIMITED = 0.45  # share of questions with a memory limit
 # Figures of a block are rounded up to whole nanoseconds, of steps of 0.1 ms and more; within that,
