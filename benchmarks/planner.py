@@ -9,8 +9,8 @@ tells its wall and processor seconds, the memory of its largest process, the sim
 plan, the objective, its bound and the gap between them; then wall seconds, gap and step of an
 earlier commit (`benchmarks/results/planner-earlier.json`, itself what `--json` once wrote). Marked
 is what is over the question's bar of seconds or of the gap, and a plan that is slower than the
-earlier one. Below stand the plan, how many programs each solver solved to which status, and the
-seconds of every layer.
+earlier one. Below stand the plan and the seconds of every layer. A question without a plan makes it
+exit with 1.
 
 `peers` are questions that other planners have answered, whose times are quoted. Two more are asked
 in this process: `mesh`, the block program of Llama-3 8B on a mesh of 8 × 8, beside the integer
@@ -46,7 +46,9 @@ from benchmarks.planner_rows import (
 )
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
+from millrace.planner.clusters import framework as software
 from millrace.planner.clusters import parse_cluster
+from millrace.planner.errors import ClusterError
 from millrace.planner.search import Pins, SearchRequest, search
 
 FRAMEWORKS = (DEFAULT, "megatron-core")
@@ -71,6 +73,23 @@ def chosen(names: Sequence[str]) -> list[Question]:
         for one in QUESTIONS
         if not names or one.name in names or (one.peer and "peers" in names)
     ]
+
+
+def asked_of(framework: str) -> tuple[str, ...]:
+    """The frameworks that a question is asked under: one that is named, else both.
+
+    Raises
+    ------
+    typer.BadParameter
+        There is no such framework.
+    """
+    if not framework:
+        return FRAMEWORKS
+    try:
+        software(framework)
+    except ClusterError as error:
+        raise typer.BadParameter(str(error)) from None
+    return (framework,)
 
 
 def _commit() -> str:
@@ -173,7 +192,7 @@ def main(
     file: Annotated[Path | None, typer.Option("--json", help="Write what was printed.")] = None,
 ) -> None:
     """Print every row that is asked for."""
-    wanted, frameworks = names or [], (framework,) if framework else FRAMEWORKS
+    wanted, frameworks = names or [], asked_of(framework)
     found: Document = {"commit": _commit(), "cores": os.cpu_count()}
     questions = chosen(wanted)
     try:
@@ -190,7 +209,8 @@ def main(
     finally:
         if file is not None:
             file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    if any(one["differences"] for one in found.get("repeats", ())):
+    differ = any(one["differences"] for one in found.get("repeats", ()))
+    if differ or any("no plan" in one["marks"] for one in found.get("rows", ())):
         raise typer.Exit(1)
 
 

@@ -28,7 +28,6 @@ class Row:
     bound_s: float | None
     gap: float | None
     plan: str  # in short; without one, why
-    solves: list[Document]
     layers_s: dict[str, float]
     earlier: Document
     marks: tuple[str, ...]
@@ -48,7 +47,6 @@ def row(question: Question, framework: str, answer: Answer, earlier: Document) -
         bound_s=found.get("bound"),
         gap=found.get("gap"),
         plan=plan_text(found) if found else f"no plan: {answer.error[:200]}",
-        solves=found.get("solves", []),
         layers_s={
             one["name"]: one["seconds"] for one in found.get("layers", ()) if "seconds" in one
         },
@@ -108,9 +106,8 @@ def lines(one: Row, commit: str, peer: str = "") -> list[str]:
     head = f"{one.question:16}{one.framework:14}"
     head += "".join(f"{cell:>9}" for cell in (*now, _share(one.gap)))
     head += f" | {'':{len(commit) + 1}}" + "".join(f"{cell:>9}" for cell in before)
-    solves = ", ".join(_solve(each) for each in one.solves)
     layers = ", ".join(f"{name} {seconds:.1f}" for name, seconds in one.layers_s.items())
-    below = (one.plan, solves and f"solved: {solves}", layers and f"seconds: {layers}", peer)
+    below = (one.plan, layers and f"seconds: {layers}", peer)
     marks = "; ".join(one.marks)
     return [f"{head}  {marks}".rstrip(), *(f"    {text}" for text in below if text)]
 
@@ -121,11 +118,6 @@ def _seconds(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
-
-
-def _solve(one: Document) -> str:
-    named = " ".join(str(one[name]) for name in ("program", "solver", "status") if name in one)
-    return f"{named} × {one['count']}" if "count" in one else named
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.planner import FRAMEWORKS, chosen
+from benchmarks.planner import FRAMEWORKS, asked_of, chosen
 from benchmarks.planner_questions import DEFAULT, QUESTIONS, Answer, Question, arguments, ask
 from benchmarks.planner_rows import earlier_rows, header, lines, row, summary, unsteady
 
 QUESTION = Question("mlp", "mlp --cluster a100-sxm-80gb:2x1 --global-batch 8", 1000.0, 0.5)
-SOLVE = {"program": "master", "solver": "GLOP", "status": "optimal", "count": 3}
 PRINTED = {
     "axes": [{"name": "dp", "size": 2}], "pp": 4, "microbatches": 4, "global_batch": 8,
     "schedule": "interleaved-1f1b", "interleave": 2, "zero": 1, "recompute": None,
     "offload": "none", "fusion": "none", "mfu": 0.5, "step_time_s": 1.02, "objective": 1.0,
-    "bound": 0.98, "gap": 0.6, "search_time_s": 0.25, "solves": [SOLVE],
+    "bound": 0.98, "gap": 0.6, "search_time_s": 0.25,
     "layers": [{"name": "blocks", "seconds": 0.5, "programs": 7}],
 }  # fmt: skip
 
@@ -53,7 +52,7 @@ def test_what_is_over_a_bar_or_slower_than_before_is_marked():
         "    pp 4 of dp 2, 4 microbatches of 2, interleaved-1f1b of 2 chunks, zero 1, "
         "recompute mixed, mfu 50.0%"
     )
-    assert below == ["    solved: master GLOP optimal × 3", "    seconds: blocks 0.5"]
+    assert below == ["    seconds: blocks 0.5"]
     fine = row(QUESTION, DEFAULT, answered(gap=0.5), {"step_time_s": 1.02 / 1.009})
     assert fine.marks == ()
     assert summary([found, fine]) == (
@@ -88,6 +87,13 @@ def test_names_choose_questions_and_a_name_of_none_is_refused():
     assert [one.name for one in chosen(["peers"])] == ["llama2-7b-38GiB", "gpt3-13b-v100"]
     with pytest.raises(typer.BadParameter, match="there is no row `mixd`"):
         chosen(["mixd"])
+
+
+def test_a_framework_is_asked_alone_and_one_that_there_is_not_is_refused():
+    assert asked_of("") == FRAMEWORKS
+    assert asked_of("megatron-deepspeed") == ("megatron-deepspeed",)
+    with pytest.raises(typer.BadParameter, match="no framework `megatron-cor`"):
+        asked_of("megatron-cor")
 
 
 def test_every_question_with_a_bar_of_the_gap_has_an_earlier_answer():
