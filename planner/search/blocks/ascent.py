@@ -144,7 +144,7 @@ class Ascent:
         self.bounds[self.places] = np.maximum(self.bounds[self.places], bound)
 
     def reshare(self) -> None:
-        """Move the split of shared boxing from uses with slack to the others."""
+        """Split shared boxing anew, by what its readers have taken of it."""
         for shared in self.terms.shared:
             shared.split(self.room)
 
