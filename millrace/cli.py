@@ -25,10 +25,14 @@ ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 # every 700 new ones, Python's default, they take a tenth of a search's time.
 COLLECTED = (100_000, 20, 100)
 
+START = (
+    "Start with `millrace demo`, then for example "
+    "`millrace plan llama3-8b --cluster h100:8x2 --global-batch 256 --precision bf16`."
+)
+
 app = typer.Typer(
     name="millrace",
     help="Plan, simulate, run and compare distributed training of large models.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -41,7 +45,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog=START)
 def _front(
     version: Annotated[
         bool,
@@ -52,8 +56,8 @@ def _front(
 
 
 @cache
-def _register_commands() -> None:
-    """Fill the app: what commands import takes longer than `--version` should."""
+def filled_app() -> typer.Typer:
+    """Return the app with its commands: what these import takes longer than `--version` should."""
     from millrace.commands import (
         catalogues,
         demo,
@@ -66,6 +70,7 @@ def _register_commands() -> None:
 
     for group in (demo, planning, scaling, running, profiling, validating, catalogues):
         group.register(app)
+    return app
 
 
 def exit_code_of(error: BaseException) -> int | None:
@@ -139,9 +144,8 @@ def run(arguments: list[str] | None = None) -> int:
     from millrace.streams import NobodyReadsError
 
     try:
-        _register_commands()
         given = sys.argv[1:] if arguments is None else arguments
-        code = app(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
+        code = filled_app()(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
         if code == INTERRUPTED:  # what the parser makes of Ctrl-C
             _deafen()
             return _fail("interrupted", INTERRUPTED)

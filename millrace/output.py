@@ -36,6 +36,12 @@ class Plain(Console):
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; sentences are wrapped for a terminal alone, which others may search."""
+        if not self.is_terminal and all(isinstance(each, str) for each in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
+
     def out(self, *texts: Any, **options: Any) -> None:
         """Print texts as they are, long lines and all."""
         super().out(*(visible(str(text)) for text in texts), **options)

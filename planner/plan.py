@@ -97,10 +97,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Stage s holds the ranks `s * mesh.devices … (s + 1) * mesh.devices - 1`. A step is
     `microbatches` microbatches of `global_batch / microbatches` samples. `chunks` are in model
-    order; chunk i lies on stage i mod stages for an interleaved schedule. With `offload` optimizer
-    the moments of every variable, and the variable itself where a step only reads it cast to 16
-    bits, lie in host memory and pass through the device once a step. With `fusion` full, ops that
-    one kernel can compute are one actor.
+    order; `millrace.planner.schedules.stage_of` says on which stage each lies. With `offload`
+    optimizer the moments of every variable, and the variable itself where a step only reads it cast
+    to 16 bits, lie in host memory and pass through the device once a step. With `fusion` full, ops
+    that one kernel can compute are one actor.
     """
 
     schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
@@ -136,7 +136,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.global_batch // self.microbatches
 
     def digest(self) -> str:
-        """Short hash of every decision; ties traces and checkpoints to their plan."""
+        """Short hash of every decision; ties traces to their plan."""
         bare = msgspec.structs.replace(self, evidence=None, figures={})
         return hashlib.sha256(to_json(bare)).hexdigest()[:16]
 

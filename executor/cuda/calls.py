@@ -33,7 +33,7 @@ class Operand(NamedTuple):
     * `state`: register `number` of the optimizer's state; `buffer`: what it passes through;
     * `workspace`: scratch of the stream, which holds nothing between two firings;
     * `table`: array `number` of the actor's `Calls.tables`, written once before the first step;
-    * `control`: the `Control` of the rank (`sources/control.cuh`): step, seed, loss scale;
+    * `control`: the `Control` of the rank (`sources/control.cuh`): step, updates, loss scale;
     * `stage`: where the samples of an `input` actor's firing were copied to, in half `number` of
       the stage: steps take the halves in turn (`Control.run_step`), so that those of the next step
       are copied while this one runs;

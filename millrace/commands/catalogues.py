@@ -18,13 +18,15 @@ def register(app: typer.Typer) -> None:
 
 
 def models(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL...]")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL...]", help="Only these; all by default.")
+    ] = None,
     seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sample; the model's longest by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List models: parameters, training FLOPs of one sample, and what can be pinned."""
+    """List models: parameters, training FLOPs, what can be pinned."""
     from millrace.models.zoo.catalogue import NAMES
 
     rows = [_model_row(name, seq_len) for name in names or NAMES]
@@ -32,10 +34,13 @@ def models(
 
 
 def clusters(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER...]")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CLUSTER...]", help="Describe these, level by level."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List devices and fabrics of the catalogue, or describe clusters.
+    """List devices and fabrics, or describe clusters.
 
     A device's name stands for its reference system.
     """

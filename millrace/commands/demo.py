@@ -39,14 +39,14 @@ def demo(
         Path | None, typer.Option(help="File or folder; the standard library's sources by default.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and samples.")
+        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and the order of samples.")
     ] = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for plan, traces and page.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a small GPT for this machine, simulate it, train it on real text, and compare."""
+    """Plan, simulate and train a small GPT here, and compare."""
     from millrace import api
     from millrace.compare import join
     from millrace.files import make_folder

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from millrace import completion
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import check_training
 from millrace.models.unfused import FLASH
@@ -22,23 +23,57 @@ if TYPE_CHECKING:
     from millrace.planner.search.report import Record
 
 MODEL_HELP = "A name of `millrace models`, a config.json, .onnx or .pt2 file, or module:function."
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-OnCluster = Annotated[
-    str, typer.Option("--cluster", help="DEVICE:GPUS_PER_NODExNODES, local[-gpu]:N or a TOML file.")
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completion.models)
 ]
-GlobalBatch = Annotated[int, typer.Option("--global-batch", min=1, help="Samples of a step.")]
-SeqLen = Annotated[int | None, typer.Option(min=1, help="Tokens; the longest by default.")]
-Precision = Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16, fp8 or mxfp8.")]
-Attention = Annotated[str, typer.Option(help="flash, or unfused: its probabilities are kept.")]
-Profile = Annotated[Path | None, typer.Option(help="Device profile to read for local:N.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")]
-MaxGap = Annotated[float, typer.Option(min=0.0, help="Stop within this of the lower bound.")]
+OnCluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="DEVICE:GPUS_PER_NODExNODES (h100:8x16), local:N, local-gpu:N, or a TOML file.",
+        autocompletion=completion.clusters,
+    ),
+]
+GlobalBatch = Annotated[
+    int, typer.Option("--global-batch", min=1, help="Samples of one step, over all devices.")
+]
+SeqLen = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of a sample; the model's longest by default.")
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="fp32, tf32, bf16, fp16, fp8 or mxfp8.",
+        autocompletion=completion.precisions,
+    ),
+]
+Attention = Annotated[
+    str, typer.Option(help="flash, or unfused: probabilities are kept in memory.")
+]
+Profile = Annotated[
+    Path | None, typer.Option(help="Device profile (`millrace profile -o`) to read for local:N.")
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")]
+MaxGap = Annotated[
+    float,
+    typer.Option(min=0.0, help="Stop when the best plan is proven to be within this of the bound."),
+]
 Framework = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Software whose launches, overlap and kernels count."),
+    typer.Option(
+        metavar="NAME",
+        help="Who runs the plan (megatron-core, pytorch-fsdp, …): whose launches, overlap and "
+        "kernels count. Left out: those of no one framework, fitted over published runs.",
+        autocompletion=completion.frameworks,
+    ),
 ]
-OptimizeFor = Annotated[str, typer.Option(help="throughput, or per token: cost, energy.")]
-Explain = Annotated[bool, typer.Option("--explain", help="Say what decided each choice.")]
+OptimizeFor = Annotated[str, typer.Option(help="throughput, cost or energy (these two per token).")]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Say what decided each choice, and what its neighbours lose."),
+]
 Commands = Annotated[
     int | None,
     typer.Option(
@@ -55,16 +90,49 @@ Trust = Annotated[
     ),
 ]
 # Pins: what is left out, the search decides.
-Count = Annotated[int | None, typer.Option(min=1, help="Pin.")]
+MicroBatch = Annotated[
+    int | None, typer.Option(min=1, help="Pin: samples of a microbatch on one rank.")
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Pin: gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v.",
+        autocompletion=completion.schedules,
+    ),
+]
+Interleave = Annotated[
+    int | None, typer.Option(min=1, help="Pin: chunks of a stage (virtual pipeline stages).")
+]
+Recompute = Annotated[
+    str | None,
+    typer.Option(help="Pin: none, selective or full recomputation of activations."),
+]
+Zero = Annotated[
+    str | None,
+    typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid (inside a node): what replicas split."),
+]
+Dp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of data parallelism.")]
+Tp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of tensor parallelism.")]
+Pp = Annotated[int | None, typer.Option(min=1, help="Pin: pipeline stages.")]
+Cp = Annotated[int | None, typer.Option(min=1, help="Pin: degree of context parallelism.")]
+Ep = Annotated[int | None, typer.Option(min=1, help="Pin: degree of expert parallelism.")]
 SequenceParallel = Annotated[
-    bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Pin.")
+    bool | None,
+    typer.Option(
+        "--sequence-parallel/--no-sequence-parallel",
+        help="Pin: activations between tensor-parallel ops are split along the sequence.",
+    ),
 ]
 Ring = Annotated[
-    bool | None, typer.Option("--ring/--no-ring", help="Pin: keys and values travel round cp.")
+    bool | None,
+    typer.Option(
+        "--ring/--no-ring", help="Pin: keys and values travel round a ring of cp (ring attention)."
+    ),
 ]
 Fusion = Annotated[
     str | None,
-    typer.Option(help="Pin: none or full (what one kernel computes is one)."),
+    typer.Option(help="Pin: none or full (ops that one kernel can compute are one actor)."),
 ]
 PINS = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),
@@ -73,7 +141,6 @@ PINS = (
 # Of a batch, how far one is looked for that divides better; and how many times as many replicas
 # are worth a word.
 NEARBY, FAR_MORE = 0.02, 4
-SCHEDULES = "gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v"
 
 
 def register(app: typer.Typer) -> None:
@@ -90,25 +157,31 @@ def plan(
     precision: Precision = "fp32",
     attention: Attention = FLASH,
     profile: Profile = None,
-    memory_limit: Annotated[str | None, typer.Option(help="Of a device, such as 80GiB.")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Memory of a device that may be filled: 80GiB.")
+    ] = None,
     max_gap: MaxGap = MAX_GAP,
-    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX)] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=SEED_MAX, help="Written into the plan; a run has its own.")
+    ] = 0,
     optimize_for: OptimizeFor = "throughput",
     framework: Framework = None,
     explain: Explain = False,
     output: Output = None,
-    dp: Count = None,
-    tp: Count = None,
-    pp: Count = None,
-    cp: Count = None,
-    ep: Count = None,
-    micro_batch: Annotated[int | None, typer.Option(min=1, help="Pin: samples of a rank.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=f"Pin: {SCHEDULES}.")] = None,
-    interleave: Annotated[int | None, typer.Option(min=1, help="Pin: chunks of a stage.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="Pin: none, selective or full.")] = None,
-    zero: Annotated[str | None, typer.Option(help="Pin: 0, 1, 2, 3 or 3-hybrid.")] = None,
+    dp: Dp = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    cp: Cp = None,
+    ep: Ep = None,
+    micro_batch: MicroBatch = None,
+    schedule: Schedule = None,
+    interleave: Interleave = None,
+    recompute: Recompute = None,
+    zero: Zero = None,
     sequence_parallel: SequenceParallel = None,
-    offload: Annotated[str | None, typer.Option(help="Pin: none or optimizer (state).")] = None,
+    offload: Annotated[
+        str | None, typer.Option(help="Pin: none or optimizer (its state in host memory).")
+    ] = None,
     ring: Ring = None,
     fusion: Fusion = None,
     as_json: Json = False,
@@ -203,13 +276,15 @@ def _documented(
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN")],
-    other: Annotated[Path | None, typer.Argument(metavar="[PLAN]")] = None,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file of `millrace plan -o`.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN]", help="A second plan: what differs.")
+    ] = None,
     commands: Commands = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Draw a plan, or what differs between two; or list what one of its ranks runs on a GPU."""
+    """Draw a plan, the difference of two, or a rank's GPU commands."""
     from millrace import drawing
     from millrace.figures import idle_devices, plan_summary
     from millrace.files import load_plan

@@ -41,7 +41,7 @@ def profile(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine anew, for `--cluster local:N` or `local-gpu:N` with as many ranks."""
+    """Measure this machine's ops and collectives for `local:N`."""
     from millrace.files import check_writable, write_document
 
     check_writable(output)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A file of `millrace plan -o`.")]
 TraceOutput = Annotated[
     Path | None,
-    typer.Option("--trace", help="Write the Trace here (*.chrome.json: Chrome's form)."),
+    typer.Option("--trace", help="Write the Trace to this file; *.chrome.json is for Perfetto."),
 ]
 Deterministic = Annotated[
     bool,
@@ -61,9 +61,14 @@ def warn_of(plan: "Plan") -> None:
 
 def simulate(
     plan: PlanFile,
-    jitter: Annotated[float, typer.Option(help="0.1: durations vary by ten percent.")] = 0.0,
+    jitter: Annotated[
+        float, typer.Option(help="Standard deviation of durations, as a share: 0.1.")
+    ] = 0.0,
     straggler: Annotated[
-        list[str] | None, typer.Option(metavar="RANK:FACTOR", help="3:2.0: rank 3 takes twice.")
+        list[str] | None,
+        typer.Option(
+            metavar="RANK:FACTOR", help="A slow rank: 3:2.0 takes twice as long. May be repeated."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of the jitter.")] = 0,
     fidelity: Annotated[
@@ -72,7 +77,9 @@ def simulate(
             help="op: every op; block: blocks of layers; stage: whole stages. Default: by size."
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page: where the step goes.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page about the step: where its time goes.")
+    ] = None,
     trace: TraceOutput = None,
     trust: Trust = False,
     as_json: Json = False,
@@ -146,7 +153,7 @@ def run(
     deterministic: Deterministic = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and samples.")
+        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and the order of samples.")
     ] = 0,
     weights: Annotated[
         Path | None, typer.Option(help="Initial values: a .npz of arrays by variable.")
@@ -160,7 +167,7 @@ def run(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Train a plan for real, one process per rank on this machine."""
+    """Train a plan for real, one process per rank."""
     from millrace import api
     from millrace.executor.backend import Backend
     from millrace.files import check_writable, load_plan, write_trace
@@ -248,7 +255,8 @@ def compare(
     plan: PlanFile,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A file of `run --trace`.")],
     tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="0.2: exit with 1 when off by more than 20 %.")
+        float | None,
+        typer.Option(min=0.0, help="Exit with 1 when the step time is off by more than this: 0.2."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with both timelines.")] = None,
     trust: Trust = False,

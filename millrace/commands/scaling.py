@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.commands.planning import Model, Precision, SeqLen
+from millrace.commands.planning import Framework, Model, Precision, SeqLen
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say
 from millrace.planner.errors import ClusterError, PlanError
@@ -16,26 +16,33 @@ from millrace.units import parse_bytes
 
 Clusters = Annotated[
     list[str],
-    typer.Option("--cluster", metavar="C,…", help="As for plan; xNODES may be left out."),
+    typer.Option(
+        "--cluster",
+        metavar="C,…",
+        help="As for plan, xNODES may be left out. May be repeated.",
+    ),
 ]
-Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes, in nodes: 1,2,4.")]
-Batches = Annotated[str, typer.Option("--global-batch", metavar="N,…", help="Samples of a step.")]
+Nodes = Annotated[str, typer.Option(metavar="N,…", help="Sizes to plan for, in nodes: 1,2,4.")]
+Batches = Annotated[str, typer.Option("--global-batch", metavar="N,…", help="Samples of one step.")]
 Networks = Annotated[
     list[str] | None,
-    typer.Option("--network", metavar="NET,…", help="Between nodes: ndr, 8xhdr, 8x400Gb/s."),
+    typer.Option(
+        "--network", metavar="NET,…", help="Networks between nodes to try: ndr, 8xhdr, 8x400Gb/s."
+    ),
 ]
-Framework = Annotated[str | None, typer.Option(metavar="NAME", help="How devices are driven.")]
 Tokens = Annotated[
-    float | None, typer.Option(help="Time, energy and cost to so many (1e12); a million else.")
+    float | None,
+    typer.Option(help="Tokens to train on (1e12), for time, energy and cost; else a million."),
 ]
-Mtbf = Annotated[float | None, typer.Option(help="Between failures of one device.")]
+Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.")]
 Rate = Annotated[
-    str | None, typer.Option(help="All devices write checkpoints with this a second, such as 2TB.")
+    str | None,
+    typer.Option(help="Bytes a second that all devices together write to checkpoints: 2TB."),
 ]
-Restart = Annotated[float | None, typer.Option(help="From a failure to the next step.")]
+Restart = Annotated[float | None, typer.Option(help="Minutes from a failure to the next step.")]
 Worth = Annotated[
     float | None,
-    typer.Option(help="Added devices pay while they bring this share of their worth."),
+    typer.Option(help="Least share of their worth that added devices must bring to pay."),
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", help="Write all columns here.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here: .png, .svg or .pdf.")]
@@ -64,7 +71,7 @@ def scale(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Plan and simulate a model on clusters of several kinds and sizes."""
+    """Plan a model for clusters of many sizes, before buying one."""
     from millrace import api
     from millrace.files import check_writable
     from millrace.models.documents import write_bytes

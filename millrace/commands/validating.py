@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from millrace.published.validation import Outcome
 
 CsvFile = Annotated[
-    Path, typer.Argument(metavar="CSV", help="Published measurements, in either layout.")
+    Path,
+    typer.Argument(
+        metavar="CSV", help="Table of published training runs (docs/accuracy.md: columns)."
+    ),
 ]
 PROGRESS_EVERY = 50
 
@@ -35,15 +38,15 @@ def validate(
     leave_one_source_out: Annotated[
         bool,
         typer.Option(
-            "--leave-one-source-out", help="Predict each source with what is known without it."
+            "--leave-one-source-out", help="Fit all figures without each source, then predict it."
         ),
     ] = False,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="In how many to plan; the cores by default.")
+        int | None, typer.Option(min=1, help="Worker processes; one per core by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict published configurations and report the error of each."""
+    """Predict published training runs and print the errors."""
     from millrace.calibration.leaving import left_out
     from millrace.files import check_writable
     from millrace.plot import check_drawable

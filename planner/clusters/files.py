@@ -33,7 +33,7 @@ BYTES_MAX = 2**20
 """A file of a cluster has a hundred lines; this many bytes are read in some seconds."""
 
 
-class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes of one kind: `device` is a table, or the name of a catalogue entry to start from.
 
     A link is a table, or a fabric as `network` reads it.
@@ -49,7 +49,7 @@ class _Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Host | None = None
 
 
-class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster file: nodes of one kind in place, or `groups` of several kinds."""
 
     name: str = ""
@@ -65,7 +65,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cores_per_node: int | None = None
     leaves: Leaves | None = None
     software: Software | str = Software()
-    groups: tuple[_Nodes, ...] = ()
+    groups: tuple[NodesTable, ...] = ()
 
 
 def names() -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _decode(text: str, where: str, name: str = "") -> Cluster:
-    entry = decode_toml(text, _Entry, where, ClusterError)
+    entry = decode_toml(text, ClusterFile, where, ClusterError)
     kinds = [_nodes(nodes, f"{where}, groups[{i}]") for i, nodes in enumerate(entry.groups)]
     if entry.device is not None:
         if kinds:
@@ -191,8 +191,8 @@ def _software(given: Software | str, where: str) -> Software:
         raise ClusterError(f"{where}, software: {error}") from None
 
 
-def _in_place(entry: _Entry, device: Device | str) -> _Nodes:
-    return _Nodes(
+def _in_place(entry: ClusterFile, device: Device | str) -> NodesTable:
+    return NodesTable(
         device=device,
         devices_per_node=entry.devices_per_node,
         nodes=entry.nodes,
@@ -204,7 +204,7 @@ def _in_place(entry: _Entry, device: Device | str) -> _Nodes:
     )
 
 
-def _nodes(nodes: _Nodes, where: str) -> NodeGroup:
+def _nodes(nodes: NodesTable, where: str) -> NodeGroup:
     """Fill in what a catalogue entry knows; a device of its own needs all of it."""
     if isinstance(nodes.device, Device):
         if nodes.devices_per_node is None or not nodes.intra_node or not nodes.inter_node:

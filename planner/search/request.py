@@ -125,7 +125,7 @@ class SearchRequest:
     max_gap : float
         Relative gap at which a solver may stop.
     seed : int
-        Written into the plan; runs take their random numbers from it.
+        Written into the plan. A run has a `--seed` of its own.
     required : mapping
         Label that an op (by its name) must split on the tp axes, for plans of a wanted form.
     last_resort : bool

@@ -1,0 +1,36 @@
+"""What the shell offers behind Tab: names of models, devices, frameworks, and the closed words.
+
+`millrace --install-completion` teaches the shell to ask. Each function takes what is typed so far
+and returns the words that begin with it, and nothing is read but the catalogues.
+"""
+
+from millrace.models.builder import PRECISIONS
+from millrace.models.zoo.catalogue import NAMES
+from millrace.planner.clusters import files, software
+from millrace.planner.schedules import SCHEDULES
+
+
+def models(incomplete: str) -> list[str]:
+    """Names of the zoo that begin with `incomplete`."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Devices of the catalogue and the machine at hand, up to the colon that sizes follow."""
+    devices = ("local", "local-gpu", *files.names())
+    return [f"{name}:" for name in devices if f"{name}:".startswith(incomplete)]
+
+
+def frameworks(incomplete: str) -> list[str]:
+    """Names of the frameworks whose costs are known."""
+    return [name for name in software.frameworks() if name.startswith(incomplete)]
+
+
+def schedules(incomplete: str) -> list[str]:
+    """Names of the pipeline schedules."""
+    return [name for name in SCHEDULES if name.startswith(incomplete)]
+
+
+def precisions(incomplete: str) -> list[str]:
+    """Names of the precisions."""
+    return [name for name in PRECISIONS if name.startswith(incomplete)]
