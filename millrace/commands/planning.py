@@ -56,6 +56,12 @@ Profile = Annotated[
     Path | None, typer.Option(help="Device profile (`millrace profile -o`) to read for local:N.")
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help="Memory of a device that may be filled: 80GiB.")
+]
+Seed = Annotated[
+    int, typer.Option(min=0, max=SEED_MAX, help="Written into the plan; a run has its own.")
+]
 MaxGap = Annotated[
     float,
     typer.Option(min=0.0, help="Stop when the best plan is proven to be within this of the bound."),
@@ -124,6 +130,9 @@ SequenceParallel = Annotated[
         help="Pin: activations between tensor-parallel ops are split along the sequence.",
     ),
 ]
+Offload = Annotated[
+    str | None, typer.Option(help="Pin: none or optimizer (its state in host memory).")
+]
 Ring = Annotated[
     bool | None,
     typer.Option(
@@ -157,13 +166,9 @@ def plan(
     precision: Precision = "fp32",
     attention: Attention = FLASH,
     profile: Profile = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Memory of a device that may be filled: 80GiB.")
-    ] = None,
+    memory_limit: MemoryLimit = None,
     max_gap: MaxGap = MAX_GAP,
-    seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Written into the plan; a run has its own.")
-    ] = 0,
+    seed: Seed = 0,
     optimize_for: OptimizeFor = "throughput",
     framework: Framework = None,
     explain: Explain = False,
@@ -179,9 +184,7 @@ def plan(
     recompute: Recompute = None,
     zero: Zero = None,
     sequence_parallel: SequenceParallel = None,
-    offload: Annotated[
-        str | None, typer.Option(help="Pin: none or optimizer (its state in host memory).")
-    ] = None,
+    offload: Offload = None,
     ring: Ring = None,
     fusion: Fusion = None,
     as_json: Json = False,

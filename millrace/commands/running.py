@@ -29,6 +29,12 @@ TraceOutput = Annotated[
     Path | None,
     typer.Option("--trace", help="Write the Trace to this file; *.chrome.json is for Perfetto."),
 ]
+Stragglers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RANK:FACTOR", help="A slow rank: 3:2.0 takes twice as long. May be repeated."
+    ),
+]
 Deterministic = Annotated[
     bool,
     typer.Option(
@@ -64,12 +70,7 @@ def simulate(
     jitter: Annotated[
         float, typer.Option(help="Standard deviation of durations, as a share: 0.1.")
     ] = 0.0,
-    straggler: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RANK:FACTOR", help="A slow rank: 3:2.0 takes twice as long. May be repeated."
-        ),
-    ] = None,
+    straggler: Stragglers = None,
     seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of the jitter.")] = 0,
     fidelity: Annotated[
         str | None,
