@@ -1,7 +1,7 @@
 """A plan drawn in text: devices × stages, the SBP of one block, memory by kind, and differences.
 
-Shapes of the tables: one column per stage, one row per device of a stage's mesh; one row per op,
-one column for its inputs and one for its outputs.
+Shapes of the tables: one column per stage, one row per device of a stage's mesh (of large plans one
+row per stage); one row per op, one column for its inputs and one for its outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,10 @@ from rich.text import Text
 from millrace.figures import micro_batch
 from millrace.models.graph import Phase
 from millrace.planner.plan import FUSED, ON_DEVICES, Chunk, Plan, plan_graph, recompute_modes
-from millrace.units import format_bytes, format_percent, format_seconds
+from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
+# What a screen holds as devices × stages; a larger plan is drawn as stages and ranges of ranks.
+DEVICES_MAX, STAGES_MAX = 8, 6
 # Kinds of memory beside what a plan lays out: one column, so that the table fits a screen.
 BESIDE = ("context", "slack", "workspace")
 
@@ -33,7 +35,7 @@ def draw_plan(
     `fused`: what is fused in the repeated block too.
     """
     console.print(headline(plan), markup=False, soft_wrap=True)
-    console.print(devices_table(plan))
+    console.print(placement_table(plan))
     template = repeated_template(plan)
     if with_sbp:
         console.print(sbp_table(plan, template))
@@ -67,6 +69,25 @@ def headline(plan: Plan) -> str:
     fused = "; ops fused" if plan.fusion == FUSED else ""
     mesh = f"{plan.model.name} on {plan.cluster.name}: mesh {axes}"
     return f"{mesh}, {stages}; {pieces} of {samples}{share}{host}{fused}"
+
+
+def placement_table(plan: Plan) -> Table:
+    """Return the table of who computes what, in the form that its size allows."""
+    small = plan.mesh.devices <= DEVICES_MAX and plan.stages <= STAGES_MAX
+    return devices_table(plan) if small else stages_table(plan)
+
+
+def stages_table(plan: Plan) -> Table:
+    """Return the table of stages (rows) with their ranks and blocks, a line per chunk."""
+    table = Table(title="stages", title_justify="left")
+    for column in ("stage", "ranks", "blocks"):
+        table.add_column(column)
+    devices = plan.mesh.devices
+    for stage in range(plan.stages):
+        first, last = stage * devices, (stage + 1) * devices - 1
+        ranks = f"{first}-{last}" if devices > 1 else str(first)
+        table.add_row(str(stage), ranks, stage_blocks(plan, stage), end_section=plan.interleave > 1)
+    return table
 
 
 def devices_table(plan: Plan) -> Table:
@@ -144,13 +165,15 @@ def draw_memory(plan: Plan, console: Console) -> None:
     if not by_stage:
         return
     kinds = sorted({kind for stage in by_stage for kind in stage})
-    table = Table(title="memory of one device, by kind", title_justify="left")
+    sums = [sum(stage.values()) for stage in by_stage]
+    unit, scale = byte_unit(max(sums))
+    table = Table(title=f"memory of one device, {unit} by kind", title_justify="left")
     table.add_column("stage")
     for kind in [*kinds, "sum"]:
         table.add_column(kind, justify="right")
     for stage, amounts in enumerate(by_stage):
-        cells = [format_bytes(amounts.get(kind, 0)) for kind in kinds]
-        table.add_row(str(stage), *cells, format_bytes(sum(amounts.values())))
+        sizes = [*(amounts.get(kind, 0) for kind in kinds), sums[stage]]
+        table.add_row(str(stage), *(f"{size / scale:.2f}" for size in sizes))
     console.print(table)
     if on_host := plan.figures.get("host_memory_bytes_max"):
         console.print(f"at most {format_bytes(on_host)} of a device in host memory", markup=False)

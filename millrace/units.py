@@ -30,10 +30,16 @@ def parse_bytes(text: str) -> int:
 
 def format_bytes(count: float) -> str:
     """Write a size in the largest binary unit that leaves at least one: `1.50 GiB`."""
+    unit, scale = byte_unit(count)
+    return f"{count / scale:.2f} {unit}" if scale > 1 else f"{count:.0f} B"
+
+
+def byte_unit(count: float) -> tuple[str, int]:
+    """Return the largest binary unit of which `count` bytes are at least one, and its bytes."""
     for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if abs(count) >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f} B"
+            return unit, scale
+    return "B", 1
 
 
 def format_seconds(seconds: float) -> str:

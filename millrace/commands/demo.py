@@ -12,7 +12,7 @@ from rich.console import Console
 
 from millrace.commands.running import rows_table
 from millrace.compare import Comparison
-from millrace.drawing import devices_table, headline
+from millrace.drawing import headline, placement_table
 from millrace.figures import kinds_of_parallelism
 from millrace.models.spec import TrainingSpec
 from millrace.output import Json, answer, say, stdout, training, working
@@ -135,7 +135,7 @@ def _draw_choice(free: Plan, plan: Plan, pins: dict[str, int], console: Console)
             markup=False,
         )
     console.print(headline(plan), markup=False, soft_wrap=True)
-    console.print(devices_table(plan))
+    console.print(placement_table(plan))
     console.print(f"predicted step time {format_seconds(plan.figures['step_time_s'])}; training …")
 
 

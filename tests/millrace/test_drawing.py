@@ -3,10 +3,20 @@
 import io
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 
-from millrace.drawing import changes, draw_changes, draw_plan, headline, stage_blocks
+from millrace.drawing import (
+    changes,
+    draw_changes,
+    draw_memory,
+    draw_plan,
+    headline,
+    placement_table,
+    stage_blocks,
+)
 from millrace.figures import micro_batch
+from millrace.planner.mesh import Axis, Mesh
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
 from tests.recomputed import recomputed
 
@@ -72,3 +82,23 @@ def test_the_difference_of_two_plans_is_every_value_that_differs_by_its_path():
     assert changes(before, before) == []
     assert "the plans are equal" in drawn(draw_changes, [])
     assert "microbatches" in drawn(draw_changes, changes(before, after))
+
+
+def test_a_plan_too_large_for_a_screen_is_drawn_as_stages_and_ranges_of_ranks():
+    axes = (Axis(name="dp", size=16), Axis(name="tp", size=4))
+    plan = replace(drawn_plan(), mesh=Mesh(axes=axes))
+    text = drawn(lambda plan, console: console.print(placement_table(plan)), plan)
+    assert [line.split("│")[1:4] for line in text.splitlines() if line.startswith("│")] == [
+        [" 0     ", " 0-63   ", " embedding, h.0-1 "],
+        [" 1     ", " 64-127 ", " h.2-3, head      "],
+    ]
+
+
+def test_memory_is_in_one_unit_so_that_stages_compare():
+    figures = {"memory_by_kind": [{"activation": 3 << 29, "slack": 1 << 29}, {"activation": 1}]}
+    text = drawn(draw_memory, replace(drawn_plan(), figures=figures))
+    assert "GiB by kind" in text
+    assert [line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")] == [
+        ["       1.50 ", "    0.50 ", " 2.00 "],
+        ["       0.00 ", "    0.00 ", " 0.00 "],
+    ]
