@@ -1,0 +1,146 @@
+"""What README and docs show of commands is what the commands print: `python -m benchmarks.printed`.
+
+Blocks that take minutes, or need a table that the repository does not hold, are printed by that
+command alone.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.printed import (
+    ROOT,
+    Block,
+    Command,
+    MarkupError,
+    Page,
+    aligned,
+    blocks,
+    cells,
+    exact,
+    pages,
+    read_page,
+    renewed,
+    run,
+    words,
+)
+from benchmarks.printed_pages import generated_pages
+
+LANGUAGES = {"console", "sh", "python", "json", "toml", "text"}  # text: drawings
+
+
+def page(text: str) -> Page:
+    return Page(path=ROOT / "page.md", lines=tuple(text.split("\n")))
+
+
+def quick(path: Path) -> bool:
+    return any(not block.minutes and not block.needs for block in blocks(read_page(path)))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in pages() if quick(path)], ids=lambda path: path.name
+)
+def test_a_page_shows_what_its_commands_print(path: Path) -> None:
+    result = renewed(read_page(path))
+    wrong = [*result.changed, *(f"{where} is stale" for where in result.stale)]
+    assert not wrong, "\n".join([*wrong, "python -m benchmarks.printed writes it anew"])
+
+
+def test_generated_pages_are_those_of_the_code() -> None:
+    stale = [
+        str(path.relative_to(ROOT))
+        for path, text in generated_pages()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
+    assert not stale, "python -m benchmarks.printed writes them anew"
+
+
+def test_every_fence_says_what_it_holds_and_output_stands_below_its_command() -> None:
+    for path in pages():
+        opens = True
+        for number, line in enumerate(read_page(path).lines, 1):
+            if fence := re.match(r"\s*```(.*)", line):
+                if opens:
+                    assert fence[1] in LANGUAGES, f"{path.name}:{number}: ```{fence[1]}"
+                opens = not opens
+        assert opens, f"{path.name}: a fence is not closed"
+        assert all(block.commands for block in blocks(read_page(path)))
+
+
+def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
+    text = (
+        "<!-- printed: measured, minutes -->\n"
+        "```console\n$ first \\\n    --more\none\n$ second\n```\n"
+        "```sh\n$ not this\n```\n<!-- printed: $ table -->\n| a |\n|---|\n\nend\n"
+        "<!-- printed: needs a.csv -->\n```console\n$ third\n```"
+    )
+    assert list(blocks(page(text))) == [
+        Block(
+            commands=(
+                Command(text="first --more", first=4, end=5),
+                Command(text="second", first=6, end=6),
+            ),
+            measured=True,
+            minutes=True,
+        ),
+        Block(commands=(Command(text="table", first=11, end=13),)),
+        Block(commands=(Command(text="third", first=18, end=18),), needs=("a.csv",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("```console\nno command\n```", "page.md:1: a console fence begins with"),
+        ("<!-- printed: sometimes -->\n```console\n$ a\n```", "`sometimes` is none of"),
+        ("<!-- printed: measured -->\ntext", "stands above no console fence"),
+    ],
+)
+def test_markup_that_cannot_be_understood_is_refused_with_its_line(
+    text: str, sentence: str
+) -> None:
+    with pytest.raises(MarkupError, match=re.escape(sentence)):
+        list(blocks(page(text)))
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        (["a", "b"], ["a", "b"], ["a", "b"]),
+        (["a"], ["a", "b"], None),
+        (["…", "b"], ["a", "b"], ["…", "b"]),
+        (["a", "…"], ["a", "b", "c"], ["a", "…"]),
+        (["a", "…", "a"], ["a", "b", "a"], ["a", "…", "a"]),
+        (["a", "…", "b", "…", "c"], ["a", "x", "b", "c"], ["a", "…", "b", "…", "c"]),
+        (["a", "…", "b", "…", "c"], ["a", "c", "b", "x"], None),
+        ([], ["a"], None),
+        ([], [], []),
+    ],
+)
+def test_an_output_is_cut_where_the_page_cuts_it(
+    shown: list[str], printed: list[str], expected: list[str] | None
+) -> None:
+    assert aligned(shown, printed, exact) == expected
+
+
+def test_lines_agree_but_for_seconds_figures_or_cells() -> None:
+    assert exact("gap 7 %, searched for 1.6 s") == exact("gap 7 %, searched for 950 ms")
+    assert exact("gap 7 %, searched for 1.6 s") != exact("gap 8 %, searched for 1.6 s")
+    assert words("step time 194 ms, 5.29 ktoken/s") == words("step time 1.2 s, 870 token/s")
+    assert words("│ idle   │ 0 s │") == words("│ idle │ 1.20 ms │")
+    assert words("│ idle │ 0 s │") != words("│ compute │ 0 s │")
+    assert cells("│ idle │ 0 s │") == cells("│ compute │ 0 s │")
+
+
+def test_stale_figures_are_renewed_and_another_form_is_left_to_a_person() -> None:
+    text = "```console\n$ echo step 3 s\nstep 2 s\n$ echo other\nthing\n```"
+    result = renewed(page(text))
+    assert result.lines == tuple(text.replace("step 2 s", "step 3 s").split("\n"))
+    assert result.stale == ("page.md:2: `echo step 3 s`",)
+    assert result.changed == ("page.md:4: `echo other` prints another form:\n    other",)
+
+
+def test_a_command_that_prints_nothing_but_errors_shows_these(tmp_path: Path) -> None:
+    assert run("echo out; echo err >&2", tmp_path) == ["out"]
+    assert run("echo planning … >&2; echo refused >&2; exit 1", tmp_path) == ["refused"]
