@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.executor.errors import ExecutorError
+from millrace.executor.cuda.kernels.table import CALLS
 from millrace.executor.kernels import KERNELS, KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole
 from millrace.models.labels import parse, shape_of
@@ -42,6 +43,10 @@ def assert_close(found: list[Array], expected: tuple[Array, ...], dtype: str) ->
 
 def test_every_op_kind_has_a_kernel_and_every_kernel_an_op_kind():
     assert set(KERNELS) == set(OPS) - NO_KERNEL | LOCAL_BOXING
+
+
+def test_every_kernel_of_a_cpu_has_one_on_gpus():
+    assert set(CALLS) == set(KERNELS)
 
 
 def test_every_kernel_has_an_example_or_a_test_of_its_own():
