@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.executor.errors import ExecutorError
 from millrace.executor.cuda.kernels.table import CALLS
+from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels import KERNELS, KernelContext, make_kernel
 from millrace.executor.kernels.context import Array, Shard, whole
 from millrace.models.labels import parse, shape_of
