@@ -1,7 +1,7 @@
 """The verbs as a Python API: build, search, scale, compile, simulate, execute, compare.
 
-Each takes and returns the documents (Graph, Plan, ActorGraph, Trace), so that a script can stop or
-start anywhere on the road:
+Each takes and returns documents (Graph, Plan, ActorGraph, Trace), so that a script can begin with
+any of them and end with any. The other functions prepare a verb's arguments or say more of a plan.
 
 >>> from millrace import api
 >>> graph = api.build("gpt2-small", batch=1)
@@ -12,20 +12,17 @@ start anywhere on the road:
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from re import fullmatch
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from millrace.compare import Comparison, join
-from millrace.files import load_profile
 from millrace.importing import opened
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
-from millrace.planner.cluster import Cluster, Software
-from millrace.planner.errors import ClusterError
+from millrace.planner.cluster import Cluster
 from millrace.planner.plan import MAX_GAP, Plan
 
 if TYPE_CHECKING:
@@ -36,13 +33,12 @@ if TYPE_CHECKING:
     from millrace.simulator.simulate import Simulated
 
 Progress = Callable[[str], None]
-Found = TypeVar("Found")
 
 
 def build(
     model: str, *, batch: int = 1, seq_len: int | None = None, precision: str = "fp32"
 ) -> Graph:
-    """Return the training graph of a model.
+    """Return the training graph of a model: its forward pass, gradients and optimizer.
 
     Parameters
     ----------
@@ -50,11 +46,11 @@ def build(
         A name of `millrace models`, a Hugging Face `config.json` or its folder, an `.onnx` or
         `.pt2` file, or `package.module:function`, which returns a forward Graph.
     batch : int
-        Samples of one microbatch.
+        Samples of one microbatch, for which the graph's shapes are written.
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
+        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8: what the model computes in.
 
     Raises
     ------
@@ -73,41 +69,33 @@ def cluster(
     measured: bool = True,
     progress: Progress | None = None,
 ) -> Cluster:
-    """Return the cluster written as on the command line: `a100-sxm-80gb:8x16`, `local:4`, a file.
+    """Return the cluster that a text of the command line names.
+
+    Unless its file says so, nothing is lost to software on it: `driven` adds a framework.
 
     Parameters
     ----------
     text : str
-        The cluster.
+        `a100-sxm-80gb:8x16` (devices of a node x nodes), `local:4` (processes on this machine),
+        `local-gpu:4` (its GPUs), or the path of a TOML file.
     profile : Path, optional
-        A device profile to use in place of the catalogue's device, or of this machine's own.
+        A device profile to use in place of the catalogue's device or of this machine's own.
     measured : bool
-        Measure this machine for `local:N` and `local-gpu:N`, once; else built-in figures of CPUs.
+        Measure this machine for `local:N` and `local-gpu:N` the first time, and keep the profile;
+        else take built-in figures of CPUs.
     progress : callable, optional
-        Told in words when something takes long.
+        Called with a sentence where something takes long or a name was taken for another.
 
     Raises
     ------
-    ClusterError
-        The text has another form or names an unknown device.
-    FileError
-        The profile cannot be read.
-    InfeasibleError
-        This machine has fewer GPUs.
-    ExecutorError
-        This machine could not be measured.
+    ClusterError, FileError
+        The text has another form or names an unknown device; the profile cannot be read.
+    InfeasibleError, ExecutorError
+        This machine has fewer GPUs, or could not be measured.
     """
-    from millrace.machine import catalogue_cluster, is_local, measured_cluster
-    from millrace.planner.clusters import parse_cluster, validate
+    from millrace.machine import cluster_of
 
-    if not is_local(text):
-        found = catalogue_cluster(text, progress)
-        if profile is None:
-            return found
-        return validate(msgspec.structs.replace(found, device=load_profile(profile)))
-    if profile is not None or not measured:
-        return parse_cluster(text, None if profile is None else load_profile(profile))
-    return measured_cluster(text, progress)
+    return cluster_of(text, profile, measured, progress)
 
 
 def check_question(
@@ -119,12 +107,17 @@ def check_question(
     optimize_for: str = "throughput",
     told: Progress | None = None,
 ) -> ModelSpec:
-    """Return the model opened (`told` what to know of it), or raise what `search` would of all.
+    """Return the opened model, for `search`, once these arguments of it are known to make sense.
+
+    Parameters
+    ----------
+    told : callable, optional
+        Called with a sentence for everything that was noticed in the model.
 
     Raises
     ------
     PlanError, ModelError
-        A pin, the model or a size cannot be understood.
+        A pin, the objective, the model or a size cannot be understood.
     InfeasibleError
         A pin asks for what this version cannot do.
     """
@@ -156,26 +149,30 @@ def search(
 
     Parameters
     ----------
-    model, seq_len, precision
-        As for `build`; a model opened already brings its own length and precision.
+    model : str or ModelSpec
+        As for `build`, or one opened already, which brings its own length and precision.
+    seq_len : int, optional
+        As for `build`.
+    precision : str
+        As for `build`.
     on : Cluster
         What to plan for; all its devices are used, unless `optimize_for` leaves some.
     global_batch : int
         Samples of a step.
     training : TrainingSpec, optional
-        The optimizer and its schedule.
+        The optimizer, its learning rate and schedule, and the form of attention.
     pins : mapping, optional
         Choices fixed beforehand, by the names of `millrace.planner.search.Pins`.
     memory_limit_bytes : int, optional
-        What the plan may use of a device; all of it by default.
+        What the plan may use of each device; all of it by default.
     max_gap : float
         Stop within this fraction of the proven bound; 0 asks for the optimum.
     seed : int
-        Written into the plan.
+        Written into the plan; the search itself is the same for every seed.
     optimize_for : str
         throughput; or cost or energy per token, for which fewer of the devices may be used.
     progress : callable, optional
-        Told in words how far the search is.
+        Called with a sentence that says how far the search is.
     record : Record, optional
         Filled with what every layer did; `explain` reads it.
 
@@ -183,28 +180,24 @@ def search(
     ------
     InfeasibleError
         No plan obeys the pins and fits the memory; names what binds.
-    PlanError, ModelError
-        A pin, the model or a size cannot be understood.
+    PlanError, ModelError, ClusterError
+        A pin, the model, a size or the device's precision cannot be understood.
     """
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.fleets import search_for
 
-    plan = search_for(
-        SearchRequest(
-            model=opened(model, seq_len, precision, progress) if isinstance(model, str) else model,
-            training=training or TrainingSpec(),
-            cluster=on,
-            global_batch=global_batch,
-            pins=Pins.of(pins or {}),
-            memory_limit_bytes=memory_limit_bytes,
-            max_gap=max_gap,
-            seed=seed,
-        ),
-        optimize_for,
-        simulate=Pure(figures),
-        progress=progress,
-        record=record,
+    asked = SearchRequest(
+        model=opened(model, seq_len, precision, progress) if isinstance(model, str) else model,
+        training=training or TrainingSpec(),
+        cluster=on,
+        global_batch=global_batch,
+        pins=Pins.of(pins or {}),
+        memory_limit_bytes=memory_limit_bytes,
+        max_gap=max_gap,
+        seed=seed,
     )
+    simulated = Pure(figures)
+    plan = search_for(asked, optimize_for, simulate=simulated, progress=progress, record=record)
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
 
 
@@ -227,44 +220,52 @@ def scale(
 
     Parameters
     ----------
-    model, seq_len, precision
-        As for `search`.
+    model : str or ModelSpec
+        As for `search`, and so are `seq_len` and `precision`.
     clusters : sequence of str
         As for `cluster`; `xNODES` may be left out.
-    nodes, global_batches : sequence of int
-        Sizes, and samples of a step.
+    nodes : sequence of int
+        Sizes, in nodes.
+    global_batches : sequence of int
+        Samples of a step.
     networks : sequence of str, optional
-        In place of each cluster's own between its nodes, see
-        `millrace.planner.clusters.fabrics.network`.
+        Between the nodes (`8xhdr`; docs/clusters.md has all forms), in place of a cluster's own.
     framework : str, optional
-        How software drives the devices, see `millrace.planner.clusters.framework`.
-    tokens, failures, worth
-        As in `millrace.scaling.Sweep`.
+        The framework that drives all clusters, whatever their files say; see `driven`.
+    tokens : float, optional
+        Tokens that a row's time, energy and cost are counted to; a million by default.
+    failures : Failures, optional
+        How often devices fail, and what that costs; by default they never do.
+    worth : float, optional
+        The least marginal efficiency at which more devices pay; 0.5 by default.
     progress : callable, optional
-        Told a line for every point that is planned.
+        Called with a line for every point that is planned.
 
     Returns
     -------
     list of dict
-        In the order asked; docs/scaling.md says what each key holds.
+        By cluster, then network, then batch, then size; docs/scaling.md says what each key holds.
+        A row without a plan has the reason for that under `reason`.
 
     Raises
     ------
     PlanError, ModelError, ClusterError
         A value cannot be understood; names the option and the value.
     """
+    from millrace.machine import named, with_nodes
     from millrace.planner.clusters import framework as software_of
     from millrace.planner.clusters.fabrics import network
     from millrace.scaling import WORTH, Sweep, sweep
 
+    read = partial(cluster, progress=progress)
     spec = opened(model, seq_len, precision, progress) if isinstance(model, str) else model
     asked = Sweep(
         model=spec,
-        clusters=tuple((text, _resizable(text, progress)) for text in clusters),
+        clusters=tuple((text, named("--cluster", read, with_nodes(text))) for text in clusters),
         nodes=tuple(nodes),
         global_batches=tuple(global_batches),
-        networks=tuple((text, partial(_named, "--network", network, text)) for text in networks),
-        software=_named("--framework", software_of, framework or "default"),
+        networks=tuple((text, partial(named, "--network", network, text)) for text in networks),
+        software=named("--framework", software_of, framework or "default"),
         tokens=tokens,
         failures=failures,
         worth=WORTH if worth is None else worth,
@@ -273,54 +274,41 @@ def scale(
 
 
 def driven(cluster: Cluster, framework: str | None = None) -> Cluster:
-    """Return the cluster driven as a framework does (`millrace.planner.clusters.framework`).
+    """Return the cluster with a framework's launches, overlap, fusion and buckets.
 
-    Without one: as the cluster says, else by the default settings; ranks on CPUs as measured.
+    Parameters
+    ----------
+    cluster : Cluster
+        As `cluster` returns it.
+    framework : str, optional
+        A name in `planner/clusters/software.toml`. Without one the cluster's own framework stays,
+        or else `default` is taken; ranks on CPUs stay as they were measured.
 
     Raises
     ------
     ClusterError
         There is no such framework.
     """
-    from millrace.planner.clusters import framework as software_of
+    from millrace.machine import with_software
 
-    said = cluster.software.name != Software().name
-    if framework is None and (said or cluster.cores_per_node is not None):
-        return cluster
-    software = _named("--framework", software_of, framework or "default")
-    return msgspec.structs.replace(cluster, software=software)
-
-
-def _resizable(text: str, progress: Progress | None) -> Cluster:
-    """The cluster of a text that need not say how many nodes there are."""
-    sized = not fullmatch(r"[^:]+:[0-9]+", text) or text.startswith("local")
-    whole = text if sized else f"{text}x1"
-    return _named("--cluster", partial(cluster, progress=progress), whole)
-
-
-def _named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
-    """What `read` makes of an option's value; its refusal names the option."""
-    try:
-        return read(text, *rest)
-    except ClusterError as error:
-        raise ClusterError(f"{option} {text}: {error}") from None
+    return with_software(cluster, framework)
 
 
 def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
-    """Return what decided each choice of a plan: its nearest alternatives, and why they lose.
+    """Return what decided each choice of a plan: its nearest alternatives, and why they lost.
 
     Parameters
     ----------
     plan : Plan
         As `search` returned it.
     record : Record
-        What that search filled.
+        As that search filled it.
 
     Returns
     -------
     list of dict
-        `choice`, `value`, `alternative`, `effect` (by how much its step is longer, by the planner's
-        cost), `reason`, `over_bytes`, `plan`, `parts_s` and `line`, which says it all in words.
+        `choice`, `value`, `alternative`, `effect` (the fraction by which its step is longer, in the
+        planner's cost), `reason`, `over_bytes`, `plan`, `parts_s` and `line`: all of it in words.
 
     Examples
     --------
@@ -337,40 +325,36 @@ def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
 
 
 def figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
-    """Return what the simulator predicts of a plan: step time, speed, memory by kind.
-
-    `fidelity` says how finely it was simulated: op by op, or by whole stages where it is large.
+    """Return what the simulator predicts of a plan, as `plan.figures` holds it.
 
     Parameters
     ----------
     plan : Plan
         The plan.
     fits : callable, optional
-        Told the figures of memory, which are known first. Where it says no, the plan is not
+        Given the figures of memory, which are known first. Where it returns False, the plan is not
         simulated and they are returned alone.
-    """
-    from millrace.figures import memory_figures, predicted_figures
-    from millrace.planner.memory import plan_memory
-    from millrace.planner.plan import plan_graph
-    from millrace.simulator import forecast
 
-    graph = plan_graph(plan)
-    memory = plan_memory(plan, graph)
-    held = memory_figures([one.by_kind for one in memory])
-    if fits is not None and not fits(held):
-        return held
-    return predicted_figures(plan, forecast(plan, graph, memory), graph)
+    Returns
+    -------
+    dict
+        `step_time_s`, `tokens_per_s`, `tflops_per_gpu`, `mfu` (a fraction, or None),
+        `memory_bytes_max` of any device, `memory_by_kind` (bytes by kind, for every stage),
+        `busy_fraction`, and `fidelity`: op by op, or by whole stages where the plan is large.
+        With offloaded optimizer state `host_memory_bytes_max` too.
+    """
+    from millrace.figures import forecast_figures
+
+    return forecast_figures(plan, fits)
 
 
 def compile(plan: Plan) -> ActorGraph:
-    """Return the plan compiled: actors, registers and queues, proven to run to their end.
+    """Return the plan compiled to actors, registers and queues, proven to run to their end.
 
     Raises
     ------
-    PlanError
-        The plan does not fit its model or mesh.
-    ProtocolError
-        The graph cannot run to its end; names the actors that wait for each other.
+    PlanError, ProtocolError
+        The plan does not fit its model or mesh; the actors that are named wait for each other.
     """
     from millrace.planner.compile import compile_plan
 
@@ -392,24 +376,25 @@ def simulate(
     Parameters
     ----------
     plan : Plan
+        What runs, on the cluster that it holds.
     steps : int
         Training steps; the last but one gives the figures.
     jitter : float
         Standard deviation of the logarithm of every duration (0.1: about ten percent).
     stragglers : mapping, optional
-        Rank to factor on the durations of its ops (2.0: half as fast).
+        The factor on the durations of a rank's ops, by rank (2.0: half as fast).
     seed : int
-        Of the jitter.
+        Of the random numbers of the jitter.
     fidelity : str, optional
         `op` fires every actor, `block` the blocks of chunks, `stage` whole parts of chunks, without
         the whole model compiled. Default: `op` for small plans, `stage` for large ones.
     detailed : bool
-        Keep what `millrace.simulator.account` needs.
+        Keep what `millrace.simulator.account.account_of` needs for its tables of the step.
 
     Raises
     ------
-    SimulationError
-        An option is out of its range.
+    SimulationError, PlanError
+        An option is out of its range; the plan does not fit its model, mesh or cluster.
     """
     from millrace.simulator import predict
 
@@ -443,19 +428,26 @@ def execute(
 
     Parameters
     ----------
-    plan, steps
-        What to run, and for how many training steps.
+    plan : Plan
+        What to run, whatever its cluster is.
+    steps : int
+        Training steps.
     data : Path, optional
         File or folder to train on; the Python standard library's source files by default.
-    seed, learning_rate
-        Of the initial values and of the samples; the peak in place of the plan's.
+    seed : int
+        Of the initial values and of the order of samples.
+    learning_rate : float, optional
+        The peak, in place of the plan's.
     weights : Path, optional
         A `.npz` file of initial values by the names of variables; the seed gives the others.
     trace : bool
-        Keep every firing's times; without, the Trace holds the ends of steps only.
-    checkpoint, checkpoint_every, resume
-        Folder to save variables and optimizer state in, at the end and every so many steps; go on
-        from the last checkpoint there.
+        Keep the times of every firing, which `compare` needs; else the ends of steps alone.
+    checkpoint : Path, optional
+        Folder to save variables and optimizer state in at the end.
+    checkpoint_every : int
+        Save there after every so many steps as well; 0: at the end alone.
+    resume : bool
+        Go on from the last checkpoint there.
     backend : Backend, optional
         Where and how it runs (`millrace.executor.backend`); on this machine's CPUs by default.
     progress : callable, optional
@@ -492,9 +484,16 @@ def execute(
 def compare(plan: Plan, measured: Trace) -> Comparison:
     """Return the join of the plan's prediction with a measured trace, actor by actor.
 
+    Parameters
+    ----------
+    plan : Plan
+        The plan that was run; it is simulated op by op.
+    measured : Trace
+        `trace` of what `execute` returned, with the times of firings.
+
     Raises
     ------
     PlanError
-        The trace is of another plan, or holds no finished step.
+        The trace is of another plan, or holds no finished step or no firings.
     """
     return join(simulate(plan, fidelity="op").trace, measured)

@@ -4,7 +4,7 @@
 ops or blocks disagree; `axes` and the variants then hold the truth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.models.graph import Graph
@@ -65,6 +65,18 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
         total += mine * (peak or 0.0)
         left -= mine
     return total
+
+
+def forecast_figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None) -> dict[str, Any]:
+    """Return the figures of a plan, those of memory alone where these do not fit."""
+    from millrace.simulator import forecast
+
+    graph = plan_graph(plan)
+    memory = plan_memory(plan, graph)
+    held = memory_figures([one.by_kind for one in memory])
+    if fits is not None and not fits(held):
+        return held
+    return predicted_figures(plan, forecast(plan, graph, memory), graph)
 
 
 def predicted_figures(plan: Plan, found: "Forecast", graph: Graph) -> dict[str, Any]:

@@ -1,10 +1,20 @@
 """Clusters as they are asked for: of the catalogue, or of this machine as it is measured."""
 
 from collections.abc import Callable
+from pathlib import Path
+from re import fullmatch
+from typing import TypeVar
 
-from millrace.planner.cluster import Cluster
-from millrace.planner.clusters import machine_cores, parse_cluster
+import msgspec
+
+from millrace.files import load_profile
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.clusters import framework as software_of
+from millrace.planner.clusters import machine_cores, parse_cluster, validate
 from millrace.planner.clusters.named import LOCAL, LOCAL_GPU, local_ranks
+from millrace.planner.errors import ClusterError
+
+Found = TypeVar("Found")
 
 CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 
@@ -12,6 +22,42 @@ CROWDED = 4  # processes a core, beyond which they mostly wait for one another
 def is_local(text: str) -> bool:
     """Whether a cluster is of this machine."""
     return text.partition(":")[0] in (LOCAL, LOCAL_GPU)
+
+
+def cluster_of(
+    text: str, profile: Path | None, measured: bool, progress: Callable[[str], None] | None
+) -> Cluster:
+    """Return the cluster of a text, as `millrace.api.cluster` says."""
+    if not is_local(text):
+        found = catalogue_cluster(text, progress)
+        if profile is None:
+            return found
+        return validate(msgspec.structs.replace(found, device=load_profile(profile)))
+    if profile is not None or not measured:
+        return parse_cluster(text, None if profile is None else load_profile(profile))
+    return measured_cluster(text, progress)
+
+
+def with_software(cluster: Cluster, framework: str | None) -> Cluster:
+    """Return the cluster driven by a framework, as `millrace.api.driven` says."""
+    said = cluster.software.name != Software().name
+    if framework is None and (said or cluster.cores_per_node is not None):
+        return cluster
+    software = named("--framework", software_of, framework or "default")
+    return msgspec.structs.replace(cluster, software=software)
+
+
+def with_nodes(text: str) -> str:
+    """The text of a cluster that need not say how many nodes it has, with one where it does not."""
+    return f"{text}x1" if fullmatch(r"[^:]+:[0-9]+", text) and not is_local(text) else text
+
+
+def named(option: str, read: Callable[..., Found], text: str, *rest: int) -> Found:
+    """What `read` makes of an option's value; its refusal names the option."""
+    try:
+        return read(text, *rest)
+    except ClusterError as error:
+        raise ClusterError(f"{option} {text}: {error}") from None
 
 
 def catalogue_cluster(text: str, progress: Callable[[str], None] | None) -> Cluster:

@@ -1,6 +1,11 @@
-"""The examples run as a user runs them, in a folder of their own, and what they print is true."""
+"""The examples run as a user runs them, in a folder of their own, and what they print is true.
+
+So do the programs of docs/api.md, which names all that it shows of the code.
+"""
 
 import ast
+import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -11,15 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from millrace import api
 from millrace.files import load_plan
 from tests.extras import optional
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
+PAGE = ROOT / "docs" / "api.md"
 
 
-def ran(name: str, folder: Path, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def ran(program: Path, folder: Path, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """What a program did: no measurement of this machine is taken from outside the folder."""
     environment = {
         **os.environ,
@@ -27,7 +34,7 @@ def ran(name: str, folder: Path, path: Path = ROOT) -> subprocess.CompletedProce
         "XDG_CACHE_HOME": str(folder),
     }
     return subprocess.run(
-        [sys.executable, FOLDER / name],
+        [sys.executable, program],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -37,8 +44,9 @@ def ran(name: str, folder: Path, path: Path = ROOT) -> subprocess.CompletedProce
     )
 
 
-def printed(name: str, folder: Path) -> str:
-    done = ran(name, folder)
+def printed(program: str | Path, folder: Path) -> str:
+    """What a program prints, an example by its name."""
+    done = ran(FOLDER / program, folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -147,7 +155,7 @@ def test_a_module_of_ones_own_is_planned_checked_and_trained(tmp_path):
 
 def test_without_pytorch_the_example_says_what_to_install(tmp_path):
     (tmp_path / "torch.py").write_text('raise ImportError("as if it were not installed")')
-    done = ran("your_model.py", tmp_path, tmp_path)
+    done = ran(FOLDER / "your_model.py", tmp_path, tmp_path)
     assert done.returncode == 1
     assert done.stderr == "this example needs PyTorch: pip install '.[torch]'\n"
 
@@ -160,3 +168,30 @@ def test_an_example_is_short_and_says_how_to_run_it(path):
     assert "Prints:" in said
     assert 25 <= len(text.splitlines()) <= 70
     assert f"]({path.name})" in (FOLDER / "README.md").read_text()
+
+
+def test_the_programs_of_the_api_page_run(tmp_path):
+    road, explained = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    (tmp_path / "road.py").write_text(road)
+    text = printed(tmp_path / "road.py", tmp_path)
+    assert text.startswith(f"{api.build('gpt-demo').parameter_count:,} parameters, ")
+    assert re.search(r"^predicted \d+ ms a step\nmeasured \d+ ms, loss [\d.]+\nerror ", text, re.M)
+    (tmp_path / "explained.py").write_text(explained)
+    assert "dp = 1: dp = 2 loses" in printed(tmp_path / "explained.py", tmp_path)
+
+
+def test_the_api_page_names_what_there_is_and_every_verb():
+    text = PAGE.read_text()
+    for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE):
+        place, found = name, None
+        while found is None:
+            try:
+                found = importlib.import_module(place)
+            except ModuleNotFoundError:
+                place = place.rpartition(".")[0]
+        for part in name[len(place) + 1 :].split(".") if place != name else ():
+            found = getattr(found, part)
+    public = inspect.getmembers(api, inspect.isfunction)
+    verbs = [name for name, one in public if one.__module__ == api.__name__ and name[0] != "_"]
+    assert len(verbs) == 12
+    assert [name for name in verbs if f"`{name}`" not in text] == []
