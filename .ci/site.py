@@ -78,7 +78,7 @@ def problems(site: Path) -> Iterator[str]:
                 yield f"{name} links to {link}: no such file"
             elif target.fragment and file.suffix == ".html":
                 there = pages[file.relative_to(site).as_posix()].ids
-                if unquote(target.fragment) not in there | {"__search"}:
+                if unquote(target.fragment) not in there:
                     yield f"{name} links to {link}: no such anchor"
     for style in sorted(site.rglob("*.css")):
         found = ADDRESS.findall(style.read_text())
