@@ -41,6 +41,9 @@ def validate(
             "--leave-one-source-out", help="Fit all figures without each source, then predict it."
         ),
     ] = False,
+    every: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Only every K-th row of tier A.")
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Worker processes; one per core by default.")
     ] = None,
@@ -50,14 +53,14 @@ def validate(
     from millrace.calibration.leaving import left_out
     from millrace.files import check_writable
     from millrace.plot import check_drawable
-    from millrace.published.reading import read_table
+    from millrace.published.reading import read_table, sampled
     from millrace.published.summary import document
     from millrace.published.validation import validate as validated
 
     if plot is not None:
         check_writable(plot)
         check_drawable(plot)
-    table = read_table(csv)
+    table = read_table(csv) if every is None else sampled(read_table(csv), every)
     with working(f"predicting {len(table.rows)} rows of {csv}") as now:
 
         def told(done: int, of: int) -> None:

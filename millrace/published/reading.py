@@ -4,7 +4,7 @@ The layouts are told apart by their header; columns that a file leaves out are b
 """
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -80,6 +80,12 @@ def read_table(path: Path) -> Table:
     except csv.Error as error:
         raise FileError(f"`{path}` is not a CSV file: line {reader.line_num}: {error}") from None
     return Table(layout=layout, columns=header, rows=tuple(rows))
+
+
+def sampled(table: Table, every: int) -> Table:
+    """Return the table of every so many rows of tier A, the first of them included."""
+    judged = [row for row in table.rows if row["tier"] == "A"]
+    return replace(table, rows=tuple(judged[::every]))
 
 
 def read(path: Path, tier: str = "A") -> list[Row]:

@@ -13,6 +13,7 @@ from millrace.published.reading import (
     number,
     read,
     read_table,
+    sampled,
     whole,
 )
 from tests.millrace.published.rows import DLPERF, written
@@ -36,6 +37,13 @@ def test_columns_that_a_file_leaves_out_are_blank(tmp_path: Path):
 def test_one_tier_is_read(tmp_path: Path):
     path = written(tmp_path / "a.csv", {"tier": "B"}, {})
     assert [row["line"] for row in read(path)] == ["3"]
+
+
+def test_a_sample_is_every_so_many_rows_of_tier_a(tmp_path: Path):
+    rows = [{"model": f"gpt-{at}", "tier": "AAB"[at % 3]} for at in range(9)]
+    table = read_table(written(tmp_path / "a.csv", *rows))
+    assert [row["model"] for row in sampled(table, 2).rows] == ["gpt-0", "gpt-3", "gpt-6"]
+    assert len(sampled(table, 1).rows) == 6
 
 
 @pytest.mark.parametrize(
