@@ -328,6 +328,9 @@ def main(
     data: Annotated[Path | None, typer.Option(help="Folder of tables of published runs.")] = None,
 ) -> None:
     """Print anew what README and docs show of commands."""
+    for file in files or ():
+        if not file.resolve().is_relative_to(ROOT) or not file.is_file():
+            sys.exit(f"{file}: give a Markdown file of the repository")
     failed = False
     for path in [file.resolve() for file in files] if files else pages():
         page = read_page(path)
@@ -350,4 +353,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except MarkupError as error:
+        sys.exit(str(error))
