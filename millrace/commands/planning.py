@@ -45,7 +45,7 @@ Precision = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="fp32, tf32, bf16, fp16, fp8 or mxfp8.",
+        help="fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.",
         autocompletion=completion.precisions,
     ),
 ]

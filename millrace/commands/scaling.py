@@ -37,12 +37,18 @@ Tokens = Annotated[
 Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.")]
 Rate = Annotated[
     str | None,
-    typer.Option(help="Bytes a second that all devices together write to checkpoints: 2TB."),
+    typer.Option(
+        help="Bytes a second that all devices write to checkpoints (2TB); by default 122 MB each."
+    ),
 ]
-Restart = Annotated[float | None, typer.Option(help="Minutes from a failure to the next step.")]
+Restart = Annotated[
+    float | None, typer.Option(help="Minutes from a failure to the next step; by default 10.")
+]
 Worth = Annotated[
     float | None,
-    typer.Option(help="Least share of their worth that added devices must bring to pay."),
+    typer.Option(
+        help="Least share of their worth that added devices must bring to pay; by default 0.5."
+    ),
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", help="Write all columns here.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here: .png, .svg or .pdf.")]
