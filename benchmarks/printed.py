@@ -229,13 +229,20 @@ def aligned(
             starts = (
                 range(max(len(forms) - len(wanted), position), len(forms)) if number else starts
             )
-        start = next((i for i in starts if forms[i : i + len(wanted)] == wanted), None)
-        if start is None:
+        fitting = [i for i in starts if forms[i : i + len(wanted)] == wanted]
+        if not fitting:
             return None
+        start = max(fitting, key=lambda i: _common_words(piece, printed[i : i + len(piece)]))
         result += [*([ELLIPSIS] if number else []), *printed[start : start + len(wanted)]]
         position = start + len(wanted)
     open_ended = len(pieces) > 1 and not pieces[-1]
     return result if open_ended or position == len(forms) else None
+
+
+def _common_words(shown: Sequence[str], printed: Sequence[str]) -> int:
+    """How many words stand at the same place of the same line; tells lines of one form apart."""
+    pairs = zip(shown, printed, strict=True)
+    return sum(a == b for old, new in pairs for a, b in zip(old.split(), new.split(), strict=False))
 
 
 def _split(shown: Sequence[str]) -> list[list[str]]:

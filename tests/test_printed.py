@@ -133,6 +133,12 @@ def test_lines_agree_but_for_seconds_figures_or_cells() -> None:
     assert cells("│ idle │ 0 s │") == cells("│ compute │ 0 s │")
 
 
+def test_of_lines_that_differ_in_figures_alone_the_one_that_was_shown_is_kept() -> None:
+    printed = ["net on 2: 10 ms", "net on 4: 11 ms", "end"]
+    assert aligned(["…", "net on 4: 9 ms", "…"], printed, words) == ["…", "net on 4: 11 ms", "…"]
+    assert aligned(["…", "net on 8: 9 ms", "…"], printed, words) == ["…", "net on 2: 10 ms", "…"]
+
+
 def test_stale_figures_are_renewed_and_another_form_is_left_to_a_person() -> None:
     text = "```console\n$ echo step 3 s\nstep 2 s\n$ echo other\nthing\n```"
     result = renewed(page(text))
