@@ -18,6 +18,7 @@ from benchmarks.printed import (
     aligned,
     blocks,
     cells,
+    close,
     exact,
     pages,
     read_page,
@@ -131,6 +132,14 @@ def test_lines_agree_but_for_seconds_figures_or_cells() -> None:
     assert words("│ idle   │ 0 s │") == words("│ idle │ 1.20 ms │")
     assert words("│ idle │ 0 s │") != words("│ compute │ 0 s │")
     assert cells("│ idle │ 0 s │") == cells("│ compute │ 0 s │")
+
+
+def test_figures_may_differ_by_what_processors_round_and_no_more() -> None:
+    assert close(["gap 7.00 %, searched for 1 s"], ["gap 7.02 %, searched for 2 s"])
+    assert not close(["gap 7.0 %"], ["gap 7.2 %"])
+    assert not close(["1.00 s of 1,000"], ["1.00 ms of 1,000"])
+    assert not close(["error +3.0 %"], ["error -3.0 %"])
+    assert close(["│ idle │ 0 s │"], ["│ idle │ 0 s │"])
 
 
 def test_of_lines_that_differ_in_figures_alone_the_one_that_was_shown_is_kept() -> None:
