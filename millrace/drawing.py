@@ -51,7 +51,7 @@ def draw_plan(
         console.print(
             f"objective {format_seconds(evidence.objective_s)}, "
             f"bound {format_seconds(evidence.bound_s)}, gap {format_percent(evidence.gap)}; "
-            f"{evidence.candidates} candidates, {evidence.pruned} pruned by their bound",
+            f"{evidence.candidates} candidates, {evidence.pruned} pruned",
             markup=False,
         )
 
