@@ -40,7 +40,7 @@ from benchmarks.printed_pages import generated_pages
 ROOT = Path(__file__).resolve().parent.parent
 ELLIPSIS = "…"
 SECONDS_LIMIT = 3600
-ROUNDING = 0.01
+ROUNDING = 0.01  # relative; what differs by more is stale
 # Quantities with units, signs and group separators: `6.18 s`, `+3.0 %`, `50,460`, `1e-07`.
 QUANTITY = re.compile(
     r"[-+]?\$?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?[KMGT]?"
@@ -66,7 +66,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ConsoleBlock:
     """A fence of commands and outputs, and what its comment says of it."""
 
     commands: tuple[Command, ...]
@@ -92,7 +92,7 @@ class MarkupError(Exception):
     """A comment or a fence that cannot be understood; the message names file and line."""
 
 
-def blocks(page: Page) -> Iterator[Block]:
+def blocks(page: Page) -> Iterator[ConsoleBlock]:
     """Yield the printed blocks of a page, in its order.
 
     Raises
@@ -110,7 +110,7 @@ def blocks(page: Page) -> Iterator[Block]:
             if comment[1].startswith("$ "):
                 end = _next(page.lines, index, lambda each: not each.strip())
                 command = Command(text=comment[1][2:], first=index, end=end)
-                yield Block(commands=(command,))
+                yield ConsoleBlock(commands=(command,))
                 index = end
             else:
                 options = _options(comment[1], where)
@@ -118,7 +118,7 @@ def blocks(page: Page) -> Iterator[Block]:
                     raise MarkupError(f"{where}: the comment stands above no console fence")
         elif line == "```console":
             end = _next(page.lines, index, lambda each: each == "```")
-            yield Block(commands=tuple(_commands(page.lines, index, end, where)), **options)  # type: ignore[arg-type]
+            yield ConsoleBlock(commands=tuple(_commands(page.lines, index, end, where)), **options)  # type: ignore[arg-type]
             options, index = {}, end + 1
         elif line.startswith("```") and line != "```":
             index = _next(page.lines, index, lambda each: each == "```") + 1
@@ -130,7 +130,7 @@ def _next(lines: Sequence[str], start: int, ends: Callable[[str], bool]) -> int:
 
 
 def _options(text: str, where: str) -> dict[str, bool | tuple[str, ...]]:
-    """Fields of a Block that a comment sets."""
+    """Fields of a ConsoleBlock that a comment sets."""
     options: dict[str, bool | tuple[str, ...]] = {}
     for word in text.split(", "):
         if word in ("measured", "minutes"):
@@ -243,7 +243,7 @@ def aligned(
 
 
 def close(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether lines of one form have the same figures, but for what processors round differently.
+    """True where lines of one form have the same figures, up to the rounding of processors.
 
     A search compares sums of many floats, whose last digits depend on the order of a processor's
     vector units: figures may differ by `ROUNDING`, everything else may not.
@@ -271,7 +271,7 @@ def _size(quantity: str) -> float:
 
 
 def _common_words(shown: Sequence[str], printed: Sequence[str]) -> int:
-    """How many words stand at the same place of the same line; tells lines of one form apart."""
+    """Number of words at the same place of the same line; tells lines of one form apart."""
     pairs = zip(shown, printed, strict=True)
     return sum(a == b for old, new in pairs for a, b in zip(old.split(), new.split(), strict=False))
 
@@ -338,8 +338,8 @@ def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> R
     return Renewed(lines=tuple(lines), stale=tuple(stale), changed=tuple(changed))
 
 
-def _can_run(block: Block, folder: Path, minutes: bool, data: Path | None) -> bool:
-    """Whether a block is asked for and has the tables that it needs, which are then in `folder`."""
+def _can_run(block: ConsoleBlock, folder: Path, minutes: bool, data: Path | None) -> bool:
+    """True where a block is asked for and has the tables that it needs, then linked in `folder`."""
     if block.minutes and not minutes:
         return False
     for file in block.needs:

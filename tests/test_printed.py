@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.printed import (
     ROOT,
-    Block,
     Command,
+    ConsoleBlock,
     MarkupError,
     Page,
     aligned,
@@ -77,7 +77,7 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
         "<!-- printed: needs a.csv -->\n```console\n$ third\n```"
     )
     assert list(blocks(page(text))) == [
-        Block(
+        ConsoleBlock(
             commands=(
                 Command(text="first --more", first=4, end=5),
                 Command(text="second", first=6, end=6),
@@ -85,8 +85,8 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
             measured=True,
             minutes=True,
         ),
-        Block(commands=(Command(text="table", first=11, end=13),)),
-        Block(commands=(Command(text="third", first=18, end=18),), needs=("a.csv",)),
+        ConsoleBlock(commands=(Command(text="table", first=11, end=13),)),
+        ConsoleBlock(commands=(Command(text="third", first=18, end=18),), needs=("a.csv",)),
     ]
 
 

@@ -11,12 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace import completion
+from millrace.models.builder import PRECISIONS
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.training import check_training
 from millrace.models.unfused import FLASH
 from millrace.models.zoo.catalogue import beyond_positions
 from millrace.output import Json, answer, say, working
 from millrace.planner.plan import MAX_GAP, SEED_MAX, Plan
+from millrace.planner.schedules import SCHEDULES
 from millrace.units import format_bytes, format_percent, format_rate, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ Precision = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.",
+        help=f"{', '.join(PRECISIONS)}.",
         autocompletion=completion.precisions,
     ),
 ]
@@ -103,7 +105,7 @@ Schedule = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Pin: gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-v.",
+        help=f"Pin: {', '.join(SCHEDULES)}.",
         autocompletion=completion.schedules,
     ),
 ]
