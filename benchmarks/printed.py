@@ -54,7 +54,7 @@ DRAWN = re.compile(r"[\s━─┃│┏┓┗┛┡┩┳┻╇├┤┼└┘�
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class ShownCommand:
     """One command of a block with the lines that the page shows of its output.
 
     `first` and `end` are the half-open range of those lines in the page, counted from 0.
@@ -69,7 +69,7 @@ class Command:
 class ConsoleBlock:
     """A fence of commands and outputs, and what its comment says of it."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[ShownCommand, ...]
     measured: bool = False
     minutes: bool = False
     needs: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def blocks(page: Page) -> Iterator[ConsoleBlock]:
         if comment := re.fullmatch(r"<!-- printed: (.+) -->", line):
             if comment[1].startswith("$ "):
                 end = _next(page.lines, index, lambda each: not each.strip())
-                command = Command(text=comment[1][2:], first=index, end=end)
+                command = ShownCommand(text=comment[1][2:], first=index, end=end)
                 yield ConsoleBlock(commands=(command,))
                 index = end
             else:
@@ -142,7 +142,7 @@ def _options(text: str, where: str) -> dict[str, bool | tuple[str, ...]]:
     return options
 
 
-def _commands(lines: Sequence[str], first: int, end: int, where: str) -> Iterator[Command]:
+def _commands(lines: Sequence[str], first: int, end: int, where: str) -> Iterator[ShownCommand]:
     """Yield the commands of a fence; one may go on behind a backslash."""
     if first == end or not lines[first].startswith("$ "):
         raise MarkupError(f"{where}: a console fence begins with `$ ` and a command")
@@ -154,7 +154,7 @@ def _commands(lines: Sequence[str], first: int, end: int, where: str) -> Iterato
             text = text[:-1] + lines[index].lstrip()
         shown = index + 1
         index = _next(lines, shown, lambda each: each.startswith("$ ") or each == "```")
-        yield Command(text=text, first=shown, end=index)
+        yield ShownCommand(text=text, first=shown, end=index)
 
 
 def run(command: str, folder: Path) -> list[str]:

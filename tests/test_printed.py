@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.printed import (
     ROOT,
-    Command,
     ConsoleBlock,
     MarkupError,
     Page,
+    ShownCommand,
     aligned,
     blocks,
     cells,
@@ -79,14 +79,14 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
     assert list(blocks(page(text))) == [
         ConsoleBlock(
             commands=(
-                Command(text="first --more", first=4, end=5),
-                Command(text="second", first=6, end=6),
+                ShownCommand(text="first --more", first=4, end=5),
+                ShownCommand(text="second", first=6, end=6),
             ),
             measured=True,
             minutes=True,
         ),
-        ConsoleBlock(commands=(Command(text="table", first=11, end=13),)),
-        ConsoleBlock(commands=(Command(text="third", first=18, end=18),), needs=("a.csv",)),
+        ConsoleBlock(commands=(ShownCommand(text="table", first=11, end=13),)),
+        ConsoleBlock(commands=(ShownCommand(text="third", first=18, end=18),), needs=("a.csv",)),
     ]
 
 
