@@ -19,6 +19,11 @@ program that HiGHS is given whole, and `depth`, how layers enter (96 against 12)
 `python -m benchmarks.planner --repeat N [NAME…]` asks each question N times instead, every time
 with another seed of Python's hashes, and says whether what is printed (but for its seconds) and the
 plan's file are the same, byte for byte; if not, it exits with 1.
+
+`python -m benchmarks.planner --figures [--quick] [NAME…]` asks each question free and with every
+schedule pinned, and prints of every plan that is compiled the search's cost and memory beside the
+laid-out memory and the simulated step; `--pins` asks it under textbook pins, and exits with 1 where
+one of them gives a plan that is faster than the free one by more than half a percent.
 """
 
 import json
@@ -33,6 +38,15 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.planner_figures import (
+    faster_pins,
+    figures_header,
+    figures_line,
+    figures_rows,
+    figures_summary,
+    pinned_steps,
+    quick_questions,
+)
 from benchmarks.planner_questions import DEFAULT, QUESTIONS, Question, arguments, ask
 from benchmarks.planner_rows import (
     Document,
@@ -128,6 +142,36 @@ def _repeated(
     return found
 
 
+def _figures(
+    questions: Sequence[Question], frameworks: Sequence[str], quick: bool, folder: Path
+) -> list[Document]:
+    """Print the figures of every plan that the searches compile."""
+    if quick:
+        questions, frameworks = quick_questions(questions), frameworks[-1:]
+    rows = []
+    print(figures_header())
+    for one in figures_rows(questions, frameworks, quick, folder):
+        rows.append(one)
+        print(figures_line(one), flush=True)
+    print(figures_summary(rows))
+    return [asdict(one) for one in rows]
+
+
+def _pins(questions: Sequence[Question], frameworks: Sequence[str], folder: Path) -> list[Document]:
+    """Print the simulated steps of every question's free plan and of those under pins."""
+    answers: list[Document] = []
+    for question in questions:
+        for framework in frameworks:
+            steps = list(pinned_steps(question, framework, folder))
+            faster = faster_pins(steps)
+            answers.append({"question": question.name, "framework": framework})
+            answers[-1] |= {"steps_s": dict(steps), "faster": faster}
+            print(f"{question.name:16}{framework:14} {'; '.join(faster) or 'no pin is faster'}")
+            told = (f"{text} {'none' if s is None else f'{s:#.5g}'}" for text, s in steps)
+            print(f"    {', '.join(told)}", flush=True)
+    return answers
+
+
 def _mesh() -> Document:
     """Operator-level sharding on one mesh, whole proof, from graph to plan."""
     spec = model_spec("llama3-8b", seq_len=8192, precision="bf16")
@@ -189,6 +233,9 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME…")] = None,
     framework: Annotated[str, typer.Option(help="Only with this: default, or a name.")] = "",
     repeat: Annotated[int | None, typer.Option(min=2, help="Ask so often.")] = None,
+    figures: Annotated[bool, typer.Option("--figures", help="Cost beside simulation.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Of --figures: three questions.")] = False,
+    pins: Annotated[bool, typer.Option("--pins", help="Textbook pins beside none.")] = False,
     file: Annotated[Path | None, typer.Option("--json", help="Write what was printed.")] = None,
 ) -> None:
     """Print every row that is asked for."""
@@ -197,19 +244,25 @@ def main(
     questions = chosen(wanted)
     try:
         with TemporaryDirectory() as folder:
-            if repeat:
+            if figures or quick:
+                found["figures"] = _figures(questions, frameworks, quick, Path(folder))
+            elif pins:
+                found["pins"] = _pins(questions, frameworks, Path(folder))
+            elif repeat:
                 found["repeats"] = _repeated(questions, frameworks, repeat, Path(folder))
             elif questions:
                 rows = _timed(questions, frameworks, Path(folder))
                 found["rows"] = [asdict(one) for one in rows]
-        if not repeat and (not wanted or "mesh" in wanted):
+        alone = not (repeat or figures or quick or pins)
+        if alone and (not wanted or "mesh" in wanted):
             found["mesh"] = _mesh()
-        if not repeat and (not wanted or "depth" in wanted):
+        if alone and (not wanted or "depth" in wanted):
             found["depth"] = _depth()
     finally:
         if file is not None:
             file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
     differ = any(one["differences"] for one in found.get("repeats", ()))
+    differ = differ or any(one["faster"] for one in found.get("pins", ()))
     if differ or any("no plan" in one["marks"] for one in found.get("rows", ())):
         raise typer.Exit(1)
 

@@ -5,7 +5,7 @@ The best few are ranked anew by a simulator, which is handed in as a function, a
 the memory that the compiler lays out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from millrace.planner.search.candidates import Candidate, PipelineShape, shape_o
 from millrace.planner.search.evaluation import Evaluator, Found, Limits, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
-from millrace.planner.search.report.record import SIMULATION, Answer, Record, layers
+from millrace.planner.search.report.record import SIMULATION, Answer, Compared, Record, layers
 from millrace.planner.search.report.remedies import check_storage, unfit, with_remedies
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
 from millrace.planner.search.sites import candidates_of, usable_bytes
@@ -155,6 +155,7 @@ def _search(
                 floors.setdefault(outcome.candidate, outcome.bound_ns)
             with record.layer(SIMULATION):
                 checked += _others(evaluator, ranking.found, checked, simulate, tell)
+        record.compared += _compared(request, checked)
         record.count("simulated", len(checked))
         record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
@@ -289,6 +290,20 @@ def _looked_at(
     for (one, plan), (figures, reason) in zip(plans, both, strict=True):
         looked[one] = Checked(one, plan, figures, reason)
     return looked
+
+
+def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[Compared]:
+    """Figures of every compiled plan by the cost, beside those that were laid out and simulated."""
+    for one in checked:
+        if one.figures:
+            yield Compared(
+                plan=one.found.candidate.text,
+                cost_s=one.found.division.step_ns / 1e9,
+                simulated_s=one.figures.get("step_time_s"),
+                cost_bytes=one.found.division.memory_bytes,
+                laid_out_bytes=_fullest(request, one.found.candidate, one.figures)[0],
+                refused=one.reason,
+            )
 
 
 def _tightened(request: SearchRequest, one: Found, figures: Figures) -> Limits:

@@ -8,6 +8,13 @@ import pytest
 import typer
 
 from benchmarks.planner import FRAMEWORKS, asked_of, chosen
+from benchmarks.planner_figures import (
+    FiguresRow,
+    faster_pins,
+    figures_line,
+    figures_summary,
+    question_rows,
+)
 from benchmarks.planner_questions import DEFAULT, QUESTIONS, Answer, Question, arguments, ask
 from benchmarks.planner_rows import earlier_rows, header, lines, row, summary, unsteady
 
@@ -100,3 +107,31 @@ def test_every_question_with_a_bar_of_the_gap_has_an_earlier_answer():
     _, rows = earlier_rows()
     barred = [one.name for one in QUESTIONS if one.bar_gap is not None]
     assert sorted(rows) == sorted((name, kind) for name in barred for kind in FRAMEWORKS)
+
+
+def test_figures_of_a_compiled_plan_are_printed_beside_its_cost(tmp_path: Path):
+    rows = question_rows(
+        Question("bert", "bert-base --cluster a100-sxm-80gb:2x1 --global-batch 8 --seq-len 128", 9),
+        DEFAULT, {"schedule": "1f1b", "pp": 2}, tmp_path,
+    )  # fmt: skip
+    first = rows[0]
+    assert first.pins == "schedule 1f1b pp 2"
+    assert first.time_error is not None
+    assert abs(first.time_error) < 0.2
+    assert abs(first.memory_error) < 0.2
+    assert f"{first.time_error:+.1%}" in figures_line(first)
+    refused = FiguresRow(
+        question="bert", framework=DEFAULT, pins="free",
+        compared=replace(
+            first.compared, simulated_s=None, cost_bytes=12, laid_out_bytes=10, refused="too large"
+        ),
+    )  # fmt: skip
+    assert figures_line(refused).endswith("REFUSED")
+    assert figures_summary([refused]) == (
+        "figures: 1 plans, time mean 0.0%, worst 0.0%, memory mean 20.0%, worst 20.0%, refused 1"
+    )
+
+
+def test_pins_that_give_a_faster_plan_are_named():
+    steps = [("free", 1.0), ("pp 4", 0.996), ("tp 8", None), ("zero 3 pp 1", 0.98)]
+    assert faster_pins(steps) == ["zero 3 pp 1 -2.0%"]

@@ -28,6 +28,23 @@ class Answer:
     limits: dict[Candidate, Limits]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One plan by the search's cost, as the compiler lays it out, and as it is simulated.
+
+    Bytes are those of the stage with the least room left once compiled, but for `cost_bytes`: of
+    the stage with the least room left by the cost. `simulated_s` is None where nothing was
+    simulated, `refused` says why a plan is no good.
+    """
+
+    plan: str
+    cost_s: float
+    simulated_s: float | None
+    cost_bytes: int
+    laid_out_bytes: int
+    refused: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """Counts and times of one search; `clock` gives seconds.
@@ -39,6 +56,7 @@ class Record:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
     counts: dict[str, int] = field(default_factory=dict)
     answer: Answer | None = None
+    compared: list[Compared] = field(default_factory=list)  # every plan that was compiled
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
 
