@@ -1,0 +1,79 @@
+"""Measured: the step of a division, from times of blocks that were measured on a plan.
+
+Shapes: T times of a block (`millrace.planner.block_times`), K positions, P = 3 passes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from millrace.planner.block_times import (
+    ALONE,
+    BEGIN,
+    GATHER,
+    LAUNCHES,
+    NORM,
+    PASSES,
+    REDUCE,
+    UPDATE,
+    BlockTimes,
+)
+from millrace.planner.search.stages.critical_path import Floats, PassTimes, critical_path
+from millrace.planner.search.stages.shape import Pipeline
+
+Kinds = Sequence[Sequence[tuple[str, int]]]
+"""Per position, template and variant of every block."""
+
+
+def measured_step_ns(kinds: Kinds, pipeline: Pipeline, times: BlockTimes) -> float:
+    """Step time of a division whose blocks take these times.
+
+    Parameters
+    ----------
+    kinds : sequence
+        Per position, template and variant of every block: all among `times.blocks`.
+    pipeline : Pipeline
+    times : BlockTimes
+        Transfers are those of as many positions.
+    """
+    chunks = np.array([times.chunk + sum(times.blocks[kind] for kind in row) for row in kinds])
+    stage_of = np.array([pipeline.stage_of(position) for position in range(len(chunks))])
+    on_stage = stage_of[:, None] == np.arange(pipeline.stages)  # [K, stages]
+    gathered = np.array(  # of a stage's chunks one after the other
+        [
+            chunks[: k + 1, GATHER][stage_of[: k + 1] == stage_of[k]].sum()
+            for k in range(len(chunks))
+        ]
+    )
+    once = chunks.T @ on_stage  # [T, stages]
+    path = critical_path(
+        pipeline.schedule,
+        pipeline.stages,
+        pipeline.interleave,
+        pipeline.microbatches,
+        PassTimes(
+            passes=slowed_passes_ns(chunks, times),
+            hops=np.maximum(times.hops_ns[0], np.append(times.hops_ns[1, 1:], 0)),
+            begins=once[BEGIN][stage_of] + gathered,
+            ends=chunks[:, REDUCE] + once[NORM][stage_of],
+        ),
+    )
+    return path.length_ns + times.totals_ns + float(once[UPDATE].max())
+
+
+def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
+    """Nanoseconds of every pass beside what is sent and received, and as launches allow [P, K].
+
+    The four transfers of a microbatch run beside a forward and a backward, at times that have
+    nothing to do with one another, and slow what these compute, but for the time in which meetings
+    of their own do so already.
+    """
+    alone, passes = chunks[:, ALONE].T, chunks[:, PASSES].T
+    received = np.append(0, times.hops_ns[0, :-1]), np.append(times.hops_ns[1, 1:], 0)
+    whole = np.maximum(passes.sum(axis=0), 1)
+    still = np.prod([1 - np.minimum(hop / whole, 1) for hop in (*times.hops_ns, *received)], axis=0)
+    moving = (1 - still) * whole / 2  # beside the forward, and beside the backward
+    share = np.divide(alone, passes, out=np.zeros_like(passes), where=passes > 0)
+    slower = (1 - times.overlap) * moving * np.clip(share, 0, 1)
+    slower[2] = 0  # what is sent beside a backward slows one of its passes
+    return np.asarray(np.maximum(passes + slower, chunks[:, LAUNCHES].T * times.host_ns))

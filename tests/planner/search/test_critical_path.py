@@ -1,0 +1,107 @@
+"""Critical paths of schedules' orders: against a graph library, as cuts, and of many rounds."""
+
+from unittest.mock import patch
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from millrace.planner.schedules import SCHEDULES, schedule_order, stage_of
+from millrace.planner.search.stages import critical_path as module
+from millrace.planner.search.stages.critical_path import CriticalPath, PassTimes, critical_path
+
+CASES = [
+    ("gpipe", 3, 2, 5),
+    ("1f1b", 4, 1, 9),
+    ("1f1b", 4, 1, 2),
+    ("interleaved-1f1b", 3, 2, 7),
+    ("interleaved-1f1b", 2, 4, 8),
+    ("zb-h1", 4, 1, 6),
+    ("zb-v", 3, 2, 7),
+]
+
+
+def random_times(positions: int, seed: int, spread: float = 1.0) -> PassTimes:
+    rng = np.random.default_rng(seed)
+    return PassTimes(
+        passes=1 + spread * rng.random((3, positions)),
+        hops=rng.random(positions) / 5,
+        begins=rng.random(positions),
+        ends=rng.random(positions),
+    )
+
+
+def longest(schedule: str, stages: int, chunks: int, microbatches: int, times: PassTimes) -> float:
+    """The longest path by networkx, over a graph that is written down edge by edge."""
+    graph: nx.DiGraph = nx.DiGraph()
+    positions = stages * chunks
+    homes = [stage_of(schedule, k, stages) for k in range(positions)]
+    for stage in range(stages):
+        mine = [k for k in range(positions) if homes[k] == stage]
+        before: object = "begin"
+        order = schedule_order(
+            schedule, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
+        )
+        last = {}
+        for part, chunk, microbatch in order:
+            k = mine[chunk]
+            node = part[0], k, microbatch
+            # Durations are those of the edges that leave a node.
+            _, _, weight = duration = times.passes[:, k]
+            ns = {"F": duration[0], "B": duration[1], "W": weight, "BW": duration[1] + weight}
+            graph.add_node(node, ns=ns[part])
+            graph.add_edge(
+                before, node, weight=graph.nodes[before]["ns"] if before != "begin" else 0
+            )
+            if part == "F" and microbatch == 0:
+                graph.add_edge("begin", node, weight=times.begins[k])
+            before = node
+            if part in ("W", "BW"):
+                last[k] = node
+        for k, node in last.items():
+            graph.add_edge(node, "end", weight=graph.nodes[node]["ns"] + times.ends[k])
+    for k in range(1, positions):
+        hop = times.hops[k - 1] if homes[k] != homes[k - 1] else 0
+        for m in range(microbatches):
+            for one, other in ((("F", k - 1, m), ("F", k, m)), (("B", k, m), ("B", k - 1, m))):
+                ns = graph.nodes[one]["ns"] + hop
+                known = graph.get_edge_data(one, other, {"weight": 0})["weight"]
+                graph.add_edge(one, other, weight=max(ns, known))
+    return float(nx.dag_longest_path_length(graph))
+
+
+def sum_of(path: CriticalPath, times: PassTimes) -> float:
+    return float((path.counts * times.passes).sum())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_length_is_that_of_the_longest_path(case: tuple[str, int, int, int]):
+    schedule, stages, chunks, microbatches = case
+    for seed in range(5):
+        times = random_times(stages * chunks, seed)
+        path = critical_path(schedule, stages, chunks, microbatches, times)
+        assert path.length_ns == pytest.approx(longest(*case, times))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_counts_of_a_critical_path_are_a_cut(case: tuple[str, int, int, int]):
+    schedule, stages, chunks, microbatches = case
+    paths = []
+    for seed in range(6):
+        times = random_times(stages * chunks, seed)
+        paths.append((critical_path(schedule, stages, chunks, microbatches, times), times))
+    for path, times in paths:
+        assert sum_of(path, times) <= path.length_ns
+        for other, others in paths:
+            assert sum_of(path, others) <= other.length_ns * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_further_rounds_add_what_one_adds(schedule: str):
+    chunks = 1 if schedule in ("1f1b", "zb-h1") else 2
+    times = random_times(4 * chunks, 1, 0.3)
+    short = critical_path(schedule, 4, chunks, 120, times)
+    with patch.object(module, "LAPS", 30):
+        whole = critical_path(schedule, 4, chunks, 120, times)
+    assert short.length_ns == pytest.approx(whole.length_ns, rel=1e-3)
+    assert short.counts.sum() == pytest.approx(whole.counts.sum(), rel=0.05)

@@ -1,0 +1,84 @@
+"""Times of blocks, measured on one plan: the step of that plan, and of other divisions."""
+
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from millrace.models.spec import Config, ModelSpec, TrainingSpec
+from millrace.planner.clusters import parse_cluster
+from millrace.planner.memory import plan_memory
+from millrace.planner.plan import Chunk, Plan, plan_graph
+from millrace.planner.schedules import stage_of
+from millrace.planner.search import Pins, SearchRequest, search
+from millrace.planner.search.stages import Pipeline
+from millrace.planner.search.stages.measured import measured_step_ns
+from millrace.simulator import forecast
+from millrace.simulator.stages import stage_graph
+
+GPT: Config = {
+    "layers": 14,
+    "hidden": 1024,
+    "heads": 16,
+    "ffn_hidden": 4096,
+    "vocab": 8192,
+    "positions": 512,
+}
+SCHEDULES = {"1f1b": 1, "zb-h1": 1, "zb-v": 2, "interleaved-1f1b": 4, "gpipe": 1}
+
+
+def planned(schedule: str) -> Plan:
+    spec = ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
+    pins = Pins(dp=2, tp=1, pp=4, micro_batch=8, schedule=schedule, interleave=SCHEDULES[schedule])
+    return search(
+        SearchRequest(
+            model=spec,
+            training=TrainingSpec(),
+            cluster=parse_cluster("a100-sxm-80gb:8x1"),
+            global_batch=256,
+            pins=pins,
+        )
+    )
+
+
+def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:
+    """The plan with so many blocks in its chunks, one after the other."""
+    choices = [choice for chunk in plan.chunks for choice in chunk.blocks]
+    ends = [sum(counts[:at]) for at in range(len(counts))]
+    chunks = tuple(
+        Chunk(stage=stage_of(plan.schedule, at, plan.stages), blocks=tuple(choices[begin:end]))
+        for at, (begin, end) in enumerate(pairwise([*ends, len(choices)]))
+    )
+    return replace(plan, chunks=chunks)
+
+
+def measured_ns(plan: Plan, by: Plan) -> float:
+    """The step of a plan by the block times of another."""
+    graph = plan_graph(by)
+    times = stage_graph(by, graph).blocks()
+    pipeline = Pipeline(
+        schedule=plan.schedule,
+        stages=plan.stages,
+        interleave=plan.interleave,
+        microbatches=plan.microbatches,
+    )
+    kinds = [[(graph.templates[one.block], one.variant) for one in c.blocks] for c in plan.chunks]
+    return measured_step_ns(kinds, pipeline, times)
+
+
+def simulated_ns(plan: Plan) -> int:
+    graph = plan_graph(plan)
+    return forecast(plan, graph, plan_memory(plan, graph), "stage").step_time_ns
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_block_times_make_the_simulated_step(schedule: str):
+    plan = planned(schedule)
+    assert measured_ns(plan, plan) == pytest.approx(simulated_ns(plan), rel=0.02)
+
+
+def test_block_times_hold_for_another_division():
+    plan = planned("1f1b")
+    other = redivided(plan, (6, 2, 5, 3))
+    assert measured_ns(other, plan) == pytest.approx(simulated_ns(other), rel=0.02)
+    assert simulated_ns(other) > 1.1 * simulated_ns(plan)
