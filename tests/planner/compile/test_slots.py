@@ -4,17 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.planner.compile import slots
 from millrace.planner.compile.draft import Section
 from millrace.planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable, Turn
 from millrace.planner.errors import ProtocolError
-from millrace.planner.schedules import SCHEDULES, in_flight, kept_counts, stage_of
+from millrace.planner.schedules import SCHEDULES, stage_of
 
 ONE_CHUNK = ("1f1b", "zb-h1")
 
 
 def timetable(schedule: str, stages: int, chunks: int, microbatches: int) -> Timetable:
     homes = [stage_of(schedule, position, stages) for position in range(stages * chunks)]
-    return Timetable(schedule, homes, microbatches)
+    return slots.timetable(schedule, tuple(homes), microbatches)
 
 
 def kept(made: Section, *read: Section) -> Lifetime:
@@ -137,6 +138,6 @@ def test_every_schedule_runs_to_its_end_within_its_slots(
 
 def test_orders_that_wait_for_one_another_are_refused() -> None:
     # Chunks the wrong way round: the second half of the model runs first on its stage.
-    table = Timetable("interleaved-1f1b", [0, 1, 1, 0], 4)
+    table = slots.timetable("interleaved-1f1b", (0, 1, 1, 0), 4)
     with pytest.raises(ProtocolError, match="deadlock"):
         crossing(table, "F", 0)

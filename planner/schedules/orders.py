@@ -1,0 +1,152 @@
+"""Orders: the rules by which a stage runs its chunks' microbatches, as arrays.
+
+F is a chunk's forward, B the gradients of its inputs, W the gradients of its weights; BW is both at
+once. A rule gives every piece of a stage's work a *turn*, a whole number; the stage runs its pieces
+in the order of their turns, and microbatches of one chunk and part in their own. Only the order of
+turns counts, so that a rule may start anywhere and leave gaps, and microbatches that a step does
+not have leave no trace: nothing waits for another microbatch but its turn, so what is left still
+runs to its end.
+
+Shapes: S stages, C chunks on the stage, M microbatches, N slots of a stage, P positions.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Codes = NDArray[np.int32]
+
+PARTS = ("F", "B", "W", "BW")  # by their codes in arrays
+
+
+class Slot(NamedTuple):
+    """One piece of a stage's work: `part` is F, B, W or BW; `chunk` counts on the stage."""
+
+    part: str
+    chunk: int
+    microbatch: int
+
+
+Order = tuple[Slot, ...]
+
+
+class Work(NamedTuple):
+    """A pipeline's work: its numbers, and the indices of every piece, which broadcast.
+
+    Attributes
+    ----------
+    stages, chunks, microbatches : int
+        Chunks are those of one stage.
+    stage, chunk, microbatch : array
+        [S, 1, 1], [1, C, 1] and [1, 1, M].
+    """
+
+    stages: int
+    chunks: int
+    microbatches: int
+    stage: Ints
+    chunk: Ints
+    microbatch: Ints
+
+
+Rule = Callable[[Work], Mapping[str, Ints]]
+"""Turns [S, C, M], or what broadcasts to it, of every part that a schedule has."""
+
+
+def orders(rule: Rule, work: Work) -> Codes:
+    """Order of every stage of `work`: [3, S, N] of part codes, chunks and microbatches."""
+    turns = rule(work)
+    shape = len(work.stage), work.chunks, work.microbatches
+    keys = np.stack([np.broadcast_to(turn, shape) for turn in turns.values()], axis=1)
+    pieces = np.indices(keys.shape[1:], np.int32).reshape(3, -1)
+    pieces[0] = np.array([PARTS.index(name) for name in turns], np.int32)[pieces[0]]
+    at = np.argsort(keys.reshape(len(work.stage), -1), axis=1, kind="stable")
+    return np.take(pieces, at, axis=1)
+
+
+def work_of(stages: int, chunks: int, microbatches: int, stage: int | None = None) -> Work:
+    """Work of all stages, or of one."""
+    return Work(
+        stages=stages,
+        chunks=chunks,
+        microbatches=microbatches,
+        stage=np.arange(stages)[slice(stage, None if stage is None else stage + 1), None, None],
+        chunk=np.arange(chunks)[:, None],
+        microbatch=np.arange(microbatches),
+    )
+
+
+def gpipe(work: Work) -> Mapping[str, Ints]:
+    """All forwards, then all backwards, of the last chunk first."""
+    before = work.chunk * work.microbatches
+    return {
+        "F": before + work.microbatch,
+        "BW": (2 * work.chunks - 1) * work.microbatches - before + work.microbatch,
+    }
+
+
+def one_forward_one_backward(work: Work) -> Mapping[str, Ints]:
+    """Warm up, then one forward and one backward in turn."""
+    warm_up = work.stages - work.stage - 1
+    return {"F": 2 * (work.microbatch - warm_up), "BW": 2 * work.microbatch + 1}
+
+
+def interleaved(work: Work) -> Mapping[str, Ints]:
+    """Several chunks a stage, in rounds of as many microbatches as there are stages."""
+    stages, chunks = work.stages, work.chunks
+    lap, within = np.divmod(work.microbatch, stages)
+    before = lap * stages * chunks + within
+    forward = before + work.chunk * stages
+    backward = before + (chunks - 1 - work.chunk) * stages
+    warm_up = (stages - work.stage - 1) * 2 + (chunks - 1) * stages
+    if work.microbatches <= stages:  # one round: all forwards first
+        warm_up = np.full_like(warm_up, stages * chunks)
+    return {"F": 2 * (forward - warm_up), "BW": 2 * backward + 1}
+
+
+def zero_bubble_h1(work: Work) -> Mapping[str, Ints]:
+    """1F1B's memory, with weight gradients moved into the bubble.
+
+    A stage defers its weight gradients by its number of stages behind the first; they fill the
+    waits of the steady state's end, where 1F1B would idle.
+    """
+    warm_up = work.stages - work.stage - 1
+    return {
+        "F": 3 * (work.microbatch - warm_up),
+        "B": 3 * work.microbatch + 1,
+        "W": 3 * (work.microbatch + work.stage) + 2,
+    }
+
+
+def zero_bubble_v(work: Work) -> Mapping[str, Ints]:
+    """No bubble at 1F1B's memory, where F, B and W last equally long.
+
+    A stage's second chunk mirrors its first: forwards go down the stages and come back up, so that
+    backwards begin on the stage where forwards did. No stage ever keeps more than `2 · stages`
+    chunks' activations, half as large as 1F1B's. In the steady state F B W of the first chunk and
+    F B W of the second take turns, six a round; the second chunk is `stages` rounds ahead. Before
+    it the first chunk's forwards fill what is free, after it all weight gradients that are left.
+    """
+    stages, stage, at = work.stages, work.stage, work.microbatch
+    # The order keeps a full pipeline busy, whether or not there are so many microbatches.
+    full = max(2 * stages - 1, work.microbatches)
+    ahead = 6 * (at - stages)
+    last = 6 * full
+    first = {
+        "F": np.where(
+            at < 2 * stages - stage - 1,
+            ahead - 6 * (2 * (stages - stage) - 1) + 4,
+            6 * (at - 2 * stages + stage + 1),
+        ),
+        "B": 6 * at + 1 + 0 * stage,
+        "W": np.where(at < full - stages, 6 * at + 2, 6 * (at + stage) + 2),
+    }
+    second = {
+        "F": ahead + 3 + 0 * stage,
+        "B": ahead + 6 * stage + 4,
+        "W": np.where(at < full - stage, ahead + 6 * stage + 5, last),
+    }
+    return {part: np.concatenate([first[part], second[part]], axis=1) for part in first}
