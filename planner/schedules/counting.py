@@ -30,7 +30,7 @@ def alive(rule: Rule, stages: int, chunks: int, microbatches: int) -> Counts:
     part, chunk, _ = orders(rule, work_of(stages, chunks, microbatches))
     kind = (part * chunks + chunk).T.astype(np.intp)  # of slots [N, S], by which tables are read
     here = np.eye(chunks, dtype=np.int16)[:, None, None, :]
-    lifetimes = slice(1 if PARTS.index("BW") in part else None)  # the second is as the first then
+    lifetimes = slice(None if PARTS.index("W") in part else 1)  # else the second is as the first
     made, read_last = ((here * one[lifetimes, :, None]) for one in (MADE, READ_LAST))
     changes = np.take(made.reshape(chunks, -1, len(PARTS) * chunks), kind, axis=2)
     ends = np.take(read_last.reshape(chunks, -1, len(PARTS) * chunks), kind[:-1], axis=2)
