@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.schedules.orders import PARTS, Rule, orders, work_of
+from millrace.planner.schedules.orders import PARTS, Rule, in_turn, work_of
 
 Counts = NDArray[np.int16]
 
@@ -24,23 +24,22 @@ READ_LAST = np.array([[last in part for part in PARTS] for _, last in LIFETIMES]
 READ_LAST[2, PARTS.index("BW")] = 0  # nothing is kept from one half of a slot to the other
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def alive(rule: Rule, stages: int, chunks: int, microbatches: int) -> Counts:
     """Versions alive during every slot of every stage: [C, 3 lifetimes, N, S]."""
-    part, chunk, _ = orders(rule, work_of(stages, chunks, microbatches))
-    kind = (part * chunks + chunk).T.astype(np.intp)  # of slots [N, S], by which tables are read
-    here = np.eye(chunks, dtype=np.int16)[:, None, None, :]
-    lifetimes = slice(None if PARTS.index("W") in part else 1)  # else the second is as the first
-    made, read_last = ((here * one[lifetimes, :, None]) for one in (MADE, READ_LAST))
-    changes = np.take(made.reshape(chunks, -1, len(PARTS) * chunks), kind, axis=2)
-    ends = np.take(read_last.reshape(chunks, -1, len(PARTS) * chunks), kind[:-1], axis=2)
-    changes[:, :, 1:] -= ends
-    found = np.zeros((chunks, len(LIFETIMES), *kind.shape), np.int16)
-    np.cumsum(changes, axis=2, dtype=np.int16, out=found[:, lifetimes])
-    if len(changes[0]) == 1:
-        found[:, 1] = found[:, 0]
-    found.setflags(write=False)
-    return found
+    (part, chunk, _), orders = in_turn(rule, work_of(stages, chunks, microbatches))
+    deferred = PARTS.index("W") in part
+    lifetimes = slice(None if deferred else 1)  # the second is as the first where none is deferred
+    here = chunk == np.arange(chunks)[:, None, None]
+    made, read_last = (here * table[lifetimes, part] for table in (MADE, READ_LAST))
+    at = np.ascontiguousarray(orders.T)
+    changes = np.take(made, at, axis=2)
+    changes[:, :, 1:] -= np.take(read_last, at[:-1], axis=2)
+    counts: Counts = np.cumsum(changes, axis=2, out=changes)
+    if not deferred:
+        counts = np.concatenate([counts, counts, np.zeros_like(counts)], axis=1)
+    counts.setflags(write=False)
+    return counts
 
 
 def undominated(counts: Counts) -> tuple[Counts, ...]:
@@ -50,6 +49,7 @@ def undominated(counts: Counts) -> tuple[Counts, ...]:
     joint = not counts[lifetimes - 1 :: lifetimes].any()
     rows = counts[::lifetimes] if joint else counts  # the first two lifetimes are equal then
     kept = np.arange(stages * slots)
+    # Most moments are below one nearby. What is left is little enough to compare all with all.
     for lag in (1, 1, 2):
         rows, kept = _thinned(rows, kept, kept // slots, lag)
     _, first = np.unique(_numbered([kept // slots, *rows]), return_index=True)
@@ -66,7 +66,6 @@ def undominated(counts: Counts) -> tuple[Counts, ...]:
         above &= table[:, None, :] >= table[:, :, None]
     alone = above.sum(axis=2)[stage, place] == 1  # nothing is above it but itself
     moments = np.take(counts, kept[alone], axis=1).T.reshape(-1, chunks, lifetimes)
-    moments.setflags(write=False)
     return tuple(np.split(moments, np.cumsum(np.bincount(stage[alone]))[:-1]))
 
 

@@ -56,15 +56,17 @@ Rule = Callable[[Work], Mapping[str, Ints]]
 """Turns [S, C, M], or what broadcasts to it, of every part that a schedule has."""
 
 
-def orders(rule: Rule, work: Work) -> Codes:
-    """Order of every stage of `work`: [3, S, N] of part codes, chunks and microbatches."""
+def in_turn(rule: Rule, work: Work) -> tuple[Codes, Ints]:
+    """Pieces of a stage's work, and the order in which every stage runs them.
+
+    Pieces are columns [3, N] of part codes, chunks and microbatches; orders [S, N] index them.
+    """
     turns = rule(work)
     shape = len(work.stage), work.chunks, work.microbatches
     keys = np.stack([np.broadcast_to(turn, shape) for turn in turns.values()], axis=1)
     pieces = np.indices(keys.shape[1:], np.int32).reshape(3, -1)
     pieces[0] = np.array([PARTS.index(name) for name in turns], np.int32)[pieces[0]]
-    at = np.argsort(keys.reshape(len(work.stage), -1), axis=1, kind="stable")
-    return np.take(pieces, at, axis=1)
+    return pieces, np.argsort(keys.reshape(len(work.stage), -1), axis=1, kind="stable")
 
 
 def work_of(stages: int, chunks: int, microbatches: int, stage: int | None = None) -> Work:

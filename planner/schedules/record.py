@@ -16,7 +16,7 @@ from millrace.planner.schedules.orders import (
     Order,
     Rule,
     Slot,
-    orders,
+    in_turn,
     work_of,
 )
 
@@ -103,7 +103,8 @@ class Schedule:
         Parts are coded by their places in `PARTS`.
         """
         self.check(chunks)
-        return orders(self.turns, work_of(stages, chunks, microbatches, stage))[:, 0]
+        pieces, (order,) = in_turn(self.turns, work_of(stages, chunks, microbatches, stage))
+        return np.take(pieces, order, axis=1)
 
     def order(self, stage: int, stages: int, chunks: int, microbatches: int) -> Order:
         """Return what a stage runs during one step, in order."""
@@ -136,9 +137,9 @@ class Schedule:
         Examples
         --------
         >>> from millrace.planner.schedules import SCHEDULES
-        >>> first, _ = SCHEDULES["interleaved-1f1b"].moments(2, 2, 8)
-        >>> first[:, :, 1].tolist()
-        [[3, 2], [2, 3]]
+        >>> first, last = SCHEDULES["interleaved-1f1b"].moments(2, 2, 8)
+        >>> first[:, :, 1].tolist(), last[:, :, 1].tolist()
+        ([[4, 1], [3, 2]], [[3, 0], [2, 1]])
         """
         return _moments(self, stages, chunks, microbatches)
 
@@ -186,18 +187,19 @@ def _slots(chunks: int, microbatches: int) -> Order:
 @lru_cache(maxsize=4096)
 def _counts(schedule: Schedule, stages: int, chunks: int, microbatches: int) -> Ints:
     counts, times = schedule._alive(stages, chunks, microbatches)
-    found = schedule._by_position(times * np.moveaxis(counts.max(axis=2), 0, 1).astype(np.int64))
-    found.setflags(write=False)
-    return found
+    most = np.moveaxis(counts.max(axis=2), 0, 1).astype(np.int64)
+    by_position = schedule._by_position(times * most)
+    by_position.setflags(write=False)
+    return by_position
 
 
 @lru_cache(maxsize=256)
 def _moments(schedule: Schedule, stages: int, chunks: int, microbatches: int) -> tuple[Ints, ...]:
     counts, times = schedule._alive(stages, chunks, microbatches)
-    found = tuple(times * moments.astype(np.int64) for moments in undominated(counts))
-    for moments in found:
+    by_stage = tuple(times * moments.astype(np.int64) for moments in undominated(counts))
+    for moments in by_stage:
         moments.setflags(write=False)
-    return found
+    return by_stage
 
 
 @lru_cache(maxsize=4096)
@@ -207,5 +209,5 @@ def _kept_at_once(
     counts, times = schedule._alive(stages, chunks, microbatches)
     kept = counts[:, 1]
     fullest = kept.sum(axis=0, dtype=np.int64).argmax(axis=0)
-    found = schedule._by_position(kept[:, fullest, np.arange(stages)].astype(np.int64))
-    return tuple((times * found).tolist())
+    here = kept[:, fullest, np.arange(stages)].astype(np.int64)
+    return tuple((times * schedule._by_position(here)).tolist())
