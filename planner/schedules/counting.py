@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.schedules.orders import PARTS, Rule, in_turn, work_of
+from millrace.planner.schedules.orders import PARTS, Rule, ordered_pieces, work_of
 
 Counts = NDArray[np.int16]
 
@@ -27,7 +27,7 @@ READ_LAST[2, PARTS.index("BW")] = 0  # nothing is kept from one half of a slot t
 @lru_cache(maxsize=16)
 def alive(rule: Rule, stages: int, chunks: int, microbatches: int) -> Counts:
     """Versions alive during every slot of every stage: [C, 3 lifetimes, N, S]."""
-    (part, chunk, _), orders = in_turn(rule, work_of(stages, chunks, microbatches))
+    (part, chunk, _), orders = ordered_pieces(rule, work_of(stages, chunks, microbatches))
     deferred = PARTS.index("W") in part
     lifetimes = slice(None if deferred else 1)  # the second is as the first where none is deferred
     here = chunk == np.arange(chunks)[:, None, None]

@@ -41,7 +41,7 @@ class Work(NamedTuple):
     stages, chunks, microbatches : int
         Chunks are those of one stage.
     stage, chunk, microbatch : array
-        [S, 1, 1], [1, C, 1] and [1, 1, M].
+        [S, 1, 1], [C, 1] and [M].
     """
 
     stages: int
@@ -56,7 +56,7 @@ Rule = Callable[[Work], Mapping[str, Ints]]
 """Turns [S, C, M], or what broadcasts to it, of every part that a schedule has."""
 
 
-def in_turn(rule: Rule, work: Work) -> tuple[Codes, Ints]:
+def ordered_pieces(rule: Rule, work: Work) -> tuple[Codes, Ints]:
     """Pieces of a stage's work, and the order in which every stage runs them.
 
     Pieces are columns [3, N] of part codes, chunks and microbatches; orders [S, N] index them.
@@ -135,20 +135,20 @@ def zero_bubble_v(work: Work) -> Mapping[str, Ints]:
     stages, stage, at = work.stages, work.stage, work.microbatch
     # The order keeps a full pipeline busy, whether or not there are so many microbatches.
     full = max(2 * stages - 1, work.microbatches)
-    ahead = 6 * (at - stages)
-    last = 6 * full
-    first = {
-        "F": np.where(
-            at < 2 * stages - stage - 1,
-            ahead - 6 * (2 * (stages - stage) - 1) + 4,
-            6 * (at - 2 * stages + stage + 1),
+    second = 6 * (at - stages)
+    turns = {
+        "F": (
+            np.where(
+                at < 2 * stages - stage - 1,
+                second - 6 * (2 * (stages - stage) - 1) + 4,
+                6 * (at - 2 * stages + stage + 1),
+            ),
+            second + 3,
         ),
-        "B": 6 * at + 1 + 0 * stage,
-        "W": np.where(at < full - stages, 6 * at + 2, 6 * (at + stage) + 2),
+        "B": (6 * at + 1, second + 6 * stage + 4),
+        "W": (
+            6 * at + 2 + np.where(at < full - stages, 0, 6 * stage),
+            np.where(at < full - stage, second + 6 * stage + 5, 6 * full),
+        ),
     }
-    second = {
-        "F": ahead + 3 + 0 * stage,
-        "B": ahead + 6 * stage + 4,
-        "W": np.where(at < full - stage, ahead + 6 * stage + 5, last),
-    }
-    return {part: np.concatenate([first[part], second[part]], axis=1) for part in first}
+    return {part: np.where(work.chunk == 0, *chunks) for part, chunks in turns.items()}

@@ -16,7 +16,7 @@ from millrace.planner.schedules.orders import (
     Order,
     Rule,
     Slot,
-    in_turn,
+    ordered_pieces,
     work_of,
 )
 
@@ -80,7 +80,7 @@ class Schedule:
     @property
     def least_chunks(self) -> int:
         """Fewest chunks a stage that a search tries."""
-        return self.chunks or 1 + self.interleaves
+        return self.chunks or (2 if self.interleaves else 1)
 
     def check(self, chunks: int) -> None:
         """Raise InfeasibleError where stages cannot have so many chunks."""
@@ -103,8 +103,9 @@ class Schedule:
         Parts are coded by their places in `PARTS`.
         """
         self.check(chunks)
-        pieces, (order,) = in_turn(self.turns, work_of(stages, chunks, microbatches, stage))
-        return np.take(pieces, order, axis=1)
+        pieces, (order,) = ordered_pieces(self.turns, work_of(stages, chunks, microbatches, stage))
+        slots: Codes = np.take(pieces, order, axis=1)
+        return slots
 
     def order(self, stage: int, stages: int, chunks: int, microbatches: int) -> Order:
         """Return what a stage runs during one step, in order."""
