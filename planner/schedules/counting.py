@@ -1,4 +1,4 @@
-"""Counts: how many versions of what a chunk keeps are alive at once, by the order of its stage.
+"""Shorts: how many versions of what a chunk keeps are alive at once, by the order of its stage.
 
 A version is made in a forward or a backward, and kept until the last slot that reads it. So there
 are three lifetimes: from F to B, from F to W and from B to W; where gradients of weights are made
@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.schedules.orders import PARTS, Rule, ordered_pieces, work_of
+from millrace.planner.schedules.orders import PARTS, TurnRule, indices_of, ordered_pieces
 
-Counts = NDArray[np.int16]
+Shorts = NDArray[np.int16]
 
 LIFETIMES = (("F", "B"), ("F", "W"), ("B", "W"))
 MADE = np.array([[part == first for part in PARTS] for first, _ in LIFETIMES], np.int16)
@@ -25,9 +25,9 @@ READ_LAST[2, PARTS.index("BW")] = 0  # nothing is kept from one half of a slot t
 
 
 @lru_cache(maxsize=16)
-def alive(rule: Rule, stages: int, chunks: int, microbatches: int) -> Counts:
+def alive(rule: TurnRule, stages: int, chunks: int, microbatches: int) -> Shorts:
     """Versions alive during every slot of every stage: [C, 3 lifetimes, N, S]."""
-    (part, chunk, _), orders = ordered_pieces(rule, work_of(stages, chunks, microbatches))
+    (part, chunk, _), orders = ordered_pieces(rule, indices_of(stages, chunks, microbatches))
     deferred = PARTS.index("W") in part
     lifetimes = slice(None if deferred else 1)  # the second is as the first where none is deferred
     here = chunk == np.arange(chunks)[:, None, None]
@@ -35,14 +35,14 @@ def alive(rule: Rule, stages: int, chunks: int, microbatches: int) -> Counts:
     at = np.ascontiguousarray(orders.T)
     changes = np.take(made, at, axis=2)
     changes[:, :, 1:] -= np.take(read_last, at[:-1], axis=2)
-    counts: Counts = np.cumsum(changes, axis=2, out=changes)
+    counts: Shorts = np.cumsum(changes, axis=2, out=changes)
     if not deferred:
         counts = np.concatenate([counts, counts, np.zeros_like(counts)], axis=1)
     counts.setflags(write=False)
     return counts
 
 
-def undominated(counts: Counts) -> tuple[Counts, ...]:
+def undominated(counts: Shorts) -> tuple[Shorts, ...]:
     """Moments of every stage that no other is above in every count [K, C, 3], of `alive`'s."""
     chunks, lifetimes, slots, stages = counts.shape
     counts = np.swapaxes(counts, 2, 3).reshape(chunks * lifetimes, -1)
@@ -70,8 +70,8 @@ def undominated(counts: Counts) -> tuple[Counts, ...]:
 
 
 def _thinned(
-    rows: Counts, kept: NDArray[np.int64], stage: NDArray[np.int64], lag: int
-) -> tuple[Counts, NDArray[np.int64]]:
+    rows: Shorts, kept: NDArray[np.int64], stage: NDArray[np.int64], lag: int
+) -> tuple[Shorts, NDArray[np.int64]]:
     """Moments without those that the one `lag` later, or before, is above in every count.
 
     Of two that are equal the later one stays.

@@ -33,8 +33,8 @@ class Slot(NamedTuple):
 Order = tuple[Slot, ...]
 
 
-class Work(NamedTuple):
-    """A pipeline's work: its numbers, and the indices of every piece, which broadcast.
+class Indices(NamedTuple):
+    """A pipeline's numbers, and the indices of every piece of its work, which broadcast.
 
     Attributes
     ----------
@@ -52,26 +52,26 @@ class Work(NamedTuple):
     microbatch: Ints
 
 
-Rule = Callable[[Work], Mapping[str, Ints]]
+TurnRule = Callable[[Indices], Mapping[str, Ints]]
 """Turns [S, C, M], or what broadcasts to it, of every part that a schedule has."""
 
 
-def ordered_pieces(rule: Rule, work: Work) -> tuple[Codes, Ints]:
+def ordered_pieces(rule: TurnRule, indices: Indices) -> tuple[Codes, Ints]:
     """Pieces of a stage's work, and the order in which every stage runs them.
 
     Pieces are columns [3, N] of part codes, chunks and microbatches; orders [S, N] index them.
     """
-    turns = rule(work)
-    shape = len(work.stage), work.chunks, work.microbatches
+    turns = rule(indices)
+    shape = len(indices.stage), indices.chunks, indices.microbatches
     keys = np.stack([np.broadcast_to(turn, shape) for turn in turns.values()], axis=1)
     pieces = np.indices(keys.shape[1:], np.int32).reshape(3, -1)
     pieces[0] = np.array([PARTS.index(name) for name in turns], np.int32)[pieces[0]]
-    return pieces, np.argsort(keys.reshape(len(work.stage), -1), axis=1, kind="stable")
+    return pieces, np.argsort(keys.reshape(len(indices.stage), -1), axis=1, kind="stable")
 
 
-def work_of(stages: int, chunks: int, microbatches: int, stage: int | None = None) -> Work:
-    """Work of all stages, or of one."""
-    return Work(
+def indices_of(stages: int, chunks: int, microbatches: int, stage: int | None = None) -> Indices:
+    """Indices of all stages, or of one."""
+    return Indices(
         stages=stages,
         chunks=chunks,
         microbatches=microbatches,
@@ -81,49 +81,49 @@ def work_of(stages: int, chunks: int, microbatches: int, stage: int | None = Non
     )
 
 
-def gpipe(work: Work) -> Mapping[str, Ints]:
+def gpipe(piece: Indices) -> Mapping[str, Ints]:
     """All forwards, then all backwards, of the last chunk first."""
-    before = work.chunk * work.microbatches
+    before = piece.chunk * piece.microbatches
     return {
-        "F": before + work.microbatch,
-        "BW": (2 * work.chunks - 1) * work.microbatches - before + work.microbatch,
+        "F": before + piece.microbatch,
+        "BW": (2 * piece.chunks - 1) * piece.microbatches - before + piece.microbatch,
     }
 
 
-def one_forward_one_backward(work: Work) -> Mapping[str, Ints]:
+def one_forward_one_backward(piece: Indices) -> Mapping[str, Ints]:
     """Warm up, then one forward and one backward in turn."""
-    warm_up = work.stages - work.stage - 1
-    return {"F": 2 * (work.microbatch - warm_up), "BW": 2 * work.microbatch + 1}
+    warm_up = piece.stages - piece.stage - 1
+    return {"F": 2 * (piece.microbatch - warm_up), "BW": 2 * piece.microbatch + 1}
 
 
-def interleaved(work: Work) -> Mapping[str, Ints]:
+def interleaved(piece: Indices) -> Mapping[str, Ints]:
     """Several chunks a stage, in rounds of as many microbatches as there are stages."""
-    stages, chunks = work.stages, work.chunks
-    lap, within = np.divmod(work.microbatch, stages)
+    stages, chunks = piece.stages, piece.chunks
+    lap, within = np.divmod(piece.microbatch, stages)
     before = lap * stages * chunks + within
-    forward = before + work.chunk * stages
-    backward = before + (chunks - 1 - work.chunk) * stages
-    warm_up = (stages - work.stage - 1) * 2 + (chunks - 1) * stages
-    if work.microbatches <= stages:  # one round: all forwards first
+    forward = before + piece.chunk * stages
+    backward = before + (chunks - 1 - piece.chunk) * stages
+    warm_up = (stages - piece.stage - 1) * 2 + (chunks - 1) * stages
+    if piece.microbatches <= stages:  # one round: all forwards first
         warm_up = np.full_like(warm_up, stages * chunks)
     return {"F": 2 * (forward - warm_up), "BW": 2 * backward + 1}
 
 
-def zero_bubble_h1(work: Work) -> Mapping[str, Ints]:
+def zero_bubble_h1(piece: Indices) -> Mapping[str, Ints]:
     """1F1B's memory, with weight gradients moved into the bubble.
 
     A stage defers its weight gradients by its number of stages behind the first; they fill the
     waits of the steady state's end, where 1F1B would idle.
     """
-    warm_up = work.stages - work.stage - 1
+    warm_up = piece.stages - piece.stage - 1
     return {
-        "F": 3 * (work.microbatch - warm_up),
-        "B": 3 * work.microbatch + 1,
-        "W": 3 * (work.microbatch + work.stage) + 2,
+        "F": 3 * (piece.microbatch - warm_up),
+        "B": 3 * piece.microbatch + 1,
+        "W": 3 * (piece.microbatch + piece.stage) + 2,
     }
 
 
-def zero_bubble_v(work: Work) -> Mapping[str, Ints]:
+def zero_bubble_v(piece: Indices) -> Mapping[str, Ints]:
     """No bubble at 1F1B's memory, where F, B and W last equally long.
 
     A stage's second chunk mirrors its first: forwards go down the stages and come back up, so that
@@ -132,23 +132,23 @@ def zero_bubble_v(work: Work) -> Mapping[str, Ints]:
     F B W of the second take turns, six a round; the second chunk is `stages` rounds ahead. Before
     it the first chunk's forwards fill what is free, after it all weight gradients that are left.
     """
-    stages, stage, at = work.stages, work.stage, work.microbatch
+    stages, stage, microbatch = piece.stages, piece.stage, piece.microbatch
     # The order keeps a full pipeline busy, whether or not there are so many microbatches.
-    full = max(2 * stages - 1, work.microbatches)
-    second = 6 * (at - stages)
+    full = max(2 * stages - 1, piece.microbatches)
+    second = 6 * (microbatch - stages)
     turns = {
         "F": (
             np.where(
-                at < 2 * stages - stage - 1,
+                microbatch < 2 * stages - stage - 1,
                 second - 6 * (2 * (stages - stage) - 1) + 4,
-                6 * (at - 2 * stages + stage + 1),
+                6 * (microbatch - 2 * stages + stage + 1),
             ),
             second + 3,
         ),
-        "B": (6 * at + 1, second + 6 * stage + 4),
+        "B": (6 * microbatch + 1, second + 6 * stage + 4),
         "W": (
-            6 * at + 2 + np.where(at < full - stages, 0, 6 * stage),
-            np.where(at < full - stage, second + 6 * stage + 5, 6 * full),
+            6 * microbatch + 2 + np.where(microbatch < full - stages, 0, 6 * stage),
+            np.where(microbatch < full - stage, second + 6 * stage + 5, 6 * full),
         ),
     }
-    return {part: np.where(work.chunk == 0, *chunks) for part, chunks in turns.items()}
+    return {part: np.where(piece.chunk == 0, *chunks) for part, chunks in turns.items()}

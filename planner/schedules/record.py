@@ -8,20 +8,20 @@ from itertools import product, starmap
 import numpy as np
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.schedules.counting import Counts, alive, undominated
+from millrace.planner.schedules.counting import Shorts, alive, undominated
 from millrace.planner.schedules.orders import (
     PARTS,
     Codes,
     Ints,
     Order,
-    Rule,
     Slot,
+    TurnRule,
+    indices_of,
     ordered_pieces,
-    work_of,
 )
 
-# Rounds of as many microbatches as there are stages, after which orders keep no more and repeat
-# themselves: no more rounds are ever under way.
+# Rounds of as many microbatches as there are stages, after which no order keeps more, for no more
+# rounds are under way at once: counts of more microbatches are those of so many.
 ROUNDS = 2
 
 
@@ -57,7 +57,7 @@ class Schedule:
     """
 
     name: str
-    turns: Rule
+    turns: TurnRule
     source: str
     chunks: int | None = 1
     folded: bool = False
@@ -103,7 +103,9 @@ class Schedule:
         Parts are coded by their places in `PARTS`.
         """
         self.check(chunks)
-        pieces, (order,) = ordered_pieces(self.turns, work_of(stages, chunks, microbatches, stage))
+        pieces, (order,) = ordered_pieces(
+            self.turns, indices_of(stages, chunks, microbatches, stage)
+        )
         slots: Codes = np.take(pieces, order, axis=1)
         return slots
 
@@ -159,7 +161,7 @@ class Schedule:
         """
         return _kept_at_once(self, stages, chunks, microbatches)
 
-    def _alive(self, stages: int, chunks: int, microbatches: int) -> tuple[Counts, int]:
+    def _alive(self, stages: int, chunks: int, microbatches: int) -> tuple[Shorts, int]:
         """Versions alive in an order that is as short as counts allow, and how often they count."""
         self.check(chunks)
         if self.keeps_all:
@@ -167,7 +169,7 @@ class Schedule:
         return alive(self.turns, stages, chunks, min(microbatches, ROUNDS * stages)), 1
 
     def _by_position(self, counts: Ints) -> Ints:
-        """Counts of the stages' chunks [..., chunks, stages] in the order of the model."""
+        """Shorts of the stages' chunks [..., chunks, stages] in the order of the model."""
         if self.folded:
             counts = counts.copy()
             counts[..., 1::2, :] = counts[..., 1::2, ::-1]
@@ -175,8 +177,8 @@ class Schedule:
 
 
 @lru_cache(maxsize=256)
-def _parts(rule: Rule, chunks: int) -> frozenset[str]:
-    return frozenset(rule(work_of(1, chunks, 1)))
+def _parts(rule: TurnRule, chunks: int) -> frozenset[str]:
+    return frozenset(rule(indices_of(1, chunks, 1)))
 
 
 @lru_cache(maxsize=1)  # stages share theirs
