@@ -108,7 +108,7 @@ TABLE = (
         ),
     ),
     Package(
-        source="planner/schedules.py",
+        source="planner/schedules",
         near=("tests/planner/test_schedules.py",),
         wide=("tests/planner/compile", "tests/planner/test_memory.py"),
     ),

@@ -19,12 +19,13 @@ from millrace.planner.compile.draft import PHASES, SLOT_PARTS
 from millrace.planner.compile.slots import Timetable, timetable
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.plan import BlockChoice, Plan, check_plan
+from millrace.planner.schedules import Order
 from millrace.simulator.blocks import Row, shared
 from millrace.simulator.chunks.block_times import block_times
 from millrace.simulator.chunks.coarse import CoarseGraph, coarse_graph
 from millrace.simulator.chunks.part_times import PartTimes
 from millrace.simulator.chunks.parts import part_times
-from millrace.simulator.chunks.pieces import Piece, Pieces
+from millrace.simulator.chunks.pieces import Piece, Pieces, alone
 from millrace.simulator.chunks.wiring import Wiring
 
 BLOCKS = 3  # of a run are measured: a first, a last and one between (lanes run ahead of more)
@@ -198,23 +199,22 @@ class _Measured:
             self._note(number, piece)
         return self._found[key]
 
-    def _where(self, number: int) -> tuple[str, int]:
+    def _where(self, number: int) -> tuple[Order, int]:
         """What else the times of a chunk depend on: its order and its devices."""
-        return self._schedule(number), self._lies[self.wiring.plan.chunks[number].stage]
+        return self._order(number), self._lies[self.wiring.plan.chunks[number].stage]
 
     def _kinds(self, blocks: Sequence[BlockChoice]) -> tuple[tuple[str, int], ...]:
         templates = self.wiring.graph.templates
         return tuple((templates[choice.block], choice.variant) for choice in blocks)
 
-    def _schedule(self, number: int) -> str:
+    def _order(self, number: int) -> Order:
         """How a chunk runs alone: all forwards first where its stage does so, else in turn."""
         if not self.table.joint:
-            return "zb-h1"
+            return alone(joint=False)
         stage = self.wiring.plan.chunks[number].stage
         mine = self.table.positions[stage].index(number)
         parts = [slot.part for slot in self.table.orders[stage] if slot.chunk == mine]
-        together = len(parts) > 2 and "F" not in parts[parts.index("BW") :]
-        return "gpipe" if together else "1f1b"
+        return alone(forwards_first=len(parts) > 2 and "F" not in parts[parts.index("BW") :])
 
 
 def _surroundings(plan: Plan, stage: int) -> object:

@@ -15,7 +15,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
 from millrace.planner.plan import Plan, plan_graph
-from millrace.simulator.chunks.pieces import Pieces
+from millrace.simulator.chunks.pieces import Pieces, alone
 from millrace.simulator.chunks.wiring import Wiring
 
 BLOCKS = 2  # of a run of equal ones are compiled
@@ -72,7 +72,8 @@ def step_of(plan: Plan) -> Step:
             count = min(len(run.blocks), BLOCKS)
             kept += run.kept(count)
             many |= dict.fromkeys(run.kept(count), len(run.blocks) / count)
-        (program,) = pieces.compile(number, kept, "1f1b", plan.chunks[number].stage).graph.programs
+        piece = pieces.compile(number, kept, alone(), plan.chunks[number].stage)
+        (program,) = piece.graph.programs
         for wanted, found in ((False, ops), (True, meetings)):
             chosen = [
                 actor

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from millrace.planner.compile.draft import SLOT_PARTS, DraftStage, Section
 from millrace.planner.errors import ProtocolError
-from millrace.planner.schedules import Slot, schedule_order
+from millrace.planner.schedules import Order, Slot, schedule_order
 
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
 
@@ -67,28 +67,19 @@ class Timetable:
 
     Parameters
     ----------
-    schedule : str
+    orders : sequence of tuple of Slot
+        Every stage's.
     homes : sequence of int
         The stage of every chunk, in the order of the model.
     microbatches : int
     """
 
-    def __init__(self, schedule: str, homes: Sequence[int], microbatches: int) -> None:
+    def __init__(self, orders: Sequence[Order], homes: Sequence[int], microbatches: int) -> None:
         self.microbatches = microbatches
         self.homes = tuple(homes)
-        stages = max(homes) + 1
-        self.orders: list[tuple[Slot, ...]] = [
-            schedule_order(
-                schedule,
-                stage=stage,
-                stages=stages,
-                chunks=self.homes.count(stage),
-                microbatches=microbatches,
-            )
-            for stage in range(stages)
-        ]
+        self.orders = list(orders)
         # Position in the model of every stage's chunks.
-        self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(stages)]
+        self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(len(orders))]
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
         self._turns = [_by_section(order, range(len(order))) for order in self.orders]
         self._known: dict[tuple[int, Lifetime], int] = {}
@@ -197,8 +188,22 @@ class Timetable:
 
 @lru_cache(maxsize=4)  # plans of one search share theirs; they are large
 def timetable(schedule: str, homes: tuple[int, ...], microbatches: int) -> Timetable:
-    """Return the timetable of these arguments, the one of before where it was made already."""
-    return Timetable(schedule, homes, microbatches)
+    """Return the timetable of a schedule, the one of before where it was made already.
+
+    `homes` holds the stage of every chunk, in the order of the model.
+    """
+    stages = max(homes) + 1
+    orders = [
+        schedule_order(
+            schedule,
+            stage=stage,
+            stages=stages,
+            chunks=homes.count(stage),
+            microbatches=microbatches,
+        )
+        for stage in range(stages)
+    ]
+    return Timetable(orders, homes, microbatches)
 
 
 def _by_section(order: Sequence[Slot], values: Sequence[int]) -> dict[Section, Turns]:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
+from millrace.planner.schedules import PLAIN
 from millrace.planner.search.blocks.program import Prices
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.programs import Ask, Programs, Shape
 from millrace.planner.search.ranks import Site, core_share
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.sites import everywhere, room, usable_bytes
-from millrace.planner.search.stages import DEFERRING, Pipeline, inflight_counts
+from millrace.planner.search.stages import Pipeline, inflight_counts
 
 # The price of all the memory there is, as a share of the step time without memory, at which it
 # only decides between what takes equally long.
@@ -26,7 +27,7 @@ def prices(pipeline: Pipeline) -> Prices:
     """
     ramp = (pipeline.stages - 1) / pipeline.interleave
     weight = pipeline.microbatches + ramp
-    if pipeline.schedule not in DEFERRING:
+    if not pipeline.defers_weight_gradients:
         return Prices(microbatch=weight)
     return Prices(microbatch=weight, deferrable=max(weight - 2 * ramp, 0.0))
 
@@ -38,7 +39,7 @@ def shared_prices(pipeline: Pipeline) -> Prices:
 
 def priced(pipeline: Pipeline, price: float, average: bool) -> Prices:
     """Shared prices with a price per byte, for the average or the fewest microbatches in flight."""
-    plain = replace(pipeline, schedule="1f1b", interleave=1)
+    plain = replace(pipeline, schedule=PLAIN, interleave=1)
     counts = inflight_counts(plain)
     kept = sum(counts) / len(counts) if average else min(counts)
     shared = shared_prices(plain if average else pipeline)
@@ -67,7 +68,7 @@ class Asker:
         """What the tables of a candidate depend on."""
         pipeline = candidate.pipeline
         ramp = Fraction(pipeline.stages - 1, pipeline.interleave)
-        if pipeline.schedule in DEFERRING:
+        if pipeline.defers_weight_gradients:
             ramp /= 3  # forward, input and weight gradients taken as equally long
         busy = pipeline.microbatches / (pipeline.microbatches + ramp)
         cluster = self.request.cluster

@@ -6,17 +6,15 @@ from math import ceil, prod
 
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.schedules import MICROBATCHES_MAX
+from millrace.planner.schedules import MICROBATCHES_MAX, PLAIN, SCHEDULES, Schedule
 from millrace.planner.search.meshes import divisors, meshes, wide_meshes
 from millrace.planner.search.pins import Pins, RoledAxis
 from millrace.planner.search.ranks import Placing
-from millrace.planner.search.stages import DEFERRING, Pipeline
+from millrace.planner.search.stages import Pipeline
 
 INTERLEAVES = (2, 3, 4)
 INTERLEAVE_MAX = 12  # of published runs of tens of stages; beyond, sends outnumber what is gained
 UNEVEN = 1.15  # blocks of the largest chunk over their mean, beyond which no chunks are searched
-# gpipe is never better than 1f1b (as long, more memory), so only a pin brings it in.
-SEARCHED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
 
 
 PipelineShape = tuple[int, str, int, int]
@@ -185,12 +183,12 @@ def _batches(pins: Pins, axes: tuple[RoledAxis, ...], global_batch: int) -> tupl
 def _pipelines(
     pins: Pins, stages: int, microbatches: int, blocks: int, repeated: int
 ) -> Iterator[Pipeline]:
-    for schedule in (pins.schedule,) if pins.schedule else SEARCHED:
-        if stages == 1 and schedule != "1f1b" and not pins.schedule:
+    for schedule in _schedules(pins):
+        if stages == 1 and schedule.name != PLAIN and not pins.schedule:
+            continue
+        if microbatches < schedule.least_microbatches(stages):
             continue
         for chunks in _chunks(pins, schedule, stages, repeated):
-            if schedule in DEFERRING and microbatches < (2 * stages - 1 if chunks > 1 else stages):
-                continue
             if stages * chunks > blocks:
                 continue
             if chunks > 1 and stages > 1 and pins.interleave is None:
@@ -198,23 +196,28 @@ def _pipelines(
                 share = repeated / (stages * chunks)
                 if pins.schedule is None and ceil(share) > UNEVEN * share:
                     continue
-                if schedule == "interleaved-1f1b" and microbatches % stages:
+                if schedule.in_rounds and microbatches % stages:
                     continue
             yield Pipeline(
-                schedule=schedule, stages=stages, interleave=chunks, microbatches=microbatches
+                schedule=schedule.name, stages=stages, interleave=chunks, microbatches=microbatches
             )
 
 
-def _chunks(pins: Pins, schedule: str, stages: int, repeated: int) -> tuple[int, ...]:
+def _schedules(pins: Pins) -> list[Schedule]:
+    """Schedules in question."""
+    if pins.schedule:
+        return [SCHEDULES[pins.schedule]]
+    return [schedule for schedule in SCHEDULES.values() if schedule.searched]
+
+
+def _chunks(pins: Pins, schedule: Schedule, stages: int, repeated: int) -> tuple[int, ...]:
     """Chunks a stage that a schedule may have."""
-    allowed: tuple[int, ...] = (1,)
-    if schedule == "interleaved-1f1b" and stages > 1:
+    allowed: tuple[int, ...] = (schedule.chunks or 1,)
+    if schedule.interleaves and stages > 1:
         allowed = _interleaves(stages, repeated)
-    elif schedule == "zb-v":
-        allowed = (2,)
     if pins.interleave is None:
         return allowed
-    free = schedule in ("interleaved-1f1b", "gpipe") and (pins.interleave > 1 or stages == 1)
+    free = schedule.chunks is None and (pins.interleave > 1 or stages == 1)
     return (pins.interleave,) if free or pins.interleave in allowed else ()
 
 
@@ -238,14 +241,12 @@ def _nothing(pins: Pins, devices: int, global_batch: int, blocks: int) -> str:
 
 def _rules(pins: Pins) -> list[str]:
     """What the schedules in question ask of chunks and microbatches, but for what a pin lifts."""
-    rules = {
-        "1f1b": "1f1b runs one chunk a stage",
-        "interleaved-1f1b": "interleaved-1f1b needs microbatches in multiples of the stages",
-        "zb-h1": "zb-h1 needs one chunk a stage and at least as many microbatches as stages",
-        "zb-v": "zb-v needs two chunks a stage and at least 2 · stages - 1 microbatches",
-    }
-    if pins.interleave == 1:
-        rules["interleaved-1f1b"] = "interleaved-1f1b needs more than one chunk a stage"
-    elif pins.interleave is not None:
-        del rules["interleaved-1f1b"]  # chunks that were asked for may wait for each other
-    return [rule for name, rule in rules.items() if pins.schedule in (None, name)]
+    rules = []
+    for schedule in _schedules(pins):
+        requirement = schedule.requirement
+        if schedule.interleaves and pins.interleave is not None:
+            # Chunks that were asked for may wait for each other.
+            requirement = "needs more than one chunk a stage" if pins.interleave == 1 else ""
+        if requirement:
+            rules.append(f"{schedule.name} {requirement}")
+    return rules

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from millrace.models.graph import Graph
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Variant
+from millrace.planner.schedules import PLAIN
 from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from millrace.planner.search.blocks.program import Prices
 from millrace.planner.search.blocks.solver import Solution
@@ -29,7 +30,6 @@ from millrace.planner.search.programs import Ask, Programs, Shape, Wanted
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
 from millrace.planner.search.sites import Sends, room, usable_bytes
 from millrace.planner.search.stages import (
-    DEFERRING,
     Division,
     Run,
     dearth,
@@ -178,7 +178,7 @@ class Evaluator:
         stages = np.array([candidate.pipeline.stages for candidate in candidates])
         legal = np.flatnonzero(np.isfinite(costs) & (costs < cutoff_ns * stages)).tolist()
         plain = [
-            replace(c, pipeline=replace(c.pipeline, schedule="1f1b", interleave=1))
+            replace(c, pipeline=replace(c.pipeline, schedule=PLAIN, interleave=1))
             for c in candidates
         ]
         limits = [usable_bytes(self.request, plain[at]) for at in legal]
@@ -264,7 +264,7 @@ class Evaluator:
     ) -> list[Outcome]:
         """Solve candidates in every mode of recomputation and at every price of memory."""
         candidates = [candidate for candidate, _ in tight]
-        later = [candidate.pipeline.schedule in DEFERRING for candidate in candidates]
+        later = [candidate.pipeline.defers_weight_gradients for candidate in candidates]
         groups: list[list[Solved]] = [[] for _ in tight]
         # All others hand tensors on as the first do, so that stages can mix them.
         handed: list[Handover] = [()] * len(tight)
@@ -473,7 +473,7 @@ class Evaluator:
 
     def _runs(self, candidate: Candidate, group: list[Solved]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""
-        later = candidate.pipeline.schedule in DEFERRING
+        later = candidate.pipeline.defers_weight_gradients
         figures = [
             [
                 self.programs.block_figures(part, one.mode, one.solution.options, later)

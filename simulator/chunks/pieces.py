@@ -34,7 +34,7 @@ from millrace.planner.costs.pacing import Pacing, pacing_of
 from millrace.planner.mesh import Mesh
 from millrace.planner.plan import FUSED, BlockChoice, Chunk, Plan
 from millrace.planner.sbp import NdSbp
-from millrace.planner.schedules import Slot
+from millrace.planner.schedules import Order, Slot
 from millrace.simulator.chunks.wiring import Reading, Wiring
 
 MICROBATCHES = 4  # of a piece's step: the second last sees nothing of the step's begin or end
@@ -61,6 +61,22 @@ class Piece:
     pacing: Pacing | None
 
 
+def alone(*, joint: bool = True, forwards_first: bool = False) -> Order:
+    """Return the order of a piece's parts: every microbatch in turn, or all forwards first.
+
+    Parameters
+    ----------
+    joint
+        Gradients of inputs and of weights are made together.
+    forwards_first
+        A part of every microbatch comes before the next part.
+    """
+    parts, microbatches = ("F", "BW") if joint else ("F", "B", "W"), range(MICROBATCHES)
+    if forwards_first:
+        return tuple(Slot(part, 0, m) for part in parts for m in microbatches)
+    return tuple(Slot(part, 0, m) for m in microbatches for part in parts)
+
+
 class Pieces:
     """Compiles pieces of one plan.
 
@@ -79,9 +95,9 @@ class Pieces:
             self._cluster = with_own_buckets(plan.cluster, state_bytes_of(wiring.graph))
         # A meeting costs the same in every piece on a stage: see `_key`.
         self._meetings: dict[tuple[object, ...], int] = {}
-        self._tables: dict[str, Timetable] = {}
+        self._tables: dict[Order, Timetable] = {}
 
-    def compile(self, chunk: int, kept: Sequence[str], schedule: str, stage: int) -> Piece:
+    def compile(self, chunk: int, kept: Sequence[str], order: Order, stage: int) -> Piece:
         """Compile some of a chunk's blocks alone.
 
         Parameters
@@ -90,8 +106,8 @@ class Pieces:
             Index of the chunk.
         kept
             The blocks that are kept, in order; from each run its last and at least one more.
-        schedule
-            Of the piece alone, for `MICROBATCHES` microbatches.
+        order
+            In which the piece runs alone (`alone`).
         stage
             On whose devices the piece lies.
         """
@@ -106,7 +122,7 @@ class Pieces:
             for reading in wiring.read_from.get(block, ()):
                 if wiring.chunk_of[reading.reader.block] != chunk:
                     lowering.leaves(reading, wiring.read_as(reading))
-        table = self._table(schedule)
+        table = self._table(order)
         drafts = fused_stages(lowering.stages[:ELSEWHERE], plan.fusion, joint=table.joint)
         hold_back(drafts[HERE], table.joint)
         alone = unordered(drafts[HERE], f"stage {stage}", HERE, table.orders[HERE])
@@ -128,10 +144,10 @@ class Pieces:
             pacing=pacing_of(actors, plan.cluster),
         )
 
-    def _table(self, schedule: str) -> Timetable:
-        if schedule not in self._tables:
-            self._tables[schedule] = Timetable(schedule, [HERE], MICROBATCHES)
-        return self._tables[schedule]
+    def _table(self, order: Order) -> Timetable:
+        if order not in self._tables:
+            self._tables[order] = Timetable([order], [HERE], MICROBATCHES)
+        return self._tables[order]
 
     def _durations(self, graph: ActorGraph) -> tuple[int, ...]:
         """The durations of a piece's actors; only meetings along the mesh's axes take time."""

@@ -1,27 +1,88 @@
 """Schedules: every piece of work once, in an order that memory and dependencies allow."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from millrace.planner.compile.slots import Lifetime, timetable
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.schedules import (
+    PLAIN,
     SCHEDULES,
+    Order,
     Slot,
-    counted,
-    in_flight,
-    kept_at_once,
-    kept_counts,
+    order_array,
     schedule_order,
     stage_of,
 )
+from millrace.planner.schedules.counting import LIFETIMES
+from millrace.planner.schedules.orders import PARTS
+from tests.planner.spelled_orders import SPELLED
 
-CHUNKS = {"gpipe": (1, 2, 3), "interleaved-1f1b": (1, 2, 3), "zb-v": (2,)}
+
+def chunks_of(name: str, *several: int) -> tuple[int, ...]:
+    """Numbers of chunks to try: `several` of a schedule that takes any number."""
+    chunks = SCHEDULES[name].chunks
+    return several if chunks is None else (chunks,)
+
+
 CASES = [
     (name, stages, chunks, microbatches)
     for name in SCHEDULES
     for stages in (1, 2, 3, 4, 8)
-    for chunks in CHUNKS.get(name, (1,))
+    for chunks in chunks_of(name, 1, 2, 3)
     for microbatches in (1, 3, 4, 7, 8, 17)
 ]
+
+
+def counted(name: str) -> Iterator[tuple[int, int, int]]:
+    """Stages, chunks and up to thrice as many microbatches as counts are read off."""
+    for stages in (1, 2, 3, 5):
+        for chunks in chunks_of(name, 1, 2, 3):
+            for microbatches in range(1, 6 * stages + 2):
+                yield stages, chunks, microbatches
+
+
+def orders_of(name: str, stages: int, chunks: int, microbatches: int) -> list[Order]:
+    return [
+        schedule_order(name, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches)
+        for stage in range(stages)
+    ]
+
+
+def in_flight(order: Order) -> int:
+    """Most chunk-microbatches whose forward has run and whose last backward part has not."""
+    live = np.cumsum([{"F": 1, "W": -1, "BW": -1}.get(slot.part, 0) for slot in order])
+    return int(live.max())
+
+
+def alive_by_slot(order: Order, chunks: int) -> Iterator[np.ndarray]:
+    """Versions alive during every slot [chunks, 3 lifetimes], counted one by one."""
+    alive = np.zeros((chunks, len(LIFETIMES)), int)
+    deferring = any(slot.part == "W" for slot in order)
+    for part, chunk, _ in order:
+        for at, (made, _) in enumerate(LIFETIMES):
+            alive[chunk, at] += part == made
+        yield alive.copy()
+        for at, (_, end) in enumerate(LIFETIMES):
+            alive[chunk, at] -= end in part and (deferring or at < 2)
+    assert not alive.any()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_orders_are_what_they_are_spelled_out_to_be(name):
+    for stages in (1, 2, 3, 4, 7):
+        for chunks in chunks_of(name, 1, 2, 3):
+            for microbatches in (*range(1, 3 * stages + 3), 29):
+                for stage in range(stages):
+                    at = {"stage": stage, "stages": stages, "chunks": chunks}
+                    spelled = SPELLED[name](stage, stages, chunks, microbatches)
+                    assert schedule_order(name, **at, microbatches=microbatches) == spelled
+                    parts, *others = order_array(name, **at, microbatches=microbatches).tolist()
+                    slots = zip((PARTS[part] for part in parts), *others, strict=True)
+                    assert tuple(slots) == spelled
 
 
 @pytest.mark.parametrize(("name", "stages", "chunks", "microbatches"), CASES)
@@ -132,12 +193,76 @@ def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_positions_keep_is_what_the_orders_say(name):
-    for chunks in CHUNKS.get(name, (1,)):
-        for stages in (1, 2, 3, 5):
-            for microbatches in range(1, 6 * stages):
-                shape = (name, stages, chunks, microbatches)
-                assert kept_counts(*shape) == counted(*shape)
+def test_counts_are_the_most_versions_that_are_alive_in_the_orders(name):
+    for shape in counted(name):
+        assert_counted(name, *shape)
+
+
+def assert_counted(name, stages, chunks, microbatches):
+    counts = SCHEDULES[name].counts(stages, chunks, microbatches)
+    moments = SCHEDULES[name].moments(stages, chunks, microbatches)
+    assert len(moments) == stages
+    for stage, order in enumerate(orders_of(name, stages, chunks, microbatches)):
+        alive = np.array(list(alive_by_slot(order, chunks)))
+        positions = [k for k in range(stages * chunks) if stage_of(name, k, stages) == stage]
+        assert (alive.max(axis=0) == counts[:, positions].T).all()
+        # What no other moment is above in everything, and each once.
+        rows = {tuple(row.ravel().tolist()) for row in alive}
+        table = np.array(list(rows))
+        above = (table[:, None] >= table[None]).all(axis=2).sum(axis=0)
+        full = {tuple(row) for row in table[above == 1].tolist()}
+        given = [tuple(row.ravel().tolist()) for row in moments[stage]]
+        assert set(given) == full
+        assert len(given) == len(full)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_counts_are_the_slots_of_registers_with_these_lifetimes(name):
+    for shape in counted(name):
+        assert_slots(name, *shape)
+
+
+def assert_slots(name, stages, chunks, microbatches):
+    homes = tuple(stage_of(name, k, stages) for k in range(stages * chunks))
+    table = timetable(name, homes, microbatches)
+    counts = SCHEDULES[name].counts(stages, chunks, microbatches)
+    for position, stage in enumerate(homes):
+        chunk = table.positions[stage].index(position)
+        for (made, end), count in zip(LIFETIMES, counts[:, position].tolist(), strict=True):
+            lifetime = Lifetime(
+                made=(made, chunk), read=frozenset({(end, chunk)}), sent=frozenset(), received=False
+            )
+            within_a_slot = table.joint and made == "B"
+            assert count == (0 if within_a_slot else table.slots(stage, lifetime))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_record_says_what_its_order_is_meant_for(name):
+    schedule = SCHEDULES[name]
+    assert schedule.name == name
+    assert schedule.source
+    asks = schedule.chunks is not None or schedule.in_rounds or schedule.least_microbatches(4) > 1
+    assert bool(schedule.requirement) == asks
+    deferring = any(slot.part == "W" for slot in orders_of(name, 2, schedule.chunks or 1, 2)[0])
+    assert schedule.defers_weight_gradients == deferring
+    assert schedule.least_microbatches(1) == 1
+    if schedule.chunks is not None:
+        with pytest.raises(InfeasibleError, match=f"a stage, found {schedule.chunks + 1}"):
+            schedule.counts(2, schedule.chunks + 1, 4)
+
+
+def test_the_plain_schedule_runs_one_chunk_and_defers_nothing():
+    plain = SCHEDULES[PLAIN]
+    assert plain.searched
+    assert (plain.chunks, plain.folded, plain.defers_weight_gradients) == (1, False, False)
+
+
+def test_counts_that_are_handed_out_cannot_be_changed():
+    schedule = replace(SCHEDULES["zb-v"], name="another")
+    first, *_ = schedule.moments(3, 2, 9)
+    for counts in (schedule.counts(3, 2, 9), first):
+        with pytest.raises(ValueError, match="read-only"):
+            counts[0] = 0
 
 
 def test_gpipe_keeps_every_microbatch():
@@ -157,27 +282,19 @@ def test_an_unknown_schedule_is_named_with_the_known_ones():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_is_kept_at_once_is_what_a_stage_keeps_at_its_fullest_moment(name):
-    for chunks in CHUNKS.get(name, (1,)):
-        for stages in (1, 2, 3, 5):
-            for microbatches in range(1, 6 * stages):
-                assert_a_fullest_moment(name, stages, chunks, microbatches)
+def test_what_is_kept_at_once_is_what_a_stage_keeps_at_its_first_fullest_moment(name):
+    for shape in counted(name):
+        assert_a_fullest_moment(name, *shape)
 
 
 def assert_a_fullest_moment(name, stages, chunks, microbatches):
-    counts = kept_at_once(name, stages, chunks, microbatches)
-    homes = [stage_of(name, position, stages) for position in range(len(counts))]
-    for stage in range(stages):
-        order = schedule_order(
-            name, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
-        )
-        mine = [count for count, home in zip(counts, homes, strict=True) if home == stage]
-        live, seen = [0] * chunks, False
-        for slot in order:
-            live[slot.chunk] += {"F": 1, "BW": -1, "W": -1}.get(slot.part, 0)
-            seen |= live == mine
-        assert seen
-        assert sum(mine) == in_flight(order)
+    kept = SCHEDULES[name].kept_at_once(stages, chunks, microbatches)
+    for stage, order in enumerate(orders_of(name, stages, chunks, microbatches)):
+        positions = [k for k in range(stages * chunks) if stage_of(name, k, stages) == stage]
+        here = [kept[k] for k in positions]
+        assert sum(here) == in_flight(order)
+        fullest = max(alive_by_slot(order, chunks), key=lambda alive: alive[:, 1].sum())
+        assert fullest[:, 1].tolist() == here
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])

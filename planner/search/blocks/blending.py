@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from millrace.planner.search.blocks.pricing import Pricing
 from millrace.planner.search.blocks.states import Ints
 from millrace.planner.search.blocks.tables import DEFERRABLE, FIGURES, MICROBATCH, STEP, Tables
-from millrace.planner.search.stages import DEFERRING, Pipeline
+from millrace.planner.search.stages import Pipeline
 
 Floats = NDArray[np.float64]
 
@@ -141,7 +141,7 @@ def _scales(parts: Sequence[Pricing], pipelines: Sequence[Pipeline]) -> list[Flo
     m = np.array([one.microbatches for one in pipelines], np.float64)
     r = np.array([one.ramp for one in pipelines])
     whole = m - r + r * stages  # the weight of a time where all stages are alike
-    filled = np.array([2 * (one.schedule in DEFERRING) for one in pipelines]) * r * (stages - 1)
+    filled = np.array([2 * (one.defers_weight_gradients) for one in pipelines]) * r * (stages - 1)
     later = np.maximum(whole - filled, 0.0)  # that of a time which fills the ramp
     times = _times(parts, (MICROBATCH, DEFERRABLE))
     # What is left of a ramp, in shares of a stage's time.

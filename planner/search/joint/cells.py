@@ -15,7 +15,6 @@ from millrace.planner.search.blocks.tables import (
 from millrace.planner.search.joint.parts import Cell, Parts
 from millrace.planner.search.joint.sections import Flow, SectionRows
 from millrace.planner.search.joint.stage_rows import Floats, StageRows
-from millrace.planner.search.stages import DEFERRING
 
 
 class CellRows:
@@ -65,7 +64,7 @@ class CellRows:
     def _add_deferred(self) -> None:
         """What fills the ramp: at most so much of the weight gradients, and of all time."""
         pipeline = self.stages.pipeline
-        if pipeline.schedule not in DEFERRING:
+        if not pipeline.defers_weight_gradients:
             return
         fills = self.stages.add_filling()
         share = 2 * (1 - 1 / pipeline.stages)
@@ -152,7 +151,7 @@ class CellRows:
 
     def _add_held(self, net: Net, share: float) -> None:
         """What backward readers want is kept once per target; with what gradients deferred read."""
-        defers = self.stages.pipeline.schedule in DEFERRING
+        defers = self.stages.pipeline.defers_weight_gradients
         deferred = defers and self.mode.space.nets[net.number].deferred
         holders = [use for use in net.uses if use.holds or deferred]
         if not holders or self.stages.limit is None:

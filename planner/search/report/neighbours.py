@@ -146,13 +146,12 @@ def pipelines(evaluator: Evaluator, chosen: Candidate, known: int | None) -> lis
     if pipeline.stages == 1:
         return found
     if pins.schedule is None:
-        for schedule in SCHEDULES:
-            if schedule != pipeline.schedule:
-                chunks = 2 if schedule in ("interleaved-1f1b", "zb-v") else 1
-                shape = replace(pipeline, schedule=schedule, interleave=chunks)
+        for name, schedule in SCHEDULES.items():
+            if name != pipeline.schedule:
+                shape = replace(pipeline, schedule=name, interleave=schedule.least_chunks)
                 why = _cannot(shape, len(evaluator.graph.blocks))
-                add("schedule", pipeline.schedule, schedule, why or replace(chosen, pipeline=shape))
-    if pins.interleave is None and pipeline.schedule == "interleaved-1f1b":
+                add("schedule", pipeline.schedule, name, why or replace(chosen, pipeline=shape))
+    if pins.interleave is None and pipeline.record.interleaves:
         for chunks in (pipeline.interleave // 2, pipeline.interleave * 2):
             if chunks > 1:
                 shape = replace(pipeline, interleave=chunks)
@@ -166,10 +165,12 @@ def _cannot(pipeline: Pipeline, blocks: int) -> str:
     """Why a pipeline cannot be, empty where it can."""
     if pipeline.positions > blocks:
         return f"{pipeline.positions} chunks are more than the {blocks} blocks"
-    if pipeline.schedule == "interleaved-1f1b" and pipeline.microbatches % pipeline.stages:
+    record, stages = pipeline.record, pipeline.stages
+    if record.in_rounds and pipeline.microbatches % stages:
         return f"{pipeline.microbatches} microbatches are no multiple of the stages"
-    if pipeline.schedule.startswith("zb") and pipeline.microbatches < pipeline.stages:
-        return f"{pipeline.microbatches} microbatches are fewer than the stages"
+    if pipeline.microbatches < record.least_microbatches(stages):
+        least = record.least_microbatches(stages)
+        return f"{pipeline.microbatches} microbatches are fewer than the {least} it needs"
     return ""
 
 

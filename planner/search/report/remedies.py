@@ -17,6 +17,7 @@ from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.memory import UPDATES, beside, plan_memory, reserved_bytes
 from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX, plan_graph
+from millrace.planner.schedules import PLAIN, SCHEDULES
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.meshes import divisors
@@ -68,12 +69,13 @@ def _batches(request: SearchRequest) -> list[int]:
     """The nearest batches that microbatches of the pinned sizes divide."""
     pins = request.pins
     unit = (pins.dp or 1) * (pins.micro_batch or 1)
-    if pins.schedule == "interleaved-1f1b":
+    schedule = SCHEDULES[pins.schedule or PLAIN]
+    if schedule.in_rounds:
         unit *= pins.pp or 1
     below = request.global_batch // unit * unit
     around = [below, below + unit]
-    if pins.pp and pins.schedule not in (None, "1f1b", "gpipe"):
-        around.append(unit * pins.pp)
+    if (least := schedule.least_microbatches(pins.pp or 1)) > 1:
+        around.append(unit * least)
     most = min(COUNT_MAX, TOKENS_MAX // request.model.seq_len)
     mine = [one for one in around if 0 < one <= most and one != request.global_batch]
     return sorted(mine, key=lambda one: (abs(one - request.global_batch), one))
@@ -298,7 +300,7 @@ def _frugal(everything: tuple[Candidate, ...]) -> list[Candidate]:
     best: dict[int, tuple[tuple[int, ...], Candidate]] = {}
     for one in everything:
         p = one.pipeline
-        rank = (one.batch, p.interleave, p.schedule not in ("1f1b", "gpipe"), len(one.axes))
+        rank = (one.batch, p.interleave, not p.in_turn, len(one.axes))
         if p.stages not in best or rank < best[p.stages][0]:
             best[p.stages] = rank, one
     depths = sorted(best)

@@ -9,7 +9,6 @@ from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.dearth import dearth
 from millrace.planner.search.stages.division import divide
 from millrace.planner.search.stages.shape import (
-    DEFERRING,
     Division,
     Pipeline,
     Run,
@@ -18,7 +17,6 @@ from millrace.planner.search.stages.shape import (
 )
 
 __all__ = [
-    "DEFERRING",
     "Division",
     "Pipeline",
     "Run",

@@ -4,7 +4,7 @@ It proves nothing: candidates are solved in its order, and those far off never, 
 them rests on their bounds.
 """
 
-from millrace.planner.search.stages.shape import DEFERRING, Pipeline
+from millrace.planner.search.stages.shape import Pipeline
 
 # What is added to a step, as a share of it, where nearly all that is held is too much; by eye from
 # some 300 candidates of twelve questions (22 November 2026). The first that has to go costs next to
@@ -23,6 +23,6 @@ def dearth(pipeline: Pipeline, held_share: float) -> float:
         What is held where nothing is done about it, over what there is room for.
     """
     over = 1 - 1 / max(held_share, 1.0)
-    if pipeline.schedule in DEFERRING:
+    if pipeline.defers_weight_gradients:
         return 1 + DEFERRED * over
     return 1 + (ALONE if pipeline.stages == 1 else STAGED) * over**2

@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.planner.search.stages.shape import DEFERRING, Pipeline, VariantFigures
+from millrace.planner.search.stages.shape import Pipeline, VariantFigures
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ def figure_table(variants: Sequence[VariantFigures], pipeline: Pipeline) -> tupl
     What is deferred counts in shares of one stage, so that all figures are whole numbers.
     """
     stages = pipeline.stages
-    defers = pipeline.schedule in DEFERRING
+    defers = pipeline.defers_weight_gradients
     rows = [
         (
             one.microbatch_ns,

@@ -43,9 +43,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.planner.errors import PlanError
-from millrace.planner.schedules import FOLDED, kept_at_once, stage_of
+from millrace.planner.schedules import Schedule, schedule_of
 
-DEFERRING = ("zb-h1", "zb-v")  # schedules that move weight gradients into the ramp
 # What rows wait for a longer one, in shares of what it is longer: with many stages, with so many
 # stages less, and at least. Fitted (2026-11) to orders of 2 to 16 stages of 2 to 6 chunks.
 LAG, LESS_LAG, LAG_MIN = 0.7, 3, 0.2
@@ -116,6 +115,16 @@ class Pipeline:
             )
 
     @property
+    def record(self) -> Schedule:
+        """Record of the schedule."""
+        return schedule_of(self.schedule)
+
+    @property
+    def defers_weight_gradients(self) -> bool:
+        """Whether the schedule moves weight gradients into the ramp."""
+        return self.record.defers_weight_gradients
+
+    @property
     def positions(self) -> int:
         """Number of chunks."""
         return self.stages * self.interleave
@@ -128,7 +137,7 @@ class Pipeline:
     @property
     def rows(self) -> int:
         """Rows of chunks that wait for their longest."""
-        return 1 if self.schedule in FOLDED else self.interleave
+        return 1 if self.record.folded else self.interleave
 
     @property
     def in_turn(self) -> bool:
@@ -136,7 +145,7 @@ class Pipeline:
 
         Then stages have nothing else to do while tensors travel.
         """
-        return self.interleave == 1 and self.stages > 1 and self.schedule not in DEFERRING
+        return self.interleave == 1 and self.stages > 1 and not self.defers_weight_gradients
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -145,7 +154,7 @@ class Pipeline:
 
     def stage_of(self, position: int) -> int:
         """Return the stage of a chunk."""
-        return stage_of(self.schedule, position, self.stages)
+        return self.record.stage_of(position, self.stages)
 
     def place_of(self, position: int) -> int:
         """Return what a chunk's time counts in: its stage, or itself where rows wait for it."""
@@ -197,14 +206,12 @@ class Division:
 
 def inflight_counts(pipeline: Pipeline) -> tuple[int, ...]:
     """Microbatches whose activations each position keeps when its stage keeps most."""
-    return kept_at_once(
-        pipeline.schedule, pipeline.stages, pipeline.interleave, pipeline.microbatches
-    )
+    return pipeline.record.kept_at_once(pipeline.stages, pipeline.interleave, pipeline.microbatches)
 
 
 def deferred_ns(figures: VariantFigures, pipeline: Pipeline) -> float:
     """Time of a block that a schedule takes out of the ramp; the slowest stage has no ramp."""
-    if pipeline.schedule not in DEFERRING:
+    if not pipeline.defers_weight_gradients:
         return 0.0
     others = 1 - 1 / pipeline.stages
     return min(2 * figures.deferrable_ns * others, float(figures.microbatch_ns))

@@ -4,6 +4,7 @@ Every position is taken for a stage with its share of the stage's memory, in pro
 typical block needs there. What is found fits; how good it is, a bound without memory says.
 """
 
+from millrace.planner.schedules import PLAIN
 from millrace.planner.search.stages.bounds import lower_bound_ns
 from millrace.planner.search.stages.enumeration import divided
 from millrace.planner.search.stages.layout import Model
@@ -37,7 +38,7 @@ def divided_by_positions(
     """
     stage_of = [pipeline.stage_of(k) for k in range(pipeline.positions)]
     chunks = Pipeline(
-        schedule="1f1b",
+        schedule=PLAIN,
         stages=pipeline.positions,
         interleave=1,
         microbatches=pipeline.microbatches,

@@ -18,7 +18,6 @@ from millrace.planner.search.blocks.folding import Folded, FoldedNet, Reader, fo
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.pins import AxisRules, filters, forced_ops
 from millrace.planner.search.request import SearchRequest
-from millrace.planner.search.stages import DEFERRING
 from millrace.planner.signatures import Signature, variable_values
 from tests.planner.op_signatures import op_signatures
 from tests.planner.search.plain import Plain, sized
@@ -374,7 +373,7 @@ class Blocks:
     ) -> None:
         self.limited = limited
         self.chunked = candidate.pipeline.positions > 1
-        self.defers = candidate.pipeline.schedule in DEFERRING
+        self.defers = candidate.pipeline.defers_weight_gradients
         plain_folded = fold(graph)
         forced = forced_ops(graph, plain_folded.counts)
         self.graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))

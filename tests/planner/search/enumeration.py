@@ -25,7 +25,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.search.blocks.folding import fold
 from millrace.planner.search.candidates import Candidate, candidates
 from millrace.planner.search.request import SearchRequest
-from millrace.planner.search.stages import DEFERRING, inflight_counts
+from millrace.planner.search.stages import inflight_counts
 from tests.planner.search.enumerated_blocks import (
     DEFERRABLE,
     FIGURES,
@@ -80,7 +80,7 @@ class Enumerator:
 
     def _variants(self, candidate: Candidate, mode: str, template: str) -> Variants:
         pipeline = candidate.pipeline
-        defers = pipeline.schedule in DEFERRING
+        defers = pipeline.defers_weight_gradients
         whole = pipeline.stages == 1
         kept = inflight_counts(pipeline)
         key = (candidate.axes, candidate.batch, mode, template, pipeline.positions > 1, defers,
@@ -108,7 +108,7 @@ class Enumerator:
         pipeline = candidate.pipeline
         whole = pipeline.stages == 1
         share = (pipeline.microbatches - pipeline.ramp * (not whole)) / pipeline.stages
-        if not whole and pipeline.schedule not in DEFERRING:
+        if not whole and not pipeline.defers_weight_gradients:
             share += pipeline.ramp
 
         def time(width: int) -> NDArray[np.float64]:
@@ -202,7 +202,7 @@ class Enumerator:
         if any(not len(one) for one in loads.values()):
             return float("inf")
         least = sum(int(loads[self.graph.templates[b]].min()) for b in blocks)
-        if pipeline.schedule not in DEFERRING:
+        if not pipeline.defers_weight_gradients:
             ramp = (pipeline.stages - 1) / pipeline.interleave
             if (pipeline.microbatches + ramp) / pipeline.stages * least > best:
                 return float("inf")
@@ -220,7 +220,7 @@ class Enumerator:
                         rows[self.graph.templates[block]],
                         kept[position],
                         pipeline.stages,
-                        pipeline.schedule in DEFERRING,
+                        pipeline.defers_weight_gradients,
                         np.arange(chunks) == position // pipeline.stages,
                     )
                     stages[at] = self._joined(stages[at], own)
@@ -295,7 +295,7 @@ def figure_weights(width: int, candidate: Candidate, limited: bool) -> Ints:
         sizes = [unit[PERSISTENT] + inflight_counts(pipeline)[0] * unit[INFLIGHT]]
     else:
         found = [time, unit[STEP]]
-        if pipeline.schedule in DEFERRING:
+        if pipeline.defers_weight_gradients:
             found.append(-unit[DEFERRABLE])
         sizes = [unit[PERSISTENT], unit[INFLIGHT]]
     if limited:

@@ -1,0 +1,121 @@
+"""The catalogue of schedules: one record each. A new schedule is a rule and an entry here."""
+
+from millrace.planner.errors import PlanError
+from millrace.planner.schedules import orders
+from millrace.planner.schedules.orders import Codes, Order
+from millrace.planner.schedules.record import Schedule
+
+# Microbatches that a schedule repeats at most: twice those of any run in the published tables, and
+# what a simulation of every op gets through in some ten seconds.
+MICROBATCHES_MAX = 2**12
+
+SCHEDULES: dict[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule(
+            name="gpipe",
+            turns=orders.gpipe,
+            source='Huang et al., "GPipe", 2019, section 2.3',
+            chunks=None,
+            keeps_all=True,
+            searched=False,  # never better than 1f1b: as long, more memory
+        ),
+        Schedule(
+            name="1f1b",
+            turns=orders.one_forward_one_backward,
+            source='PipeDream-Flush; Narayanan et al., "Efficient large-scale language model '
+            'training on GPU clusters", 2021, section 2.2',
+            requirement="runs one chunk a stage",
+        ),
+        Schedule(
+            name="interleaved-1f1b",
+            turns=orders.interleaved,
+            source="Narayanan et al. 2021, section 2.2",
+            chunks=None,
+            in_rounds=True,
+            requirement="needs microbatches in multiples of the stages",
+        ),
+        Schedule(
+            name="zb-h1",
+            turns=orders.zero_bubble_h1,
+            source='Qi et al., "Zero bubble pipeline parallelism", 2023, section 2.2',
+            least_microbatches=lambda stages: stages,
+            requirement="needs one chunk a stage and at least as many microbatches as stages",
+        ),
+        Schedule(
+            name="zb-v",
+            turns=orders.zero_bubble_v,
+            source="Qi et al. 2023, section 6",
+            chunks=2,
+            folded=True,
+            least_microbatches=lambda stages: 2 * stages - 1,
+            requirement="needs two chunks a stage and at least 2 · stages - 1 microbatches",
+        ),
+    )
+}
+PLAIN = "1f1b"  # one chunk a stage and nothing deferred: what others are measured against
+
+
+def schedule_of(name: str) -> Schedule:
+    """Return the schedule of a name.
+
+    Raises
+    ------
+    PlanError
+        No schedule has that name.
+    """
+    if name not in SCHEDULES:
+        raise PlanError(f"unknown schedule `{name}`: choose one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
+
+
+def stage_of(schedule: str, position: int, stages: int) -> int:
+    """Return the stage of the chunk at a position of the model.
+
+    Examples
+    --------
+    >>> [stage_of("interleaved-1f1b", k, 3) for k in range(6)]
+    [0, 1, 2, 0, 1, 2]
+    >>> [stage_of("zb-v", k, 3) for k in range(6)]
+    [0, 1, 2, 2, 1, 0]
+    """
+    return schedule_of(schedule).stage_of(position, stages)
+
+
+def order_array(name: str, *, stage: int, stages: int, chunks: int, microbatches: int) -> Codes:
+    """Return a stage's slots in order: [3, slots] of part codes, chunks and microbatches.
+
+    Parts are coded by their places in `millrace.planner.schedules.orders.PARTS`.
+
+    Raises
+    ------
+    PlanError
+        No schedule has that name.
+    InfeasibleError
+        The schedule cannot run that many chunks.
+
+    Examples
+    --------
+    >>> order_array("1f1b", stage=0, stages=2, chunks=1, microbatches=2).tolist()
+    [[0, 0, 3, 3], [0, 0, 0, 0], [0, 1, 0, 1]]
+    """
+    return schedule_of(name).order_array(stage, stages, chunks, microbatches)
+
+
+def schedule_order(name: str, *, stage: int, stages: int, chunks: int, microbatches: int) -> Order:
+    """Return what a stage runs during one step, in order.
+
+    Raises
+    ------
+    PlanError
+        No schedule has that name.
+    InfeasibleError
+        The schedule cannot run that many chunks.
+
+    Examples
+    --------
+    >>> [f"{s.part}{s.microbatch}" for s in
+    ...  schedule_order("1f1b", stage=0, stages=2, chunks=1, microbatches=2)]
+    ['F0', 'F1', 'BW0', 'BW1']
+    """
+    return schedule_of(name).order(stage, stages, chunks, microbatches)

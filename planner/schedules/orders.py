@@ -1,0 +1,154 @@
+"""Orders: the rules by which a stage runs its chunks' microbatches, as arrays.
+
+F is a chunk's forward, B the gradients of its inputs, W the gradients of its weights; BW is both at
+once. A rule gives every piece of a stage's work a *turn*, a whole number; the stage runs its pieces
+in the order of their turns, and microbatches of one chunk and part in their own. Only the order of
+turns counts, so that a rule may start anywhere and leave gaps, and microbatches that a step does
+not have leave no trace: nothing waits for another microbatch but its turn, so what is left still
+runs to its end.
+
+Shapes: S stages, C chunks on the stage, M microbatches, N slots of a stage, P positions.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Codes = NDArray[np.int32]
+
+PARTS = ("F", "B", "W", "BW")  # by their codes in arrays
+
+
+class Slot(NamedTuple):
+    """One piece of a stage's work: `part` is F, B, W or BW; `chunk` counts on the stage."""
+
+    part: str
+    chunk: int
+    microbatch: int
+
+
+Order = tuple[Slot, ...]
+
+
+class Indices(NamedTuple):
+    """A pipeline's numbers, and the indices of every piece of its work, which broadcast.
+
+    Attributes
+    ----------
+    stages, chunks, microbatches : int
+        Chunks are those of one stage.
+    stage, chunk, microbatch : array
+        [S, 1, 1], [C, 1] and [M].
+    """
+
+    stages: int
+    chunks: int
+    microbatches: int
+    stage: Ints
+    chunk: Ints
+    microbatch: Ints
+
+
+TurnRule = Callable[[Indices], Mapping[str, Ints]]
+"""Turns [S, C, M], or what broadcasts to it, of every part that a schedule has."""
+
+
+def ordered_pieces(rule: TurnRule, indices: Indices) -> tuple[Codes, Ints]:
+    """Pieces of a stage's work, and the order in which every stage runs them.
+
+    Pieces are columns [3, N] of part codes, chunks and microbatches; orders [S, N] index them.
+    """
+    turns = rule(indices)
+    shape = len(indices.stage), indices.chunks, indices.microbatches
+    keys = np.stack([np.broadcast_to(turn, shape) for turn in turns.values()], axis=1)
+    pieces = np.indices(keys.shape[1:], np.int32).reshape(3, -1)
+    pieces[0] = np.array([PARTS.index(name) for name in turns], np.int32)[pieces[0]]
+    return pieces, np.argsort(keys.reshape(len(indices.stage), -1), axis=1, kind="stable")
+
+
+def indices_of(stages: int, chunks: int, microbatches: int, stage: int | None = None) -> Indices:
+    """Indices of all stages, or of one."""
+    return Indices(
+        stages=stages,
+        chunks=chunks,
+        microbatches=microbatches,
+        stage=np.arange(stages)[slice(stage, None if stage is None else stage + 1), None, None],
+        chunk=np.arange(chunks)[:, None],
+        microbatch=np.arange(microbatches),
+    )
+
+
+def gpipe(piece: Indices) -> Mapping[str, Ints]:
+    """All forwards, then all backwards, of the last chunk first."""
+    before = piece.chunk * piece.microbatches
+    return {
+        "F": before + piece.microbatch,
+        "BW": (2 * piece.chunks - 1) * piece.microbatches - before + piece.microbatch,
+    }
+
+
+def one_forward_one_backward(piece: Indices) -> Mapping[str, Ints]:
+    """Warm up, then one forward and one backward in turn."""
+    warm_up = piece.stages - piece.stage - 1
+    return {"F": 2 * (piece.microbatch - warm_up), "BW": 2 * piece.microbatch + 1}
+
+
+def interleaved(piece: Indices) -> Mapping[str, Ints]:
+    """Several chunks a stage, in rounds of as many microbatches as there are stages."""
+    stages, chunks = piece.stages, piece.chunks
+    lap, within = np.divmod(piece.microbatch, stages)
+    before = lap * stages * chunks + within
+    forward = before + piece.chunk * stages
+    backward = before + (chunks - 1 - piece.chunk) * stages
+    warm_up = (stages - piece.stage - 1) * 2 + (chunks - 1) * stages
+    if piece.microbatches <= stages:  # one round: all forwards first
+        warm_up = np.full_like(warm_up, stages * chunks)
+    return {"F": 2 * (forward - warm_up), "BW": 2 * backward + 1}
+
+
+def zero_bubble_h1(piece: Indices) -> Mapping[str, Ints]:
+    """1F1B's memory, with weight gradients moved into the bubble.
+
+    A stage defers its weight gradients by its number of stages behind the first; they fill the
+    waits of the steady state's end, where 1F1B would idle.
+    """
+    warm_up = piece.stages - piece.stage - 1
+    return {
+        "F": 3 * (piece.microbatch - warm_up),
+        "B": 3 * piece.microbatch + 1,
+        "W": 3 * (piece.microbatch + piece.stage) + 2,
+    }
+
+
+def zero_bubble_v(piece: Indices) -> Mapping[str, Ints]:
+    """No bubble at 1F1B's memory, where F, B and W last equally long.
+
+    A stage's second chunk mirrors its first: forwards go down the stages and come back up, so that
+    backwards begin on the stage where forwards did. No stage ever keeps more than `2 · stages`
+    chunks' activations, half as large as 1F1B's. In the steady state F B W of the first chunk and
+    F B W of the second take turns, six a round; the second chunk is `stages` rounds ahead. Before
+    it the first chunk's forwards fill what is free, after it all weight gradients that are left.
+    """
+    stages, stage, microbatch = piece.stages, piece.stage, piece.microbatch
+    # The order keeps a full pipeline busy, whether or not there are so many microbatches.
+    full = max(2 * stages - 1, piece.microbatches)
+    second = 6 * (microbatch - stages)
+    turns = {
+        "F": (
+            np.where(
+                microbatch < 2 * stages - stage - 1,
+                second - 6 * (2 * (stages - stage) - 1) + 4,
+                6 * (microbatch - 2 * stages + stage + 1),
+            ),
+            second + 3,
+        ),
+        "B": (6 * microbatch + 1, second + 6 * stage + 4),
+        "W": (
+            6 * microbatch + 2 + np.where(microbatch < full - stages, 0, 6 * stage),
+            np.where(microbatch < full - stage, second + 6 * stage + 5, 6 * full),
+        ),
+    }
+    return {part: np.where(piece.chunk == 0, *chunks) for part, chunks in turns.items()}
