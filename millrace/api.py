@@ -183,6 +183,7 @@ def search(
     PlanError, ModelError, ClusterError
         A pin, the model, a size or the device's precision cannot be understood.
     """
+    from millrace.figures import block_times
     from millrace.planner.search import Pins, Pure, SearchRequest
     from millrace.planner.search.fleets import search_for
 
@@ -196,8 +197,7 @@ def search(
         max_gap=max_gap,
         seed=seed,
     )
-    simulated = Pure(figures)
-    plan = search_for(asked, optimize_for, simulate=simulated, progress=progress, record=record)
+    plan = search_for(asked, optimize_for, Pure(figures, block_times), progress, record)
     return plan if plan.figures else msgspec.structs.replace(plan, figures=figures(plan))
 
 
@@ -324,16 +324,13 @@ def explain(plan: Plan, record: "Record") -> list[dict[str, Any]]:
     return [one.document for one in reasons(plan, record.answer)]
 
 
-def figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
+def figures(plan: Plan) -> dict[str, Any]:
     """Return what the simulator predicts of a plan, as `plan.figures` holds it.
 
     Parameters
     ----------
     plan : Plan
         The plan.
-    fits : callable, optional
-        Given the figures of memory, which are known first. Where it returns False, the plan is not
-        simulated and they are returned alone.
 
     Returns
     -------
@@ -345,7 +342,7 @@ def figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None = None) ->
     """
     from millrace.figures import forecast_figures
 
-    return forecast_figures(plan, fits)
+    return forecast_figures(plan)
 
 
 def compile(plan: Plan) -> ActorGraph:

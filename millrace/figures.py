@@ -4,12 +4,13 @@
 ops or blocks disagree; `axes` and the variants then hold the truth.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.models.graph import Graph
 from millrace.models.ops import model_flops
 from millrace.models.zoo.catalogue import unit_of
+from millrace.planner.block_times import BlockTimes, Floats, Kind
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import ON_DEVICES, Plan, plan_graph
 from millrace.planner.roles import roles
@@ -67,16 +68,19 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
     return total
 
 
-def forecast_figures(plan: Plan, fits: Callable[[dict[str, Any]], bool] | None) -> dict[str, Any]:
-    """Return the figures of a plan, those of memory alone where these do not fit."""
+def forecast_figures(plan: Plan) -> dict[str, Any]:
+    """Return the figures of a plan."""
     from millrace.simulator import forecast
 
     graph = plan_graph(plan)
-    memory = plan_memory(plan, graph)
-    held = memory_figures([one.by_kind for one in memory])
-    if fits is not None and not fits(held):
-        return held
-    return predicted_figures(plan, forecast(plan, graph, memory), graph)
+    return predicted_figures(plan, forecast(plan, graph, plan_memory(plan, graph)), graph)
+
+
+def block_times(plan: Plan, known: Mapping[Kind, Floats]) -> BlockTimes:
+    """Return what each block of a plan adds to its chunk; kinds that are `known` are not timed."""
+    from millrace.simulator.chunks.block_times import block_times as timed
+
+    return timed(plan, plan_graph(plan), known)
 
 
 def predicted_figures(plan: Plan, found: "Forecast", graph: Graph) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Kind = tuple[str, int]  # template and variant
 
 # Per microbatch: forward, input gradient (with that of weights where both are one pass) and weight
 # gradient: nanoseconds, those while no meeting of the pass moves data, and launches by the host.
@@ -41,7 +42,7 @@ class BlockTimes:
         Of one launch; the speed of what is computed beside moving data.
     """
 
-    blocks: Mapping[tuple[str, int], Floats]
+    blocks: Mapping[Kind, Floats]
     chunk: Floats
     totals_ns: int
     hops_ns: Floats

@@ -8,20 +8,18 @@ takes about as long as a part; and where ranks share cores, that communication n
 computation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from millrace.models.graph import Graph
-from millrace.planner.block_times import BlockTimes
 from millrace.planner.compile.draft import PHASES, SLOT_PARTS
 from millrace.planner.compile.slots import Timetable, timetable
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.plan import BlockChoice, Plan, check_plan
 from millrace.planner.schedules import Order
 from millrace.simulator.blocks import Row, shared
-from millrace.simulator.chunks.block_times import block_times
 from millrace.simulator.chunks.coarse import CoarseGraph, coarse_graph
 from millrace.simulator.chunks.part_times import PartTimes
 from millrace.simulator.chunks.parts import part_times
@@ -37,8 +35,7 @@ class StageGraph:
 
     `table` holds the schedule's orders; `inside_ns` is the communication that nothing hides inside
     parts of one step, in the mean over stages; `rows` lists the blocks of every part and their
-    times, by the name of the part's actor; `times` holds those of every chunk, in model order;
-    `blocks` gives what each kind of block adds to them.
+    times, by the name of the part's actor; `times` holds those of every chunk, in model order.
     """
 
     coarse: CoarseGraph
@@ -46,7 +43,6 @@ class StageGraph:
     inside_ns: int
     rows: Mapping[str, Row]
     times: tuple[PartTimes, ...]
-    blocks: Callable[[], BlockTimes]
 
 
 def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
@@ -86,14 +82,7 @@ def stage_graph(plan: Plan, graph: Graph, detailed: bool = False) -> StageGraph:
         for number, one in enumerate(times)
         for part, ns in one.slots_ns.items()
     }
-    return StageGraph(
-        coarse=coarse,
-        table=table,
-        inside_ns=inside_ns,
-        rows=rows,
-        times=times,
-        blocks=lambda: block_times(plan, measured, times, coarse),
-    )
+    return StageGraph(coarse=coarse, table=table, inside_ns=inside_ns, rows=rows, times=times)
 
 
 class _Measured:
@@ -167,18 +156,18 @@ class _Measured:
         found = self._measured(number, counts)
         for index, run in enumerate(runs):
             if len(run.blocks) > BLOCKS:
-                found = found.plus(self.one_more(number, index), len(run.blocks) - BLOCKS)
+                found = found.plus(self._one_more(number, index), len(run.blocks) - BLOCKS)
         return found.settled()
 
-    def one_more(self, number: int, index: int) -> PartTimes:
+    def _one_more(self, number: int, index: int) -> PartTimes:
         """What one more block of a run adds, wherever such a run lies."""
         runs = self.wiring.runs(self.wiring.plan.chunks[number])
         key = ("one more", runs[index].template, runs[index].variant, *self._where(number))
         if key not in self._found:
-            counts = [min(len(run.blocks), BLOCKS + (at == index)) for at, run in enumerate(runs)]
-            more = self._measured(number, counts)
-            counts[index] -= 1
-            self._found[key] = more.plus(self._measured(number, counts), -1)
+            counts = [min(len(run.blocks), BLOCKS) for run in runs]
+            fewer = self._measured(number, counts)
+            counts[index] += 1
+            self._found[key] = self._measured(number, counts).plus(fewer, -1)
         return self._found[key]
 
     def _measured(self, number: int, counts: Sequence[int]) -> PartTimes:

@@ -92,6 +92,11 @@ def paced(cluster: Cluster) -> bool:
     return cluster.cores_per_node is None and (software.host_ns > 0 or software.overlap < 1)
 
 
+def hidden_share(cluster: Cluster) -> float:
+    """The share of a transfer beside computation that does not slow that down."""
+    return cluster.software.overlap if paced(cluster) else 0.0
+
+
 def launch_offsets(
     program: Program, row: Sequence[Pace], host_ns: int
 ) -> tuple[tuple[int, ...], ...]:

@@ -23,8 +23,8 @@ from millrace.planner.search.blocks.tables import INFLIGHT, PERSISTENT
 from millrace.planner.search.blocks.variants import Handover, handover, variants
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.joint import Solutions, decided
+from millrace.planner.search.joint.modes import by_mode, usual_mode
 from millrace.planner.search.meshes import FREE_AXES_MAX
-from millrace.planner.search.modes import by_mode, usual_mode
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.programs import Ask, Programs, Shape, Wanted
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
@@ -239,7 +239,7 @@ class Evaluator:
             try:
                 one = self._found(candidate, group, limit, bound, best_ns)
             except MemoryLimitError as error:
-                uneven = lower_bound_ns(self._runs(candidate, group), pipeline) / max(bound, 1)
+                uneven = lower_bound_ns(self.runs(candidate, group), pipeline) / max(bound, 1)
                 short = dearth(candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1))
                 self._dearer[candidate] = max(1.0, uneven) * short
                 found.append((candidate, bound))
@@ -459,7 +459,7 @@ class Evaluator:
         best_ns: float = float("inf"),
     ) -> Found | Pruned:
         """Divide the blocks with these solutions, unless no division gains anything."""
-        runs, pipeline = self._runs(candidate, group), self.sends.pipeline(candidate)
+        runs, pipeline = self.runs(candidate, group), self.sends.pipeline(candidate)
         if lower_bound_ns(runs, pipeline) >= best_ns:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
@@ -471,7 +471,7 @@ class Evaluator:
             solved=tuple(group),
         )
 
-    def _runs(self, candidate: Candidate, group: list[Solved]) -> tuple[Run, ...]:
+    def runs(self, candidate: Candidate, group: Sequence[Solved]) -> tuple[Run, ...]:
         """The blocks in runs, with the figures of every variant on every site."""
         later = candidate.pipeline.defers_weight_gradients
         figures = [

@@ -1,12 +1,14 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
 Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking.py`).
-The best few are ranked anew by a simulator, which is handed in as a function, and checked against
-the memory that the compiler lays out.
+The best few are settled: divided by figures that are measured on their own plans (`settling.py`).
+The best of these are ranked anew by a simulator, which is handed in as a function.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replaced
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,51 +16,66 @@ from msgspec.structs import replace
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.errors import InfeasibleError, ProtocolError
-from millrace.planner.memory import plan_memory
 from millrace.planner.plan import ON_DEVICES, Evidence, Plan, plan_graph
 from millrace.planner.search.blocks.beside import beside
 from millrace.planner.search.candidates import Candidate, PipelineShape, shape_of
-from millrace.planner.search.evaluation import Evaluator, Found, Limits, Refused
+from millrace.planner.search.evaluation import Evaluator, Found, Refused
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.offload import host_shortage, last_resort, resorted
 from millrace.planner.search.report.record import SIMULATION, Answer, Compared, Record, layers
 from millrace.planner.search.report.remedies import check_storage, unfit, with_remedies
 from millrace.planner.search.request import HostMemoryError, MemoryLimitError, SearchRequest
-from millrace.planner.search.sites import candidates_of, usable_bytes
-from millrace.planner.search.writing import disobeyed, write_plan
+from millrace.planner.search.settling import BlockTimer, Settled, fullest, settle
+from millrace.planner.search.sites import candidates_of
+from millrace.planner.search.writing import disobeyed
 
 Figures = dict[str, Any]
-Fits = Callable[[Figures], bool]
-Simulate = Callable[[Plan, Fits], Figures]
+Simulate = Callable[[Plan], Figures]
 Progress = Callable[[str], None]
 
-RANKED = 4  # plans that fit and are simulated before one is chosen
-CLOSE = 1.03  # of the best plan's cost: the simulator seldom moves a plan by more beside another
-TRIED = 8  # plans that are compiled for it at most
+SETTLED = 4  # plans that fit before one is chosen
+CLOSE = 1.03  # of the best plan's step, within which others are settled
+TRIED = 8  # plans that are settled for it at most
+RANKED, NEAREST = 2, 1.01  # settled plans that are simulated, and how near the best one they are
 SHOWN = 6  # alternatives in the evidence
-ROUNDS = 8  # times that limits are tightened where the compiler needs more than was estimated
 
 
 @dataclass(frozen=True, slots=True)
 class Pure:
-    """A simulator that changes nothing: it may run in a process of its own, beside another plan."""
+    """A simulator that changes nothing: it may run in a process of its own, beside another plan.
+
+    `block_times` times the blocks of a plan, where it can.
+    """
 
     figures: Simulate
+    block_times: BlockTimer | None = None
 
-    def __call__(self, plan: Plan, fits: Fits) -> Figures:
+    def __call__(self, plan: Plan) -> Figures:
         """The figures of a plan."""
-        return self.figures(plan, fits)
+        return self.figures(plan)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A plan, what the simulator (or the compiler alone) says of it, and why it is no good."""
+    """A settled plan, what the simulator (or the compiler alone) says of it, and why it is no good.
 
-    found: Found
-    plan: Plan
+    `short` says what the host lacks.
+    """
+
+    settled: Settled
     figures: Figures
     reason: str
     short: HostMemoryError | None = None
+
+    @property
+    def found(self) -> Found:
+        """Its candidate, solutions and division."""
+        return self.settled.found
+
+    @property
+    def time_s(self) -> float:
+        """Its simulated step; where it was not simulated, by its blocks' times or the tables."""
+        return float(self.figures.get("step_time_s", self.settled.step_ns / 1e9))
 
 
 def search(
@@ -76,9 +93,8 @@ def search(
     request : SearchRequest
     simulate : callable, optional
         Predicts the figures of a plan (`step_time_s` and `memory_bytes_max` among them); the best
-        few plans are ranked by it. Its second argument says whether figures of memory are within
-        the limit: where they are not, they are all that is asked for. Without a simulator the
-        planner's own cost decides. One that is `Pure` looks at two plans at once.
+        few plans are ranked by it. Without a simulator the planner's own cost decides. One that is
+        `Pure` looks at two plans at once, and may time blocks.
     progress : callable, optional
         Told a line of text now and then.
     record : Record, optional
@@ -126,7 +142,6 @@ def _search(
     check_storage(request, graph)
     record.count("candidates", len(everything))
     evaluator = Evaluator(request, graph, dividing=record.dividing)
-    limits: dict[Candidate, Limits] = {}
     tried: list[Refused] = []
     floors: dict[Candidate, float] = {}  # bounds before limits were tightened
     barred: set[Candidate] = set()
@@ -138,98 +153,99 @@ def _search(
         wide.update(found)
         return [one for one in found if one not in barred]
 
-    for _ in range(ROUNDS):
+    while True:
         record.count("rounds")
-        ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
+        ranking = Ranker(request, evaluator, {}, tell, record).rank(everything, widened)
         if not ranking.found:
             break
         for outcome in ranking.everything:
             floors.setdefault(outcome.candidate, outcome.bound_ns)
         with record.layer(SIMULATION):
-            checked = _check(evaluator, ranking.found, simulate, tell)
-        if late := _later_than_thought(checked):
-            # Others that seemed slower may be faster: all below what was simulated are looked at.
-            evaluator.wanted_ns = late
-            ranking = Ranker(request, evaluator, limits, tell, record).rank(everything, widened)
+            checked = _checked(evaluator, ranking.found, simulate, tell)
+        if late_ns := _later_than_cost(checked):
+            # Others that seemed slower may be faster: all below it are looked at.
+            evaluator.wanted_ns = late_ns
+            ranking = Ranker(request, evaluator, {}, tell, record).rank(everything, widened)
             for outcome in ranking.everything:  # other meshes may have been tried
                 floors.setdefault(outcome.candidate, outcome.bound_ns)
             with record.layer(SIMULATION):
-                checked += _others(evaluator, ranking.found, checked, simulate, tell)
+                checked = _others(evaluator, ranking.found, checked, simulate, tell)
         record.compared += _compared(request, checked)
-        record.count("simulated", len(checked))
+        record.count("simulated", sum("step_time_s" in one.figures for one in checked))
         record.count("simulated and refused", sum(bool(one.reason) for one in checked))
         if fitting := [one for one in checked if not one.reason]:
-            best = min(fitting, key=_time_s)
+            best = min(fitting, key=lambda one: (not one.figures, one.time_s))
             record.answer = Answer(
-                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits=limits
+                evaluator=evaluator, chosen=best.found, found=tuple(ranking.found), limits={}
             )
             bound_ns = min(floor for one, floor in floors.items() if one not in barred)
             return _best(best, checked, ranking, bound_ns, record, simulate is not None)
         for one in checked:
             candidate = one.found.candidate
-            if not one.figures:
-                barred.add(candidate)
-                everything = tuple(other for other in everything if other not in barred)
+            barred.add(candidate)
+            settled = one.settled
+            if settled.fits:
                 tried.append(Refused(candidate, one.short or InfeasibleError(one.reason)))
-                continue
-            size, most = _fullest(request, candidate, one.figures)
-            limits[candidate] = _tightened(request, one.found, one.figures)
-            tried.append(Refused(candidate, MemoryLimitError(size, most), floors[candidate]))
+            else:
+                short = MemoryLimitError(*fullest(request, candidate, settled.memory))
+                tried.append(Refused(candidate, short, floors[candidate]))
+        everything = tuple(other for other in everything if other not in barred)
+        if not everything:
+            break
     bound_ns = min(one.bound_ns for one in (*tried, *ranking.refused))
     raise unfit(tried or ranking.refused, request.offload, bound_ns)
 
 
-def _check(
+def _checked(
     evaluator: Evaluator,
     found: list[Found],
     simulate: Simulate | None,
     tell: Progress,
 ) -> list[Checked]:
-    """Simulate the best few; without a simulator lay them out in turn until one fits.
+    """The best plans settled, and the best of these simulated.
 
-    A plan that is laid out larger than was estimated is divided anew, once, within as much less.
+    Plans are taken in the order of their cost, times what settling has made of the cost of others
+    of the same pipeline, until what is left is not near the best.
     """
-    request = evaluator.request
+    request, graph = evaluator.request, evaluator.graph
+    block_times = simulate.block_times if isinstance(simulate, Pure) else None
     checked: list[Checked] = []
-    known: dict[Found, Checked] = {}
-    waiting = list(found)
-    tightened: set[Candidate] = set()
+    ratios = _Ratios()
+    # Settling mixes all that is known of a candidate, whichever of its divisions it begins with.
+    waiting = list({one.candidate: one for one in reversed(found)}.values())
+    fitting: list[Checked] = []
     while waiting and len(checked) < TRIED:
-        waiting.sort(key=lambda each: each.division.step_ns)
-        fitting = sum(not each.reason for each in checked)
-        least = min((each.found.division.step_ns for each in checked if not each.reason), default=0)
-        if fitting and waiting[0].division.step_ns > CLOSE * least:
+        waiting.sort(key=ratios.expected_ns)
+        best_ns = min((one.settled.step_ns for one in fitting), default=float("inf"))
+        if ratios.expected_ns(waiting[0]) > CLOSE * best_ns or len(fitting) == (
+            SETTLED if simulate else 1
+        ):
             break
-        if waiting[0] not in known:
-            due = [one for one in waiting if one not in known]
-            # What is likely to be next is looked at too, if it is wanted where this one fits.
-            ahead = isinstance(simulate, Pure) and fitting + 1 < RANKED and len(checked) + 1 < TRIED
-            known.update(_looked_at(evaluator, due[: 1 + ahead], simulate, tell))
-        one = waiting.pop(0)
-        checked.append(known[one])
-        figures = checked[-1].figures
-        over = bool(figures) and _over(request, one.candidate, figures) > 0
-        if over and one.candidate not in tightened:
-            tightened.add(one.candidate)
-            limits = _tightened(request, one, figures)
-            again = evaluator.squeeze_many([(one.candidate, one.bound_ns)], [limits], float("inf"))
-            better = [other for other in again if isinstance(other, Found)]
-            waiting += evaluator.polish(better, [limits] * len(better))
-        if sum(not each.reason for each in checked) == (RANKED if simulate else 1):
-            break
-    return checked
+        now, waiting = waiting[:2], waiting[2:]
+        tell(f"dividing by measured figures: {now[0].candidate.text}")
+        for settled in _settled(evaluator, now, block_times):
+            plan = settled.plan
+            short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
+            reason = disobeyed(plan, graph, request.pins) or str(short or "")
+            if not reason and not settled.fits:
+                reason = f"needs {settled.over_bytes} bytes more than the limit once compiled"
+            checked.append(Checked(settled, {}, reason, short))
+            ratios.note(settled)
+        fitting = [one for one in checked if not one.reason]
+    if simulate is None or not fitting:
+        return checked
+    fitting.sort(key=lambda one: one.settled.step_ns)
+    near = [one for one in fitting if one.settled.step_ns <= NEAREST * fitting[0].settled.step_ns]
+    simulated = _simulated(near[:RANKED], simulate, tell)
+    return [*simulated, *(one for one in checked if one not in near[:RANKED])]
 
 
-def _later_than_thought(checked: list[Checked]) -> float:
-    """The least simulated step time where it is far above that plan's cost, else 0.
-
-    The cost leaves out what holds computation back beside the protocol: a host late with launches.
-    """
-    fitting = [one for one in checked if not one.reason and "step_time_s" in one.figures]
-    best = min(fitting, key=_time_s, default=None)
-    if best is None or _time_s(best) * 1e9 <= CLOSE * best.found.division.step_ns:
+def _later_than_cost(checked: Sequence[Checked]) -> float:
+    """Nanoseconds of the best step where they are far above that plan's cost, else 0."""
+    best = min((one for one in checked if one.figures), key=lambda one: one.time_s, default=None)
+    if best is None or best.time_s * 1e9 <= CLOSE * best.found.division.step_ns:
         return 0.0
-    return _time_s(best) * 1e9
+    return best.time_s * 1e9
 
 
 def _others(
@@ -239,105 +255,91 @@ def _others(
     simulate: Simulate | None,
     tell: Progress,
 ) -> list[Checked]:
-    """Simulate the best plan of every other pipeline while its cost is below the least time."""
-    least = _later_than_thought(checked)
-    seen = {shape_of(one.found.candidate.pipeline) for one in checked}
-    more: list[Checked] = []
-    for one in found:
-        shape = shape_of(one.candidate.pipeline)
-        if one.division.step_ns >= least or len(more) == TRIED:
-            break
-        if shape not in seen:
-            seen.add(shape)
-            more += _looked_at(evaluator, [one], simulate, tell).values()
-            times = (_time_s(each) * 1e9 for each in more if not each.reason)
-            least = min([least, *times])
-    return more
+    """What is known with the best plans of pipelines that were not simulated so far."""
+    assert simulate is not None, "what is late was simulated"
+    late_ns = _later_than_cost(checked)
+    seen = {shape_of(one.found.candidate.pipeline) for one in checked if one.figures}
+    settled = {one.found.candidate for one in checked}
+
+    def unseen(other: Found) -> bool:
+        shape = shape_of(other.candidate.pipeline)
+        return shape not in seen and other.division.step_ns < late_ns
+
+    due = [one for one in checked if not one.reason and unseen(one.found)]
+    due.sort(key=lambda one: one.settled.step_ns)
+    simulated = _simulated(due[:RANKED], simulate, tell)
+    others = [one for one in found if unseen(one) and one.candidate not in settled]
+    more = _checked(evaluator, others, simulate, tell)
+    return [*(one for one in checked if one not in due[:RANKED]), *simulated, *more]
 
 
-def _looked_at(
-    evaluator: Evaluator, found: list[Found], simulate: Simulate | None, tell: Progress
-) -> dict[Found, Checked]:
-    """Write one plan or two and simulate them, or say why they are no good."""
-    request, graph = evaluator.request, evaluator.graph
+class _Ratios:
+    """Measured over tabled step times, by pipeline: what to expect of those not yet measured."""
 
-    def figured(one: Found, plan: Plan) -> tuple[Figures, str]:
-        def fits(held: Figures) -> bool:
-            return _over(request, one.candidate, held) <= 0
+    def __init__(self) -> None:
+        self._of_shape: dict[object, float] = {}
+        self._of_schedule: dict[str, float] = {}
 
+    def note(self, settled: Settled) -> None:
+        """Keep what was measured of a plan."""
+        pipeline = settled.found.candidate.pipeline
+        ratio = settled.step_ns / max(settled.found.division.step_ns, 1.0)
+        self._of_shape[pipeline.schedule, pipeline.stages, pipeline.interleave] = ratio
+        least = self._of_schedule.get(pipeline.schedule, ratio)
+        self._of_schedule[pipeline.schedule] = min(ratio, least)
+
+    def expected_ns(self, found: Found) -> float:
+        """The step to expect of a plan."""
+        pipeline = found.candidate.pipeline
+        shape = pipeline.schedule, pipeline.stages, pipeline.interleave
+        usual = self._of_schedule.get(pipeline.schedule, 1.0)
+        return found.division.step_ns * self._of_shape.get(shape, usual)
+
+
+def _settled(
+    evaluator: Evaluator, found: Sequence[Found], block_times: BlockTimer | None
+) -> tuple[Settled, ...]:
+    """Two plans settled at once, or one."""
+    if len(found) == 1:
+        return (settle(evaluator, found[0], block_times),)
+    return beside(
+        lambda: settle(evaluator, found[0], block_times),
+        lambda: settle(evaluator, found[1], block_times),
+    )
+
+
+def _simulated(checked: Sequence[Checked], simulate: Simulate, tell: Progress) -> list[Checked]:
+    """The plans with the simulator's figures; two at once where it changes nothing."""
+
+    def figured(one: Checked) -> Checked:
         try:
-            figures = simulate(plan, fits) if simulate else _laid_out(plan)
+            return replaced(one, figures=simulate(one.settled.plan))
         except ProtocolError as error:
-            return {}, f"cannot run: {str(error)[:200]}"
-        more = _over(request, one.candidate, figures)
-        return figures, f"needs {more} bytes more than the limit once compiled" if more > 0 else ""
+            return replaced(one, reason=f"cannot run: {str(error)[:200]}")
 
-    looked: dict[Found, Checked] = {}
-    both: tuple[tuple[Figures, str], ...]
-    plans: list[tuple[Found, Plan]] = []
-    for one in found:
-        plan = write_plan(evaluator, one)
-        tell(f"{'simulating' if simulate else 'laying out'}: {one.candidate.text}")
-        short = host_shortage(plan, plan_graph(plan)) if plan.offload != ON_DEVICES else None
-        if differs := disobeyed(plan, graph, request.pins) or str(short or ""):
-            looked[one] = Checked(one, plan, {}, differs, short)
+    answers: list[Checked] = []
+    for at in range(0, len(checked), 2):
+        pair = checked[at : at + 2]
+        tell(f"simulating: {pair[0].found.candidate.text}")
+        if len(pair) == 2 and isinstance(simulate, Pure):
+            answers += beside(partial(figured, pair[0]), partial(figured, pair[1]))
         else:
-            plans.append((one, plan))
-    if len(plans) == 2:
-        both = beside(lambda: figured(*plans[0]), lambda: figured(*plans[1]))
-    else:
-        both = tuple(figured(*one) for one in plans)
-    for (one, plan), (figures, reason) in zip(plans, both, strict=True):
-        looked[one] = Checked(one, plan, figures, reason)
-    return looked
+            answers += [figured(one) for one in pair]
+    return answers
 
 
 def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[Compared]:
     """Figures of every compiled plan by the cost, beside those that were laid out and simulated."""
     for one in checked:
-        if one.figures:
+        if one.figures or not one.settled.fits:
             yield Compared(
                 plan=one.found.candidate.text,
-                cost_s=one.found.division.step_ns / 1e9,
+                cost_s=one.settled.step_ns / 1e9,
                 simulated_s=one.figures.get("step_time_s"),
-                cost_bytes=one.found.division.memory_bytes,
-                laid_out_bytes=_fullest(request, one.found.candidate, one.figures)[0],
+                cost_bytes=one.settled.expected_bytes,
+                laid_out_bytes=fullest(request, one.found.candidate, one.settled.memory)[0],
                 refused=one.reason,
             )
-
-
-def _tightened(request: SearchRequest, one: Found, figures: Figures) -> Limits:
-    """The bytes to ask for where more was laid out than was estimated: less by as much."""
-    size, _ = _fullest(request, one.candidate, figures)
-    estimate = one.division.memory_bytes
-    usable = usable_bytes(request, one.candidate)
-    return tuple(estimate * limit // size * 99 // 100 for limit in usable)
-
-
-def _laid_out(plan: Plan) -> Figures:
-    """What the memory formula alone says of a plan."""
-    held = [one.by_kind for one in plan_memory(plan, plan_graph(plan))]
-    return {"memory_bytes_max": max(sum(kinds.values()) for kinds in held), "memory_by_kind": held}
-
-
-def _over(request: SearchRequest, candidate: Candidate, figures: Figures) -> int:
-    """Bytes laid out above what there is room for on the fullest stage; below zero: room left."""
-    size, most = _fullest(request, candidate, figures)
-    return size - most
-
-
-def _fullest(request: SearchRequest, candidate: Candidate, figures: Figures) -> tuple[int, int]:
-    """Bytes laid out on the stage with the least room left, and what it may lay out."""
-    stages = candidate.pipeline.stages
-    held = [sum(kinds.values()) for kinds in figures.get("memory_by_kind", ())]
-    sizes = [request.laid_out_bytes(size) for size in held or [figures["memory_bytes_max"]]]
-    limits = usable_bytes(request, candidate)
-    pairs = zip(
-        sizes * (stages if len(sizes) == 1 else 1),
-        (limits[kind] for kind in candidate.pipeline.kinds),
-        strict=True,
-    )
-    return max(pairs, key=lambda pair: pair[0] - pair[1])
 
 
 def _best(
@@ -352,7 +354,7 @@ def _best(
     others: list[dict[str, Any]] = []
     for one in checked:
         if one is not best:
-            slower = f"{_time_s(one) / _time_s(best) - 1:+.1%} step time"
+            slower = f"{one.time_s / best.time_s - 1:+.1%} step time"
             by = "simulated" if simulated else "by the planner's cost"
             others.append(_alternative(one.found, one.reason or f"{slower} {by}", one.figures))
     objective_ns = best.found.division.step_ns
@@ -377,11 +379,7 @@ def _best(
         alternatives=tuple(others[:SHOWN]),
         layers=layers(record, best.found, ranking.pruned, ranking.refused, bound_ns),
     )
-    return replace(best.plan, evidence=evidence, figures=best.figures if simulated else {})
-
-
-def _time_s(one: Checked) -> float:
-    return float(one.figures.get("step_time_s", one.found.division.step_ns / 1e9))
+    return replace(best.settled.plan, evidence=evidence, figures=best.figures if simulated else {})
 
 
 def _alternative(found: Found, reason: str, figures: Figures) -> dict[str, Any]:

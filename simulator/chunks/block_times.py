@@ -1,15 +1,18 @@
-"""Block times: what each kind of block of a plan adds to a chunk, from the times of its chunks.
+"""Block times: what each kind of block of a plan adds to a chunk, measured on pieces of it.
 
-A block of a run is measured by one more of it; what is left of a chunk is shared by blocks that no
-run repeats (an embedding, a head), or is what a chunk takes besides its blocks.
+A kind is a template in a variant. One of a long run is measured as the difference of four such
+blocks alone and three; other blocks (an embedding, a head) beside three of the run next to them, or
+alone where there is none. They lie in a *sample* of the plan, in which every kind has a chunk of
+its own, so that no piece depends on how the plan mixes its variants.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
+from millrace.models.graph import Graph
 from millrace.planner.block_times import (
     ALONE,
     BEGIN,
@@ -21,85 +24,157 @@ from millrace.planner.block_times import (
     TIMES,
     UPDATE,
     BlockTimes,
+    Floats,
+    Kind,
 )
-from millrace.planner.plan import Plan
-from millrace.simulator.chunks.coarse import CoarseGraph
+from millrace.planner.compile.slots import timetable
+from millrace.planner.costs.pacing import paced
+from millrace.planner.plan import BlockChoice, Chunk, Plan, plan_graph
+from millrace.planner.schedules import Order
+from millrace.simulator.chunks.coarse import hops_ns
 from millrace.simulator.chunks.part_times import PartTimes
-from millrace.simulator.chunks.wiring import Run, Wiring
+from millrace.simulator.chunks.parts import part_times
+from millrace.simulator.chunks.pieces import Pieces, alone
+from millrace.simulator.chunks.wiring import Wiring
 
-Floats = NDArray[np.float64]
-Kind = tuple[str, int]  # template and variant
-
-REPEATED = 3  # blocks of a run, of which one can be left out of a piece
 SLOTS = {"F": 0, "B": 1, "BW": 1, "W": 2}
+BESIDE = 3  # blocks of a run that are measured: a first, a last and one between
+LONG = BESIDE + 1  # blocks of a run of which one more can be measured
 
 
-class Measured(Protocol):
-    """Measures one more block of a chunk's run."""
-
-    wiring: Wiring
-
-    def one_more(self, number: int, index: int) -> PartTimes:
-        """What one more block of a run of a chunk adds."""
-
-
-def block_times(
-    plan: Plan, measured: Measured, times: Sequence[PartTimes], coarse: CoarseGraph
-) -> BlockTimes:
+def block_times(plan: Plan, graph: Graph, known: Mapping[Kind, Floats] | None = None) -> BlockTimes:
     """The times of a plan's blocks.
 
     Parameters
     ----------
     plan
         The plan.
-    measured
-        Measures one more block of a run.
-    times
-        The times of every chunk, in model order.
-    coarse
-        The plan's graph of chunks, whose transfers are timed.
+    graph
+        Its graph, as `plan_graph` gives it.
+    known
+        Times of kinds that were measured before, which are not measured again.
     """
-    runs = [measured.wiring.runs(chunk) for chunk in plan.chunks]
-    blocks: dict[Kind, Floats] = {}
-    for number, row in enumerate(runs):
-        for index, run in enumerate(row):
-            if len(run.blocks) >= REPEATED and _kind(run) not in blocks:
-                blocks[_kind(run)] = _array(measured.one_more(number, index))
-    left = np.array([_left(_array(one), row, blocks) for one, row in zip(times, runs, strict=True)])
-    alone = list(
-        dict.fromkeys(_kind(run) for row in runs for run in row if _kind(run) not in blocks)
-    )
-    counts = np.array(
-        [
-            [sum(len(run.blocks) for run in row if _kind(run) == kind) for kind in alone]
-            for row in runs
-        ]
-    ).reshape(len(runs), len(alone))
-    whole = ~counts.any(axis=1)
-    chunk = left[whole].mean(axis=0) if whole.any() else np.zeros(TIMES)
-    # Where several kinds always share a chunk, the least numbers that explain its time.
-    shares, *_ = np.linalg.lstsq(counts[~whole], left[~whole] - chunk, rcond=None)
-    blocks |= dict(zip(alone, shares, strict=True))
-    software = plan.cluster.software
-    held_back = coarse.pacing is not None
+    homes = tuple(chunk.stage for chunk in plan.chunks)
+    table = timetable(plan.schedule, homes, plan.microbatches)
+    measured = _Measured(plan, graph, alone(joint=table.joint), known or {})
+    if not measured.complete:
+        for choices in _samples(plan, graph):
+            measured.add(choices)
+    software, held_back = plan.cluster.software, paced(plan.cluster)
     return BlockTimes(
-        blocks=blocks,
-        chunk=chunk,
-        totals_ns=max(one.totals_ns for one in times),
-        hops_ns=_hops_ns(plan, coarse),
+        blocks=measured.blocks,
+        chunk=np.mean(measured.bare, axis=0) if measured.bare else np.zeros(TIMES),
+        totals_ns=measured.totals_ns,
+        hops_ns=hops_ns(Wiring(plan, graph), table.joint),
         host_ns=software.host_ns if held_back else 0,
         overlap=software.overlap if held_back else 1.0,
     )
 
 
-def _kind(run: Run) -> Kind:
-    return run.template, run.variant
+Choices = list[list[BlockChoice]]  # of every chunk
 
 
-def _left(times: Floats, runs: Sequence[Run], blocks: dict[Kind, Floats]) -> Floats:
-    """What is left of a chunk's times without the blocks that are known."""
-    known = [len(run.blocks) * blocks[_kind(run)] for run in runs if _kind(run) in blocks]
-    return np.asarray(times - sum(known))
+def _samples(plan: Plan, graph: Graph) -> Iterator[Choices]:
+    """The model's blocks in chunks: of every kind in a long run one, and one with those beside it.
+
+    A run has a chunk for as many kinds as it is long; of others there is another sample.
+    """
+    variant_of = {one.block: one.variant for chunk in plan.chunks for one in chunk.blocks}
+    runs = [list(run) for _, run in groupby(graph.blocks, graph.templates.get)]
+    kinds = [list(dict.fromkeys(variant_of[block] for block in run)) for run in runs]
+    rounds = 1
+    for run, variants in zip(runs, kinds, strict=True):
+        if len(run) >= 2 * LONG:
+            rounds = max(rounds, -(-len(variants) // (len(run) // LONG - 1)))
+    for number in range(rounds):
+        chunks: Choices = []
+        others: list[BlockChoice] = []
+        for run, variants in zip(runs, kinds, strict=True):
+            if len(run) < 2 * LONG:
+                others += [BlockChoice(block=block, variant=variant_of[block]) for block in run]
+                continue
+            # The first blocks of the run lie beside what comes before it.
+            mine = variants[number::rounds] or variants[:1]
+            beside = [BlockChoice(block=block, variant=mine[0]) for block in run[:BESIDE]]
+            chunks.append([*others, *beside] if others else beside)
+            others = []
+            left = run[BESIDE:]
+            for at, variant in enumerate(mine):
+                end = len(left) if at == len(mine) - 1 else (at + 1) * LONG
+                chunks.append(
+                    [BlockChoice(block=b, variant=variant) for b in left[at * LONG : end]]
+                )
+        if others and chunks and len(chunks[-1]) >= LONG + BESIDE:
+            last = chunks[-1]
+            chunks[-1:] = [last[:-BESIDE], [*last[-BESIDE:], *others]]
+        elif others:
+            chunks += [[one] for one in others]
+        yield chunks
+
+
+class _Measured:
+    """Times of kinds while they are measured."""
+
+    def __init__(
+        self, plan: Plan, graph: Graph, order: Order, known: Mapping[Kind, Floats]
+    ) -> None:
+        self.plan = plan
+        self.graph = graph
+        self.order = order
+        self.blocks = dict(known)
+        self.bare: list[Floats] = []  # times of chunks without their blocks
+        self.totals_ns = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every kind of the plan is known."""
+        return all(
+            kind in self.blocks for chunk in self.plan.chunks for kind in self._kinds(chunk.blocks)
+        )
+
+    def add(self, choices: Choices) -> None:
+        """Measure the kinds of a sample that are not known yet."""
+        chunks = tuple(
+            Chunk(stage=stage, blocks=tuple(blocks)) for stage, blocks in enumerate(choices)
+        )
+        sample = replace(self.plan, chunks=chunks, stages=len(chunks), interleave=1)
+        pieces = Pieces(Wiring(sample, plan_graph(sample)))
+        mixed: list[int] = []
+        for number, blocks in enumerate(choices):
+            kinds = self._kinds(blocks)
+            if len(set(kinds)) > 1:
+                mixed.append(number)
+            elif kinds[0] not in self.blocks and len(blocks) >= LONG:
+                names = [one.block for one in blocks]
+                fewer = self._piece(pieces, number, [*names[: BESIDE - 1], names[-1]])
+                more = self._piece(pieces, number, [*names[: LONG - 1], names[-1]])
+                self.blocks[kinds[0]] = more - fewer
+                self.bare.append(fewer - BESIDE * (more - fewer))
+            elif kinds[0] not in self.blocks and len(blocks) == 1:
+                self.blocks[kinds[0]] = self._piece(pieces, number, [blocks[0].block])
+        for number in mixed:
+            self._add_mixed(pieces, number, choices[number])
+
+    def _add_mixed(self, pieces: Pieces, number: int, blocks: list[BlockChoice]) -> None:
+        """Blocks beside three of a long run share what these leave of the chunk's time."""
+        kinds = self._kinds(blocks)
+        new = [kind for kind in dict.fromkeys(kinds) if kind not in self.blocks]
+        if not new:
+            return
+        whole = self._piece(pieces, number, [one.block for one in blocks])
+        known = [self.blocks[kind] for kind in kinds if kind in self.blocks]
+        bare = np.mean(self.bare, axis=0) if self.bare else np.zeros(TIMES)
+        left = whole - bare - sum(known)
+        count = sum(kind in new for kind in kinds)
+        self.blocks |= dict.fromkeys(new, left / count)
+
+    def _kinds(self, blocks: Sequence[BlockChoice]) -> list[Kind]:
+        return [(self.graph.templates[one.block], one.variant) for one in blocks]
+
+    def _piece(self, pieces: Pieces, number: int, kept: Sequence[str]) -> Floats:
+        times = part_times(pieces.compile(number, kept, self.order, 0))
+        self.totals_ns = max(self.totals_ns, times.totals_ns)
+        return _array(times)
 
 
 def _array(times: PartTimes) -> Floats:
@@ -112,15 +187,3 @@ def _array(times: PartTimes) -> Floats:
     found[BEGIN], found[GATHER], found[REDUCE] = times.begin_ns, times.gather_ns, times.reduce_ns
     found[NORM], found[UPDATE] = times.norm_ns, times.update_ns
     return found
-
-
-def _hops_ns(plan: Plan, coarse: CoarseGraph) -> Floats:
-    """What each position sends to the next and to the one before, per microbatch."""
-    hops = np.zeros((2, len(plan.chunks)))
-    sizes = {f"chunk {number}": number for number in range(len(plan.chunks))}
-    for program, durations_ns in zip(coarse.graph.programs, coarse.durations_ns, strict=True):
-        for actor, ns in zip(program.actors, durations_ns, strict=True):
-            if actor.meeting is not None and actor.meeting.kind == "send" and actor.firings > 1:
-                _, number, part, *_ = actor.name.split()
-                hops[int(part != "F"), sizes[f"chunk {number}"]] += ns
-    return hops

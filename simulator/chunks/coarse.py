@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millrace.models.graph import ITEMSIZE, Phase, Rate
 from millrace.models.training import STEP_TOTALS
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port, Register
@@ -141,6 +144,26 @@ def _crossings(wiring: Wiring, parts: Mapping[str, str]) -> dict[_Crossing, list
     return merged
 
 
+def hops_ns(wiring: Wiring, joint: bool) -> NDArray[np.float64]:
+    """Nanoseconds that every chunk sends each microbatch, forwards and backwards [2, K].
+
+    `joint` says whether both gradients of a chunk are one part.
+    """
+    plan = wiring.plan
+    parts = {part: slot for slot in _slots(joint) for part in SLOT_PARTS[slot]}
+    sent = np.zeros((2, len(plan.chunks)))
+    for crossing_, sizes in _crossings(wiring, parts).items():
+        (chunk, part), home = crossing_.source, plan.chunks[crossing_.source[0]].stage
+        if part in ("F", "B", "W", "BW") and home != crossing_.target:
+            took = sum(_sending_ns(plan, home, crossing_.target, size) for size in sizes)
+            sent[int(part != "F"), chunk] += took
+    return sent
+
+
+def _slots(joint: bool) -> tuple[str, ...]:
+    return ("F", "BW") if joint else ("F", "B", "W")
+
+
 def _ends(reading: Reading, rate: Rate, parts: Mapping[str, str]) -> tuple[str, str]:
     """The parts that make and read a tensor."""
     if rate is Rate.STEP:
@@ -170,11 +193,7 @@ class _Drafting:
         for chunk in plan.chunks:
             self._numbers.append(counts[chunk.stage])
             counts[chunk.stage] += 1
-        self.parts = {
-            part: slot
-            for slot in (("F", "BW") if joint else ("F", "B", "W"))
-            for part in SLOT_PARTS[slot]
-        }
+        self.parts = {part: slot for slot in _slots(joint) for part in SLOT_PARTS[slot]}
         stages = range(plan.stages)
         self._sendings: dict[tuple[int, int, int], int] = {}
         self._variables = [self._register(at, "variables", 0, initial=1) for at in stages]
@@ -400,13 +419,17 @@ class _Drafting:
         return collective_duration_ns(meeting.kind, size, len(ranks), cluster, ranks), meeting
 
     def _sending_ns(self, home: int, target: int, size: int) -> int:
-        """Time of the slowest pair of counterparts on two stages."""
-        devices = self.plan.mesh.devices
         if (home, target, size) not in self._sendings:
-            self._sendings[home, target, size] = max(
-                collective_duration_ns(
-                    "send", size, 2, self.plan.cluster, (home * devices + at, target * devices + at)
-                )
-                for at in range(0, devices, -(-devices // SAMPLED_PAIRS))
-            )
+            self._sendings[home, target, size] = _sending_ns(self.plan, home, target, size)
         return self._sendings[home, target, size]
+
+
+def _sending_ns(plan: Plan, home: int, target: int, size: int) -> int:
+    """Time of the slowest pair of counterparts on two stages."""
+    devices = plan.mesh.devices
+    return max(
+        collective_duration_ns(
+            "send", size, 2, plan.cluster, (home * devices + at, target * devices + at)
+        )
+        for at in range(0, devices, -(-devices // SAMPLED_PAIRS))
+    )

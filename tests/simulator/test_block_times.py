@@ -14,7 +14,7 @@ from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.measured import measured_step_ns
 from millrace.simulator import forecast
-from millrace.simulator.stages import stage_graph
+from millrace.simulator.chunks.block_times import block_times
 
 GPT: Config = {
     "layers": 14,
@@ -55,7 +55,7 @@ def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:
 def measured_ns(plan: Plan, by: Plan) -> float:
     """The step of a plan by the block times of another."""
     graph = plan_graph(by)
-    times = stage_graph(by, graph).blocks()
+    times = block_times(by, graph)
     pipeline = Pipeline(
         schedule=plan.schedule,
         stages=plan.stages,

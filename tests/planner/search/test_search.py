@@ -12,7 +12,7 @@ from millrace.planner.plan import Plan
 from millrace.planner.roles import roles
 from millrace.planner.search import Pins, Pure, SearchRequest, search
 from millrace.planner.search.blocks import beside
-from millrace.planner.search.outer import Fits
+from millrace.planner.search.report.record import Record
 
 GPT = ModelSpec(
     name="tiny",
@@ -127,7 +127,7 @@ def test_equal_requests_give_equal_bytes_and_evidence_why_others_lost() -> None:
 def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
     seen: list[Plan] = []
 
-    def backwards(plan: Plan, fits: Fits) -> dict[str, object]:
+    def backwards(plan: Plan) -> dict[str, object]:
         """A simulator that likes best what the planner likes least."""
         seen.append(plan)
         return {"step_time_s": 1.0 / len(seen), "memory_bytes_max": 1}
@@ -143,7 +143,7 @@ def test_plans_that_seemed_slower_are_simulated_where_the_best_are_late() -> Non
     cheapest = search(request(4)).stages
     other = 2 if cheapest == 1 else 1
 
-    def late(plan: Plan, fits: Fits) -> dict[str, object]:
+    def late(plan: Plan) -> dict[str, object]:
         return {"step_time_s": 2.0 if plan.stages == cheapest else 1.0, "memory_bytes_max": 1}
 
     free, pinned = search(request(4), late), search(request(4, pins=Pins(pp=other)), late)
@@ -156,30 +156,29 @@ def test_two_plans_simulated_at_once_are_ranked_as_one_after_the_other(
     # A process of a test may have other threads, beside which nothing forks by itself.
     monkeypatch.setattr(beside, "_can_fork", lambda: True)
 
-    def figures(plan: Plan, fits: Fits) -> dict[str, object]:
-        held = {"memory_bytes_max": 2**60 if plan.stages == 1 else 1}
-        return {"step_time_s": plan.stages + plan.microbatches, **held} if fits(held) else held
+    def figures(plan: Plan) -> dict[str, object]:
+        return {"step_time_s": plan.stages + plan.microbatches, "memory_bytes_max": 1}
 
     asked = request(2, pins=Pins(tp=1))
-    at_once = search(asked, Pure(figures))
-    assert to_json(at_once) == to_json(search(asked, figures))
-    assert at_once.stages > 1  # all on one stage do not fit
+    assert to_json(search(asked, Pure(figures))) == to_json(search(asked, figures))
 
 
 def test_a_plan_that_does_not_fit_is_not_simulated() -> None:
-    simulated: list[bool] = []
+    free = search(request(2, pins=Pins(dp=2, tp=1, pp=1, micro_batch=4)))
+    limit = memory_of(free) * 85 // 100
+    simulated: list[Plan] = []
 
-    def simulator(plan: Plan, fits: Fits) -> dict[str, object]:
-        held = {"memory_bytes_max": 2**60 if not simulated else 1}
-        simulated.append(fits(held))
-        return held if not simulated[-1] else {"step_time_s": 1.0, **held}
+    def simulator(plan: Plan) -> dict[str, object]:
+        simulated.append(plan)
+        return {"step_time_s": 1.0, "memory_bytes_max": memory_of(plan)}
 
-    plan = search(request(4, pins=Pins(pp=1)), simulate=simulator)
-    assert simulated[:2] == [False, True]
+    record = Record()
+    asked = request(2, pins=Pins(dp=2, tp=1, micro_batch=4), memory_limit_bytes=limit)
+    plan = search(asked, simulate=simulator, record=record)
+    assert simulated
+    assert all(memory_of(one) <= limit for one in simulated)
     assert plan.figures["step_time_s"] == 1.0
-    assert plan.evidence is not None
-    (refused,) = (o for o in plan.evidence.alternatives if "limit once compiled" in o["reason"])
-    assert "step_time_s" not in refused
+    assert all(one.laid_out_bytes <= limit for one in record.compared if not one.refused)
 
 
 def memory_of(plan: Plan) -> int:

@@ -1,0 +1,277 @@
+"""Settling: the best division of a candidate, by figures that were measured on its own plan.
+
+A candidate is divided by figures of tables, in which nothing overlaps and no memory is shared. Its
+plan is lowered, blocks are timed in the steady state of their chunks, stages are laid out; with
+these figures it is divided again, until a division repeats. So what is known of a settled plan is
+what the compiler lays out, and within a percent what a simulator says.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from millrace.planner.block_times import (
+    BEGIN,
+    GATHER,
+    NORM,
+    PASSES,
+    REDUCE,
+    UPDATE,
+    BlockTimes,
+    Floats,
+    Kind,
+)
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.memory import StageMemory, plan_memory
+from millrace.planner.plan import Plan, plan_graph
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.evaluation import Evaluator, Found, Limits
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.sites import usable_bytes
+from millrace.planner.search.stages import Division, Run, VariantFigures, divide
+from millrace.planner.search.stages.measured import measured_step_ns
+from millrace.planner.search.stages.shape import stage_bytes, step_time_ns
+from millrace.planner.search.writing import write_plan
+
+LAID_OUT, TIMED = 4, 2  # divisions that are laid out until one fits, and that are timed after it
+LEAST_GAIN = 0.002  # of a step, for which another division is laid out and timed
+
+BlockTimer = Callable[[Plan, Mapping[Kind, Floats]], BlockTimes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A candidate's plan with what is known of it.
+
+    Attributes
+    ----------
+    found : Found
+        Its division, with the step by the tables and the bytes that are laid out.
+    step_ns : float
+        By the times of its blocks where they were measured, else by the tables.
+    memory : tuple of StageMemory
+        As the compiler will lay it out.
+    over_bytes : int
+        What it lays out above its limit, on the stage with the least room left.
+    expected_bytes : int
+        What was expected there of this division before it was laid out.
+    """
+
+    found: Found
+    plan: Plan
+    step_ns: float
+    memory: tuple[StageMemory, ...]
+    over_bytes: int
+    expected_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has room for what is laid out."""
+        return self.over_bytes <= 0
+
+
+def settle(evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -> Settled:
+    """The best plan of a candidate's solutions by measured figures.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    found : Found
+        By the tables.
+    block_times : callable, optional
+        Times the blocks of a plan; without it their times are those of the tables.
+
+    Returns
+    -------
+    Settled
+        The fastest that fits; the one that is least over its limit where none does.
+    """
+    limits = usable_bytes(evaluator.request, found.candidate)
+    if len(limits) > 1:
+        block_times = None  # blocks take another time on another kind of device
+    measures = _Measures(evaluator, found, block_times)
+    best = measures.laid_out(found.division)
+    for _ in range(LAID_OUT):
+        if best.fits or not (division := measures.divided(limits, polished=True)):
+            break
+        best = min(best, measures.laid_out(division), key=_rank)
+    if not best.fits or block_times is None:
+        return best
+    best = measures.timed(best)
+    for _ in range(TIMED):
+        division = measures.divided(limits)
+        if division is None or division.chunks == best.found.division.chunks:
+            break
+        if measures.gain(division, best.found.division) < LEAST_GAIN:
+            break
+        other = measures.laid_out(division)
+        if other.fits:
+            best = min(best, measures.timed(other), key=_rank)
+    return best
+
+
+def _rank(settled: Settled) -> tuple[int, float]:
+    return max(settled.over_bytes, 0), settled.step_ns
+
+
+class _Measures:
+    """What was measured of a candidate's variants so far, and runs that have these figures."""
+
+    def __init__(self, evaluator: Evaluator, found: Found, block_times: BlockTimer | None) -> None:
+        self.evaluator = evaluator
+        self.found = found
+        self.pipeline = evaluator.sends.pipeline(found.candidate)
+        self._block_times = block_times
+        self._tables = evaluator.runs(found.candidate, found.solved)
+        self._runs = self._tables
+        self._times: BlockTimes | None = None
+        self._known: dict[Kind, Floats] = {}  # by template and number of the solution
+        self._solved = found.solved
+        self._more_bytes = 0  # laid out beyond what the figures say
+
+    def laid_out(self, division: Division) -> Settled:
+        """The plan of a division with its memory; its step by the tables."""
+        evaluator, request = self.evaluator, self.evaluator.request
+        step_ns = step_time_ns(division.chunks, self._tables, self.pipeline)
+        found = replace(
+            self.found,
+            division=replace(division, step_ns=step_ns),
+            bound_ns=min(self.found.bound_ns, step_ns),
+        )
+        plan = write_plan(evaluator, found)
+        memory = plan_memory(plan, plan_graph(plan))
+        expected = stage_bytes(division.chunks, self._tables, self.pipeline)
+        expected_bytes = max(expected) + self._more_bytes
+        held = _laid_out_bytes(request, memory)
+        self._more_bytes = max(a - b for a, b in zip(held, expected, strict=True))
+        size, limit = fullest(request, found.candidate, memory)
+        return Settled(
+            found=replace(found, division=replace(found.division, memory_bytes=size)),
+            plan=plan,
+            step_ns=step_ns,
+            memory=memory,
+            over_bytes=size - limit,
+            expected_bytes=expected_bytes,
+        )
+
+    def timed(self, settled: Settled) -> Settled:
+        """The plan with its step by the times of its blocks."""
+        assert self._block_times is not None
+        division = settled.found.division
+        if any(kind not in self._known for row in self._kinds(division) for kind in row):
+            self._time(settled.plan, division)
+        step_ns = self.step_ns(division)
+        assert step_ns is not None, "all variants of a measured plan are known"
+        return replace(settled, step_ns=step_ns)
+
+    def divided(self, limits: Limits, polished: bool = False) -> Division | None:
+        """The best division by all that is known so far; None where nothing fits.
+
+        `polished`: with more variants to mix.
+        """
+        left = tuple(limit - self._more_bytes for limit in limits)
+        if polished and self.found.solved == self._solved:
+            (self.found,) = self.evaluator.polish([self.found], [left])
+            self._tables = self.evaluator.runs(self.found.candidate, self.found.solved)
+            self._measure()
+        try:
+            with self.evaluator.dividing():
+                gap = self.evaluator.request.max_gap / 4
+                return divide(self._runs, self.pipeline, left, 0, gap)
+        except InfeasibleError:
+            return None
+
+    def step_ns(self, division: Division) -> float | None:
+        """The step of a division whose variants all are measured, else None."""
+        kinds = self._kinds(division)
+        if self._times is None or any(kind not in self._known for row in kinds for kind in row):
+            return None
+        times = replace(self._times, blocks=self._known)
+        return measured_step_ns(kinds, self.pipeline, times)
+
+    def gain(self, division: Division, other: Division) -> float:
+        """By how much one division is faster than another, by all that is known so far."""
+        known, known_other = self.step_ns(division), self.step_ns(other)
+        if known is None or known_other is None:
+            known, known_other = (
+                step_time_ns(one.chunks, self._runs, self.pipeline) for one in (division, other)
+            )
+        return 1 - known / known_other
+
+    def _kinds(self, division: Division) -> list[list[Kind]]:
+        templates = self.evaluator.graph.templates
+        return [[(templates[block], at) for block, at in chunk] for chunk in division.chunks]
+
+    def _time(self, plan: Plan, division: Division) -> None:
+        """Time the blocks of a plan, and keep times by the numbers of solutions."""
+        assert self._block_times is not None
+        templates = self.evaluator.graph.templates
+        numbers = {
+            (templates[block], choice.variant): (templates[block], solution)
+            for chunk, choices in zip(division.chunks, plan.chunks, strict=True)
+            for (block, solution), choice in zip(chunk, choices.blocks, strict=True)
+        }
+        known = {
+            kind: self._known[number] for kind, number in numbers.items() if number in self._known
+        }
+        times = self._block_times(plan, known)
+        self._known |= {number: times.blocks[kind] for kind, number in numbers.items()}
+        # What chunks take besides was measured beside blocks that were not known.
+        self._times = self._times or times
+        self._measure()
+
+    def _measure(self) -> None:
+        """Give the runs the figures that are known."""
+        self._runs = tuple(
+            replace(run, variants=tuple(_measured(run, self._known))) for run in self._tables
+        )
+
+
+def _measured(run: Run, known: dict[Kind, Floats]) -> Sequence[VariantFigures]:
+    """A run's variants with measured times, and those not measured yet scaled like the others."""
+    pairs = [
+        (figures.microbatch_ns, float(known[run.template, at][PASSES].sum()))
+        for at, figures in enumerate(run.variants)
+        if (run.template, at) in known
+    ]
+    scale = sum(b for _, b in pairs) / max(sum(a for a, _ in pairs), 1) if pairs else 1.0
+    return [
+        _with_times(figures, known[run.template, at])
+        if (run.template, at) in known
+        else replace(
+            figures,
+            microbatch_ns=round(scale * figures.microbatch_ns),
+            deferrable_ns=round(scale * figures.deferrable_ns),
+        )
+        for at, figures in enumerate(run.variants)
+    ]
+
+
+def _with_times(figures: VariantFigures, times: Floats) -> VariantFigures:
+    passes = np.maximum(times[PASSES], 0)
+    once = times[[BEGIN, GATHER, REDUCE, NORM, UPDATE]].sum()
+    deferrable = passes[2] or min(figures.deferrable_ns, passes.sum())
+    return replace(
+        figures,
+        microbatch_ns=round(float(passes.sum())),
+        deferrable_ns=round(float(deferrable)),
+        step_ns=max(round(float(once)), 0),
+    )
+
+
+def _laid_out_bytes(request: SearchRequest, memory: Sequence[StageMemory]) -> list[int]:
+    """Bytes of every stage that a limit on what is laid out counts."""
+    return [request.laid_out_bytes(sum(one.by_kind.values())) for one in memory]
+
+
+def fullest(
+    request: SearchRequest, candidate: Candidate, memory: Sequence[StageMemory]
+) -> tuple[int, int]:
+    """Bytes laid out on the stage with the least room left, and what it may lay out."""
+    limits = usable_bytes(request, candidate)
+    sizes = _laid_out_bytes(request, memory)
+    pairs = (
+        (size, limits[kind]) for size, kind in zip(sizes, candidate.pipeline.kinds, strict=True)
+    )
+    return max(pairs, key=lambda pair: pair[0] - pair[1])
