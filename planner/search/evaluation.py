@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.models.graph import Graph
+from millrace.planner.costs.pacing import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Variant
 from millrace.planner.schedules import PLAIN
@@ -34,6 +35,7 @@ from millrace.planner.search.stages import (
     Run,
     dearth,
     divide,
+    in_order,
     inflight_counts,
     lower_bound_ns,
 )
@@ -464,6 +466,8 @@ class Evaluator:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
             division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4, best_ns)
+            if len(limits) == 1:
+                division = in_order(division, runs, pipeline, hidden_share(self.request.cluster))
         return Found(
             candidate=candidate,
             division=division,

@@ -22,7 +22,7 @@ from millrace.planner.search.blocks.folding import Folded, Shortened, fold, hand
 from millrace.planner.search.blocks.moving import Known
 from millrace.planner.search.blocks.pricing import Pricing
 from millrace.planner.search.blocks.program import MemoryRow, Prices
-from millrace.planner.search.blocks.reading import Working, template_figures
+from millrace.planner.search.blocks.reading import Working, forward_times_ns, template_figures
 from millrace.planner.search.blocks.solver import Solution, solve
 from millrace.planner.search.blocks.space import Space, build_space
 from millrace.planner.search.blocks.tables import (
@@ -465,9 +465,11 @@ class Programs:
         figures = template_figures(space, tables, row, options, deferring)
         working = self.working.largest(space, mode, shape.batch, shape.sizes, options)
         shared = handover(space, options)
+        forward_ns = forward_times_ns(space, tables, row, options)
         return {
             template: VariantFigures(
                 microbatch_ns=one[MICROBATCH] + one[DEFERRABLE],
+                forward_ns=forward_ns[template],
                 deferrable_ns=one[DEFERRABLE],
                 step_ns=one[STEP],
                 persistent_bytes=one[PERSISTENT],

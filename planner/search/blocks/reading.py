@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from millrace.models.graph import Graph, Op, Tensor, scaled
+from millrace.models.graph import Graph, Op, Phase, Tensor, scaled
 from millrace.planner.memory import Layout, Sections
 from millrace.planner.search.blocks.space import OpOptions, Space
 from millrace.planner.search.blocks.states import Ints
@@ -53,6 +53,31 @@ def template_figures(
         template: [-(-int(figure) // counts[template]) for figure in total]
         for template, total in sums.items()
     }
+
+
+def forward_times_ns(space: Space, tables: Tables, row: int, options: Options) -> dict[str, int]:
+    """Nanoseconds of one block's forward pass per template: a share of its time per microbatch.
+
+    Ops that are recomputed choose together with their clones, which take as long.
+    """
+    templates = space.folded.graph.templates
+    home = [templates[choice.ops[0].op.block] for choice in space.choices]
+    counts: dict[str, int] = {}
+    sums = dict.fromkeys(home, 0.0)
+    for at, (choice, known) in enumerate(zip(tables.choices, space.choices, strict=True)):
+        counts[home[at]] = max(counts.get(home[at], 0), choice.count)
+        if known.own and known.own[0].op.phase is Phase.FORWARD:
+            share = len(known.own) / len(known.ops)
+            sums[home[at]] += choice.count * share * choice.figures[MICROBATCH, options[at], row]
+    for net in tables.nets:
+        if net.step or not space.nets[net.number].forward or space.nets[net.number].side:
+            continue
+        source = net.makes[options[net.producer]]
+        wanted = {int(use.wants[options[use.choice]]) for use in net.uses if not use.holds}
+        for target in wanted:
+            took = net.count * net.duration_ns[source, target, row]
+            sums[home[net.uses[0].choice]] += took
+    return {template: round(total / counts[template]) for template, total in sums.items()}
 
 
 class Working:

@@ -9,7 +9,6 @@ same order under any other times: length ≥ Σ count · time ("a cut").
 Shapes: K positions (chunks in model order), P = 3 parts (forward, input gradient, weight gradient).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.planner.errors import ProtocolError
-from millrace.planner.schedules import schedule_order, stage_of
+from millrace.planner.schedules import SCHEDULES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# As `millrace.planner.schedules.orders.PARTS` numbers them.
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, JOINT = range(4)
-PARTS = {"F": FORWARD, "B": INPUT_GRADIENT, "W": WEIGHT_GRADIENT, "BW": JOINT}
 LAPS = 6  # rounds of `stages` microbatches that are run before one more is tried for its period
 PERIODIC = 1e-3  # of a round's time, by which the next may differ where all are taken to be alike
 
@@ -59,76 +58,77 @@ class CriticalPath:
 
 
 class _Order:
-    """Passes of one step, each after all that it waits for, as places in this order.
+    """Passes of one step in levels, each after all that it waits for.
+
+    Shapes: N passes, by level; L levels; S stages.
 
     Attributes
     ----------
-    numbers : list of int
-        Per pass `part * (K + 1) + position`.
-    before, read : list of int
-        The pass before it on its stage, and the one whose result it reads; -1 where there is none.
-    hops : list of int
+    levels : list of slice
+    numbers, stages : array [N]
+        Per pass `part * (K + 1) + position`, and its stage.
+    before, read : array [N]
+        The pass before it on its stage, and the one whose result it reads; -1: there is none.
+    hops : array [N]
         Position of the earlier of two chunks that what it reads is sent between; K: it is not sent.
-    firsts, finals : list of int
-        Per position, its first forward and its last gradient of weights.
+    firsts, finals : array [K]
+        Every chunk's first forward and last gradient of weights.
     """
 
     def __init__(self, schedule: str, stages: int, chunks: int, microbatches: int) -> None:
-        positions = stages * chunks
-        self.positions = positions
-        self.numbers: list[int] = []
-        self.before: list[int] = []
-        self.read: list[int] = []
-        self.hops: list[int] = []
-        self.firsts, self.finals = [-1] * positions, [-1] * positions
-        homes = [stage_of(schedule, position, stages) for position in range(positions)]
-        orders = [
-            schedule_order(
-                schedule, stage=stage, stages=stages, chunks=chunks, microbatches=microbatches
+        record = SCHEDULES[schedule]
+        self.positions = positions = stages * chunks
+        homes = np.array([record.stage_of(position, stages) for position in range(positions)])
+        slots = np.stack(
+            [record.order_array(stage, stages, chunks, microbatches) for stage in range(stages)]
+        )  # [S, 3, slots]
+        on_stage = np.stack([np.flatnonzero(homes == stage) for stage in range(stages)])
+        parts, slot_chunks, numbers_of = slots[:, 0], slots[:, 1], slots[:, 2]
+        slot_positions = np.take_along_axis(on_stage, slot_chunks, axis=1)
+        sources = slot_positions + np.where(parts == FORWARD, -1, 1)
+        waits = (parts != WEIGHT_GRADIENT) & (sources >= 0) & (sources < positions)
+        sent = waits & (homes[np.where(waits, sources, 0)] != np.arange(stages)[:, None])
+        # Places of forwards and of backwards, by position and microbatch.
+        place_of = np.full((2, positions, microbatches), -1)
+        kinds = np.where(parts == FORWARD, 0, 1)
+        reached, last = np.zeros(stages, np.int64), np.full(stages, -1)
+        rows: list[Ints] = []
+        levels: list[slice] = []
+        count = 0
+        while len(open_stages := np.flatnonzero(reached < slots.shape[2])):
+            at = open_stages, reached[open_stages]
+            read = np.where(
+                waits[at],
+                place_of[kinds[at], np.where(waits[at], sources[at], 0), numbers_of[at]],
+                -1,
             )
-            for stage in range(stages)
-        ]
-        on_stage = [[k for k, home in enumerate(homes) if home == stage] for stage in range(stages)]
-        done: dict[tuple[bool, int], list[int]] = {
-            (forward, position): [] for forward in (True, False) for position in range(positions)
-        }
-        reached, last = [0] * stages, [-1] * stages
-        waiting: dict[tuple[bool, int], int] = {}  # stages, by what they wait for more of
-        pending = list(range(stages))
-        while pending:
-            stage = pending.pop()
-            for part, chunk, microbatch in orders[stage][reached[stage] :]:
-                position = on_stage[stage][chunk]
-                forward = part == "F"
-                source = position - 1 if forward else position + 1
-                read, hop = -1, positions
-                if part != "W" and 0 <= source < positions:
-                    ready = done[forward, source]
-                    if len(ready) <= microbatch:
-                        waiting[forward, source] = stage
-                        break
-                    read = ready[microbatch]
-                    if homes[source] != stage:
-                        hop = min(source, position)
-                place = len(self.numbers)
-                self.numbers.append(PARTS[part] * (positions + 1) + position)
-                self.before.append(last[stage])
-                self.read.append(read)
-                self.hops.append(hop)
-                last[stage] = place
-                reached[stage] += 1
-                if part in ("W", "BW"):
-                    self.finals[position] = place
-                elif forward and microbatch == 0:
-                    self.firsts[position] = place
-                if part != "W":
-                    done[forward, position].append(place)
-                    if (forward, position) in waiting:
-                        pending.append(waiting.pop((forward, position)))
-        if any(count < len(order) for count, order in zip(reached, orders, strict=True)):
-            raise ProtocolError(
-                f"the orders of schedule {schedule} wait for one another in a cycle"
+            ready = ~waits[at] | (read >= 0)
+            if not ready.any():
+                raise ProtocolError(
+                    f"the orders of schedule {schedule} wait for one another in a cycle"
+                )
+            stage, slot = at[0][ready], at[1][ready]
+            part, position = parts[stage, slot], slot_positions[stage, slot]
+            places = np.arange(count, count + len(stage))
+            earlier = np.minimum(position, sources[stage, slot])
+            hop = np.where(sent[stage, slot], earlier, positions)
+            rows.append(
+                np.stack([part * (positions + 1) + position, stage, last[stage], read[ready], hop])
             )
+            whole = part != WEIGHT_GRADIENT
+            place_of[kinds[stage, slot][whole], position[whole], numbers_of[stage, slot][whole]] = (
+                places[whole]
+            )
+            last[stage] = places
+            reached[stage] += 1
+            levels.append(slice(count, count + len(stage)))
+            count += len(stage)
+        self.levels = levels
+        self.numbers, self.stages, self.before, self.read, self.hops = np.concatenate(rows, axis=1)
+        self.firsts = place_of[0, :, 0]
+        closing = np.flatnonzero(self.numbers >= WEIGHT_GRADIENT * (positions + 1))
+        self.finals = np.zeros(positions, np.int64)
+        self.finals[self.numbers[closing] % (positions + 1)] = closing
 
     def longest(self, times: PassTimes) -> CriticalPath:
         """The longest path of the passes, in these times."""
@@ -136,35 +136,33 @@ class _Order:
         durations = np.zeros((4, positions + 1))
         durations[:3, :positions] = times.passes
         durations[JOINT] = durations[INPUT_GRADIENT] + durations[WEIGHT_GRADIENT]
-        duration_of = durations.ravel().tolist()
-        hop_of = [*times.hops.tolist(), 0.0]
-        floors = dict(zip(self.firsts, times.begins.tolist(), strict=True))
-        ends = [0.0] * (len(self.numbers) + 1)  # the last one is that of no pass
-        passes = zip(self.numbers, self.before, self.read, self.hops, strict=True)
-        for place, (number, before, read, hop) in enumerate(passes):
-            begin = ends[before]
-            arrival = ends[read] + hop_of[hop]
-            if arrival > begin:
-                begin = arrival
-            if place in floors and floors[place] > begin:
-                begin = floors[place]
-            ends[place] = begin + duration_of[number]
-        tails = [ends[at] + tail for at, tail in zip(self.finals, times.ends.tolist(), strict=True)]
-        at = self.finals[int(np.argmax(tails))]
-        return CriticalPath(length_ns=max(tails), counts=self._counts(at, ends, hop_of))
+        took = durations.ravel()[self.numbers]
+        hops = np.append(times.hops, 0.0)[self.hops]
+        floors = np.zeros(len(took))
+        floors[self.firsts] = times.begins
+        ends = np.zeros(len(took) + 1)  # the last one is that of no pass
+        stage_ends = np.zeros(int(self.stages.max()) + 1)
+        for level in self.levels:
+            stage = self.stages[level]
+            begins = np.maximum(stage_ends[stage], ends[self.read[level]] + hops[level])
+            stage_ends[stage] = ends[level] = np.maximum(begins, floors[level]) + took[level]
+        tails = ends[self.finals] + times.ends
+        at = int(self.finals[int(np.argmax(tails))])
+        return CriticalPath(length_ns=float(tails.max()), counts=self._counts(at, ends, hops))
 
-    def _counts(self, at: int, ends: Sequence[float], hop_of: Sequence[float]) -> Ints:
+    def _counts(self, at: int, ends: Floats, hops: Floats) -> Ints:
         """How often each pass lies on the path that ends at a place."""
+        # Where a pass waits longer for what it reads than for its turn.
+        late = (self.read >= 0) & ((self.before < 0) | (ends[self.before] < ends[self.read] + hops))
+        came_from = np.where(late, self.read, self.before).tolist()
         on_path: list[int] = []
         while at >= 0:
-            on_path.append(self.numbers[at])
-            before, read = self.before[at], self.read[at]
-            late = ends[read] + hop_of[self.hops[at]] if read >= 0 else -1.0
-            at = before if before >= 0 and ends[before] >= late else read
-        counts = np.bincount(on_path, minlength=4 * (self.positions + 1))
-        found = counts.reshape(4, -1)[:, : self.positions].astype(np.int64)
-        found[[INPUT_GRADIENT, WEIGHT_GRADIENT]] += found[JOINT]
-        return found[:3]
+            on_path.append(at)
+            at = came_from[at]
+        counts = np.bincount(self.numbers[on_path], minlength=4 * (self.positions + 1))
+        by_part = counts.reshape(4, -1)[:, : self.positions].astype(np.int64)
+        by_part[[INPUT_GRADIENT, WEIGHT_GRADIENT]] += by_part[JOINT]
+        return by_part[:3]
 
 
 @lru_cache(maxsize=64)

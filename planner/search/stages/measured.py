@@ -1,9 +1,12 @@
-"""Measured: the step of a division, from times of blocks that were measured on a plan.
+"""Measured: the step of a division in the order of its schedule, from the times of its blocks.
+
+They were measured on a plan, or are those of the tables.
 
 Shapes: T times of a block (`millrace.planner.block_times`), K positions, P = 3 passes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,11 +18,12 @@ from millrace.planner.block_times import (
     NORM,
     PASSES,
     REDUCE,
+    TIMES,
     UPDATE,
     BlockTimes,
 )
 from millrace.planner.search.stages.critical_path import Floats, PassTimes, critical_path
-from millrace.planner.search.stages.shape import Pipeline
+from millrace.planner.search.stages.shape import Division, Pipeline, Run, VariantFigures
 
 Kinds = Sequence[Sequence[tuple[str, int]]]
 """Per position, template and variant of every block."""
@@ -77,3 +81,52 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
     slower = (1 - times.overlap) * moving * np.clip(share, 0, 1)
     slower[2] = 0  # what is sent beside a backward slows one of its passes
     return np.asarray(np.maximum(passes + slower, chunks[:, LAUNCHES].T * times.host_ns))
+
+
+def in_order(
+    division: Division, runs: tuple[Run, ...], pipeline: Pipeline, overlap: float
+) -> Division:
+    """The division with the step that its order takes, by figures of tables.
+
+    The objective of dividing is shorter where sends, or unlike passes, hold an order up.
+
+    Parameters
+    ----------
+    division : Division
+    runs : tuple of Run
+        Whose variants the division numbers, on one kind of device.
+    pipeline : Pipeline
+    overlap : float
+        The speed of what is computed beside moving data.
+    """
+    if pipeline.stages == 1:
+        return division
+    run_of = {block: at for at, run in enumerate(runs) for block in run.blocks}
+    kinds = [[(str(run_of[block]), variant) for block, variant in c] for c in division.chunks]
+    blocks = {
+        (run, variant): _block_times(runs[int(run)].variants[variant])
+        for run, variant in {kind for row in kinds for kind in row}
+    }
+    stage_of = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
+    crossing = stage_of[:-1] != stage_of[1:]
+    hops_ns = np.zeros((2, pipeline.positions))
+    hops_ns[0, :-1] = hops_ns[1, 1:] = crossing * (pipeline.sent_ns / 2 / max(crossing.sum(), 1))
+    times = BlockTimes(
+        blocks=blocks,
+        chunk=np.zeros(TIMES),
+        totals_ns=0,
+        hops_ns=hops_ns,
+        host_ns=0,
+        overlap=overlap,
+    )
+    step_ns = measured_step_ns(kinds, pipeline, times)
+    return replace(division, step_ns=max(division.step_ns, step_ns))
+
+
+def _block_times(figures: VariantFigures) -> Floats:
+    times = np.zeros(TIMES)
+    forward, weight = figures.forward_ns, figures.deferrable_ns
+    times[PASSES] = forward, max(figures.microbatch_ns - forward - weight, 0), weight
+    times[ALONE] = times[PASSES]
+    times[UPDATE] = figures.step_ns
+    return times

@@ -62,6 +62,8 @@ class VariantFigures:
         Memory all step long, and per microbatch in flight.
     transient_bytes : int
         The largest section; sections of a stage share their memory.
+    forward_ns : int
+        Time per microbatch of the forward pass.
     handover : object
         How tensors are handed to neighbours: a division mixes only variants where it is equal.
     """
@@ -72,6 +74,7 @@ class VariantFigures:
     persistent_bytes: int
     inflight_bytes: int
     transient_bytes: int = 0
+    forward_ns: int = 0
     handover: object = None
 
 
