@@ -8,8 +8,9 @@ other registers have their own places: what lives from one section to another, a
 received, for no order on this rank says when that happens. What lies in host memory is laid out
 there, one after the other.
 
-What the chunks of a stage keep from one section to another takes turns in places that registers of
-one size have together (`taking_turns`): a stage never runs two chunks at once.
+What the chunks of a stage keep from one section to another (`taking_turns`) is packed by lifetimes:
+a stage runs one section at once, so that its order says what is alive together
+(`millrace.planner.compile.packing`).
 
 Of what comes once a step, three things of a weight are there when others are not: what gathers it
 before the first microbatch lies where its gradient will be summed, and what the sum is reduced to
@@ -22,35 +23,26 @@ there are.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import zip_longest
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
+from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program, Register
 from millrace.planner.compile.draft import (
     BEGIN,
     BOXING,
     PART_ORDER,
+    SLOT_PARTS,
     UPDATE,
     DraftActor,
     DraftStage,
+    Section,
 )
-from millrace.planner.compile.slots import Timetable, Turn
+from millrace.planner.compile.packing import Bundle, Turns, packed, taken_in_turn
+from millrace.planner.compile.slots import Timetable
 from millrace.planner.compile.spans import Span, Spans, stretches
-
-
-class Alike(NamedTuple):
-    """What registers have in common that take turns: their size, and the parts of their lives."""
-
-    slot_bytes: int
-    made: str
-    end: str
-
-    def turn(self, stage: int, chunks: Iterable[int]) -> Turn:
-        """The turns of some chunks of a stage."""
-        return Turn(stage=stage, chunks=frozenset(chunks), made=self.made, end=self.end)
 
 
 class Placed(NamedTuple):
@@ -77,22 +69,15 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     spans = Spans(draft, table.joint)
     offsets, end = shared_places(spans)
     lent = lent_places(spans, offsets.keys())
-    turns = taking_turns(spans, offsets.keys() | lent.keys())
-    kept = {alike: chunks for alike, chunks in turns.items() if len(chunks) > 1}
     buffers = communication_buffers(draft)
     registers = list(program.registers)
     for index, at in offsets.items():
         registers[index] = replace(registers[index], offset_bytes=at, memory_kind=TEMPORARY)
-    done = {*offsets, *lent}
-    for alike, chunks in kept.items():
-        for row in zip_longest(*chunks.values()):
-            mine = {c: one for c, one in zip(chunks, row, strict=True) if one is not None}
-            places = table.together(alike.turn(program.stage, mine))
-            for chunk, index in mine.items():
-                taken = {"places": places[chunk], "slots": len(places[chunk])}
-                registers[index] = replace(registers[index], offset_bytes=end, **taken)
-            end += (1 + max(map(max, places.values()))) * alike.slot_bytes
-            done.update(mine.values())
+    kept = taking_turns(spans, offsets.keys() | lent.keys())
+    places, end = _kept_places(draft, kept, table.turns[program.stage], end)
+    for index, place in places.items():
+        registers[index] = replace(registers[index], **place)
+    done = {*offsets, *lent, *places}
     host_end = 0
     for index, register in enumerate(program.registers):
         if register.memory_kind == HOST:
@@ -106,6 +91,49 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
         at = registers[owner].offset_bytes + behind
         registers[index] = replace(registers[index], offset_bytes=at, memory_kind=LENT)
     return replace(program, registers=tuple(registers))
+
+
+def _kept_places(
+    draft: DraftStage,
+    kept: Mapping[Bundle, Sequence[int]],
+    turns: Mapping[Section, Turns],
+    begin: int,
+) -> tuple[dict[int, dict[str, Any]], int]:
+    """Fields of the registers that share places, from an offset on, and where these end."""
+    packing = packed(bundle_sizes(draft.registers, kept), turns)
+    left = {bundle: list(rows) for bundle, rows in kept.items()}
+    found: dict[int, dict[str, Any]] = {}
+    for place_bytes in packing.shared:
+        pieces = packing.of_size(place_bytes)
+        taken = taken_in_turn({bundle: len(rows) for bundle, rows in pieces.items()}, turns)
+        for bundle, rows in pieces.items():
+            for piece, places in zip(rows, taken[bundle], strict=True):
+                within = 0
+                for slot_bytes in piece.sizes:
+                    index = next(
+                        one for one in left[bundle] if draft.registers[one].slot_bytes == slot_bytes
+                    )
+                    left[bundle].remove(index)
+                    found[index] = {
+                        "offset_bytes": begin,
+                        "slots": len(places),
+                        "places": places,
+                        "place_bytes": 0 if place_bytes == slot_bytes else place_bytes,
+                        "within_bytes": within,
+                    }
+                    within += slot_bytes
+        begin += packing.places[place_bytes] * place_bytes
+    return found, begin
+
+
+def bundle_sizes(
+    registers: Sequence[Register], kept: Mapping[Bundle, Iterable[int]]
+) -> dict[Bundle, Counter[int]]:
+    """How many registers of every bundle have slots of so many bytes."""
+    return {
+        bundle: Counter(registers[index].slot_bytes for index in rows)
+        for bundle, rows in kept.items()
+    }
 
 
 def communication_buffers(draft: DraftStage) -> frozenset[int]:
@@ -269,17 +297,21 @@ def _read_before(spans: Spans, whole: int, total: int) -> bool:
     )
 
 
-def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Alike, dict[int, list[int]]]:
-    """Registers that may take turns with those of other chunks, by what is common, and by chunk.
+def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
+    """Registers that live from one section of a chunk to a later one, by what is alive together.
 
     They are written and read in sections of the compute queue of one chunk alone, so that the
     order of the sections says when a version is there.
     """
     draft = spans.draft
-    found: dict[Alike, dict[int, list[int]]] = {}
+    found: dict[Bundle, list[int]] = {}
     for register in spans.candidates:
         begin = None if register in elsewhere else spans.begin(register)
-        if begin is None or draft.registers[register].memory_kind != "activation":
+        kind, slot_bytes = (
+            draft.registers[register].memory_kind,
+            draft.registers[register].slot_bytes,
+        )
+        if begin is None or begin[0][0] not in SLOT_PARTS or kind != "activation" or not slot_bytes:
             continue
         made, chunk = begin[0]
         ends = {spans.section(reader) for reader in spans.readers.get(register, ())}
@@ -290,8 +322,8 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Alike, dict[int, lis
         )
         if known and last > PART_ORDER[made] and {at for _, at in ends} == {chunk}:
             end = next(part for part, _ in ends if PART_ORDER[part] == last)
-            alike = Alike(draft.registers[register].slot_bytes, made, end)
-            found.setdefault(alike, {}).setdefault(chunk, []).append(register)
+            if end in SLOT_PARTS:
+                found.setdefault(Bundle(chunk, made, end), []).append(register)
     return found
 
 

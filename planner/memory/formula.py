@@ -9,7 +9,7 @@ and equal stages are lowered once and counted (`regular`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from millrace.models.graph import GLOBAL_BLOCK, Graph
 from millrace.planner.actors.graph import HOST, TEMPORARY
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile.arena import (
-    Alike,
     communication_buffers,
     lent_places,
     shared_places,
@@ -29,6 +28,7 @@ from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.draft import DraftStage, Section
 from millrace.planner.compile.fused import fused_stages
 from millrace.planner.compile.lowering import Lowering
+from millrace.planner.compile.packing import Bundle, packed
 from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from millrace.planner.compile.spans import Spans
@@ -44,22 +44,12 @@ Registers = Counter[tuple[str, Lifetime | None]]
 Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
-class Taking(NamedTuple):
-    """Registers of one chunk that may take turns with those of others, and how many."""
-
-    number: int
-    own: Registers
-
-
-Turns = dict[Alike, dict[int, Taking]]  # by chunk
-
-
 class Held(NamedTuple):
     """What a stage holds outside the area: what has a place of its own, and what takes turns."""
 
     own: Registers
     common: Common
-    turns: Turns
+    kept: dict[Bundle, Counter[int]]  # how many registers have slots of so many bytes
 
 
 def plan_memory(
@@ -119,11 +109,8 @@ def plan_memory(
         held = [(chunk, *one) for chunk, part in enumerate(parts) for one in sums[part].own.items()]
         # What belongs to no block is there once, however many chunks need it.
         once = {name: one for part in parts for name, one in sums[part].common.items()}
-        for alike, chunks in _together([sums[part].turns for part in parts]).items():
-            if len(chunks) > 1:
-                sizes["activation"] += _turns_bytes(alike, chunks, stage, table)
-            else:
-                held += [(at, *each) for at, one in chunks.items() for each in one.own.items()]
+        kept = packed(_together([sums[part].kept for part in parts]), table.turns[stage])
+        sizes["activation"] += kept.size_bytes
         for chunk, (kind, lifetime), size in (*held, *((0, *one) for one in once.values())):
             if lifetime is not None and small.moved:
                 lifetime = _moved(lifetime, stage, chunk if small.apart else None, table)
@@ -209,15 +196,8 @@ def _registers(
         return found
 
     lent = lent_places(spans, shared).keys()
-    takers = taking_turns(spans, shared | lent)
-    turns = {
-        alike: {
-            chunk: Taking(sum(map(occurrences, rows)), sizes(rows))
-            for chunk, rows in chunks.items()
-        }
-        for alike, chunks in takers.items()
-    }
-    taking = (one for chunks in takers.values() for rows in chunks.values() for one in rows)
+    kept = taking_turns(spans, shared | lent)
+    taking = (index for rows in kept.values() for index in rows)
     elsewhere = {*shared, *lent, *taking}
     own = [index for index in range(len(draft.registers)) if index not in elsewhere]
     common = [index for index in own if block(index) in ("", GLOBAL_BLOCK)]
@@ -226,30 +206,28 @@ def _registers(
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
         },
-        turns=turns,
+        kept={bundle: _slot_sizes(draft, rows, occurrences) for bundle, rows in kept.items()},
     )
 
 
-def _together(parts: Sequence[Turns]) -> Turns:
-    """What takes turns on a stage: on one like it, or on one like each of its chunks."""
+def _slot_sizes(
+    draft: DraftStage, indices: Iterable[int], occurrences: Callable[[int], int]
+) -> Counter[int]:
+    found = Counter[int]()
+    for index in indices:
+        found[draft.registers[index].slot_bytes] += occurrences(index)
+    return found
+
+
+def _together(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Counter[int]]:
+    """What a stage keeps between sections: as one like it, or as one like each of its chunks."""
     if len(parts) == 1:
-        return parts[0]
-    found: Turns = {}
-    for number, part in enumerate(parts):
-        for alike, chunks in part.items():
-            found.setdefault(alike, {}).update((number, one) for one in chunks.values())
-    return found
-
-
-def _turns_bytes(alike: Alike, chunks: Mapping[int, Taking], stage: int, table: Timetable) -> int:
-    """Bytes of registers that take turns: the first of every chunk together, then each next one."""
-    found = done = 0
-    for count in sorted({one.number for one in chunks.values()}):
-        mine = [chunk for chunk, one in chunks.items() if one.number >= count]
-        places = table.together(alike.turn(stage, mine))
-        found += (count - done) * (1 + max(map(max, places.values()))) * alike.slot_bytes
-        done = count
-    return found
+        return dict(parts[0])
+    return {
+        bundle._replace(chunk=chunk): counts
+        for chunk, part in enumerate(parts)
+        for bundle, counts in part.items()
+    }
 
 
 def _neighbour(section: Section) -> int:

@@ -1,0 +1,260 @@
+"""Packing: places for what a stage keeps from one section to another, by lifetimes.
+
+A *bundle* is what a chunk makes in one part of the step and reads last in another: its registers
+are alive together. In the stage's static order a version of it is alive from the turn of the one
+part to the turn of the other. Places for intervals of one size are as many as are alive at once
+(interval colouring: each takes a place that is free, or a new one where none is; Gavril,
+"Algorithms for minimum coloring, maximum clique …", 1972), so the registers of one size, whatever
+their bundles, need
+
+    size · max over turns Σ over bundles (registers of that size · versions alive)
+
+bytes, and all sizes need the sum of that. It is more than the most bytes alive at once where sizes
+are at their most at different turns. To bring it near, small registers of a bundle are gathered
+into *pieces*, which lie one register after another in a place of a larger size: with equal pieces
+everywhere nothing is lost. Which size that is, is tried.
+
+General offsets (a first or best fit of whole bundles, by size or in the order of time) leave 9 to
+25 % beside what is alive where lifetimes differ; see `docs/decisions/0004-places-by-lifetimes.md`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.planner.compile.draft import SLOT_PARTS, Section
+
+GAP = 512  # one part in so many of what is alive at once is not worth gathering for
+EMPTY = (16, 4)  # one part in so many of its place, a piece leaves empty at most; tried in turn
+SIZES = 4  # of registers, those that hold most, whose multiples are tried as pieces
+MULTIPLES = 8  # up to which they are tried
+
+Turns = NDArray[np.int64]  # of every microbatch
+Counts = NDArray[np.float64]  # whole numbers, which it holds exactly; products are fastest
+
+
+class Bundle(NamedTuple):
+    """The registers of a chunk of a stage that are alive together.
+
+    `made` and `end` are parts: F, B, W or BW.
+    """
+
+    chunk: int
+    made: str
+    end: str
+
+
+Sizes = Mapping[Bundle, Mapping[int, int]]  # how many registers have a slot of so many bytes
+
+
+class Piece(NamedTuple):
+    """Registers of a bundle that lie one after another in a place, by their bytes."""
+
+    place_bytes: int
+    sizes: tuple[int, ...]
+
+
+Pieces = Counter[Piece]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Pieces of every bundle, and how many places of every size they have together.
+
+    In sizes that are `shared`, bundles have fewer places than each needs by itself.
+    """
+
+    pieces: dict[Bundle, Pieces]
+    places: dict[int, int]
+    shared: tuple[int, ...]
+    alive_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all places."""
+        return _size_bytes(self.places)
+
+    def of_size(self, place_bytes: int) -> dict[Bundle, list[Piece]]:
+        """Every bundle's pieces of a size, one by one."""
+        rows = {
+            bundle: [one for one in sorted(pieces.elements()) if one.place_bytes == place_bytes]
+            for bundle, pieces in self.pieces.items()
+        }
+        return {bundle: row for bundle, row in rows.items() if row}
+
+
+def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
+    """Return pieces and places that need about as many bytes as are alive at once, or few more.
+
+    Parameters
+    ----------
+    sizes
+        The registers of every bundle; they have bytes.
+    turns
+        The place of every section in the stage's order, by microbatch.
+
+    Notes
+    -----
+    Registers by themselves are where it starts. As long as it helps, all bundles are gathered into
+    pieces of one more size, the one after which least is needed. So it never needs more than equal
+    registers that share places, and what it finds depends on sizes and counts alone.
+    """
+    bundles = sorted(bundle for bundle, counts in sizes.items() if counts)
+    if not bundles:
+        return Packing(pieces={}, places={}, shared=(), alive_bytes=0)
+    alive = alive_at_once(turns, bundles)
+    pieces = [
+        Counter({Piece(size, (size,)): count for size, count in sizes[bundle].items()})
+        for bundle in bundles
+    ]
+    held = np.array([sum(piece.place_bytes * n for piece, n in row.items()) for row in pieces])
+    alive_bytes = int((held @ alive).max())
+    places = _places(pieces, alive)
+    tried = _piece_sizes(pieces, alive)
+    allowed = deque(EMPTY)
+    while allowed and _size_bytes(places) > alive_bytes + alive_bytes // GAP:
+        options = []
+        for place_bytes in tried:
+            gathered = _all_gathered(pieces, place_bytes, place_bytes // allowed[0])
+            found = _places(gathered, alive)
+            options.append((_size_bytes(found), place_bytes, gathered, found))
+        least = min(options, key=lambda option: option[:2])
+        if least[0] < _size_bytes(places):
+            _, _, pieces, places = least
+        else:
+            allowed.popleft()
+    return Packing(
+        pieces=dict(zip(bundles, pieces, strict=True)),
+        places=places,
+        shared=_shared(pieces, places, alive),
+        alive_bytes=alive_bytes,
+    )
+
+
+def alive_at_once(turns: Mapping[Section, Turns], bundles: Sequence[Bundle]) -> Counts:
+    """Versions alive of every bundle (a row each) in every turn; turns that are alike come once."""
+    last = max((int(row.max()) for row in turns.values()), default=0)
+    change = np.zeros((len(bundles), last + 2), np.int32)
+    for row, bundle in zip(change, bundles, strict=True):
+        begins, ends = _turns(bundle, turns)
+        row[begins] += 1
+        row[ends + 1] -= 1
+    columns = np.ascontiguousarray(change.cumsum(axis=1, dtype=np.int32).T)
+    distinct = b"".join(dict.fromkeys(column.tobytes() for column in columns))
+    return np.frombuffer(distinct, np.int32).reshape(-1, len(bundles)).T.astype(np.float64)
+
+
+def taken_in_turn(
+    counts: Mapping[Bundle, int], turns: Mapping[Section, Turns]
+) -> dict[Bundle, list[tuple[int, ...]]]:
+    """Places of every microbatch's version, for so many pieces of bundles: a row for each piece.
+
+    A version takes the places that have been free longest when its turn begins, and new ones where
+    there are too few; it leaves them when the turn that reads it last is over.
+    """
+    events = sorted(
+        (at, ends, bundle, microbatch)
+        for bundle in counts
+        for ends, row in enumerate(_turns(bundle, turns))
+        for microbatch, at in enumerate(row.tolist())
+    )
+    taken: dict[Bundle, list[list[int]]] = {bundle: [] for bundle in counts}
+    free: deque[int] = deque()
+    count = 0
+    for _, ends, bundle, microbatch in events:
+        if ends:
+            free.extend(taken[bundle][microbatch])
+            continue
+        places = [free.popleft() for _ in range(min(counts[bundle], len(free)))]
+        new = counts[bundle] - len(places)
+        taken[bundle].append([*places, *range(count, count + new)])
+        count += new
+    return {bundle: list(zip(*rows, strict=True)) for bundle, rows in taken.items()}
+
+
+def _turns(bundle: Bundle, turns: Mapping[Section, Turns]) -> tuple[Turns, Turns]:
+    """Turns in which versions of a bundle are made, and in which they are read last."""
+    made, end = (SLOT_PARTS[part][0] for part in (bundle.made, bundle.end))
+    return turns[made, bundle.chunk], turns[end, bundle.chunk]
+
+
+def _size_bytes(places: Mapping[int, int]) -> int:
+    return sum(size * count for size, count in places.items())
+
+
+def _places(pieces: Sequence[Pieces], alive: Counts) -> dict[int, int]:
+    """How many places of every size are in use at once, the largest first."""
+    sizes = sorted({piece.place_bytes for row in pieces for piece in row}, reverse=True)
+    most = (_of_sizes(pieces, sizes) @ alive).max(axis=1)
+    return dict(zip(sizes, map(int, most.tolist()), strict=True))
+
+
+def _of_sizes(pieces: Sequence[Pieces], sizes: Sequence[int]) -> Counts:
+    """How many pieces of every size (rows) a version of every bundle (columns) has."""
+    counts = np.zeros((len(sizes), len(pieces)))
+    rows = {size: row for row, size in enumerate(sizes)}
+    for column, found in enumerate(pieces):
+        for piece, count in found.items():
+            counts[rows[piece.place_bytes], column] += count
+    return counts
+
+
+def _shared(pieces: Sequence[Pieces], places: Mapping[int, int], alive: Counts) -> tuple[int, ...]:
+    """Sizes of which bundles that are each at their most would need more places."""
+    sizes = list(places)
+    apart = _of_sizes(pieces, sizes) @ alive.max(axis=1)
+    gathered = {
+        piece.place_bytes for row in pieces for piece in row if piece.sizes != (piece.place_bytes,)
+    }
+    return tuple(
+        size
+        for size, most in zip(sizes, apart.tolist(), strict=True)
+        if most > places[size] or size in gathered
+    )
+
+
+def _piece_sizes(pieces: Sequence[Pieces], alive: Counts) -> list[int]:
+    """Multiples of those registers' sizes that hold most, up to the largest bundle."""
+    most = Counter[int]()
+    for row, versions in zip(pieces, alive.max(axis=1).astype(int).tolist(), strict=True):
+        for piece, count in row.items():
+            most[piece.place_bytes] += piece.place_bytes * count * versions
+    largest = max(sum(piece.place_bytes * n for piece, n in row.items()) for row in pieces)
+    sizes = sorted(most, key=lambda size: (-most[size], size))[:SIZES]
+    tried = {n * size for size in sizes for n in range(1, MULTIPLES + 1)}
+    return sorted(size for size in tried if size <= largest)
+
+
+def _all_gathered(pieces: Sequence[Pieces], place_bytes: int, empty_bytes: int) -> list[Pieces]:
+    """Every bundle's pieces gathered; chunks that are alike cost nothing."""
+    known: dict[frozenset[tuple[Piece, int]], Pieces] = {}
+    found = []
+    for row in pieces:
+        key = frozenset(row.items())
+        if key not in known:
+            known[key] = _gathered(row, place_bytes, empty_bytes)
+        found.append(known[key])
+    return found
+
+
+def _gathered(pieces: Pieces, place_bytes: int, empty_bytes: int) -> Pieces:
+    """Pieces of a bundle in as many places of a size as they fill, the largest first."""
+    left = Counter(pieces)
+    order = sorted((one for one in pieces if one.place_bytes <= place_bytes), reverse=True)
+    found: Pieces = Counter()
+    while True:
+        room, members = place_bytes, dict[Piece, int]()
+        for piece in order:
+            if count := min(left[piece], room // piece.place_bytes):
+                members[piece] = count
+                room -= count * piece.place_bytes
+        if not members or room > empty_bytes:
+            return found + left
+        times = min(left[piece] // count for piece, count in members.items())
+        sizes = tuple(size for piece, n in members.items() for size in piece.sizes * n)
+        found[Piece(place_bytes, sizes)] += times
+        left.subtract({piece: times * count for piece, count in members.items()})
