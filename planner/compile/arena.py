@@ -10,7 +10,7 @@ there, one after the other.
 
 What the chunks of a stage keep from one section to another (`taking_turns`) is packed by lifetimes:
 a stage runs one section at once, so that its order says what is alive together
-(`millrace.planner.compile.packing`).
+(`millrace.planner.compile.bundles`).
 
 Of what comes once a step, three things of a weight are there when others are not: what gathers it
 before the first microbatch lies where its gradient will be summed, and what the sum is reduced to
@@ -23,24 +23,21 @@ there are.
 """
 
 from bisect import bisect_right, insort
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program, Register
+from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
+from millrace.planner.compile.bundles import kept_places, taking_turns
 from millrace.planner.compile.draft import (
     BEGIN,
     BOXING,
     PART_ORDER,
-    SLOT_PARTS,
     UPDATE,
     DraftActor,
     DraftStage,
-    Section,
 )
-from millrace.planner.compile.packing import Bundle, Turns, packed, taken_in_turn
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.compile.spans import Span, Spans, stretches
 
@@ -74,7 +71,7 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     for index, at in offsets.items():
         registers[index] = replace(registers[index], offset_bytes=at, memory_kind=TEMPORARY)
     kept = taking_turns(spans, offsets.keys() | lent.keys())
-    places, end = _kept_places(draft, kept, table.turns[program.stage], end)
+    places, end = kept_places(draft, kept, table.turns[program.stage], end)
     for index, place in places.items():
         registers[index] = replace(registers[index], **place)
     done = {*offsets, *lent, *places}
@@ -91,49 +88,6 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
         at = registers[owner].offset_bytes + behind
         registers[index] = replace(registers[index], offset_bytes=at, memory_kind=LENT)
     return replace(program, registers=tuple(registers))
-
-
-def _kept_places(
-    draft: DraftStage,
-    kept: Mapping[Bundle, Sequence[int]],
-    turns: Mapping[Section, Turns],
-    begin: int,
-) -> tuple[dict[int, dict[str, Any]], int]:
-    """Fields of the registers that share places, from an offset on, and where these end."""
-    packing = packed(bundle_sizes(draft.registers, kept), turns)
-    left = {bundle: list(rows) for bundle, rows in kept.items()}
-    found: dict[int, dict[str, Any]] = {}
-    for place_bytes in packing.shared:
-        pieces = packing.of_size(place_bytes)
-        taken = taken_in_turn({bundle: len(rows) for bundle, rows in pieces.items()}, turns)
-        for bundle, rows in pieces.items():
-            for piece, places in zip(rows, taken[bundle], strict=True):
-                within = 0
-                for slot_bytes in piece.sizes:
-                    index = next(
-                        one for one in left[bundle] if draft.registers[one].slot_bytes == slot_bytes
-                    )
-                    left[bundle].remove(index)
-                    found[index] = {
-                        "offset_bytes": begin,
-                        "slots": len(places),
-                        "places": places,
-                        "place_bytes": 0 if place_bytes == slot_bytes else place_bytes,
-                        "within_bytes": within,
-                    }
-                    within += slot_bytes
-        begin += packing.places[place_bytes] * place_bytes
-    return found, begin
-
-
-def bundle_sizes(
-    registers: Sequence[Register], kept: Mapping[Bundle, Iterable[int]]
-) -> dict[Bundle, Counter[int]]:
-    """How many registers of every bundle have slots of so many bytes."""
-    return {
-        bundle: Counter(registers[index].slot_bytes for index in rows)
-        for bundle, rows in kept.items()
-    }
 
 
 def communication_buffers(draft: DraftStage) -> frozenset[int]:
@@ -163,7 +117,7 @@ def shared_places(spans: Spans) -> tuple[dict[int, int], int]:
     area = 0
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     for section, local in spans.by_section().items():
-        starts = stretches(spans.draft, spans.ops(section))
+        starts = [start for start, _ in stretches(spans.draft, spans.ops(section))]
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
@@ -295,36 +249,6 @@ def _read_before(spans: Spans, whole: int, total: int) -> bool:
         and PART_ORDER[section[0]] <= PART_ORDER[draft.actors[end].section[0]]
         for at, section in zip(readers, parts, strict=True)
     )
-
-
-def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
-    """Registers that live from one section of a chunk to a later one, by what is alive together.
-
-    They are written and read in sections of the compute queue of one chunk alone, so that the
-    order of the sections says when a version is there.
-    """
-    draft = spans.draft
-    found: dict[Bundle, list[int]] = {}
-    for register in spans.candidates:
-        begin = None if register in elsewhere else spans.begin(register)
-        kind, slot_bytes = (
-            draft.registers[register].memory_kind,
-            draft.registers[register].slot_bytes,
-        )
-        if begin is None or begin[0][0] not in SLOT_PARTS or kind != "activation" or not slot_bytes:
-            continue
-        made, chunk = begin[0]
-        ends = {spans.section(reader) for reader in spans.readers.get(register, ())}
-        last = max((PART_ORDER[part] for part, _ in ends), default=0)
-        known = all(
-            spans.done(reader, spans.section(reader)) is not None
-            for reader in spans.readers.get(register, ())
-        )
-        if known and last > PART_ORDER[made] and {at for _, at in ends} == {chunk}:
-            end = next(part for part, _ in ends if PART_ORDER[part] == last)
-            if end in SLOT_PARTS:
-                found.setdefault(Bundle(chunk, made, end), []).append(register)
-    return found
 
 
 def _pack_section(

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from millrace.planner.compile.draft import SLOT_PARTS, Section
 
-GAP = 512  # one part in so many of what is alive at once is not worth gathering for
+GAP = 256  # one part in so many of what is alive at once is not worth gathering for
+GAIN = 1024  # one part in so many of it must be gained by gathering into one more size
 EMPTY = (16, 4)  # one part in so many of its place, a piece leaves empty at most; tried in turn
 SIZES = 4  # of registers, those that hold most, whose multiples are tried as pieces
 MULTIPLES = 8  # up to which they are tried
@@ -37,15 +38,20 @@ Turns = NDArray[np.int64]  # of every microbatch
 Counts = NDArray[np.float64]  # whole numbers, which it holds exactly; products are fastest
 
 
+WHOLE = -1  # not a stretch, but the section from its begin to its end
+
+
 class Bundle(NamedTuple):
     """The registers of a chunk of a stage that are alive together.
 
-    `made` and `end` are parts: F, B, W or BW.
+    `made` and `end` are parts: F, B, W or BW. Where one of them is B, the register is made, or read
+    last, in so many a stretch of it.
     """
 
     chunk: int
     made: str
     end: str
+    stretch: int = WHOLE
 
 
 Sizes = Mapping[Bundle, Mapping[int, int]]  # how many registers have a slot of so many bytes
@@ -101,51 +107,39 @@ def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
     -----
     Registers by themselves are where it starts. As long as it helps, all bundles are gathered into
     pieces of one more size, the one after which least is needed. So it never needs more than equal
-    registers that share places, and what it finds depends on sizes and counts alone.
+    registers that share places, and what it finds depends on sizes and counts alone. Stretches make
+    more bundles, of fewer registers: where nothing comes of that they are left out.
     """
-    bundles = sorted(bundle for bundle, counts in sizes.items() if counts)
-    if not bundles:
-        return Packing(pieces={}, places={}, shared=(), alive_bytes=0)
-    alive = alive_at_once(turns, bundles)
-    pieces = [
-        Counter({Piece(size, (size,)): count for size, count in sizes[bundle].items()})
-        for bundle in bundles
+    whole: dict[Bundle, Counter[int]] = {}
+    for bundle, counts in sizes.items():
+        whole.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
+    found = _packed(whole, turns)
+    if len(whole) == len(sizes):
+        return found
+    return min(found, _packed(sizes, turns), key=lambda packing: packing.size_bytes)
+
+
+def alive_at_once(bundles: Sequence[Bundle], turns: Mapping[Section, Turns]) -> Counts:
+    """Versions alive of every bundle, a row each, at the moments when there may be most."""
+    times = _times(bundles, turns)
+    moments = np.unique(np.concatenate([begins for begins, _ in times.values()]))
+    alive = [
+        np.searchsorted(begins, moments, "right") - np.searchsorted(ends, moments, "left")
+        for begins, ends in times.values()
     ]
-    held = np.array([sum(piece.place_bytes * n for piece, n in row.items()) for row in pieces])
-    alive_bytes = int((held @ alive).max())
-    places = _places(pieces, alive)
-    tried = _piece_sizes(pieces, alive)
-    allowed = deque(EMPTY)
-    while allowed and _size_bytes(places) > alive_bytes + alive_bytes // GAP:
-        options = []
-        for place_bytes in tried:
-            gathered = _all_gathered(pieces, place_bytes, place_bytes // allowed[0])
-            found = _places(gathered, alive)
-            options.append((_size_bytes(found), place_bytes, gathered, found))
-        least = min(options, key=lambda option: option[:2])
-        if least[0] < _size_bytes(places):
-            _, _, pieces, places = least
-        else:
-            allowed.popleft()
-    return Packing(
-        pieces=dict(zip(bundles, pieces, strict=True)),
-        places=places,
-        shared=_shared(pieces, places, alive),
-        alive_bytes=alive_bytes,
-    )
-
-
-def alive_at_once(turns: Mapping[Section, Turns], bundles: Sequence[Bundle]) -> Counts:
-    """Versions alive of every bundle (a row each) in every turn; turns that are alike come once."""
-    last = max((int(row.max()) for row in turns.values()), default=0)
-    change = np.zeros((len(bundles), last + 2), np.int32)
-    for row, bundle in zip(change, bundles, strict=True):
-        begins, ends = _turns(bundle, turns)
-        row[begins] += 1
-        row[ends + 1] -= 1
-    columns = np.ascontiguousarray(change.cumsum(axis=1, dtype=np.int32).T)
+    columns = np.ascontiguousarray(np.array(alive, np.int32).T)
     distinct = b"".join(dict.fromkeys(column.tobytes() for column in columns))
-    return np.frombuffer(distinct, np.int32).reshape(-1, len(bundles)).T.astype(np.float64)
+    return _largest(np.frombuffer(distinct, np.int32).reshape(-1, len(bundles)).T)
+
+
+def _largest(columns: NDArray[np.int32]) -> Counts:
+    """Columns than which no other is at least as large in every row."""
+    kept = np.zeros((len(columns), 0))
+    for at in np.argsort(-columns.sum(axis=0), kind="stable"):
+        column = columns[:, [at]]
+        if not (kept >= column).all(axis=0).any():
+            kept = np.hstack((kept, column))
+    return kept
 
 
 def taken_in_turn(
@@ -158,8 +152,8 @@ def taken_in_turn(
     """
     events = sorted(
         (at, ends, bundle, microbatch)
-        for bundle in counts
-        for ends, row in enumerate(_turns(bundle, turns))
+        for bundle, times in _times(list(counts), turns).items()
+        for ends, row in enumerate(times)
         for microbatch, at in enumerate(row.tolist())
     )
     taken: dict[Bundle, list[list[int]]] = {bundle: [] for bundle in counts}
@@ -176,10 +170,84 @@ def taken_in_turn(
     return {bundle: list(zip(*rows, strict=True)) for bundle, rows in taken.items()}
 
 
-def _turns(bundle: Bundle, turns: Mapping[Section, Turns]) -> tuple[Turns, Turns]:
-    """Turns in which versions of a bundle are made, and in which they are read last."""
-    made, end = (SLOT_PARTS[part][0] for part in (bundle.made, bundle.end))
-    return turns[made, bundle.chunk], turns[end, bundle.chunk]
+def _packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
+    bundles = sorted(bundle for bundle, counts in sizes.items() if counts)
+    if not bundles:
+        return Packing(pieces={}, places={}, shared=(), alive_bytes=0)
+    alive = alive_at_once(bundles, turns)
+    pieces = [
+        Counter({Piece(size, (size,)): count for size, count in sizes[bundle].items()})
+        for bundle in bundles
+    ]
+    held = np.array([sum(piece.place_bytes * n for piece, n in row.items()) for row in pieces])
+    alive_bytes = int((held @ alive).max())
+    needed = _size_bytes(_places(pieces, alive))
+    allowed = deque(EMPTY)
+    while allowed and needed > alive_bytes + alive_bytes // GAP:
+        least, gathered = _gathered_once(bundles, pieces, alive, allowed[0])
+        if least < needed - alive_bytes // GAIN:
+            needed, pieces = least, gathered
+        else:
+            allowed.popleft()
+    places = _places(pieces, alive)
+    return Packing(
+        pieces=dict(zip(bundles, pieces, strict=True)),
+        places=places,
+        shared=_shared(pieces, places, alive),
+        alive_bytes=alive_bytes,
+    )
+
+
+def _gathered_once(
+    bundles: Sequence[Bundle], pieces: Sequence[Pieces], alive: Counts, empty: int
+) -> tuple[int, list[Pieces]]:
+    """The fewest bytes after gathering into one more size, all bundles or those of one life."""
+    tried = _piece_sizes(pieces, alive)
+    sizes = np.array(sorted({*tried, *(piece.place_bytes for row in pieces for piece in row)}))
+    counts = _of_sizes(pieces, sizes.tolist())
+    used = counts @ alive
+    lives = sorted({bundle[:3] for bundle in bundles})
+    groups = [np.array([bundle[:3] == life for bundle in bundles]) for life in lives]
+    groups.append(np.ones(len(bundles), bool))
+    options: list[tuple[int, int, int, list[Pieces]]] = []
+    for place_bytes in tried:
+        gathered = _all_gathered(pieces, place_bytes, place_bytes // empty)
+        change = _of_sizes(gathered, sizes.tolist()) - counts
+        rows = np.flatnonzero(change.any(axis=1))
+        rest = int(used.max(axis=1) @ sizes) - int(used[rows].max(axis=1) @ sizes[rows])
+        for number, group in enumerate(groups if len(rows) else ()):
+            most = used[rows] + change[np.ix_(rows, group)] @ alive[group]
+            options.append(
+                (rest + int(most.max(axis=1) @ sizes[rows]), place_bytes, number, gathered)
+            )
+    if not options:
+        return int(used.max(axis=1) @ sizes), list(pieces)
+    least, _, number, gathered = min(options, key=lambda option: option[:3])
+    chosen = groups[number].tolist()
+    return least, [
+        new if one else old for old, new, one in zip(pieces, gathered, chosen, strict=True)
+    ]
+
+
+def _times(
+    bundles: Sequence[Bundle], turns: Mapping[Section, Turns]
+) -> dict[Bundle, tuple[Turns, Turns]]:
+    """When versions of bundles are made, and when they are read last, by microbatch.
+
+    A turn has a moment for each stretch, and a last one, when all of them are over.
+    """
+    last = 1 + max(bundle.stretch for bundle in bundles)
+    found = {}
+    for bundle in bundles:
+        made, end = (SLOT_PARTS[part][0] for part in (bundle.made, bundle.end))
+        stretched = bundle.stretch != WHOLE
+        begins = turns[made, bundle.chunk] * (last + 1)
+        ends = turns[end, bundle.chunk] * (last + 1)
+        found[bundle] = (
+            begins + (bundle.stretch if stretched and bundle.made == "B" else 0),
+            ends + (bundle.stretch if stretched and bundle.end == "B" else last),
+        )
+    return found
 
 
 def _size_bytes(places: Mapping[int, int]) -> int:

@@ -22,13 +22,13 @@ from millrace.planner.compile.arena import (
     communication_buffers,
     lent_places,
     shared_places,
-    taking_turns,
 )
+from millrace.planner.compile.bundles import chunk_stretches, taking_turns
 from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.draft import DraftStage, Section
 from millrace.planner.compile.fused import fused_stages
 from millrace.planner.compile.lowering import Lowering
-from millrace.planner.compile.packing import Bundle, packed
+from millrace.planner.compile.packing import WHOLE, Bundle, packed
 from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from millrace.planner.compile.spans import Spans
@@ -184,15 +184,12 @@ def _registers(
     def block(index: int) -> str:
         return makers.get(draft.registers[index].tensor) or inside.get(index, "")
 
-    def occurrences(index: int) -> int:
-        return times.get(block(index), 1)
-
     def sizes(indices: Iterable[int]) -> Registers:
         found: Registers = Counter()
         for index in indices:
             register = draft.registers[index]
             kind = "communication" if index in buffers else register.memory_kind
-            found[kind, alive[index]] += occurrences(index) * register.slot_bytes
+            found[kind, alive[index]] += times.get(block(index), 1) * register.slot_bytes
         return found
 
     lent = lent_places(spans, shared).keys()
@@ -206,17 +203,44 @@ def _registers(
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
         },
-        kept={bundle: _slot_sizes(draft, rows, occurrences) for bundle, rows in kept.items()},
+        kept=_every_block(spans, kept, block, times),
     )
 
 
-def _slot_sizes(
-    draft: DraftStage, indices: Iterable[int], occurrences: Callable[[int], int]
-) -> Counter[int]:
-    found = Counter[int]()
-    for index in indices:
-        found[draft.registers[index].slot_bytes] += occurrences(index)
+def _every_block(
+    spans: Spans,
+    kept: Mapping[Bundle, Iterable[int]],
+    block: Callable[[int], str],
+    times: Mapping[str, int],
+) -> dict[Bundle, Counter[int]]:
+    """How many registers bundles have of every size, with the blocks that others stand for."""
+    found: dict[Bundle, Counter[int]] = {}
+    for bundle, rows in kept.items():
+        blocks = [name for _, name in chunk_stretches(spans, bundle.chunk)]
+        for index in rows:
+            size = spans.draft.registers[index].slot_bytes
+            if bundle.stretch == WHOLE:
+                found.setdefault(bundle, Counter())[size] += times.get(block(index), 1)
+                continue
+            for stretch in _stretches_of(bundle.stretch, block(index), blocks, times):
+                found.setdefault(bundle._replace(stretch=stretch), Counter())[size] += 1
     return found
+
+
+def _stretches_of(
+    stretch: int, block: str, blocks: Sequence[str], times: Mapping[str, int]
+) -> Iterable[int]:
+    """The stretches, every block counted, in which copies of a block's register are made or read.
+
+    Each is as far from its own block's stretch as it is where blocks stand for others.
+    """
+    counts = [times.get(name, 1) for name in blocks]
+    first, count = sum(counts[:stretch]), times.get(block, 1)
+    own = blocks.index(block) if block in blocks else stretch
+    if count > 1:
+        begin = sum(counts[:own]) + stretch - own
+        return range(begin, begin + count)
+    return [first + counts[stretch] - 1 if own > stretch else first]
 
 
 def _together(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Counter[int]]:
