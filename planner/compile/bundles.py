@@ -20,7 +20,7 @@ from millrace.planner.compile.spans import Spans, stretches
 def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
     """Registers that live from one section of a chunk to a later one, by what is alive together."""
     draft = spans.draft
-    found: dict[Bundle, list[int]] = {}
+    kept: dict[Bundle, list[int]] = {}
     starts: dict[int, list[int]] = {}  # of the stretches of input gradients, by chunk
     for register in spans.candidates:
         kind, size = draft.registers[register].memory_kind, draft.registers[register].slot_bytes
@@ -41,16 +41,16 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
         if "B" in (made, end):
             if chunk not in starts:
                 starts[chunk] = [at for at, _ in chunk_stretches(spans, chunk)]
-            at = begun if made == "B" else max(one for one in done if one is not None)
+            at = begun if made == "B" else max(time for time in done if time is not None)
             stretch = bisect_right(starts[chunk], at) - 1
-        found.setdefault(Bundle(chunk, made, end, stretch), []).append(register)
-    return found
+        kept.setdefault(Bundle(chunk, made, end, stretch), []).append(register)
+    return kept
 
 
 def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
     """Stretches of a chunk's input gradients; none where a block has several."""
-    found = stretches(spans.draft, spans.ops(("B", chunk)))
-    return found if len({block for _, block in found}) == len(found) else []
+    rows = stretches(spans.draft, spans.ops(("B", chunk)))
+    return rows if len({block for _, block in rows}) == len(rows) else []
 
 
 def kept_places(
@@ -70,7 +70,7 @@ def kept_places(
         packed_as = bundle if bundle in packing.pieces else bundle._replace(stretch=WHOLE)
         for index in rows:
             left.setdefault((packed_as, draft.registers[index].slot_bytes), []).append(index)
-    found: dict[int, dict[str, Any]] = {}
+    fields: dict[int, dict[str, Any]] = {}
     for place_bytes in packing.shared:
         pieces = packing.of_size(place_bytes)
         taken = taken_in_turn({bundle: len(row) for bundle, row in pieces.items()}, turns)
@@ -82,7 +82,7 @@ def kept_places(
                     where = {"place_bytes": place_bytes, "within_bytes": within}
                     if place_bytes == slot_bytes:
                         where = {}
-                    found[left[bundle, slot_bytes].pop(0)] = shares | where
+                    fields[left[bundle, slot_bytes].pop(0)] = shares | where
                     within += slot_bytes
         begin += packing.places[place_bytes] * place_bytes
-    return found, begin
+    return fields, begin

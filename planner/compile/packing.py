@@ -2,20 +2,17 @@
 
 A *bundle* is what a chunk makes in one part of the step and reads last in another: its registers
 are alive together. In the stage's static order a version of it is alive from the turn of the one
-part to the turn of the other. Places for intervals of one size are as many as are alive at once
-(interval colouring: each takes a place that is free, or a new one where none is; Gavril,
-"Algorithms for minimum coloring, maximum clique …", 1972), so the registers of one size, whatever
-their bundles, need
+part to the turn of the other. Intervals of one size need as many places as are alive at once: each
+takes a place that is free, or a new one where none is (colouring of interval graphs; Golumbic,
+"Algorithmic Graph Theory and Perfect Graphs", 1980, chapter 8). So the registers of one size,
+whatever their bundles, need
 
     size · max over turns Σ over bundles (registers of that size · versions alive)
 
 bytes, and all sizes need the sum of that. It is more than the most bytes alive at once where sizes
 are at their most at different turns. To bring it near, small registers of a bundle are gathered
-into *pieces*, which lie one register after another in a place of a larger size: with equal pieces
-everywhere nothing is lost. Which size that is, is tried.
-
-General offsets (a first or best fit of whole bundles, by size or in the order of time) leave 9 to
-25 % beside what is alive where lifetimes differ; see `docs/decisions/0004-places-by-lifetimes.md`.
+into *pieces*, which lie one register after another in a place of a larger size. Which size that is,
+and of which bundles, is tried.
 """
 
 from collections import Counter, deque
@@ -28,24 +25,24 @@ from numpy.typing import NDArray
 
 from millrace.planner.compile.draft import SLOT_PARTS, Section
 
-GAP = 256  # one part in so many of what is alive at once is not worth gathering for
-GAIN = 1024  # one part in so many of it must be gained by gathering into one more size
+# What a search for pieces is worth, as parts of the bytes that are alive at once: one that is left
+# undone, and one that a further size must save.
+GAP, GAIN = 256, 1024
 EMPTY = (16, 4)  # one part in so many of its place, a piece leaves empty at most; tried in turn
 SIZES = 4  # of registers, those that hold most, whose multiples are tried as pieces
 MULTIPLES = 8  # up to which they are tried
 
-Turns = NDArray[np.int64]  # of every microbatch
-Counts = NDArray[np.float64]  # whole numbers, which it holds exactly; products are fastest
+WHOLE = -1  # no stretch, but the whole section
 
-
-WHOLE = -1  # not a stretch, but the section from its begin to its end
+Turns = NDArray[np.int64]  # one of every microbatch
+Counts = NDArray[np.float64]  # whole numbers: exact, and multiplied faster than integers
 
 
 class Bundle(NamedTuple):
-    """The registers of a chunk of a stage that are alive together.
+    """Registers of a chunk of a stage that are alive together.
 
-    `made` and `end` are parts: F, B, W or BW. Where one of them is B, the register is made, or read
-    last, in so many a stretch of it.
+    `made` and `end` are parts: F, B, W or BW. The `stretch` is that of B in which they are made, or
+    read last.
     """
 
     chunk: int
@@ -87,14 +84,14 @@ class Packing:
     def of_size(self, place_bytes: int) -> dict[Bundle, list[Piece]]:
         """Every bundle's pieces of a size, one by one."""
         rows = {
-            bundle: [one for one in sorted(pieces.elements()) if one.place_bytes == place_bytes]
-            for bundle, pieces in self.pieces.items()
+            bundle: sorted(piece for piece in row.elements() if piece.place_bytes == place_bytes)
+            for bundle, row in self.pieces.items()
         }
         return {bundle: row for bundle, row in rows.items() if row}
 
 
 def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
-    """Return pieces and places that need about as many bytes as are alive at once, or few more.
+    """Return pieces and places that need few more bytes than are alive at once.
 
     Parameters
     ----------
@@ -105,18 +102,21 @@ def packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
 
     Notes
     -----
-    Registers by themselves are where it starts. As long as it helps, all bundles are gathered into
-    pieces of one more size, the one after which least is needed. So it never needs more than equal
-    registers that share places, and what it finds depends on sizes and counts alone. Stretches make
-    more bundles, of fewer registers: where nothing comes of that they are left out.
+    At first every register is a piece. As long as it helps, all bundles, or those of one chunk and
+    life, are gathered into pieces of one more size, the one after which least is needed. So no more
+    is needed than by registers of one size that share places. Stretches make more bundles, of fewer
+    registers each: where nothing comes of that they are left out. What comes out depends on sizes
+    and counts alone.
     """
     whole: dict[Bundle, Counter[int]] = {}
     for bundle, counts in sizes.items():
         whole.setdefault(bundle._replace(stretch=WHOLE), Counter()).update(counts)
-    found = _packed(whole, turns)
+    packing = _packed(whole, turns)
     if len(whole) == len(sizes):
-        return found
-    return min(found, _packed(sizes, turns), key=lambda packing: packing.size_bytes)
+        return packing
+    stretched = _packed(sizes, turns)
+    saved = packing.size_bytes - stretched.size_bytes
+    return stretched if saved * GAIN > packing.alive_bytes else packing
 
 
 def alive_at_once(bundles: Sequence[Bundle], turns: Mapping[Section, Turns]) -> Counts:
@@ -171,6 +171,7 @@ def taken_in_turn(
 
 
 def _packed(sizes: Sizes, turns: Mapping[Section, Turns]) -> Packing:
+    """Pieces of these bundles as they are, and their places."""
     bundles = sorted(bundle for bundle, counts in sizes.items() if counts)
     if not bundles:
         return Packing(pieces={}, places={}, shared=(), alive_bytes=0)
@@ -213,20 +214,17 @@ def _gathered_once(
     for place_bytes in tried:
         gathered = _all_gathered(pieces, place_bytes, place_bytes // empty)
         change = _of_sizes(gathered, sizes.tolist()) - counts
-        rows = np.flatnonzero(change.any(axis=1))
-        rest = int(used.max(axis=1) @ sizes) - int(used[rows].max(axis=1) @ sizes[rows])
-        for number, group in enumerate(groups if len(rows) else ()):
-            most = used[rows] + change[np.ix_(rows, group)] @ alive[group]
-            options.append(
-                (rest + int(most.max(axis=1) @ sizes[rows]), place_bytes, number, gathered)
-            )
+        changed = np.flatnonzero(change.any(axis=1))
+        rest = used.max(axis=1) @ sizes - used[changed].max(axis=1) @ sizes[changed]
+        for number, group in enumerate(groups if len(changed) else ()):
+            now = used[changed] + change[np.ix_(changed, group)] @ alive[group]
+            needed = int(rest + now.max(axis=1) @ sizes[changed])
+            options.append((needed, place_bytes, number, gathered))
     if not options:
         return int(used.max(axis=1) @ sizes), list(pieces)
     least, _, number, gathered = min(options, key=lambda option: option[:3])
-    chosen = groups[number].tolist()
-    return least, [
-        new if one else old for old, new, one in zip(pieces, gathered, chosen, strict=True)
-    ]
+    rows = zip(pieces, gathered, groups[number].tolist(), strict=True)
+    return least, [after if chosen else before for before, after, chosen in rows]
 
 
 def _times(
@@ -237,17 +235,16 @@ def _times(
     A turn has a moment for each stretch, and a last one, when all of them are over.
     """
     last = 1 + max(bundle.stretch for bundle in bundles)
-    found = {}
-    for bundle in bundles:
-        made, end = (SLOT_PARTS[part][0] for part in (bundle.made, bundle.end))
-        stretched = bundle.stretch != WHOLE
-        begins = turns[made, bundle.chunk] * (last + 1)
-        ends = turns[end, bundle.chunk] * (last + 1)
-        found[bundle] = (
-            begins + (bundle.stretch if stretched and bundle.made == "B" else 0),
-            ends + (bundle.stretch if stretched and bundle.end == "B" else last),
-        )
-    return found
+
+    def moments(bundle: Bundle, part: str, otherwise: int) -> Turns:
+        stretched = part == "B" and bundle.stretch != WHOLE
+        turn = turns[SLOT_PARTS[part][0], bundle.chunk]
+        return turn * (last + 1) + (bundle.stretch if stretched else otherwise)
+
+    return {
+        bundle: (moments(bundle, bundle.made, 0), moments(bundle, bundle.end, last))
+        for bundle in bundles
+    }
 
 
 def _size_bytes(places: Mapping[int, int]) -> int:
@@ -265,8 +262,8 @@ def _of_sizes(pieces: Sequence[Pieces], sizes: Sequence[int]) -> Counts:
     """How many pieces of every size (rows) a version of every bundle (columns) has."""
     counts = np.zeros((len(sizes), len(pieces)))
     rows = {size: row for row, size in enumerate(sizes)}
-    for column, found in enumerate(pieces):
-        for piece, count in found.items():
+    for column, of_bundle in enumerate(pieces):
+        for piece, count in of_bundle.items():
             counts[rows[piece.place_bytes], column] += count
     return counts
 
@@ -300,20 +297,17 @@ def _piece_sizes(pieces: Sequence[Pieces], alive: Counts) -> list[int]:
 def _all_gathered(pieces: Sequence[Pieces], place_bytes: int, empty_bytes: int) -> list[Pieces]:
     """Every bundle's pieces gathered; chunks that are alike cost nothing."""
     known: dict[frozenset[tuple[Piece, int]], Pieces] = {}
-    found = []
     for row in pieces:
-        key = frozenset(row.items())
-        if key not in known:
+        if (key := frozenset(row.items())) not in known:
             known[key] = _gathered(row, place_bytes, empty_bytes)
-        found.append(known[key])
-    return found
+    return [known[frozenset(row.items())] for row in pieces]
 
 
 def _gathered(pieces: Pieces, place_bytes: int, empty_bytes: int) -> Pieces:
     """Pieces of a bundle in as many places of a size as they fill, the largest first."""
     left = Counter(pieces)
-    order = sorted((one for one in pieces if one.place_bytes <= place_bytes), reverse=True)
-    found: Pieces = Counter()
+    order = sorted((piece for piece in pieces if piece.place_bytes <= place_bytes), reverse=True)
+    full: Pieces = Counter()
     while True:
         room, members = place_bytes, dict[Piece, int]()
         for piece in order:
@@ -321,8 +315,8 @@ def _gathered(pieces: Pieces, place_bytes: int, empty_bytes: int) -> Pieces:
                 members[piece] = count
                 room -= count * piece.place_bytes
         if not members or room > empty_bytes:
-            return found + left
+            return full + left
         times = min(left[piece] // count for piece, count in members.items())
         sizes = tuple(size for piece, n in members.items() for size in piece.sizes * n)
-        found[Piece(place_bytes, sizes)] += times
+        full[Piece(place_bytes, sizes)] += times
         left.subtract({piece: times * count for piece, count in members.items()})

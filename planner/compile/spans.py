@@ -139,7 +139,7 @@ def stretches(draft: DraftStage, ops: Sequence[int]) -> list[tuple[int, str]]:
 
     Sums of gradients belong where they lie, be they of the block or of the one before.
     """
-    found: list[tuple[int, str]] = []
+    rows: list[tuple[int, str]] = []
     block: str | None = None
     begun: int | None = None
     for index in ops:
@@ -148,9 +148,9 @@ def stretches(draft: DraftStage, ops: Sequence[int]) -> list[tuple[int, str]]:
         if actor.kind in BOXING:
             continue
         if actor.block != block and (block is None or actor.kind != "accumulate"):
-            found.append((2 * begun, actor.block))
+            rows.append((2 * begun, actor.block))
             block = actor.block
         begun = None
     if begun is not None:
-        found.append((2 * begun, ""))
-    return found
+        rows.append((2 * begun, ""))
+    return rows

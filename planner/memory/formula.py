@@ -214,17 +214,17 @@ def _every_block(
     times: Mapping[str, int],
 ) -> dict[Bundle, Counter[int]]:
     """How many registers bundles have of every size, with the blocks that others stand for."""
-    found: dict[Bundle, Counter[int]] = {}
+    sizes: dict[Bundle, Counter[int]] = {}
     for bundle, rows in kept.items():
         blocks = [name for _, name in chunk_stretches(spans, bundle.chunk)]
         for index in rows:
             size = spans.draft.registers[index].slot_bytes
             if bundle.stretch == WHOLE:
-                found.setdefault(bundle, Counter())[size] += times.get(block(index), 1)
+                sizes.setdefault(bundle, Counter())[size] += times.get(block(index), 1)
                 continue
             for stretch in _stretches_of(bundle.stretch, block(index), blocks, times):
-                found.setdefault(bundle._replace(stretch=stretch), Counter())[size] += 1
-    return found
+                sizes.setdefault(bundle._replace(stretch=stretch), Counter())[size] += 1
+    return sizes
 
 
 def _stretches_of(
