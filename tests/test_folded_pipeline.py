@@ -1,13 +1,15 @@
 """The V-shaped zero bubble computes what a single device computes, and sends less than a loop."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 from msgspec.structs import replace
 
+from millrace.executor.streams import command_buffer, find_races
 from millrace.models.graph import Graph
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.actors.graph import ActorGraph, Program
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Chunk, Plan
@@ -54,6 +56,31 @@ def test_the_v_trains_as_a_single_device():
     assert MICROBATCHES > 2
     plan, graph, actors = planned("zb-v")
     assert_trains_as_one_device(plan, graph, actors, reference("fp64"), STEPS)
+
+
+def wrongly_placed(program: Program) -> Iterator[Program]:
+    """The program with one register moved: a version onto the next one, or into its neighbour."""
+    for index, register in enumerate(program.registers):
+        first, second, *others = register.places or (0, 0)
+        onto = replace(register, places=(second, second, *others))
+        beside = replace(register, within_bytes=register.within_bytes + register.slot_bytes // 2)
+        for wrong in (onto, beside) if first != second else ():
+            registers = [*program.registers]
+            registers[index] = wrong
+            yield replace(program, registers=tuple(registers))
+
+
+def test_what_shares_places_is_not_there_at_once_and_a_wrong_place_is_found():
+    _, _, actors = planned("zb-v")
+    for number, program in enumerate(actors.programs):
+        assert find_races(actors, command_buffer(actors, program.ranks)) == []
+        wrong = list(wrongly_placed(program))
+        assert wrong
+        for one in wrong[:: len(wrong) // 12]:
+            programs = [*actors.programs]
+            programs[number] = one
+            moved = replace(actors, programs=tuple(programs))
+            assert find_races(moved, command_buffer(moved, program.ranks))
 
 
 def test_nothing_is_sent_where_the_v_turns_nor_between_its_ends():

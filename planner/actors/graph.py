@@ -40,10 +40,12 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Version v lies in slot v mod slots. `initial` versions exist before the first step (variables);
     one that no actor writes holds its only version for good, as often as it is read.
     `offset_bytes` is the place of slot 0 in the rank's arena, slot k follows at
-    `offset_bytes + k * slot_bytes`. Where there are `places`, slot k lies at the place of that
-    number instead: registers of equal offset have these places together, and never use one at
-    once. Registers of the kind `host` have an arena of their own, in the memory of the node. With a
-    `pitch` there is room for rows of the last dim that lie so many elements apart.
+    `offset_bytes + k * slot_bytes`. Where there are `places`, slot k lies in the place of that
+    number instead, `within_bytes` behind its start; places are `place_bytes` long (0: as long as a
+    slot) and begin at `offset_bytes`. Registers of equal offset have these places together, and
+    never use the same bytes of one at once. Registers of the kind `host` have an arena of their
+    own, in the memory of the node. With a `pitch` there is room for rows of the last dim that lie
+    so many elements apart.
     """
 
     name: str
@@ -58,17 +60,24 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offset_bytes: int = 0
     slot_bytes: int = 0
     places: tuple[int, ...] = ()
+    place_bytes: int = 0
+    within_bytes: int = 0
     # parameter, gradient, optimizer, activation, communication, temporary, lent or host
     memory_kind: str = "activation"
 
     def start_bytes(self, slot: int) -> int:
         """Where a slot lies in its arena."""
-        return self.offset_bytes + (self.places[slot] if self.places else slot) * self.slot_bytes
+        if not self.places:
+            return self.offset_bytes + slot * self.slot_bytes
+        begin = self.places[slot] * (self.place_bytes or self.slot_bytes)
+        return self.offset_bytes + begin + self.within_bytes
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its places, whoever else has them."""
-        return (max(self.places) + 1 if self.places else self.slots) * self.slot_bytes
+        if not self.places:
+            return self.slots * self.slot_bytes
+        return (max(self.places) + 1) * (self.place_bytes or self.slot_bytes)
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

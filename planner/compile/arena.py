@@ -8,8 +8,9 @@ other registers have their own places: what lives from one section to another, a
 received, for no order on this rank says when that happens. What lies in host memory is laid out
 there, one after the other.
 
-What the chunks of a stage keep from one section to another takes turns in places that registers of
-one size have together (`taking_turns`): a stage never runs two chunks at once.
+What the chunks of a stage keep from one section to another (`taking_turns`) is packed by lifetimes:
+a stage runs one section at once, so that its order says what is alive together
+(`millrace.planner.compile.bundles`).
 
 Of what comes once a step, three things of a weight are there when others are not: what gathers it
 before the first microbatch lies where its gradient will be summed, and what the sum is reduced to
@@ -22,13 +23,13 @@ there are.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
+from millrace.planner.compile.bundles import kept_places, taking_turns
 from millrace.planner.compile.draft import (
     BEGIN,
     BOXING,
@@ -37,20 +38,8 @@ from millrace.planner.compile.draft import (
     DraftActor,
     DraftStage,
 )
-from millrace.planner.compile.slots import Timetable, Turn
+from millrace.planner.compile.slots import Timetable
 from millrace.planner.compile.spans import Span, Spans, stretches
-
-
-class Alike(NamedTuple):
-    """What registers have in common that take turns: their size, and the parts of their lives."""
-
-    slot_bytes: int
-    made: str
-    end: str
-
-    def turn(self, stage: int, chunks: Iterable[int]) -> Turn:
-        """The turns of some chunks of a stage."""
-        return Turn(stage=stage, chunks=frozenset(chunks), made=self.made, end=self.end)
 
 
 class Placed(NamedTuple):
@@ -77,22 +66,15 @@ def lay_out(program: Program, draft: DraftStage, table: Timetable) -> Program:
     spans = Spans(draft, table.joint)
     offsets, end = shared_places(spans)
     lent = lent_places(spans, offsets.keys())
-    turns = taking_turns(spans, offsets.keys() | lent.keys())
-    kept = {alike: chunks for alike, chunks in turns.items() if len(chunks) > 1}
     buffers = communication_buffers(draft)
     registers = list(program.registers)
     for index, at in offsets.items():
         registers[index] = replace(registers[index], offset_bytes=at, memory_kind=TEMPORARY)
-    done = {*offsets, *lent}
-    for alike, chunks in kept.items():
-        for row in zip_longest(*chunks.values()):
-            mine = {c: one for c, one in zip(chunks, row, strict=True) if one is not None}
-            places = table.together(alike.turn(program.stage, mine))
-            for chunk, index in mine.items():
-                taken = {"places": places[chunk], "slots": len(places[chunk])}
-                registers[index] = replace(registers[index], offset_bytes=end, **taken)
-            end += (1 + max(map(max, places.values()))) * alike.slot_bytes
-            done.update(mine.values())
+    kept = taking_turns(spans, offsets.keys() | lent.keys())
+    places, end = kept_places(draft, kept, table.turns[program.stage], end)
+    for index, place in places.items():
+        registers[index] = replace(registers[index], **place)
+    done = {*offsets, *lent, *places}
     host_end = 0
     for index, register in enumerate(program.registers):
         if register.memory_kind == HOST:
@@ -135,7 +117,7 @@ def shared_places(spans: Spans) -> tuple[dict[int, int], int]:
     area = 0
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     for section, local in spans.by_section().items():
-        starts = stretches(spans.draft, spans.ops(section))
+        starts = [start for start, _ in stretches(spans.draft, spans.ops(section))]
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
@@ -267,32 +249,6 @@ def _read_before(spans: Spans, whole: int, total: int) -> bool:
         and PART_ORDER[section[0]] <= PART_ORDER[draft.actors[end].section[0]]
         for at, section in zip(readers, parts, strict=True)
     )
-
-
-def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Alike, dict[int, list[int]]]:
-    """Registers that may take turns with those of other chunks, by what is common, and by chunk.
-
-    They are written and read in sections of the compute queue of one chunk alone, so that the
-    order of the sections says when a version is there.
-    """
-    draft = spans.draft
-    found: dict[Alike, dict[int, list[int]]] = {}
-    for register in spans.candidates:
-        begin = None if register in elsewhere else spans.begin(register)
-        if begin is None or draft.registers[register].memory_kind != "activation":
-            continue
-        made, chunk = begin[0]
-        ends = {spans.section(reader) for reader in spans.readers.get(register, ())}
-        last = max((PART_ORDER[part] for part, _ in ends), default=0)
-        known = all(
-            spans.done(reader, spans.section(reader)) is not None
-            for reader in spans.readers.get(register, ())
-        )
-        if known and last > PART_ORDER[made] and {at for _, at in ends} == {chunk}:
-            end = next(part for part, _ in ends if PART_ORDER[part] == last)
-            alike = Alike(draft.registers[register].slot_bytes, made, end)
-            found.setdefault(alike, {}).setdefault(chunk, []).append(register)
-    return found
 
 
 def _pack_section(

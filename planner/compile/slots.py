@@ -14,26 +14,22 @@ The runs that this counts are runs of the actor graph that need no more slots, s
 it still goes to its end: a marked graph that has one run to its end stops in none (Commoner et al.,
 "Marked directed graphs", 1971). The null clock proves it for every compiled plan.
 
-Chunks of a stage take turns. What they keep from one section to another, all of it made and read
-on the compute queue, need not each have room for the most it ever holds: equal registers of several
-chunks share places, as many as they use at once (`Timetable.together`).
+What a stage keeps from one section to another, all of it made and read on the compute queue, takes
+turns in places that chunks and lifetimes share (`millrace.planner.compile.packing`).
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.planner.compile.draft import SLOT_PARTS, DraftStage, Section
+from millrace.planner.compile.packing import Turns
 from millrace.planner.errors import ProtocolError
 from millrace.planner.schedules import Order, Slot, schedule_order
 
 OVERLAP_DEPTH = 1  # versions of a transferred register beyond those that liveness needs
-
-Turns = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +43,6 @@ class Lifetime:
     read: frozenset[Section]
     sent: frozenset[tuple[int, Section]]
     received: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """Chunks of a stage whose equal registers share places from one section to another.
-
-    `made` and `end` are parts: F, B, W or BW.
-    """
-
-    stage: int
-    chunks: frozenset[int]
-    made: str
-    end: str
 
 
 class Timetable:
@@ -81,9 +64,9 @@ class Timetable:
         # Position in the model of every stage's chunks.
         self.positions = [[k for k, s in enumerate(homes) if s == i] for i in range(len(orders))]
         self.joint = all(slot.part not in ("B", "W") for order in self.orders for slot in order)
-        self._turns = [_by_section(order, range(len(order))) for order in self.orders]
+        # The place of every section in its stage's order, by microbatch.
+        self.turns = [_by_section(order, range(len(order))) for order in self.orders]
         self._known: dict[tuple[int, Lifetime], int] = {}
-        self._together: dict[Turn, dict[int, tuple[int, ...]]] = {}
 
     def slots(self, stage: int, lifetime: Lifetime) -> int:
         """Slots of a register of `stage`; every section of the lifetime runs every microbatch."""
@@ -92,35 +75,8 @@ class Timetable:
             self._known[key] = self._counted(stage, lifetime)
         return self._known[key]
 
-    def together(self, turn: "Turn") -> dict[int, tuple[int, ...]]:
-        """Places of every microbatch's version by chunk, where registers take turns.
-
-        No more places than are in use at once: a version takes the first that is free when its
-        section begins, and leaves it when the section that reads it last is done.
-        """
-        if turn not in self._together:
-            turns = self._turns[turn.stage]
-            events = sorted(
-                (int(at), chunk, microbatch, section == turn.made)
-                for chunk in turn.chunks
-                for section in (turn.made, turn.end)
-                for microbatch, at in enumerate(turns[SLOT_PARTS[section][0], chunk])
-            )
-            found = {chunk: [0] * self.microbatches for chunk in turn.chunks}
-            free: list[int] = []
-            count = 0
-            for _, chunk, microbatch, begins in events:
-                if not begins:
-                    heapq.heappush(free, found[chunk][microbatch])
-                elif free:
-                    found[chunk][microbatch] = heapq.heappop(free)
-                else:
-                    found[chunk][microbatch], count = count, count + 1
-            self._together[turn] = {chunk: tuple(places) for chunk, places in found.items()}
-        return self._together[turn]
-
     def _counted(self, stage: int, lifetime: Lifetime) -> int:
-        turns, made = self._turns[stage], lifetime.made
+        turns, made = self.turns[stage], lifetime.made
         count = np.arange(1, self.microbatches + 1)
         most = 1
         for section in lifetime.read - {made}:

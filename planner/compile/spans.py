@@ -134,12 +134,12 @@ class Spans:
         return min(known, default=None)
 
 
-def stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
-    """Times at which the stretches of a section start; boxing belongs to the op it is for.
+def stretches(draft: DraftStage, ops: Sequence[int]) -> list[tuple[int, str]]:
+    """Stretches of a section: when each starts, and its block. Boxing belongs to the op it is for.
 
     Sums of gradients belong where they lie, be they of the block or of the one before.
     """
-    starts: list[int] = []
+    rows: list[tuple[int, str]] = []
     block: str | None = None
     begun: int | None = None
     for index in ops:
@@ -148,9 +148,9 @@ def stretches(draft: DraftStage, ops: Sequence[int]) -> list[int]:
         if actor.kind in BOXING:
             continue
         if actor.block != block and (block is None or actor.kind != "accumulate"):
-            starts.append(2 * begun)
+            rows.append((2 * begun, actor.block))
             block = actor.block
         begun = None
     if begun is not None:
-        starts.append(2 * begun)
-    return starts
+        rows.append((2 * begun, ""))
+    return rows

@@ -9,7 +9,7 @@ and equal stages are lowered once and counted (`regular`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,16 +19,16 @@ from millrace.models.graph import GLOBAL_BLOCK, Graph
 from millrace.planner.actors.graph import HOST, TEMPORARY
 from millrace.planner.cluster import Cluster
 from millrace.planner.compile.arena import (
-    Alike,
     communication_buffers,
     lent_places,
     shared_places,
-    taking_turns,
 )
+from millrace.planner.compile.bundles import chunk_stretches, taking_turns
 from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.draft import DraftStage, Section
 from millrace.planner.compile.fused import fused_stages
 from millrace.planner.compile.lowering import Lowering
+from millrace.planner.compile.packing import WHOLE, Bundle, packed
 from millrace.planner.compile.placement import place
 from millrace.planner.compile.slots import Lifetime, Timetable, lifetimes, timetable
 from millrace.planner.compile.spans import Spans
@@ -44,22 +44,12 @@ Registers = Counter[tuple[str, Lifetime | None]]
 Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
-class Taking(NamedTuple):
-    """Registers of one chunk that may take turns with those of others, and how many."""
-
-    number: int
-    own: Registers
-
-
-Turns = dict[Alike, dict[int, Taking]]  # by chunk
-
-
 class Held(NamedTuple):
     """What a stage holds outside the area: what has a place of its own, and what takes turns."""
 
     own: Registers
     common: Common
-    turns: Turns
+    kept: dict[Bundle, Counter[int]]  # how many registers have slots of so many bytes
 
 
 def plan_memory(
@@ -119,11 +109,8 @@ def plan_memory(
         held = [(chunk, *one) for chunk, part in enumerate(parts) for one in sums[part].own.items()]
         # What belongs to no block is there once, however many chunks need it.
         once = {name: one for part in parts for name, one in sums[part].common.items()}
-        for alike, chunks in _together([sums[part].turns for part in parts]).items():
-            if len(chunks) > 1:
-                sizes["activation"] += _turns_bytes(alike, chunks, stage, table)
-            else:
-                held += [(at, *each) for at, one in chunks.items() for each in one.own.items()]
+        kept = packed(_together([sums[part].kept for part in parts]), table.turns[stage])
+        sizes["activation"] += kept.size_bytes
         for chunk, (kind, lifetime), size in (*held, *((0, *one) for one in once.values())):
             if lifetime is not None and small.moved:
                 lifetime = _moved(lifetime, stage, chunk if small.apart else None, table)
@@ -197,27 +184,17 @@ def _registers(
     def block(index: int) -> str:
         return makers.get(draft.registers[index].tensor) or inside.get(index, "")
 
-    def occurrences(index: int) -> int:
-        return times.get(block(index), 1)
-
     def sizes(indices: Iterable[int]) -> Registers:
         found: Registers = Counter()
         for index in indices:
             register = draft.registers[index]
             kind = "communication" if index in buffers else register.memory_kind
-            found[kind, alive[index]] += occurrences(index) * register.slot_bytes
+            found[kind, alive[index]] += times.get(block(index), 1) * register.slot_bytes
         return found
 
     lent = lent_places(spans, shared).keys()
-    takers = taking_turns(spans, shared | lent)
-    turns = {
-        alike: {
-            chunk: Taking(sum(map(occurrences, rows)), sizes(rows))
-            for chunk, rows in chunks.items()
-        }
-        for alike, chunks in takers.items()
-    }
-    taking = (one for chunks in takers.values() for rows in chunks.values() for one in rows)
+    kept = taking_turns(spans, shared | lent)
+    taking = (index for rows in kept.values() for index in rows)
     elsewhere = {*shared, *lent, *taking}
     own = [index for index in range(len(draft.registers)) if index not in elsewhere]
     common = [index for index in own if block(index) in ("", GLOBAL_BLOCK)]
@@ -226,30 +203,55 @@ def _registers(
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
         },
-        turns=turns,
+        kept=_every_block(spans, kept, block, times),
     )
 
 
-def _together(parts: Sequence[Turns]) -> Turns:
-    """What takes turns on a stage: on one like it, or on one like each of its chunks."""
+def _every_block(
+    spans: Spans,
+    kept: Mapping[Bundle, Iterable[int]],
+    block: Callable[[int], str],
+    times: Mapping[str, int],
+) -> dict[Bundle, Counter[int]]:
+    """How many registers bundles have of every size, with the blocks that others stand for."""
+    sizes: dict[Bundle, Counter[int]] = {}
+    for bundle, rows in kept.items():
+        blocks = [name for _, name in chunk_stretches(spans, bundle.chunk)]
+        for index in rows:
+            size = spans.draft.registers[index].slot_bytes
+            if bundle.stretch == WHOLE:
+                sizes.setdefault(bundle, Counter())[size] += times.get(block(index), 1)
+                continue
+            for stretch in _stretches_of(bundle.stretch, block(index), blocks, times):
+                sizes.setdefault(bundle._replace(stretch=stretch), Counter())[size] += 1
+    return sizes
+
+
+def _stretches_of(
+    stretch: int, block: str, blocks: Sequence[str], times: Mapping[str, int]
+) -> Iterable[int]:
+    """The stretches, every block counted, in which copies of a block's register are made or read.
+
+    Each is as far from its own block's stretch as it is where blocks stand for others.
+    """
+    counts = [times.get(name, 1) for name in blocks]
+    first, count = sum(counts[:stretch]), times.get(block, 1)
+    own = blocks.index(block) if block in blocks else stretch
+    if count > 1:
+        begin = sum(counts[:own]) + stretch - own
+        return range(begin, begin + count)
+    return [first + counts[stretch] - 1 if own > stretch else first]
+
+
+def _together(parts: Sequence[Mapping[Bundle, Counter[int]]]) -> dict[Bundle, Counter[int]]:
+    """What a stage keeps between sections: as one like it, or as one like each of its chunks."""
     if len(parts) == 1:
-        return parts[0]
-    found: Turns = {}
-    for number, part in enumerate(parts):
-        for alike, chunks in part.items():
-            found.setdefault(alike, {}).update((number, one) for one in chunks.values())
-    return found
-
-
-def _turns_bytes(alike: Alike, chunks: Mapping[int, Taking], stage: int, table: Timetable) -> int:
-    """Bytes of registers that take turns: the first of every chunk together, then each next one."""
-    found = done = 0
-    for count in sorted({one.number for one in chunks.values()}):
-        mine = [chunk for chunk, one in chunks.items() if one.number >= count]
-        places = table.together(alike.turn(stage, mine))
-        found += (count - done) * (1 + max(map(max, places.values()))) * alike.slot_bytes
-        done = count
-    return found
+        return dict(parts[0])
+    return {
+        bundle._replace(chunk=chunk): counts
+        for chunk, part in enumerate(parts)
+        for bundle, counts in part.items()
+    }
 
 
 def _neighbour(section: Section) -> int:

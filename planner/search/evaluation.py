@@ -362,8 +362,9 @@ class Evaluator:
 
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""
-        space = self.programs.space(self.shape(candidate), self.modes[0])
-        return sum(choice.size for choice in space.choices)
+        return sum(
+            c.size for c in self.programs.space(self.shape(candidate), self.modes[0]).choices
+        )
 
     def refine(self, outcome: Outcome, limits: Limits, best_ns: float) -> Outcome:
         """Solve a candidate's program to the request's gap and return what is then known of it.
@@ -466,8 +467,7 @@ class Evaluator:
             return Pruned(candidate, bound_ns, "its stages cannot be even enough")
         with self.dividing():
             division = divide(runs, pipeline, limits, 0, self.request.max_gap / 4, best_ns)
-            if len(limits) == 1:
-                division = in_order(division, runs, pipeline, hidden_share(self.request.cluster))
+            division = in_order(division, runs, pipeline, hidden_share(self.request.cluster))
         return Found(
             candidate=candidate,
             division=division,

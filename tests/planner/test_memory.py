@@ -84,6 +84,7 @@ PIPELINES = [
     ("gpt", 14, 2, degrees(pp=2, micro_batch=1, schedule="interleaved-1f1b", interleave=4)),
     ("gpt", 22, 8, degrees(pp=8, micro_batch=1, schedule="1f1b")),
     ("llama", 10, 4, degrees(tp=2, pp=2, interleave=2, sequence_parallel=True)),
+    ("llama", 20, 4, degrees(tp=2, pp=2, schedule="zb-h1", sequence_parallel=True)),
     ("deepseek", 3, 4, degrees(dp=2, pp=2, ep=2)),
     ("bert", 9, 2, degrees(pp=2, schedule="zb-h1")),
     ("llama", 8, 8, degrees(cp=4, pp=2, ring=True, micro_batch=1, recompute="selective")),

@@ -38,7 +38,7 @@ def hold_back(draft: DraftStage, joint_backward: bool) -> None:
 def _triggers(draft: DraftStage, spans: Spans, section: Section) -> list[tuple[int, int | None]]:
     """Start of every stretch of a section, and the smallest register that its ops fill."""
     ops = spans.ops(section)
-    starts = stretches(draft, ops)
+    starts = [start for start, _ in stretches(draft, ops)]
     found: list[tuple[int, int | None]] = []
     for start, end in zip(starts, [*starts[1:], 2 * len(draft.actors)], strict=True):
         made = [

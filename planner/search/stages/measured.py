@@ -86,7 +86,7 @@ def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
 def in_order(
     division: Division, runs: tuple[Run, ...], pipeline: Pipeline, overlap: float
 ) -> Division:
-    """The division with the step that its order takes, by figures of tables.
+    """The division with the step that its order takes on one kind of device, by tables.
 
     The objective of dividing is shorter where sends, or unlike passes, hold an order up.
 
@@ -99,7 +99,7 @@ def in_order(
     overlap : float
         The speed of what is computed beside moving data.
     """
-    if pipeline.stages == 1:
+    if pipeline.stages == 1 or len(set(pipeline.kinds)) > 1:
         return division
     run_of = {block: at for at, run in enumerate(runs) for block in run.blocks}
     kinds = [[(str(run_of[block]), variant) for block, variant in c] for c in division.chunks]

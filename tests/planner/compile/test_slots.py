@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.planner.compile import slots
 from millrace.planner.compile.draft import Section
-from millrace.planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable, Turn
+from millrace.planner.compile.slots import OVERLAP_DEPTH, Lifetime, Timetable
 from millrace.planner.errors import ProtocolError
 from millrace.planner.schedules import SCHEDULES, stage_of
 
@@ -46,36 +46,6 @@ def test_what_lives_until_the_backward_pass_has_a_slot_per_microbatch_in_flight(
         alive = kept(("F", chunk), ("F", chunk), ("W", chunk))
         assert table.slots(stage, alive) == counts[position]
         assert table.slots(stage, kept(("F", chunk), ("F", chunk))) == 1
-
-
-@given(
-    schedule=st.sampled_from(("gpipe", "interleaved-1f1b", "zb-v")),
-    stages=st.integers(1, 4),
-    chunks=st.integers(2, 4),
-    microbatches=st.integers(1, 14),
-)
-@settings(max_examples=60, deadline=None)
-def test_chunks_take_turns_in_no_more_places_than_are_in_use_at_once(
-    schedule: str, stages: int, chunks: int, microbatches: int
-) -> None:
-    chunks = SCHEDULES[schedule].chunks or chunks
-    table = timetable(schedule, stages, chunks, microbatches)
-    for stage in range(stages):
-        end = "BW" if table.joint else "W"
-        places = table.together(
-            Turn(stage=stage, chunks=frozenset(range(chunks)), made="F", end=end)
-        )
-        used: set[int] = set()
-        most = 0
-        for slot in table.orders[stage]:
-            place = places[slot.chunk][slot.microbatch]
-            if slot.part == "F":
-                assert place not in used
-                used.add(place)
-                most = max(most, len(used))
-            elif slot.part == end:
-                used.remove(place)
-        assert most == 1 + max(map(max, places.values()))
 
 
 def test_a_stage_of_1f1b_sends_from_as_few_slots_as_gpipe() -> None:

@@ -1,0 +1,88 @@
+"""Bundles: what the chunks of a stage keep from one section to another, and where it lies.
+
+Only registers that are written and read in sections of the compute queue of one chunk count, for of
+these the order of the sections says when a version is there. Where input and weight gradients run
+apart, a section of input gradients gives back what the forward pass kept for it and makes what
+weight gradients will read, block by block: of these two the stretch counts too, in which it is read
+last, or made.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from millrace.planner.compile.draft import PART_ORDER, SLOT_PARTS, DraftStage, Section
+from millrace.planner.compile.packing import WHOLE, Bundle, Turns, packed, taken_in_turn
+from millrace.planner.compile.spans import Spans, stretches
+
+
+def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
+    """Registers that live from one section of a chunk to a later one, by what is alive together."""
+    draft = spans.draft
+    kept: dict[Bundle, list[int]] = {}
+    starts: dict[int, list[int]] = {}  # of the stretches of input gradients, by chunk
+    for register in spans.candidates:
+        kind, size = draft.registers[register].memory_kind, draft.registers[register].slot_bytes
+        begin = None if register in elsewhere else spans.begin(register)
+        if begin is None or begin[0][0] not in SLOT_PARTS or kind != "activation" or not size:
+            continue
+        (made, chunk), begun = begin
+        readers = spans.readers.get(register, ())
+        ends = {spans.section(reader) for reader in readers}
+        last = max((PART_ORDER[part] for part, _ in ends), default=0)
+        done = [spans.done(reader, spans.section(reader)) for reader in readers]
+        if None in done or last <= PART_ORDER[made] or {at for _, at in ends} != {chunk}:
+            continue
+        end = next(part for part, _ in ends if PART_ORDER[part] == last)
+        if end not in SLOT_PARTS:
+            continue
+        stretch = WHOLE
+        if "B" in (made, end):
+            if chunk not in starts:
+                starts[chunk] = [at for at, _ in chunk_stretches(spans, chunk)]
+            at = begun if made == "B" else max(time for time in done if time is not None)
+            stretch = bisect_right(starts[chunk], at) - 1
+        kept.setdefault(Bundle(chunk, made, end, stretch), []).append(register)
+    return kept
+
+
+def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
+    """Stretches of a chunk's input gradients; none where a block has several."""
+    rows = stretches(spans.draft, spans.ops(("B", chunk)))
+    return rows if len({block for _, block in rows}) == len(rows) else []
+
+
+def kept_places(
+    draft: DraftStage,
+    kept: Mapping[Bundle, Iterable[int]],
+    turns: Mapping[Section, Turns],
+    begin: int,
+) -> tuple[dict[int, dict[str, Any]], int]:
+    """Fields of the registers that share places, from an offset on, and where these end."""
+    sizes = {
+        bundle: Counter(draft.registers[index].slot_bytes for index in rows)
+        for bundle, rows in kept.items()
+    }
+    packing = packed(sizes, turns)
+    left: dict[tuple[Bundle, int], list[int]] = {}  # registers of a bundle, by their bytes
+    for bundle, rows in kept.items():
+        packed_as = bundle if bundle in packing.pieces else bundle._replace(stretch=WHOLE)
+        for index in rows:
+            left.setdefault((packed_as, draft.registers[index].slot_bytes), []).append(index)
+    fields: dict[int, dict[str, Any]] = {}
+    for place_bytes in packing.shared:
+        pieces = packing.of_size(place_bytes)
+        taken = taken_in_turn({bundle: len(row) for bundle, row in pieces.items()}, turns)
+        for bundle, row in pieces.items():
+            for piece, places in zip(row, taken[bundle], strict=True):
+                shares = {"offset_bytes": begin, "slots": len(places), "places": places}
+                within = 0
+                for slot_bytes in piece.sizes:
+                    where = {"place_bytes": place_bytes, "within_bytes": within}
+                    if place_bytes == slot_bytes:
+                        where = {}
+                    fields[left[bundle, slot_bytes].pop(0)] = shares | where
+                    within += slot_bytes
+        begin += packing.places[place_bytes] * place_bytes
+    return fields, begin
